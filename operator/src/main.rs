@@ -1,0 +1,3 @@
+//! Reconciles ViTTrainingJobs into gangs of pods on like GPUs
+
+fn main() {}

@@ -1,0 +1,58 @@
+//! Names of the trainer's Prometheus metrics and their labels. Base units; counters end in `_total`.
+//!
+//! The label that carries the job's name is `job_name`: `job` is the label Prometheus itself puts on every target,
+//! and a scraped `job` would be renamed to `exported_job` on all but specially configured servers.
+
+/// Namespace of the job.
+pub const LABEL_NAMESPACE: &str = "namespace";
+/// Name of the job.
+pub const LABEL_JOB_NAME: &str = "job_name";
+/// Global rank.
+pub const LABEL_RANK: &str = "rank";
+/// Part of a step, on [`STEP_SECONDS`]: one of [`STEP_PHASES`].
+pub const LABEL_PHASE: &str = "phase";
+/// Kind of synchronisation cost, on [`SYNC_SECONDS_TOTAL`]: one of [`SYNC_KINDS`].
+pub const LABEL_KIND: &str = "kind";
+/// Part of the data set, on [`ACCURACY_RATIO`]: `train` or `validation`.
+pub const LABEL_SPLIT: &str = "split";
+
+/// Counter: training images this rank has processed.
+pub const IMAGES_TOTAL: &str = "vit_images_total";
+/// Histogram: seconds of each part of an optimizer step, by phase.
+pub const STEP_SECONDS: &str = "vit_step_seconds";
+/// Counter: seconds of gradient synchronisation, by kind.
+pub const SYNC_SECONDS_TOTAL: &str = "vit_sync_seconds_total";
+/// Counter: bytes of gradients this rank has handed to all-reduce.
+pub const SYNC_BYTES_TOTAL: &str = "vit_sync_bytes_total";
+/// Gauge: training loss of the last step, mean over all ranks.
+pub const LOSS: &str = "vit_loss";
+/// Gauge: share of images classified right, by split.
+pub const ACCURACY_RATIO: &str = "vit_accuracy_ratio";
+/// Gauge: learning rate of the last step.
+pub const LEARNING_RATE: &str = "vit_learning_rate";
+/// Gauge: epochs finished.
+pub const EPOCH: &str = "vit_epoch";
+/// Gauge: optimizer steps finished.
+pub const STEP: &str = "vit_step";
+/// Gauge: optimizer step of the newest complete checkpoint.
+pub const CHECKPOINT_STEP: &str = "vit_checkpoint_step";
+/// Gauge: memory in use by this rank's process on its device, in bytes (resident set on a CPU).
+pub const DEVICE_MEMORY_BYTES: &str = "vit_device_memory_bytes";
+
+/// Parts of an optimizer step, in order; together they are the whole step.
+pub const STEP_PHASES: [&str; 6] = [
+    "data",
+    "forward",
+    "backward",
+    "sync_exposed",
+    "sync_straggler",
+    "optimizer",
+];
+
+/// Kinds of synchronisation cost:
+/// - `total`: time in which gradient all-reduces were under way, without waiting for late ranks;
+/// - `exposed`: the part of it that the step waited for;
+/// - `straggler`: own arrival at the last all-reduce to the last rank's arrival.
+///
+/// A step waits for `exposed + straggler`.
+pub const SYNC_KINDS: [&str; 3] = ["total", "exposed", "straggler"];

@@ -1,0 +1,156 @@
+//! What a running and an ended attempt tell about themselves.
+
+use serde::{Deserialize, Serialize};
+
+use crate::exit::FailureClass;
+
+/// Progress of a run as rank 0 knows it, the answer to `GET /progress`.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Progress {
+    /// Attempt that this record is of, from 1.
+    pub attempt: u32,
+    /// Epochs finished.
+    pub epoch: u32,
+    /// Epochs in the whole run.
+    pub total_epochs: u32,
+    /// Optimizer steps finished, over all attempts.
+    pub step: u64,
+    /// Optimizer steps in the whole run.
+    pub total_steps: u64,
+    /// Mean training loss of the last log interval, over all ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss: Option<f64>,
+    /// Share of training images of the running epoch that were classified right, 0..1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub train_accuracy: Option<f64>,
+    /// Share of held-out images classified right at the last evaluation, 0..1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation_accuracy: Option<f64>,
+    /// Training images a second over all ranks, mean of the last log interval.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub images_per_second: Option<f64>,
+    /// Share of step time in which rank 0 waited for synchronisation (exposed communication and straggler wait),
+    /// 0..1, mean of the last log interval.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sync_share: Option<f64>,
+    /// Seconds to the end of the run at the present speed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eta_seconds: Option<u64>,
+    /// Newest checkpoint that is complete on storage.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_checkpoint: Option<CheckpointRecord>,
+    /// When this record was made, RFC 3339 in UTC.
+    pub updated_at: String,
+}
+
+impl Progress {
+    /// Whole percent of the run that is done, 0..=100; 100 only at the last step.
+    pub fn percent(&self) -> u8 {
+        if self.total_steps == 0 {
+            return 0;
+        }
+        u8::try_from(self.step.min(self.total_steps) * 100 / self.total_steps).unwrap_or(100)
+    }
+}
+
+/// A checkpoint that is complete on storage.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct CheckpointRecord {
+    /// Optimizer steps it holds.
+    pub step: u64,
+    /// Its folder, as the trainer sees it.
+    pub path: String,
+    /// When it was completed, RFC 3339 in UTC.
+    pub time: String,
+}
+
+/// The first rank of a pod that failed.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct FailureRecord {
+    /// Global rank; `None` where the agent itself failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank: Option<u32>,
+    /// Exit code of that rank, 128 + n where a signal n ended it.
+    pub exit_code: u8,
+    /// The class of the failure.
+    pub class: FailureClass,
+    /// The error in the trainer's own words.
+    pub message: String,
+}
+
+/// The last words of a pod's agent, left in the container's termination message.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct TerminationRecord {
+    /// Last progress; only from the pod that holds rank 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub progress: Option<Progress>,
+    /// What failed, if something did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failure: Option<FailureRecord>,
+}
+
+/// Kubelets keep at most this many bytes of a termination message.
+pub const TERMINATION_MESSAGE_BYTES: usize = 4096;
+/// Longest failure message kept in a [`TerminationRecord`], in bytes, so that the record fits
+/// [`TERMINATION_MESSAGE_BYTES`] even where JSON escapes double it.
+pub const FAILURE_MESSAGE_BYTES: usize = 1200;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percent_reaches_one_hundred_only_at_the_end() {
+        let at = |step| {
+            Progress {
+                step,
+                total_steps: 1000,
+                ..Progress::default()
+            }
+            .percent()
+        };
+        assert_eq!((at(0), at(999), at(1000), at(2000)), (0, 99, 100, 100));
+        assert_eq!(Progress::default().percent(), 0);
+    }
+
+    #[test]
+    fn the_longest_record_fits_a_termination_message() {
+        let record = TerminationRecord {
+            progress: Some(Progress {
+                attempt: u32::MAX,
+                epoch: u32::MAX,
+                total_epochs: u32::MAX,
+                step: u64::MAX,
+                total_steps: u64::MAX,
+                loss: Some(-f64::MIN_POSITIVE),
+                train_accuracy: Some(1.0 / 3.0),
+                validation_accuracy: Some(1.0 / 3.0),
+                images_per_second: Some(f64::MAX / 3.0),
+                sync_share: Some(1.0 / 3.0),
+                eta_seconds: Some(u64::MAX),
+                last_checkpoint: Some(CheckpointRecord {
+                    step: u64::MAX,
+                    path: "p".repeat(512),
+                    time: "2026-01-01T00:00:00.000000000Z".into(),
+                }),
+                updated_at: "2026-01-01T00:00:00.000000000Z".into(),
+            }),
+            failure: Some(FailureRecord {
+                rank: Some(u32::MAX),
+                exit_code: u8::MAX,
+                class: FailureClass::OutOfMemory,
+                message: "\"".repeat(FAILURE_MESSAGE_BYTES),
+            }),
+        };
+        let json = serde_json::to_string(&record).expect("serializes");
+        assert!(json.len() <= TERMINATION_MESSAGE_BYTES, "{} bytes", json.len());
+        assert_eq!(
+            serde_json::from_str::<TerminationRecord>(&json).expect("reads back"),
+            record
+        );
+    }
+}
