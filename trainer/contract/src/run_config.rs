@@ -358,7 +358,7 @@ impl Rules {
         &mut self,
         holds: bool,
         field: &'static str,
-        value: impl ToString,
+        value: impl std::fmt::Display,
         expected: impl FnOnce() -> String,
     ) {
         if !holds {

@@ -1,0 +1,59 @@
+//! Condition types, their reasons, and the reasons of Events.
+
+/// Types of `status.conditions`.
+pub mod types {
+    /// A set of like GPUs that fits the whole gang is chosen.
+    pub const PLACED: &str = "Placed";
+    /// Every pod of the gang runs.
+    pub const RUNNING: &str = "Running";
+    /// The job is suspended and holds no GPUs.
+    pub const SUSPENDED: &str = "Suspended";
+    /// All epochs are done.
+    pub const COMPLETE: &str = "Complete";
+    /// The job failed and is not tried again.
+    pub const FAILED: &str = "Failed";
+}
+
+/// Reasons of conditions and Events: one word a cause, the message tells the rest.
+pub mod reasons {
+    /// Placed: the gang fits one group of like GPUs.
+    pub const GANG_FITS: &str = "GangFits";
+    /// Placed is false: no group of like GPUs fits the gang now.
+    pub const NO_FITTING_GROUP: &str = "NoFittingGroup";
+    /// Placed is false: the job holds no GPUs, because it is suspended.
+    pub const NOT_PLACED_SUSPENDED: &str = "Suspended";
+    /// Placed is false: the job is over and holds no GPUs.
+    pub const RELEASED: &str = "Released";
+    /// Running: every pod of the gang is ready.
+    pub const ALL_PODS_READY: &str = "AllPodsReady";
+    /// Running is false: pods are being scheduled or started.
+    pub const PODS_STARTING: &str = "PodsStarting";
+    /// Running is false: the gang is being replaced after a failure.
+    pub const RESTARTING: &str = "Restarting";
+    /// Running is false: the gang is being replaced by one of another size.
+    pub const RESIZING: &str = "Resizing";
+    /// Running is false: there are no pods.
+    pub const NO_PODS: &str = "NoPods";
+    /// Suspended: `spec.suspend` is set and all pods are gone.
+    pub const SUSPENDED: &str = "Suspended";
+    /// Suspended is false: `spec.suspend` is set, pods are saving and stopping.
+    pub const SUSPENDING: &str = "Suspending";
+    /// Suspended is false: `spec.suspend` is not set.
+    pub const RESUMED: &str = "Resumed";
+    /// Complete: every pod ended well.
+    pub const ALL_EPOCHS_DONE: &str = "AllEpochsDone";
+    /// Failed: the manifest cannot be run; the message names field, value and what would be right.
+    pub const INVALID_SPEC: &str = "InvalidSpec";
+    /// Failed: the failure's class is never retried.
+    pub const NOT_RETRYABLE: &str = "NotRetryable";
+    /// Failed: `failurePolicy.maxRestarts` is used up.
+    pub const RESTARTS_EXHAUSTED: &str = "RestartsExhausted";
+    /// Event: pods of an attempt were created.
+    pub const GANG_CREATED: &str = "GangCreated";
+    /// Event: an attempt failed.
+    pub const ATTEMPT_FAILED: &str = "AttemptFailed";
+    /// Event: a call to the API server failed during reconciliation.
+    pub const RECONCILE_FAILED: &str = "ReconcileFailed";
+    /// Event: the job is deleted because its time after finishing is over.
+    pub const EXPIRED: &str = "TimeToLiveExpired";
+}

@@ -1,0 +1,92 @@
+use std::collections::BTreeMap;
+
+use k8s_openapi::api::core::v1::{EnvVar, ResourceRequirements, Toleration};
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Workers sets how many pods there are, with how many GPUs each, and what else they get. There is one pod a node, and
+/// one rank a GPU.
+#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[x_kube(
+    validation = Rule::new("self.gpusPerNode == oldSelf.gpusPerNode && self.gpuResource == oldSelf.gpuResource && self.device == oldSelf.device").message("gpusPerNode, gpuResource and device cannot be changed; create a new job")
+)]
+pub struct Workers {
+    /// nodes is the number of pods, each on a node of its own. It can be changed (also by kubectl scale): the gang then
+    /// saves, stops, and continues in the new size from its checkpoint.
+    #[schemars(range(min = 1, max = 4096))]
+    pub nodes: i32,
+    /// gpusPerNode is the number of GPUs of each pod, and of ranks in it.
+    #[serde(default = "default_gpus_per_node")]
+    #[schemars(range(min = 1, max = 64))]
+    pub gpus_per_node: i32,
+    /// gpuResource is the name of the extended resource by which nodes count their GPUs.
+    #[serde(default = "default_gpu_resource")]
+    #[schemars(regex(pattern = "^[a-z0-9.-]+/[A-Za-z0-9._-]+$"), length(max = 253))]
+    pub gpu_resource: String,
+    /// device is where tensors live: auto (a GPU where the trainer sees one, otherwise the CPU), cuda or cpu.
+    #[serde(default)]
+    pub device: Device,
+    /// resources are further requests and limits of each pod, such as cpu and memory. GPUs are added by gpusPerNode.
+    #[serde(default)]
+    pub resources: ResourceRequirements,
+    /// nodeSelector are labels that nodes must have.
+    #[serde(default)]
+    #[schemars(extend("maxProperties" = 32))]
+    pub node_selector: BTreeMap<String, String>,
+    /// tolerations of the pods; GPU nodes are often tainted.
+    #[serde(default)]
+    #[schemars(length(max = 32))]
+    pub tolerations: Vec<Toleration>,
+    /// env are further environment variables of the trainer, such as NCCL_DEBUG. Names that start with VIT_ are taken.
+    #[serde(default)]
+    #[schemars(length(max = 64))]
+    #[x_kube(validation = Rule::new("self.all(e, !e.name.startsWith('VIT_'))").message("names that start with VIT_ are taken by the operator"))]
+    pub env: Vec<EnvVar>,
+    /// priorityClassName of the pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub priority_class_name: Option<String>,
+    /// runAsUser is the user id of the trainer, never 0; the image's own (65532) if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub run_as_user: Option<i64>,
+    /// fsGroup is the group that owns mounted volumes, where their kind supports that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub fs_group: Option<i64>,
+}
+
+fn default_gpus_per_node() -> i32 {
+    1
+}
+
+fn default_gpu_resource() -> String {
+    "nvidia.com/gpu".into()
+}
+
+/// Where tensors live.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Device {
+    /// A GPU where the trainer sees one, otherwise the CPU.
+    #[default]
+    Auto,
+    /// A GPU; without one the job fails.
+    Cuda,
+    /// The CPU.
+    Cpu,
+}
+
+/// When kubelets pull the image.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub enum ImagePullPolicy {
+    /// At every start of a pod.
+    Always,
+    /// Where the node does not have it.
+    #[default]
+    IfNotPresent,
+    /// Never: the node must have it.
+    Never,
+}

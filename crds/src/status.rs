@@ -1,0 +1,239 @@
+//! What the operator tells about a job.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// ViTTrainingJobStatus is what the operator tells about a job.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ViTTrainingJobStatus {
+    /// phase is the state in one word.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub phase: Option<Phase>,
+    /// conditions are Placed, Running, Suspended, Complete and Failed.
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub conditions: Vec<Condition>,
+    /// observedGeneration is the generation of the spec that this status is about.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// attempt counts gangs, from 1: it rises at every restart, resume and change of size.
+    pub attempt: i32,
+    /// restarts counts attempts that ended in a failure, over the whole job.
+    pub restarts: i32,
+    /// restartsSinceCheckpoint counts those since the last new checkpoint; failurePolicy.maxRestarts bounds it.
+    pub restarts_since_checkpoint: i32,
+    /// selector matches the job's pods, for the scale subresource.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub selector: Option<String>,
+    /// startTime is when the first gang was created.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub start_time: Option<Time>,
+    /// completionTime is when the job finished, well or not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub completion_time: Option<Time>,
+    /// placement is where the gang is, and which groups of GPUs were refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub placement: Option<PlacementStatus>,
+    /// workers counts the gang's pods.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workers: Option<WorkersStatus>,
+    /// progress is what rank 0 last told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub progress: Option<ProgressStatus>,
+    /// lastCheckpoint is the newest complete checkpoint.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_checkpoint: Option<CheckpointStatus>,
+    /// lastFailure is the failure that ended the last failed attempt.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_failure: Option<FailureStatus>,
+}
+
+/// phase is the state of the job in one word.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub enum Phase {
+    /// Waits for GPUs.
+    Pending,
+    /// Has GPUs; pods are being scheduled and started.
+    Starting,
+    /// Every pod runs.
+    Running,
+    /// An attempt ended; its pods are being replaced.
+    Restarting,
+    /// Told to suspend; pods are saving and stopping.
+    Suspending,
+    /// Suspended; holds no GPUs.
+    Suspended,
+    /// All epochs are done.
+    Succeeded,
+    /// Failed, and is not tried again.
+    Failed,
+}
+
+impl Phase {
+    /// Every phase.
+    pub const ALL: [Self; 8] = [
+        Self::Pending,
+        Self::Starting,
+        Self::Running,
+        Self::Restarting,
+        Self::Suspending,
+        Self::Suspended,
+        Self::Succeeded,
+        Self::Failed,
+    ];
+
+    /// Whether the job is over.
+    pub fn is_terminal(self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed)
+    }
+
+    /// The word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "Pending",
+            Self::Starting => "Starting",
+            Self::Running => "Running",
+            Self::Restarting => "Restarting",
+            Self::Suspending => "Suspending",
+            Self::Suspended => "Suspended",
+            Self::Succeeded => "Succeeded",
+            Self::Failed => "Failed",
+        }
+    }
+}
+
+/// PlacementStatus is where the gang is, and which groups of GPUs were refused.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PlacementStatus {
+    /// group is the group of like GPUs that was chosen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub group: Option<GpuGroup>,
+    /// nodes hold the pods, in the order of their node rank.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<String>,
+    /// rejected are the groups that were not chosen, and why.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub rejected: Vec<RejectedGroup>,
+}
+
+/// GpuGroup is what GPUs have in common to count as alike.
+#[derive(Clone, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuGroup {
+    /// product is the GPU's product name, as the node's label has it.
+    pub product: String,
+    /// productLabel is the label that told the product; products told by different labels are never compared.
+    pub product_label: String,
+    /// memoryMebibytes is the memory of one GPU in MiB, where a label tells it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_mebibytes: Option<i64>,
+    /// gpusPerNode is the number of GPUs of each node.
+    pub gpus_per_node: i64,
+    /// driverMajor is the major version of the GPU driver, where a label tells it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub driver_major: Option<String>,
+}
+
+/// RejectedGroup is a group of nodes that was not chosen, and why.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RejectedGroup {
+    /// group is the GPU product; empty for nodes that are in no group.
+    pub group: String,
+    /// reason in words, with counts.
+    pub reason: String,
+    /// nodes is the number of nodes it applies to.
+    pub nodes: i32,
+}
+
+/// WorkersStatus counts the gang's pods.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct WorkersStatus {
+    /// desired is the number of pods of the gang; 0 while the job holds no GPUs.
+    pub desired: i32,
+    /// ready is the number of pods that run and answer.
+    pub ready: i32,
+    /// failed is the number of pods that failed in the present attempt.
+    pub failed: i32,
+}
+
+/// ProgressStatus is what rank 0 last told.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct ProgressStatus {
+    /// epoch is the number of epochs finished.
+    pub epoch: i32,
+    /// totalEpochs is the number of epochs of the run.
+    pub total_epochs: i32,
+    /// step is the number of optimizer steps finished.
+    pub step: i64,
+    /// totalSteps is the number of optimizer steps of the run.
+    pub total_steps: i64,
+    /// percent of the steps that are done.
+    pub percent: i32,
+    /// loss is the mean training loss of late.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss: Option<f64>,
+    /// trainAccuracy is the share of this epoch's training images classified right, 0 to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub train_accuracy: Option<f64>,
+    /// validationAccuracy is the share of held-out images classified right at the last evaluation, 0 to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation_accuracy: Option<f64>,
+    /// imagesPerSecond over all ranks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub images_per_second: Option<f64>,
+    /// syncShare is the share of step time spent waiting for synchronisation (exposed communication and waiting for
+    /// slower ranks), 0 to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sync_share: Option<f64>,
+    /// etaSeconds is the time to the end of the run at the present speed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eta_seconds: Option<i64>,
+    /// updatedAt is when rank 0 told it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub updated_at: Option<Time>,
+}
+
+/// CheckpointStatus is a complete checkpoint.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct CheckpointStatus {
+    /// step is the number of optimizer steps it holds.
+    pub step: i64,
+    /// path of its folder, as the pods see it.
+    pub path: String,
+    /// time it was completed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time: Option<Time>,
+}
+
+/// FailureStatus is the failure that ended an attempt: of the first rank that failed by itself.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FailureStatus {
+    /// attempt that failed.
+    pub attempt: i32,
+    /// rank that failed, where it is known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rank: Option<i32>,
+    /// pod that failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod: Option<String>,
+    /// node it was on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// exitCode of the rank, 128 + n for signal n.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub exit_code: Option<i32>,
+    /// class of the failure: BadConfig, BadData, PeerLost, DeviceFault, OutOfMemory, Diverged, Storage, Killed, Crashed
+    /// or PodLost.
+    pub class: String,
+    /// message in the trainer's or the kubelet's own words.
+    pub message: String,
+}
