@@ -1,0 +1,139 @@
+"""Takes native libraries and headers out of PyTorch's and NVIDIA's wheels, without installing them.
+
+PyTorch publishes its C++ library inside the Python wheel; nothing here runs Python code of a wheel. The two
+commands beside this file, `fetch-libtorch` and `fetch-nccl`, say which files they need and where they go.
+"""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+
+TORCH_VERSION = "2.11.0"
+NCCL_VERSION = "2.28.9"
+TORCH = f"torch=={TORCH_VERSION}"
+# A wheel names the oldest C library it runs on, and pip matches each name exactly.
+PLATFORMS = ["manylinux1_x86_64", "manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in range(5, 29))]
+
+
+def cache_dir() -> pathlib.Path:
+    """The project's folder for what it fetches: $VIT_CACHE, or vit-operator in the user's cache folder."""
+    if os.environ.get("VIT_CACHE"):
+        return pathlib.Path(os.environ["VIT_CACHE"])
+    home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(home) / "vit-operator"
+
+
+def say(line: str) -> None:
+    """Progress goes to stderr: stdout carries only the resulting path."""
+    print(line, file=sys.stderr, flush=True)
+
+
+class Wheels:
+    """Downloads each wheel at most once and deletes all of them at the end."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.folder = folder
+        self.fetched: dict[str, pathlib.Path] = {}
+
+    def get(self, requirement: str) -> pathlib.Path:
+        """The wheel of `requirement` (name==version), downloaded by pip."""
+        if requirement not in self.fetched:
+            say(f"downloading {requirement}")
+            into = self.folder / requirement
+            platforms = [word for name in PLATFORMS for word in ("--platform", name)]
+            command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--python-version",
+                       "3.11", "--implementation", "cp", *platforms, "--disable-pip-version-check", "--no-cache-dir",
+                       "--dest", str(into), requirement]
+            if subprocess.run(command, stdout=sys.stderr, check=False).returncode != 0:
+                sys.exit(f"pip could not download {requirement} for x86-64 Linux: see its message above")
+            self.fetched[requirement] = next(into.glob("*.whl"))
+        return self.fetched[requirement]
+
+    def unpack(self, requirement: str, select, target: pathlib.Path) -> None:
+        """Writes each file for which `select(name)` gives a path to that path under `target`."""
+        count = 0
+        with zipfile.ZipFile(self.get(requirement)) as wheel:
+            for member in wheel.infolist():
+                name = select(member.filename)
+                if name is None or member.is_dir():
+                    continue
+                out = target / name
+                out.parent.mkdir(parents=True, exist_ok=True)
+                with wheel.open(member) as source, open(out, "wb") as sink:
+                    shutil.copyfileobj(source, sink, 1 << 20)
+                count += 1
+        if count == 0:
+            sys.exit(f"{requirement} holds none of the files looked for: has its layout changed?")
+        say(f"  {count} files from {requirement}")
+
+
+@contextlib.contextmanager
+def opened_wheels():
+    """Wheels in a temporary folder beside the results, so that no half of a gigabyte lands in a small /tmp."""
+    cache_dir().mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=".wheels-") as folder:
+        yield Wheels(pathlib.Path(folder))
+
+
+def build_folder(name: str, wheels: Wheels, fill) -> pathlib.Path:
+    """The folder `name` of the cache, filled by `fill(folder)` and renamed into place only when complete."""
+    final = cache_dir() / name
+    if final.is_dir():
+        return final
+    partial = pathlib.Path(tempfile.mkdtemp(dir=cache_dir(), prefix=f".{name}-"))
+    try:
+        fill(wheels, partial)
+        partial.chmod(0o755)
+        partial.rename(final)
+    except OSError:
+        # Another process finished the same folder first; anything else is a real error.
+        if not final.is_dir():
+            raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return final
+
+
+def under(prefix: str, target: str = "", names=None):
+    """Selects the files below `prefix`, moved below `target`; `names` narrows it to these file names."""
+
+    def select(path: str):
+        if not path.startswith(prefix):
+            return None
+        rest = path[len(prefix):]
+        if names is not None and rest not in names:
+            return None
+        return os.path.join(target, rest)
+
+    return select
+
+
+def fill_libtorch(wheels: Wheels, folder: pathlib.Path) -> None:
+    """A libtorch folder that trains on the CPU: headers and the libraries that libtorch_cpu.so needs."""
+    wheels.unpack(TORCH, under("torch/include/", "include"), folder)
+    wheels.unpack(TORCH, under("torch/lib/", "lib", {"libc10.so", "libtorch_cpu.so", "libgomp.so.1"}), folder)
+    wheels.unpack("nvidia-cuda-runtime==13.0.96", under("nvidia/cu13/lib/", "lib", {"libcudart.so.13"}), folder)
+    wheels.unpack("nvidia-cuda-cupti==13.0.85", under("nvidia/cu13/lib/", "lib", {"libcupti.so.13"}), folder)
+    # The tch crate links `torch`; the real libtorch.so would pull in the CUDA half.
+    (folder / "lib/libtorch.so").write_text("INPUT(libtorch_cpu.so)\n")
+    (folder / "build-version").write_text(f"{TORCH_VERSION}+cpu\n")
+
+
+def fill_nccl(wheels: Wheels, folder: pathlib.Path) -> None:
+    """What compiling and linking against c10d::ProcessGroupNCCL needs beyond the libtorch folder."""
+    wheels.unpack(TORCH, under("torch/lib/", "lib", {"libtorch_cuda.so", "libc10_cuda.so"}), folder)
+    wheels.unpack(f"nvidia-nccl-cu13=={NCCL_VERSION}", under("nvidia/nccl/include/", "include"), folder)
+    for requirement in ["nvidia-cuda-runtime==13.0.96", "nvidia-cuda-crt==13.0.88", "nvidia-cuda-cccl==13.0.85",
+                        "nvidia-cublas==13.1.0.3", "nvidia-cusparse==12.6.3.3", "nvidia-cusolver==12.0.4.66"]:
+        wheels.unpack(requirement, under("nvidia/cu13/include/", "include"), folder)
+        # cuBLAS alone is half a gigabyte of libraries for a dozen headers.
+        wheels.fetched.pop(requirement).unlink()
+
+
+LIBTORCH_FOLDER = f"libtorch-{TORCH_VERSION}-cpu"
+NCCL_FOLDER = f"nccl-{NCCL_VERSION}-torch-{TORCH_VERSION}"

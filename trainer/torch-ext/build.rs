@@ -1,0 +1,40 @@
+//! Compiles the C++ side against the libtorch folder that `LIBTORCH` names.
+
+use std::path::PathBuf;
+
+const SOURCES: [&str; 4] = ["error.cpp", "optim.cpp", "process_group.cpp", "reducer.cpp"];
+
+fn main() {
+    println!("cargo:rerun-if-env-changed=LIBTORCH");
+    println!("cargo:rerun-if-changed=cpp");
+    let libtorch = PathBuf::from(std::env::var_os("LIBTORCH").unwrap_or_else(|| {
+        panic!("LIBTORCH is not set: run `make libtorch`, or `export LIBTORCH=$(scripts/fetch-libtorch)`")
+    }));
+    let headers = libtorch.join("include");
+    assert!(
+        headers.join("torch/csrc/distributed/c10d/reducer.hpp").is_file(),
+        "LIBTORCH is {}, which holds no libtorch headers: run `scripts/fetch-libtorch` and use the folder it prints",
+        libtorch.display()
+    );
+    cc::Build::new()
+        .cpp(true)
+        .std("c++17")
+        .warnings(false)
+        .flag_if_supported("-Wno-deprecated-declarations")
+        .include("cpp/gloo_declarations")
+        .include(&headers)
+        .include(headers.join("torch/csrc/api/include"))
+        .files(SOURCES.iter().map(|file| format!("cpp/{file}")))
+        .compile("torch_ext");
+    println!(
+        "cargo:rustc-link-search=native={}",
+        libtorch.join("lib").display()
+    );
+    println!("cargo:rustc-link-lib=dylib=torch_cpu");
+    println!("cargo:rustc-link-lib=dylib=c10");
+    // So that this crate's tests run without LD_LIBRARY_PATH.
+    println!(
+        "cargo:rustc-link-arg=-Wl,-rpath,{}",
+        libtorch.join("lib").display()
+    );
+}

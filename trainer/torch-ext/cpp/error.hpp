@@ -1,0 +1,41 @@
+#pragma once
+// How a C++ exception reaches Rust: every function of the border returns a Status, and the message of a failed call
+// stays with the thread that made it until its next failed call.
+#include <exception>
+#include <string>
+
+#include <c10/util/Exception.h>
+
+namespace vit {
+
+enum Status : int {
+  kOk = 0,
+  kCommunication = 1,
+  kOutOfMemory = 2,
+  kOther = 3,
+};
+
+Status remember_error(Status status, const char* message) noexcept;
+
+// Runs `body`; whatever it throws becomes a Status and a remembered message. Nothing passes the border.
+template <typename Body>
+Status guarded(Body&& body) noexcept {
+  try {
+    body();
+    return kOk;
+  } catch (const c10::DistError& error) {
+    return remember_error(kCommunication, error.what_without_backtrace());
+  } catch (const c10::OutOfMemoryError& error) {
+    return remember_error(kOutOfMemory, error.what_without_backtrace());
+  } catch (const c10::Error& error) {
+    return remember_error(kOther, error.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+    return remember_error(kOutOfMemory, "out of host memory");
+  } catch (const std::exception& error) {
+    return remember_error(kOther, error.what());
+  } catch (...) {
+    return remember_error(kOther, "C++ threw something that is not an exception");
+  }
+}
+
+}  // namespace vit

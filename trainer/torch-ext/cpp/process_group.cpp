@@ -1,0 +1,108 @@
+// Rendezvous store and process groups of c10d (torch/csrc/distributed/c10d).
+#define USE_C10D_GLOO
+#include "process_group.hpp"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "error.hpp"
+#include "tensors.hpp"
+
+using vit::guarded;
+using Milliseconds = std::chrono::milliseconds;
+
+namespace {
+
+vit::Group* wrap(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, c10::DeviceType device,
+                 c10d::ProcessGroup::BackendType type, const c10::intrusive_ptr<c10d::Backend>& backend) {
+  auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, world_size);
+  group->setBackend(device, type, backend);
+  group->setDefaultBackend(type);
+  return new vit::Group{group};
+}
+
+}  // namespace
+
+extern "C" {
+
+// Connects to the store at host:port, and serves it there first where `is_server`. Returns once all `world_size`
+// ranks are connected. Every key gets `prefix`.
+vit::Status vit_store_new(const char* host, uint16_t port, bool is_server, size_t world_size, const char* prefix,
+                          int64_t timeout_ms, vit::Store** out) {
+  return guarded([&] {
+    c10d::TCPStoreOptions options;
+    options.port = port;
+    options.isServer = is_server;
+    options.numWorkers = world_size;
+    options.timeout = Milliseconds(timeout_ms);
+    auto store = c10::make_intrusive<c10d::TCPStore>(host, options);
+    *out = new vit::Store{c10::make_intrusive<c10d::PrefixStore>(prefix, store)};
+  });
+}
+
+void vit_store_free(vit::Store* store) {
+  guarded([&] { delete store; });
+}
+
+// A group of CPU tensors over Gloo, whose connections leave and arrive at `address`.
+vit::Status vit_group_gloo(vit::Store* store, const char* name, int rank, int world_size, const char* address,
+                           int64_t timeout_ms, vit::Group** out) {
+  return guarded([&] {
+    auto prefixed = c10::make_intrusive<c10d::PrefixStore>(name, store->store);
+    auto options = c10d::ProcessGroupGloo::Options::create(Milliseconds(timeout_ms));
+    options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
+    auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(prefixed, rank, world_size, options);
+    *out = wrap(prefixed, rank, world_size, c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO, backend);
+  });
+}
+
+// The entry of the NCCL plugin (nccl/plugin.cpp): makes a ProcessGroupNCCL, or writes why not into `message`.
+using NcclBackendNew = int (*)(const c10::intrusive_ptr<c10d::Store>* store, int rank, int world_size,
+                               int64_t timeout_ms, c10::intrusive_ptr<c10d::Backend>* out, char* message,
+                               size_t message_size);
+
+// A group of CUDA tensors over NCCL.
+vit::Status vit_group_nccl(vit::Store* store, const char* name, int rank, int world_size, int64_t timeout_ms,
+                           NcclBackendNew backend_new, vit::Group** out) {
+  return guarded([&] {
+    c10::intrusive_ptr<c10d::Store> prefixed = c10::make_intrusive<c10d::PrefixStore>(name, store->store);
+    c10::intrusive_ptr<c10d::Backend> backend;
+    char message[1024] = "";
+    const int failed = backend_new(&prefixed, rank, world_size, timeout_ms, &backend, message, sizeof(message));
+    TORCH_CHECK_WITH(DistBackendError, failed == 0, message);
+    *out = wrap(prefixed, rank, world_size, c10::DeviceType::CUDA, c10d::ProcessGroup::BackendType::NCCL, backend);
+  });
+}
+
+void vit_group_free(vit::Group* group) {
+  guarded([&] { delete group; });
+}
+
+// Adds up the tensors of all ranks in place.
+vit::Status vit_group_all_reduce_sum(vit::Group* group, at::Tensor* tensor) {
+  return guarded([&] {
+    c10::NoGradGuard no_grad;
+    std::vector<at::Tensor> tensors{*tensor};
+    group->group->allreduce(tensors)->wait();
+  });
+}
+
+// Gives every rank the values that `root` has.
+vit::Status vit_group_broadcast(vit::Group* group, at::Tensor* const* tensors, size_t count, int64_t root) {
+  return guarded([&] {
+    c10::NoGradGuard no_grad;
+    c10d::BroadcastOptions options;
+    options.rootRank = root;
+    for (auto& tensor : vit::tensor_list(tensors, count)) {
+      std::vector<at::Tensor> one{tensor};
+      group->group->broadcast(one, options)->wait();
+    }
+  });
+}
+
+// Returns once every rank has called it.
+vit::Status vit_group_barrier(vit::Group* group) {
+  return guarded([&] { group->group->barrier()->wait(); });
+}
+}

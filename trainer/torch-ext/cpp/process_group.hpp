@@ -1,0 +1,16 @@
+#pragma once
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+namespace vit {
+
+// What a Rust handle points at.
+struct Store {
+  c10::intrusive_ptr<c10d::Store> store;
+};
+
+struct Group {
+  c10::intrusive_ptr<c10d::ProcessGroup> group;
+};
+
+}  // namespace vit

@@ -1,0 +1,22 @@
+// The run-time plugin that makes c10d::ProcessGroupNCCL. It alone needs libtorch_cuda.so and libnccl.so, so that the
+// trainer itself runs on machines without CUDA; torch-ext loads it only where a GPU is present.
+#define USE_C10D_NCCL
+#include <cstdio>
+
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+extern "C" int vit_nccl_backend_new(const c10::intrusive_ptr<c10d::Store>* store, int rank, int world_size,
+                                    int64_t timeout_ms, c10::intrusive_ptr<c10d::Backend>* out, char* message,
+                                    size_t message_size) {
+  try {
+    auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
+    options->timeout = std::chrono::milliseconds(timeout_ms);
+    *out = c10::make_intrusive<c10d::ProcessGroupNCCL>(*store, rank, world_size, options);
+    return 0;
+  } catch (const std::exception& error) {
+    std::snprintf(message, message_size, "%s", error.what());
+  } catch (...) {
+    std::snprintf(message, message_size, "NCCL threw something that is not an exception");
+  }
+  return 1;
+}

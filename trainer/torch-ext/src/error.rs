@@ -1,0 +1,131 @@
+//! Errors of libtorch.
+
+use std::ffi::{CStr, c_int};
+
+use crate::sys;
+
+/// A call into libtorch that failed.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("{action}: {message}")]
+pub struct Error {
+    /// What was tried: "failed to ...".
+    pub action: String,
+    /// What kind of failure libtorch says it is.
+    pub kind: ErrorKind,
+    /// libtorch's own message.
+    pub message: String,
+}
+
+/// What a failure asks for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum ErrorKind {
+    /// Another rank or the network to it was lost, or answered too late.
+    Communication,
+    /// Out of host or device memory.
+    OutOfMemory,
+    /// The accelerator is missing or faulty.
+    Device,
+    /// Anything else: a defect of the caller.
+    Other,
+}
+
+impl ErrorKind {
+    /// Reads the kind off a message, for errors whose type was lost on the way: those of a backward pass (tch keeps
+    /// only the text) and those of Gloo (plain `std::runtime_error`s that name a source file of Gloo's).
+    pub fn of_message(message: &str) -> Self {
+        const COMMUNICATION: [&str; 8] = [
+            "/gloo/",
+            "gloo::",
+            "Connection closed by peer",
+            "Connection reset by peer",
+            "Connection refused",
+            "Broken pipe",
+            "NCCL error",
+            "ProcessGroupNCCL",
+        ];
+        const OUT_OF_MEMORY: [&str; 3] = ["out of memory", "not enough memory", "can't allocate memory"];
+        const DEVICE: [&str; 3] = ["CUDA error", "CUDA driver error", "No CUDA GPUs"];
+        let holds = |needles: &[&str]| needles.iter().any(|needle| message.contains(needle));
+        if holds(&OUT_OF_MEMORY) {
+            Self::OutOfMemory
+        } else if holds(&COMMUNICATION) {
+            Self::Communication
+        } else if holds(&DEVICE) {
+            Self::Device
+        } else {
+            Self::Other
+        }
+    }
+}
+
+/// Turns the status of a C++ function into a result; `action` reads "failed to ...".
+pub(crate) fn check(status: c_int, action: impl FnOnce() -> String) -> Result<(), Error> {
+    if status == 0 {
+        return Ok(());
+    }
+    // SAFETY: the message is a C string that lives until this thread's next failed call, and is copied here.
+    let message = unsafe { CStr::from_ptr(sys::vit_last_error()) }
+        .to_string_lossy()
+        .into_owned();
+    let kind = match status {
+        1 => ErrorKind::Communication,
+        2 => ErrorKind::OutOfMemory,
+        _ => ErrorKind::of_message(&message),
+    };
+    Err(Error {
+        action: action(),
+        kind,
+        message,
+    })
+}
+
+/// Ends the process at once with `code`, without destructors: those of libtorch's process groups wait for peers that
+/// may be gone, and its static ones pull away what the groups' threads still use. What must be on disk is on disk
+/// before this call.
+pub fn exit_now(code: u8) -> ! {
+    use std::io::Write as _;
+    // A closed standard output is no reason to not exit.
+    let _ = std::io::stdout().flush();
+    // SAFETY: _exit may be called at any time and does not return.
+    unsafe { sys::vit_exit_now(c_int::from(code)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_of_a_lost_peer_are_communication_errors() {
+        for message in [
+            "[../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:4711",
+            "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1000ms for recv",
+            "NCCL error in: ProcessGroupNCCL.cpp:3690, remote process exited",
+        ] {
+            assert_eq!(
+                ErrorKind::of_message(message),
+                ErrorKind::Communication,
+                "{message}"
+            );
+        }
+    }
+
+    #[test]
+    fn memory_outranks_the_device_that_ran_out_of_it() {
+        assert_eq!(
+            ErrorKind::of_message("CUDA error: out of memory"),
+            ErrorKind::OutOfMemory
+        );
+        assert_eq!(
+            ErrorKind::of_message("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes"),
+            ErrorKind::OutOfMemory
+        );
+        assert_eq!(
+            ErrorKind::of_message("CUDA error: an illegal memory access"),
+            ErrorKind::Device
+        );
+        assert_eq!(
+            ErrorKind::of_message("mat1 and mat2 shapes cannot be multiplied"),
+            ErrorKind::Other
+        );
+    }
+}

@@ -1,0 +1,198 @@
+//! Rendezvous and collectives of c10d.
+
+use std::ffi::{CString, c_int};
+use std::net::IpAddr;
+use std::time::Duration;
+
+use tch::Tensor;
+
+use crate::device::Cuda;
+use crate::error::{Error, ErrorKind, check};
+use crate::handle::Handle;
+use crate::sys::{self, RawGroup, RawStore};
+
+/// Where the ranks of one attempt meet, and which of them this process is.
+#[derive(Clone, Debug)]
+pub struct Rendezvous {
+    /// Host of the store; the process of rank 0 runs there.
+    pub host: String,
+    /// TCP port of the store.
+    pub port: u16,
+    /// Own rank, `0..world_size`.
+    pub rank: u32,
+    /// Number of ranks.
+    pub world_size: u32,
+    /// Put before every key: ranks with different prefixes never meet.
+    pub prefix: String,
+    /// How long to wait for the other ranks.
+    pub timeout: Duration,
+}
+
+/// The key-value store through which ranks find one another (c10d's `TCPStore` with a `PrefixStore` over it).
+#[derive(Debug)]
+pub struct Store {
+    handle: Handle<RawStore>,
+    rank: c_int,
+    world_size: c_int,
+}
+
+/// Ranks that take part in collectives together. Collectives must be called in the same order on every rank.
+#[derive(Debug)]
+pub struct ProcessGroup {
+    pub(crate) handle: Handle<RawGroup>,
+}
+
+fn milliseconds(duration: Duration) -> i64 {
+    i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)
+}
+
+fn c_string(text: &str, what: &str) -> Result<CString, Error> {
+    CString::new(text).map_err(|_| Error {
+        action: format!("failed to use {text:?} as {what}"),
+        kind: ErrorKind::Other,
+        message: "it holds a zero byte".into(),
+    })
+}
+
+fn c_integer(value: u32, what: &str) -> Result<c_int, Error> {
+    c_int::try_from(value).map_err(|_| Error {
+        action: format!("failed to use {value} as {what}"),
+        kind: ErrorKind::Other,
+        message: "it is larger than 2147483647".into(),
+    })
+}
+
+/// A rendezvous that fails is always the network's or a peer's doing, whatever type libtorch gives it.
+fn communication(error: Error) -> Error {
+    Error {
+        kind: ErrorKind::Communication,
+        ..error
+    }
+}
+
+impl Store {
+    /// Meets the other ranks: rank 0 serves the store, all connect to it. Returns once all are there.
+    pub fn connect(rendezvous: &Rendezvous) -> Result<Self, Error> {
+        let Rendezvous {
+            host,
+            port,
+            rank,
+            world_size,
+            prefix,
+            timeout,
+        } = rendezvous;
+        let c_host = c_string(host, "a host name")?;
+        let c_prefix = c_string(prefix, "a key prefix")?;
+        let handle = Handle::new(sys::vit_store_free, |out| {
+            // SAFETY: the strings outlive the call and `out` is a valid place for the object's pointer.
+            let status = unsafe {
+                sys::vit_store_new(
+                    c_host.as_ptr(),
+                    *port,
+                    *rank == 0,
+                    *world_size as usize,
+                    c_prefix.as_ptr(),
+                    milliseconds(*timeout),
+                    out,
+                )
+            };
+            check(status, || {
+                format!(
+                    "failed to meet {world_size} ranks at {host}:{port} within {} s",
+                    timeout.as_secs()
+                )
+            })
+        })
+        .map_err(communication)?;
+        Ok(Self {
+            handle,
+            rank: c_integer(*rank, "a rank")?,
+            world_size: c_integer(*world_size, "a world size")?,
+        })
+    }
+}
+
+impl ProcessGroup {
+    /// A group for CPU tensors over Gloo, on the interface that has `address`. `name` tells it from other groups over
+    /// the same store; a collective that takes longer than `timeout` fails.
+    pub fn gloo(store: &Store, name: &str, address: IpAddr, timeout: Duration) -> Result<Self, Error> {
+        let c_name = c_string(name, "the name of a group")?;
+        let c_address = c_string(&address.to_string(), "an address")?;
+        let handle = Handle::new(sys::vit_group_free, |out| {
+            // SAFETY: the store and the strings outlive the call and `out` is a valid place for the pointer.
+            let status = unsafe {
+                sys::vit_group_gloo(
+                    store.handle.as_ptr(),
+                    c_name.as_ptr(),
+                    store.rank,
+                    store.world_size,
+                    c_address.as_ptr(),
+                    milliseconds(timeout),
+                    out,
+                )
+            };
+            check(status, || {
+                format!(
+                    "failed to connect rank {} to its peers from {address} over Gloo",
+                    store.rank
+                )
+            })
+        })
+        .map_err(communication)?;
+        Ok(Self { handle })
+    }
+
+    /// A group for CUDA tensors over NCCL. Never run where this project's own tests run: they have no GPU.
+    pub fn nccl(store: &Store, name: &str, cuda: &Cuda, timeout: Duration) -> Result<Self, Error> {
+        let c_name = c_string(name, "the name of a group")?;
+        let handle = Handle::new(sys::vit_group_free, |out| {
+            // SAFETY: as for Gloo; the plugin's entry has the signature that the C++ side casts it to (both are
+            // written in this crate), and `cuda` keeps the library loaded for the life of the process.
+            let status = unsafe {
+                sys::vit_group_nccl(
+                    store.handle.as_ptr(),
+                    c_name.as_ptr(),
+                    store.rank,
+                    store.world_size,
+                    milliseconds(timeout),
+                    cuda.nccl_backend_new(),
+                    out,
+                )
+            };
+            check(status, || {
+                format!("failed to connect rank {} to its peers over NCCL", store.rank)
+            })
+        })
+        .map_err(communication)?;
+        Ok(Self { handle })
+    }
+
+    /// Replaces `tensor` by the sum of all ranks' tensors.
+    pub fn all_reduce_sum(&self, tensor: &mut Tensor) -> Result<(), Error> {
+        // SAFETY: group and tensor are valid and borrowed for the call.
+        let status = unsafe { sys::vit_group_all_reduce_sum(self.handle.as_ptr(), tensor.as_ptr().cast()) };
+        check(status, || "failed to add up a tensor over the ranks".into())
+    }
+
+    /// Replaces `tensors` by those of rank `root`.
+    pub fn broadcast(&self, tensors: &[Tensor], root: u32) -> Result<(), Error> {
+        let pointers = sys::pointers(tensors);
+        // SAFETY: group and tensors are valid and borrowed for the call.
+        let status = unsafe {
+            sys::vit_group_broadcast(
+                self.handle.as_ptr(),
+                pointers.as_ptr(),
+                pointers.len(),
+                i64::from(root),
+            )
+        };
+        check(status, || format!("failed to get the parameters of rank {root}"))
+    }
+
+    /// Returns once every rank has called it.
+    pub fn barrier(&self) -> Result<(), Error> {
+        // SAFETY: the group is valid.
+        let status = unsafe { sys::vit_group_barrier(self.handle.as_ptr()) };
+        check(status, || "failed to wait for the other ranks".into())
+    }
+}
