@@ -1,0 +1,76 @@
+# The two commands a newcomer needs are `make demo` and `make test`. `make` alone lists all of them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+CARGO ?= cargo
+# Where fetched and built parts are kept between runs: libtorch, Kubernetes binaries, base images.
+export VIT_CACHE ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/vit-operator
+export LIBTORCH ?= $(VIT_CACHE)/libtorch-2.11.0-cpu
+export CARGO_TERM_COLOR ?= auto
+# Snapshots are compared, never silently rewritten.
+export INSTA_UPDATE ?= no
+
+WITHOUT_TORCH := -p contract -p crds -p vit-operator
+
+.PHONY: help
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
+
+.PHONY: demo
+demo: ## Train a ViT on a real local Kubernetes cluster, from one manifest (as root)
+	@scripts/demo
+
+.PHONY: demo-down
+demo-down: ## Remove the demo's cluster and all it left
+	@scripts/demo --down
+
+.PHONY: test
+test: toolchain format lint generated unit nccl-plugin chart e2e ## Run every check and every test (as root)
+
+.PHONY: toolchain
+toolchain: ## Install what Debian packages are missing (as root), fetch libtorch
+	@scripts/require-tools
+	@scripts/fetch-libtorch --nccl >/dev/null
+
+.PHONY: libtorch
+libtorch: ## Fetch libtorch into the cache and print its folder
+	@scripts/fetch-libtorch
+
+.PHONY: format
+format: ## Check the formatting
+	$(CARGO) fmt --all --check
+
+.PHONY: lint
+lint: ## Check with clippy; a warning is an error
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+.PHONY: generate
+generate: ## Make the CRD and the API reference from the types
+	$(CARGO) run --locked -q -p crds --bin generate write
+
+.PHONY: generated
+generated: ## Check that made files are fresh
+	$(CARGO) run --locked -q -p crds --bin generate check
+
+.PHONY: unit
+unit: ## Unit, snapshot, property and mocked-API tests, and the trainer's own
+	$(CARGO) test --workspace --locked --lib --bins
+	$(CARGO) test --locked -p vit-trainer --tests
+
+.PHONY: build
+build: ## Build operator and trainer (release)
+	$(CARGO) build --release --locked -p vit-operator -p vit-trainer
+
+.PHONY: nccl-plugin
+nccl-plugin: ## Compile and link the NCCL plugin against the CUDA wheels' headers and libraries
+	scripts/build-nccl-plugin
+
+.PHONY: chart
+chart: ## Lint the chart
+	$(CARGO) run --locked -q -p vit-tests --bin vit-cluster -- helm lint --strict charts/vit-operator
+
+.PHONY: e2e
+e2e: build ## Tests against a real API server and on a real cluster (as root)
+	$(CARGO) test --locked -p vit-tests --test api_server
+	$(CARGO) test --locked -p vit-tests --test end_to_end
