@@ -1,0 +1,135 @@
+//! A cluster's cgroups: one root a node under `/vit-CLUSTER`, on cgroup v1 hierarchies or the v2 tree.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use fs_err as fs;
+
+use crate::config::ClusterName;
+
+const MOUNT: &str = "/sys/fs/cgroup";
+
+/// The cgroup path of a node, as the kubelet's `cgroupRoot` wants it.
+pub fn node_root(cluster: &ClusterName, node: &str) -> String {
+    format!("{}/{node}", cluster_root(cluster))
+}
+
+fn cluster_root(cluster: &ClusterName) -> String {
+    format!("/vit-{cluster}")
+}
+
+/// The folders under which cgroups are made: the one v2 tree, or one hierarchy a v1 controller.
+fn hierarchies() -> Result<Vec<PathBuf>> {
+    if is_v2() {
+        return Ok(vec![PathBuf::from(MOUNT)]);
+    }
+    let mut found = Vec::new();
+    for entry in fs::read_dir(MOUNT)? {
+        let path = entry?.path();
+        // Links such as cpu,cpuacct -> cpu would be visited twice.
+        if fs::symlink_metadata(&path)?.is_dir() && path.join("cgroup.procs").exists() {
+            found.push(path);
+        }
+    }
+    Ok(found)
+}
+
+fn is_v2() -> bool {
+    Path::new(MOUNT).join("cgroup.controllers").exists()
+}
+
+/// Makes a node's cgroup in every hierarchy, ready for a kubelet.
+pub fn create(cluster: &ClusterName, node: &str) -> Result<()> {
+    for hierarchy in hierarchies()? {
+        let mut folder = hierarchy;
+        for part in [format!("vit-{cluster}"), node.to_owned()] {
+            if is_v2() {
+                delegate_controllers(&folder)?;
+            }
+            let parent = folder.clone();
+            folder = folder.join(part);
+            fs::create_dir_all(&folder).context("cannot make a cgroup")?;
+            // On v1 a cpuset starts empty, and nothing can run in an empty one.
+            for file in ["cpuset.cpus", "cpuset.mems"] {
+                if !is_v2() && folder.join(file).exists() {
+                    fs::write(folder.join(file), fs::read(parent.join(file))?)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn delegate_controllers(folder: &Path) -> Result<()> {
+    for controller in fs::read_to_string(folder.join("cgroup.controllers"))?.split_whitespace() {
+        fs::write(folder.join("cgroup.subtree_control"), format!("+{controller}")).with_context(|| {
+            format!(
+                "cannot hand the {controller} controller to cgroups below {}",
+                folder.display()
+            )
+        })?;
+    }
+    Ok(())
+}
+
+/// Whether cgroups can be made here: a probe cgroup is made and removed in every hierarchy.
+pub fn check() -> Result<()> {
+    let found = hierarchies().context("no cgroups at /sys/fs/cgroup")?;
+    anyhow::ensure!(!found.is_empty(), "no cgroup hierarchy is mounted below {MOUNT}");
+    for hierarchy in found {
+        let probe = hierarchy.join(format!("vit-probe-{}", std::process::id()));
+        fs::create_dir(&probe)?;
+        fs::remove_dir(&probe)?;
+    }
+    Ok(())
+}
+
+/// All cgroup folders of a cluster or, with `node`, of one of its nodes; the deepest first.
+fn folders(cluster: &ClusterName, node: Option<&str>) -> Result<Vec<PathBuf>> {
+    let root = node.map_or_else(|| cluster_root(cluster), |node| node_root(cluster, node));
+    let mut found = Vec::new();
+    for hierarchy in hierarchies()? {
+        collect(&hierarchy.join(root.trim_start_matches('/')), &mut found);
+    }
+    Ok(found)
+}
+
+fn collect(folder: &Path, found: &mut Vec<PathBuf>) {
+    // A cgroup may vanish while it is walked: what cannot be read any more is not there any more.
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            collect(&entry.path(), found);
+        }
+    }
+    found.push(folder.to_owned());
+}
+
+/// The processes in a cluster's cgroups or, with `node`, in those of one of its nodes.
+pub fn processes(cluster: &ClusterName, node: Option<&str>) -> Result<Vec<i32>> {
+    let mut found = Vec::new();
+    for folder in folders(cluster, node)? {
+        if let Ok(text) = fs::read_to_string(folder.join("cgroup.procs")) {
+            found.extend(text.lines().filter_map(|line| line.parse::<i32>().ok()));
+        }
+    }
+    found.sort_unstable();
+    found.dedup();
+    Ok(found)
+}
+
+/// Removes all cgroups of a cluster, which hold no process any more.
+pub fn remove(cluster: &ClusterName) -> Result<()> {
+    for folder in folders(cluster, None)? {
+        fs::remove_dir(folder)?;
+    }
+    Ok(())
+}
+
+/// The cgroups of a cluster that exist, in words.
+pub fn leftovers(cluster: &ClusterName) -> Result<Vec<String>> {
+    Ok(folders(cluster, None)?
+        .into_iter()
+        .map(|folder| format!("cgroup {}", folder.display()))
+        .collect())
+}

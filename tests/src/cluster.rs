@@ -1,0 +1,432 @@
+//! A cluster as its users see it: up, attach, down, and what tests do to it between.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use fs_err as fs;
+use kube::Client;
+use rustix::process::Signal;
+
+use crate::binaries::Binaries;
+use crate::config::{ClusterConfig, ClusterName, Gpus};
+use crate::image_store::{self, Store};
+use crate::node::Part;
+use crate::progress::{say, step};
+use crate::prometheus::Sample;
+use crate::state::State;
+use crate::{cgroup, command, control_plane, dump, image, node, packages, process, prometheus};
+
+/// A running cluster. Dropping it does nothing: a cluster runs until [`down`](Cluster::down).
+pub struct Cluster {
+    state: State,
+    binaries: Binaries,
+    client: Client,
+}
+
+impl std::fmt::Debug for Cluster {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter
+            .debug_struct("Cluster")
+            .field("state", &self.state)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Cluster {
+    /// Brings a cluster up and waits until its nodes are Ready, labelled and advertise their GPUs.
+    ///
+    /// What a crashed or half-started cluster of this name has left is removed first; a healthy one is an
+    /// error. After a failure the parts stay as they are, for their logs; the next `up` or `down` removes them.
+    pub async fn up(config: ClusterConfig) -> Result<Self> {
+        config.validate()?;
+        packages::check_machine()?;
+        packages::install_missing()?;
+        let binaries = Binaries::build()?;
+        if let Some(state) = State::load(&config.name)? {
+            ensure!(
+                !is_healthy(&state),
+                "cluster {name} runs already; `vit-cluster down --name {name}` ends it",
+                name = config.name
+            );
+            say(format_args!(
+                "removing what is left of an earlier cluster {}",
+                config.name
+            ));
+        }
+        remove(&config.name)?;
+        let archives = if config.nodes.is_empty() {
+            Vec::new()
+        } else {
+            std::iter::once(image::pause()?)
+                .chain(config.images.iter().cloned())
+                .collect()
+        };
+        if config.prometheus {
+            packages::prometheus()?;
+        }
+        let started = std::time::Instant::now();
+        let mut state = State::allocate(&config)?;
+        let client = start(&state, &binaries, &config, &archives)
+            .await
+            .with_context(|| format!("cluster {} does not come up", config.name))?;
+        state.set_complete()?;
+        say(format_args!(
+            "cluster {} is up in {:.1} s: {} nodes, kubeconfig {}",
+            config.name,
+            started.elapsed().as_secs_f64(),
+            config.nodes.len(),
+            state.kubeconfig().display()
+        ));
+        Ok(Self {
+            state,
+            binaries,
+            client,
+        })
+    }
+
+    /// The running cluster of this name.
+    pub async fn attach(name: &ClusterName) -> Result<Self> {
+        let Some(state) = State::load(name)? else {
+            bail!("there is no cluster {name}")
+        };
+        ensure!(
+            is_healthy(&state),
+            "cluster {name} is not whole: {}",
+            ended(&state).join(", ")
+        );
+        let client = control_plane::client(&state).await?;
+        Ok(Self {
+            state,
+            binaries: Binaries::build()?,
+            client,
+        })
+    }
+
+    /// The running cluster of this name if there is a healthy one, else a new one of this configuration.
+    pub async fn attach_or_up(config: ClusterConfig) -> Result<Self> {
+        match State::load(&config.name)? {
+            Some(state) if is_healthy(&state) => Self::attach(&config.name).await,
+            _ => Self::up(config).await,
+        }
+    }
+
+    /// Ends the cluster and removes all that belongs to it.
+    pub fn down(self) -> Result<()> {
+        down(self.state.name())
+    }
+
+    /// The cluster's name.
+    pub fn name(&self) -> &ClusterName {
+        self.state.name()
+    }
+
+    /// The cluster's paths and addresses.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// The built programs.
+    pub fn binaries(&self) -> &Binaries {
+        &self.binaries
+    }
+
+    /// A client with the administrator's rights. It belongs to the async runtime it was made in.
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// A kubeconfig with the administrator's rights, good on the host.
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.state.kubeconfig()
+    }
+
+    /// Prometheus's URL, good on the host.
+    pub fn prometheus_url(&self) -> Result<String> {
+        ensure!(
+            self.state.record().prometheus,
+            "cluster {} was brought up without Prometheus",
+            self.name()
+        );
+        Ok(self.state.addresses().prometheus_url())
+    }
+
+    /// Evaluates a PromQL expression in the cluster's Prometheus.
+    pub fn query(&self, expression: &str) -> Result<Vec<Sample>> {
+        prometheus::query(&self.prometheus_url()?, expression)
+    }
+
+    /// `kubectl` with the cluster's kubeconfig, to which arguments are added.
+    pub fn kubectl(&self) -> Command {
+        program(&self.state, &self.binaries, "kubectl")
+    }
+
+    /// Runs `kubectl`; its standard output.
+    pub fn kubectl_output(&self, arguments: &[&str]) -> Result<String> {
+        command::run(self.kubectl().args(arguments))
+    }
+
+    /// `helm` with the cluster's kubeconfig, to which arguments are added.
+    pub fn helm(&self) -> Command {
+        program(&self.state, &self.binaries, "helm")
+    }
+
+    /// Installs a chart, or upgrades the release, and waits until its workloads are ready.
+    ///
+    /// `values` are `path=value` pairs as `helm --set` takes them.
+    pub fn helm_upgrade(
+        &self,
+        release: &str,
+        namespace: &str,
+        chart: &Path,
+        values: &[String],
+    ) -> Result<String> {
+        let mut helm = self.helm();
+        helm.args(["upgrade", "--install", release]).arg(chart);
+        helm.args([
+            "--namespace",
+            namespace,
+            "--create-namespace",
+            "--wait",
+            "--timeout",
+            "2m",
+        ]);
+        for value in values {
+            helm.args(["--set", value]);
+        }
+        command::run(&mut helm)
+    }
+
+    /// Uninstalls a release and waits until its objects are gone.
+    pub fn helm_uninstall(&self, release: &str, namespace: &str) -> Result<String> {
+        command::run(
+            self.helm()
+                .args(["uninstall", release, "--namespace", namespace, "--wait"]),
+        )
+    }
+
+    /// The names of all nodes.
+    pub fn nodes(&self) -> Vec<String> {
+        self.state
+            .record()
+            .nodes
+            .iter()
+            .map(|node| node.name.clone())
+            .collect()
+    }
+
+    /// Imports an OCI archive into these running nodes, all at once.
+    pub fn load_image(&self, archive: &Path, nodes: &[String]) -> Result<()> {
+        std::thread::scope(|scope| {
+            let imports: Vec<_> = nodes
+                .iter()
+                .map(|node| {
+                    scope.spawn(move || {
+                        self.state.position(node)?;
+                        let socket = self.state.node_directory(node).join("containerd.sock");
+                        image_store::import(&self.binaries, &socket, archive)
+                            .with_context(|| format!("node {node}"))
+                    })
+                })
+                .collect();
+            imports
+                .into_iter()
+                .try_for_each(|import| import.join().expect("importing does not panic"))
+        })
+    }
+
+    /// Kills a node as a power cut does: kubelet, containerd and all its pods' processes, at once.
+    pub fn kill_node(&self, node: &str) -> Result<()> {
+        node::kill(&self.state, node)
+    }
+
+    /// Kills a node's kubelet; its pods go on.
+    pub fn kill_kubelet(&self, node: &str) -> Result<()> {
+        process::end(&self.state, &Part::Kubelet.component(node), Signal::KILL)
+    }
+
+    /// Kills a node's containerd; its pods go on.
+    pub fn kill_containerd(&self, node: &str) -> Result<()> {
+        process::end(&self.state, &Part::Containerd.component(node), Signal::KILL)
+    }
+
+    /// Starts what of a node does not run, and waits until it is Ready with its GPUs.
+    ///
+    /// A node whose kubelet was killed a moment ago still counts as Ready.
+    pub async fn start_node(&self, node: &str) -> Result<()> {
+        let position = self.state.position(node)?;
+        node::start(&self.state, &self.binaries, node)?;
+        node::await_ready(&self.state, &self.client, node).await?;
+        if let Some(gpus) = &self.state.record().nodes[position].gpus {
+            self.set_gpus(node, gpus).await?;
+        }
+        Ok(())
+    }
+
+    /// Sets labels of a node; a value of none removes the label.
+    pub async fn set_labels<'a>(
+        &self,
+        node: &str,
+        labels: impl IntoIterator<Item = (&'a str, Option<&'a str>)>,
+    ) -> Result<()> {
+        node::set_labels(&self.client, node, labels).await
+    }
+
+    /// Makes a node advertise this many GPUs, until it is started again.
+    pub async fn set_gpus(&self, node: &str, gpus: &Gpus) -> Result<()> {
+        node::set_gpus(&self.client, node, gpus).await
+    }
+
+    /// What a person wants to see after a failure: objects, events, pods' logs, the ends of components' logs.
+    pub fn dump(&self) -> String {
+        dump::dump(&self.state, &self.binaries)
+    }
+}
+
+/// Ends the cluster of this name, whole or not, and removes all that belongs to it. Without one, does nothing.
+pub fn down(name: &ClusterName) -> Result<()> {
+    packages::check_machine()?;
+    step(format_args!("taking cluster {name} down"), || remove(name))
+}
+
+/// What of the cluster of this name exists on this machine, in words: empty after [`down`].
+pub fn leftovers(name: &ClusterName) -> Result<Vec<String>> {
+    let mut left = cgroup::leftovers(name)?;
+    if let Some(state) = State::load(name)? {
+        left.extend(state.namespace().leftovers(state.addresses()));
+        left.push(format!("folder {}", state.directory().display()));
+        left.push(format!("folder {}", state.record().data.display()));
+    }
+    let namespace = crate::network::Namespace::of(name);
+    if let Some(inode) = namespace.inode() {
+        left.push(format!("network namespace {}", namespace.path().display()));
+        left.extend(
+            process::in_network_namespace(inode)?
+                .into_iter()
+                .map(|pid| format!("process {pid}")),
+        );
+    }
+    let here = State::directory_of(name);
+    let mounts = fs::read_to_string("/proc/self/mounts")?;
+    let mounted = mounts
+        .lines()
+        .filter_map(|line| line.split(' ').nth(1))
+        .filter(|at| Path::new(at).starts_with(&here));
+    left.extend(mounted.map(|at| format!("mount {at}")));
+    Ok(left)
+}
+
+/// The components of a cluster that should run and do not.
+pub fn ended(state: &State) -> Vec<String> {
+    components(state)
+        .into_iter()
+        .filter(|component| process::running(state, component).is_none())
+        .collect()
+}
+
+/// Every component of a cluster, its nodes' parts among them.
+pub fn components(state: &State) -> Vec<String> {
+    let nodes = &state.record().nodes;
+    let parts = nodes
+        .iter()
+        .flat_map(|node| Part::ALL.map(|part| part.component(&node.name)));
+    control_plane::components(state)
+        .into_iter()
+        .map(str::to_owned)
+        .chain(parts)
+        .collect()
+}
+
+fn is_healthy(state: &State) -> bool {
+    state.record().complete && ended(state).is_empty()
+}
+
+async fn start(
+    state: &State,
+    binaries: &Binaries,
+    config: &ClusterConfig,
+    archives: &[PathBuf],
+) -> Result<Client> {
+    say(format_args!("starting cluster {} ...", config.name));
+    control_plane::prepare(state)?;
+    state.namespace().create(state.addresses(), config.nodes.len())?;
+    let images = if archives.is_empty() {
+        None
+    } else {
+        Some(Store::prepare(binaries, archives)?)
+    };
+    // The nodes' runtimes come up while the API server does.
+    let runtimes = tokio::task::spawn_blocking({
+        let (state, binaries) = (state.clone(), binaries.clone());
+        move || start_runtimes(&state, &binaries, images.as_ref())
+    });
+    let client = control_plane::start(state, binaries).await;
+    // Awaited before either error is returned, so that nothing starts behind a failed `up`.
+    let runtimes = runtimes.await?;
+    let client = client?;
+    runtimes?;
+    for node in &config.nodes {
+        node::start_kubelet(state, binaries, &node.name)?;
+    }
+    if config.prometheus {
+        prometheus::start(state, binaries)?;
+    }
+    for node in &config.nodes {
+        node::await_ready(state, &client, &node.name).await?;
+        let labels = node
+            .labels
+            .iter()
+            .map(|(key, value)| (key.as_str(), Some(value.as_str())));
+        node::set_labels(&client, &node.name, labels).await?;
+        if let Some(gpus) = &node.gpus {
+            node::set_gpus(&client, &node.name, gpus).await?;
+        }
+    }
+    control_plane::await_service_account(&client).await?;
+    Ok(client)
+}
+
+fn start_runtimes(state: &State, binaries: &Binaries, images: Option<&Store>) -> Result<()> {
+    for node in &state.record().nodes {
+        if let Some(images) = images {
+            images.copy_to(&state.node_data(&node.name).join("containerd"))?;
+        }
+        node::start_containerd(state, binaries, &node.name)?;
+    }
+    Ok(())
+}
+
+/// Ends and removes whatever exists of a cluster. Each part is found by itself, so any part may be missing.
+fn remove(name: &ClusterName) -> Result<()> {
+    let state = State::load(name)?;
+    let namespace = crate::network::Namespace::of(name);
+    if let Some(state) = &state {
+        for node in &state.record().nodes {
+            // Not politely: nothing of the cluster is kept. Kubelet and runtime first, so that nothing comes back.
+            for part in [Part::Kubelet, Part::Containerd] {
+                process::end(state, &part.component(&node.name), Signal::KILL)?;
+            }
+        }
+    }
+    if let Some(inode) = namespace.inode() {
+        process::kill_all(name.as_str(), || process::in_network_namespace(inode))?;
+    }
+    process::kill_all(name.as_str(), || {
+        Ok(process::living(cgroup::processes(name, None)?))
+    })?;
+    cgroup::remove(name)?;
+    match &state {
+        Some(state) => {
+            namespace.delete(state.addresses())?;
+            state.remove()?;
+        }
+        None => State::remove_without_record(name)?,
+    }
+    Ok(())
+}
+
+fn program(state: &State, binaries: &Binaries, name: &str) -> Command {
+    let mut program = command::command::<&str>(binaries.path(name), []);
+    program.env("KUBECONFIG", state.kubeconfig());
+    program
+}

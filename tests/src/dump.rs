@@ -1,0 +1,80 @@
+//! The state of a cluster in text, for a person who looks for the cause of a failure.
+
+use std::fmt::Write as _;
+
+use crate::binaries::Binaries;
+use crate::cluster::components;
+use crate::command::{command, run, tail_of_file};
+use crate::process;
+use crate::state::State;
+
+/// Lines of each log that are shown.
+const LOG_LINES: usize = 40;
+
+/// What `kubectl` is asked for, in this order.
+const QUESTIONS: [&str; 6] = [
+    "get nodes -o wide",
+    "get pods -A -o wide",
+    "get events -A --sort-by=.lastTimestamp",
+    "get vittrainingjobs -A -o yaml",
+    "describe pods -A",
+    "describe nodes",
+];
+
+/// Objects, events, the logs of all pods and the ends of all components' logs. Never fails: what cannot be had is
+/// replaced by why.
+pub fn dump(state: &State, binaries: &Binaries) -> String {
+    let kubectl = |arguments: &[&str]| {
+        let mut kubectl = command(binaries.path("kubectl"), ["--request-timeout=10s"]);
+        run(kubectl.args(arguments).env("KUBECONFIG", state.kubeconfig()))
+            .unwrap_or_else(|error| format!("{error:#}"))
+    };
+    let mut text = String::new();
+    let mut section = |title: &str, body: &str| {
+        let _ = write!(text, "==== {title}\n{}\n\n", body.trim_end());
+    };
+    for question in QUESTIONS {
+        let words: Vec<_> = question.split(' ').collect();
+        section(&format!("kubectl {question}"), &kubectl(&words));
+    }
+    let pods = kubectl(&[
+        "get",
+        "pods",
+        "-A",
+        "-o",
+        "custom-columns=:.metadata.namespace,:.metadata.name",
+        "--no-headers",
+    ]);
+    for line in pods.lines() {
+        let Some((namespace, pod)) = line.split_once(char::is_whitespace) else {
+            continue;
+        };
+        let lines = format!("--tail={LOG_LINES}");
+        let arguments = [
+            "logs",
+            "-n",
+            namespace,
+            pod.trim(),
+            "--all-containers",
+            "--prefix",
+            &lines,
+        ];
+        section(
+            &format!("logs of pod {namespace}/{}", pod.trim()),
+            &kubectl(&arguments),
+        );
+    }
+    for component in components(state) {
+        let condition = if process::running(state, &component).is_some() {
+            "running"
+        } else {
+            "ENDED"
+        };
+        let log = state.log_file(&component);
+        section(
+            &format!("{component} ({condition}), the end of {}", log.display()),
+            &tail_of_file(&log, LOG_LINES),
+        );
+    }
+    text
+}

@@ -1,0 +1,341 @@
+//! A node: a kubelet and a containerd in a mount namespace of their own, with a bridge for the node's pods.
+//!
+//! The mount namespace gives every node its own `/var/lib/kubelet`, `/var/log/pods`, `/var/lib/cni` and
+//! `/run/containerd`, so nodes do not clean up each other's files, and all mounts of its pods vanish with
+//! its last process. A process that only sleeps, the holder, keeps it open while kubelet and containerd
+//! come and go.
+
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use fs_err as fs;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client};
+use rustix::process::Signal;
+use serde_json::json;
+
+use crate::binaries::Binaries;
+use crate::config::Gpus;
+use crate::state::State;
+use crate::{cgroup, image, process};
+
+/// How long a node's part may take to answer.
+const READY_DEADLINE: Duration = Duration::from_secs(120);
+
+/// Where each folder of a node's own is seen by its kubelet and containerd, and whether it lies on disk
+/// (true) or with the sockets in memory (false).
+const MOUNTS: [(&str, &str, bool); 5] = [
+    ("kubelet", "/var/lib/kubelet", true),
+    ("log-pods", "/var/log/pods", true),
+    ("log-containers", "/var/log/containers", true),
+    ("cni-state", "/var/lib/cni", false),
+    ("run-containerd", "/run/containerd", false),
+];
+
+/// The parts of a node, by the names under which its processes and logs are recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// Keeps the mount namespace open.
+    Holder,
+    /// The container runtime.
+    Containerd,
+    /// The node agent.
+    Kubelet,
+}
+
+impl Part {
+    /// All parts in the order they start.
+    pub const ALL: [Self; 3] = [Self::Holder, Self::Containerd, Self::Kubelet];
+
+    /// The component's name for a node.
+    pub fn component(self, node: &str) -> String {
+        let part = match self {
+            Self::Holder => "mounts",
+            Self::Containerd => "containerd",
+            Self::Kubelet => "kubelet",
+        };
+        format!("{part}-{node}")
+    }
+}
+
+/// Starts what of a node does not run: its mount namespace, containerd, and kubelet.
+///
+/// containerd's root folder is already filled with the node's images.
+pub fn start(state: &State, binaries: &Binaries, node: &str) -> Result<()> {
+    start_containerd(state, binaries, node)?;
+    start_kubelet(state, binaries, node)
+}
+
+/// Starts a node's containerd, and waits until it listens.
+pub fn start_containerd(state: &State, binaries: &Binaries, node: &str) -> Result<()> {
+    let holder = match process::running(state, &Part::Holder.component(node)) {
+        Some(pid) => pid,
+        None => start_holder(state, binaries, node)?,
+    };
+    let component = Part::Containerd.component(node);
+    if process::running(state, &component).is_some() {
+        return Ok(());
+    }
+    let folder = state.node_directory(node);
+    let config = folder.join("containerd.toml");
+    fs::write(&config, containerd_toml(state, node))?;
+    let cni = folder.join("cni");
+    fs::create_dir_all(&cni)?;
+    fs::write(
+        cni.join("10-pods.conflist"),
+        serde_json::to_vec_pretty(&cni_config(state, node)?)?,
+    )?;
+    let words = [
+        binaries.path("containerd").display().to_string(),
+        "--config".into(),
+        config.display().to_string(),
+    ];
+    process::start(state, &component, Some(holder), &words, &binaries.search_path())?;
+    let socket = folder.join("containerd.sock");
+    let started = Instant::now();
+    while UnixStream::connect(&socket).is_err() {
+        process::check(state, &component)?;
+        ensure!(
+            started.elapsed() < READY_DEADLINE,
+            "{component} does not listen on {}",
+            socket.display()
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// Starts a node's kubelet; its containerd already runs.
+pub fn start_kubelet(state: &State, binaries: &Binaries, node: &str) -> Result<()> {
+    let component = Part::Kubelet.component(node);
+    if process::running(state, &component).is_some() {
+        return Ok(());
+    }
+    let holder = process::running(state, &Part::Holder.component(node))
+        .with_context(|| format!("node {node}: its containerd has to be started before its kubelet"))?;
+    cgroup::create(state.name(), node)?;
+    let folder = state.node_directory(node);
+    let config = folder.join("kubelet.json");
+    fs::write(&config, serde_json::to_vec_pretty(&kubelet_config(state, node)?)?)?;
+    let words = [
+        binaries.path("kubelet").display().to_string(),
+        format!("--config={}", config.display()),
+        format!("--kubeconfig={}", folder.join("kubelet.conf").display()),
+        format!("--hostname-override={node}"),
+        format!("--node-ip={}", state.addresses().node(state.position(node)?)),
+    ];
+    process::start(state, &component, Some(holder), &words, &binaries.search_path())?;
+    Ok(())
+}
+
+/// Kills a node as a power cut does: kubelet, containerd, and every process of its pods, at once.
+///
+/// What is on its disk stays, so [`start`] brings the same node back.
+pub fn kill(state: &State, node: &str) -> Result<()> {
+    state.position(node)?;
+    // The runtime first, so that it restarts nothing.
+    for part in [Part::Kubelet, Part::Containerd] {
+        process::end(state, &part.component(node), Signal::KILL)?;
+    }
+    if let Some(holder) = process::running(state, &Part::Holder.component(node)) {
+        process::kill_all(node, || process::in_mount_namespace_of(holder))?;
+    }
+    process::kill_all(node, || {
+        Ok(process::living(cgroup::processes(state.name(), Some(node))?))
+    })?;
+    for folder in ["containerd-state", "run-containerd"] {
+        let path = state.node_directory(node).join(folder);
+        if path.exists() {
+            fs::remove_dir_all(path)?;
+        }
+    }
+    Ok(())
+}
+
+fn start_holder(state: &State, binaries: &Binaries, node: &str) -> Result<i32> {
+    let mut script = String::from("set -e\n");
+    for (folder, target, on_disk) in MOUNTS {
+        let source = if on_disk {
+            state.node_data(node)
+        } else {
+            state.node_directory(node)
+        }
+        .join(folder);
+        fs::create_dir_all(&source)?;
+        fs::create_dir_all(target)?;
+        script.push_str(&format!("mount --bind '{}' {target}\n", source.display()));
+    }
+    let ready = state.node_directory(node).join("mounted");
+    if ready.exists() {
+        fs::remove_file(&ready)?;
+    }
+    script.push_str(&format!("touch '{}'\nexec sleep infinity\n", ready.display()));
+    let words = [
+        "unshare",
+        "--mount",
+        "--propagation",
+        "private",
+        "sh",
+        "-c",
+        &script,
+    ]
+    .map(str::to_owned);
+    let component = Part::Holder.component(node);
+    let pid = process::start(state, &component, None, &words, &binaries.search_path())?;
+    let started = Instant::now();
+    while !ready.exists() {
+        process::check(state, &component)?;
+        ensure!(started.elapsed() < READY_DEADLINE, "{component} mounts nothing");
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(pid)
+}
+
+fn containerd_toml(state: &State, node: &str) -> String {
+    let folder = state.node_directory(node);
+    let folder = folder.display();
+    let root = state.node_data(node).join("containerd");
+    let root = root.display();
+    let pause = image::PAUSE;
+    // `restrict_oom_score_adj`: where CAP_SYS_RESOURCE is missing, runc otherwise dies with "can't get final
+    // child's PID from pipe". The pinned pause image has its full name, or the CRI tries to pull it.
+    format!(
+        r#"version = 3
+root = "{root}"
+state = "{folder}/containerd-state"
+disabled_plugins = ["io.containerd.internal.v1.opt"]
+[grpc]
+  address = "{folder}/containerd.sock"
+[plugins.'io.containerd.nri.v1.nri']
+  disable = true
+[plugins.'io.containerd.cri.v1.runtime']
+  restrict_oom_score_adj = true
+  netns_mounts_under_state_dir = true
+  [plugins.'io.containerd.cri.v1.runtime'.cni]
+    bin_dirs = ["{cni}"]
+    conf_dir = "{folder}/cni"
+  [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+  [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]
+    SystemdCgroup = false
+[plugins.'io.containerd.cri.v1.images'.pinned_images]
+  sandbox = "{pause}"
+"#,
+        cni = crate::packages::CNI_PLUGINS,
+    )
+}
+
+fn cni_config(state: &State, node: &str) -> Result<serde_json::Value> {
+    let position = state.position(node)?;
+    Ok(json!({
+        "cniVersion": "1.0.0",
+        "name": "pods",
+        "plugins": [
+            {
+                "type": "bridge", "bridge": format!("pods{position}"), "isGateway": true, "hairpinMode": true,
+                // Pods see each other's true addresses, on all nodes.
+                "ipMasq": false,
+                "ipam": {
+                    "type": "host-local",
+                    "ranges": [[{"subnet": state.addresses().pods_of_node(position)}]],
+                    "routes": [{"dst": "0.0.0.0/0"}],
+                },
+            },
+            {"type": "portmap", "capabilities": {"portMappings": true}},
+        ],
+    }))
+}
+
+fn kubelet_config(state: &State, node: &str) -> Result<serde_json::Value> {
+    let socket = state.node_directory(node).join("containerd.sock");
+    Ok(json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        // Every kubelet has an address of its own, so that all can listen on port 10250.
+        "address": state.addresses().node(state.position(node)?),
+        "healthzPort": 0,
+        "authentication": {
+            "anonymous": {"enabled": false},
+            "webhook": {"enabled": true},
+            "x509": {"clientCAFile": state.pki("ca.crt")},
+        },
+        "authorization": {"mode": "Webhook"},
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": cgroup::node_root(state.name(), node),
+        "failCgroupV1": false,
+        "failSwapOn": false,
+        "containerRuntimeEndpoint": format!("unix://{}", socket.display()),
+        "clusterDNS": [state.addresses().dns()],
+        "clusterDomain": "cluster.local",
+        "resolvConf": "/dev/null",
+        "tlsCertFile": state.pki(&format!("node-{node}.crt")),
+        "tlsPrivateKeyFile": state.pki(&format!("node-{node}.key")),
+        "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
+        "serializeImagePulls": false,
+        // There is no registry to get a collected image back from.
+        "imageGCHighThresholdPercent": 100,
+    }))
+}
+
+/// Waits until a node is Ready, then gives it labels and GPUs.
+pub async fn await_ready(state: &State, client: &Client, node: &str) -> Result<()> {
+    let nodes: Api<Node> = Api::all(client.clone());
+    let started = Instant::now();
+    loop {
+        let seen = nodes.get_opt(node).await?;
+        if seen.as_ref().is_some_and(is_ready) {
+            return Ok(());
+        }
+        for part in Part::ALL {
+            process::check(state, &part.component(node))?;
+        }
+        ensure!(
+            started.elapsed() < READY_DEADLINE,
+            "node {node} is not Ready after {READY_DEADLINE:?}: {:?}; the end of its kubelet's log:\n{}",
+            seen.and_then(|node| node.status)
+                .and_then(|status| status.conditions),
+            crate::command::tail_of_file(&state.log_file(&Part::Kubelet.component(node)), 20)
+        );
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+fn is_ready(node: &Node) -> bool {
+    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
+    conditions
+        .into_iter()
+        .flatten()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// Sets labels of a node; a value of none removes the label.
+pub async fn set_labels<'a>(
+    client: &Client,
+    node: &str,
+    labels: impl IntoIterator<Item = (&'a str, Option<&'a str>)>,
+) -> Result<()> {
+    let labels: serde_json::Map<_, _> = labels
+        .into_iter()
+        .map(|(key, value)| (key.to_owned(), json!(value)))
+        .collect();
+    let patch = Patch::Merge(json!({"metadata": {"labels": labels}}));
+    Api::<Node>::all(client.clone())
+        .patch(node, &PatchParams::default(), &patch)
+        .await
+        .with_context(|| format!("cannot label node {node}"))?;
+    Ok(())
+}
+
+/// Makes a node advertise GPUs, as both capacity and allocatable; the kubelet keeps them.
+pub async fn set_gpus(client: &Client, node: &str, gpus: &Gpus) -> Result<()> {
+    let count = gpus.count.to_string();
+    let resources = json!({gpus.resource.as_str(): count});
+    let patch = Patch::Merge(json!({"status": {"capacity": resources, "allocatable": resources}}));
+    Api::<Node>::all(client.clone())
+        .patch_status(node, &PatchParams::default(), &patch)
+        .await
+        .with_context(|| format!("cannot set {} of node {node}", gpus.resource))?;
+    Ok(())
+}

@@ -1,0 +1,231 @@
+//! Processes that outlive the harness: how they are started, found again and ended.
+//!
+//! A component's process id is in `pids/NAME` of the cluster's folder. What belongs to a cluster is told
+//! by the network namespace it runs in, which no other process shares, and by the cluster's cgroups.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use fs_err as fs;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::command::tail_of_file;
+use crate::state::State;
+
+/// How long a killed process may take to go.
+const END_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Starts a component in the cluster's network namespace, detached, with its output in its log.
+///
+/// `mount_namespace` is the process whose mount namespace it enters as well. The returned process id is
+/// also recorded under `name`, replacing an earlier one.
+pub fn start(
+    state: &State,
+    name: &str,
+    mount_namespace: Option<i32>,
+    arguments: &[String],
+    path: &str,
+) -> Result<i32> {
+    let pid_file = state.pid_file(name);
+    let log = state.log_file(name);
+    let _ = fs::remove_file(&pid_file);
+    let output = fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&log)?
+        .into_parts()
+        .0;
+    let mut command = Command::new("setsid");
+    // The shell writes its process id and becomes the component; its parent is gone by then, so the
+    // component is init's child and leaves no zombie in this process.
+    command.args([
+        "--fork",
+        "sh",
+        "-c",
+        r#"echo $$ > "$0.part" && mv "$0.part" "$0" && exec "$@""#,
+    ]);
+    command
+        .arg(&pid_file)
+        .arg("nsenter")
+        .arg(format!("--net={}", state.namespace().path().display()));
+    if let Some(pid) = mount_namespace {
+        command.arg(format!("--mount=/proc/{pid}/ns/mnt"));
+    }
+    let status = command
+        .arg("--")
+        .args(arguments)
+        .env("PATH", path)
+        .current_dir(state.directory())
+        .stdin(std::process::Stdio::null())
+        .stdout(output.try_clone()?)
+        .stderr(output)
+        .status()
+        .with_context(|| format!("cannot start {name}"))?;
+    ensure!(status.success(), "cannot start {name}: {}", tail_of_file(&log, 5));
+    let started = Instant::now();
+    loop {
+        // Until it has entered the network namespace it does not count as running.
+        if let Some(pid) = running(state, name) {
+            return Ok(pid);
+        }
+        let ended = recorded(state, name).is_some_and(|pid| !is_alive(pid));
+        ensure!(
+            !ended && started.elapsed() < END_DEADLINE,
+            "{name} does not start; the end of {}:\n{}",
+            log.display(),
+            tail_of_file(&log, 20)
+        );
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// The process id that was recorded for a component.
+fn recorded(state: &State, name: &str) -> Option<i32> {
+    fs::read_to_string(state.pid_file(name)).ok()?.trim().parse().ok()
+}
+
+/// The process id of a component that runs in the cluster's network namespace.
+pub fn running(state: &State, name: &str) -> Option<i32> {
+    let inode = state.namespace().inode()?;
+    recorded(state, name).filter(|pid| network_namespace(*pid) == Some(inode) && is_alive(*pid))
+}
+
+/// Fails with the end of its log if a component has ended.
+pub fn check(state: &State, name: &str) -> Result<()> {
+    if running(state, name).is_some() {
+        return Ok(());
+    }
+    let log = state.log_file(name);
+    bail!(
+        "{name} has ended; the end of {}:\n{}",
+        log.display(),
+        tail_of_file(&log, 20)
+    )
+}
+
+/// Sends a component a signal and waits until it is gone.
+pub fn end(state: &State, name: &str, signal: Signal) -> Result<()> {
+    let Some(pid) = running(state, name) else {
+        return Ok(());
+    };
+    send(pid, signal)?;
+    let started = Instant::now();
+    while is_alive(pid) {
+        ensure!(
+            started.elapsed() < END_DEADLINE,
+            "{name} (process {pid}) does not end on signal {signal:?}"
+        );
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// Kills whatever `find` returns, again until it returns nothing.
+pub fn kill_all(what: &str, find: impl Fn() -> Result<Vec<i32>>) -> Result<()> {
+    let started = Instant::now();
+    loop {
+        let alive = find()?;
+        if alive.is_empty() {
+            return Ok(());
+        }
+        ensure!(
+            started.elapsed() < END_DEADLINE,
+            "{what}: processes {alive:?} do not end on SIGKILL"
+        );
+        for pid in alive {
+            send(pid, Signal::KILL)?;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// The living processes in the network namespace with this inode.
+pub fn in_network_namespace(inode: u64) -> Result<Vec<i32>> {
+    living_where(|pid| network_namespace(pid) == Some(inode))
+}
+
+/// The living processes that share a process's mount namespace, itself among them.
+pub fn in_mount_namespace_of(pid: i32) -> Result<Vec<i32>> {
+    let Some(namespace) = namespace(pid, "mnt") else {
+        return Ok(Vec::new());
+    };
+    living_where(|other| self::namespace(other, "mnt") == Some(namespace))
+}
+
+fn living_where(belongs: impl Fn(i32) -> bool) -> Result<Vec<i32>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let Some(pid) = entry?
+            .file_name()
+            .to_str()
+            .and_then(|name| name.parse::<i32>().ok())
+        else {
+            continue;
+        };
+        if belongs(pid) && is_alive(pid) {
+            found.push(pid);
+        }
+    }
+    Ok(found)
+}
+
+/// Those of the processes that are not zombies.
+pub fn living(pids: Vec<i32>) -> Vec<i32> {
+    pids.into_iter().filter(|pid| is_alive(*pid)).collect()
+}
+
+fn network_namespace(pid: i32) -> Option<u64> {
+    namespace(pid, "net")
+}
+
+fn namespace(pid: i32, kind: &str) -> Option<u64> {
+    let link = std::fs::read_link(format!("/proc/{pid}/ns/{kind}")).ok()?;
+    parse_namespace(link.to_str()?, kind)
+}
+
+/// `net:[4026532000]` of kind `net` -> 4026532000
+fn parse_namespace(link: &str, kind: &str) -> Option<u64> {
+    link.strip_prefix(kind)?
+        .strip_prefix(":[")?
+        .strip_suffix(']')?
+        .parse()
+        .ok()
+}
+
+fn is_alive(pid: i32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
+        // The state follows the command in parentheses, which may hold anything.
+        !matches!(
+            stat.rsplit_once(')')
+                .and_then(|(_, rest)| rest.trim_start().chars().next()),
+            None | Some('Z' | 'X')
+        )
+    })
+}
+
+fn send(pid: i32, signal: Signal) -> Result<()> {
+    let target = Pid::from_raw(pid).with_context(|| format!("process id {pid}"))?;
+    match kill_process(target, signal) {
+        Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
+        Err(error) => Err(error).with_context(|| format!("cannot send {signal:?} to process {pid}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{is_alive, network_namespace, parse_namespace};
+
+    #[test]
+    fn a_namespace_link_is_read() {
+        assert_eq!(parse_namespace("net:[4026532000]", "net"), Some(4_026_532_000));
+        assert_eq!(parse_namespace("mnt:[1]", "net"), None);
+    }
+
+    #[test]
+    fn this_process_is_alive_in_a_network_namespace() {
+        let pid = std::process::id() as i32;
+        assert!(is_alive(pid));
+        assert!(network_namespace(pid).is_some());
+    }
+}
