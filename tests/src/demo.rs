@@ -1,0 +1,266 @@
+//! The demonstration: a cluster with the operator on it, a data set, one manifest, and what came of it.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use crds::{Phase, ViTTrainingJob, ViTTrainingJobStatus};
+use kube::{Api, Client};
+
+use crate::{Cluster, ClusterName, cache, cluster, command, digits, operator, volumes};
+
+/// Name of the demonstration's cluster.
+const CLUSTER: &str = "demo";
+/// Namespace of the job.
+const NAMESPACE: &str = "default";
+/// Name of the job in `examples/digits.yaml`.
+const JOB: &str = "digits";
+/// Least held-out accuracy of a demonstration that worked.
+const LEAST_ACCURACY: f64 = 0.95;
+/// The longest a job may take.
+const DEADLINE: Duration = Duration::from_secs(600);
+
+/// What the last line tells.
+struct Outcome {
+    status: ViTTrainingJobStatus,
+    images_per_second: f64,
+    sync_share: f64,
+}
+
+/// Starts the cluster afresh, trains, and tells how it went. Succeeds only if the job did, with the accuracy that was
+/// promised.
+pub async fn up(started: SystemTime) -> Result<()> {
+    let cluster = operator::cluster_with_operator(&name()?, 1).await?;
+    let outcome = match train(&cluster).await {
+        Ok(outcome) => outcome,
+        Err(error) => bail!("{error:#}\n\n{}", cluster.dump()),
+    };
+    tell(&cluster, &outcome, started.elapsed().unwrap_or_default());
+    let progress = outcome.status.progress.unwrap_or_default();
+    ensure!(
+        outcome.status.phase == Some(Phase::Succeeded),
+        "the job did not succeed"
+    );
+    let accuracy = progress.validation_accuracy.unwrap_or_default();
+    ensure!(
+        accuracy >= LEAST_ACCURACY,
+        "held-out accuracy {accuracy:.3} is below {LEAST_ACCURACY}"
+    );
+    Ok(())
+}
+
+/// Removes the demonstration's cluster and its data.
+pub fn down() -> Result<()> {
+    let folder = folder()?;
+    if folder.exists() {
+        fs_err::remove_dir_all(&folder)?;
+    }
+    cluster::down(&name()?)
+}
+
+fn name() -> Result<ClusterName> {
+    CLUSTER.parse()
+}
+
+/// Where the demonstration's data set and checkpoints are.
+fn folder() -> Result<PathBuf> {
+    Ok(cache::directory()?.join("demo"))
+}
+
+async fn train(cluster: &Cluster) -> Result<Outcome> {
+    let client = cluster.client();
+    prepare(&client, &folder()?).await?;
+    let manifest = operator::root().join("examples/digits.yaml");
+    say("kubectl apply -f examples/digits.yaml");
+    let applied = Instant::now();
+    command::run(
+        cluster
+            .kubectl()
+            .args(["-n", NAMESPACE, "apply", "-f"])
+            .arg(&manifest),
+    )?;
+    let status = follow(&client).await?;
+
+    let window = format!("{}s", applied.elapsed().as_secs() + 1);
+    let selector = format!(r#"namespace="{NAMESPACE}",job_name="{JOB}""#);
+    let last = |metric: &str, more: &str| format!("last_over_time({metric}{{{selector}{more}}}[{window}])");
+    let step_seconds = last("vit_step_seconds_sum", "");
+    let images_per_second = query(
+        cluster,
+        &format!(
+            "sum({}) / max(sum by (rank) ({step_seconds}))",
+            last("vit_images_total", "")
+        ),
+    )?;
+    let waited = last("vit_sync_seconds_total", r#",kind=~"exposed|straggler""#);
+    let sync_share = query(cluster, &format!("sum({waited}) / sum({step_seconds})"))?;
+    Ok(Outcome {
+        status,
+        images_per_second,
+        sync_share,
+    })
+}
+
+/// Makes the data set and fresh folders for checkpoints, and claims on both.
+async fn prepare(client: &Client, folder: &Path) -> Result<()> {
+    fs_err::create_dir_all(folder)?;
+    let data = folder.join("digits");
+    digits::write(&data)?;
+    let checkpoints = folder.join("checkpoints");
+    if checkpoints.exists() {
+        fs_err::remove_dir_all(&checkpoints)?;
+    }
+    volumes::restricted_namespace(client, NAMESPACE).await?;
+    volumes::claim_folder(client, NAMESPACE, "digits", &data).await?;
+    volumes::claim_folder(client, NAMESPACE, "checkpoints", &checkpoints).await
+}
+
+fn query(cluster: &Cluster, expression: &str) -> Result<f64> {
+    let samples = cluster.query(expression)?;
+    samples
+        .first()
+        .map(|sample| sample.value)
+        .with_context(|| format!("Prometheus has no samples of {expression}"))
+}
+
+/// Follows the job to its end with a live line on a terminal, and a line every few seconds elsewhere.
+async fn follow(client: &Client) -> Result<ViTTrainingJobStatus> {
+    let jobs: Api<ViTTrainingJob> = Api::namespaced(client.clone(), NAMESPACE);
+    let live = std::io::stderr().is_terminal();
+    let began = Instant::now();
+    let mut poll = tokio::time::interval(Duration::from_millis(500));
+    let mut shown = (String::new(), began);
+    while began.elapsed() < DEADLINE {
+        poll.tick().await;
+        let Some(status) = jobs.get(JOB).await?.status else {
+            continue;
+        };
+        let line = progress_line(&status);
+        if live {
+            let _ = write!(std::io::stderr(), "\r\x1b[K{line}");
+        } else if line != shown.0 && (shown.0.is_empty() || shown.1.elapsed() >= Duration::from_secs(3)) {
+            say(&line);
+            shown = (line, Instant::now());
+        }
+        if status.phase.is_some_and(Phase::is_terminal) {
+            if live {
+                say("");
+            }
+            return Ok(status);
+        }
+    }
+    bail!("the job is not over after {} s", DEADLINE.as_secs())
+}
+
+fn progress_line(status: &ViTTrainingJobStatus) -> String {
+    let phase = status.phase.map_or("Created", Phase::as_str);
+    let Some(progress) = &status.progress else {
+        let waits = status
+            .conditions
+            .iter()
+            .find(|condition| condition.type_ == "Placed" && condition.status == "False");
+        return match waits {
+            Some(condition) if status.phase == Some(Phase::Pending) => {
+                format!("{phase}: {}", condition.message)
+            }
+            _ => phase.to_owned(),
+        };
+    };
+    let filled = usize::try_from(progress.percent.clamp(0, 100) / 5).unwrap_or_default();
+    let mut line = format!(
+        "{phase} [{}{}] {:>3}%  epoch {}/{}",
+        "#".repeat(filled),
+        ".".repeat(20 - filled),
+        progress.percent,
+        progress.epoch,
+        progress.total_epochs
+    );
+    if let Some(loss) = progress.loss {
+        line += &format!("  loss {loss:.3}");
+    }
+    if let Some(accuracy) = progress.validation_accuracy {
+        line += &format!("  accuracy {accuracy:.3}");
+    }
+    if let Some(rate) = progress.images_per_second {
+        line += &format!("  {rate:.0} images/s");
+    }
+    if let Some(share) = progress.sync_share {
+        line += &format!("  sync {:.0}%", share * 100.0);
+    }
+    line
+}
+
+#[expect(clippy::print_stdout, reason = "the summary is the demonstration's result")]
+fn tell(cluster: &Cluster, outcome: &Outcome, took: Duration) {
+    let Outcome {
+        status,
+        images_per_second,
+        sync_share,
+    } = outcome;
+    let phase = status.phase.map_or("Unknown", Phase::as_str);
+    let progress = status.progress.clone().unwrap_or_default();
+    let placement = status.placement.clone().unwrap_or_default();
+    let group = placement.group.clone().unwrap_or_default();
+    let accuracy = progress.validation_accuracy.unwrap_or_default();
+    println!();
+    println!(
+        "{NAMESPACE}/{JOB}: {phase}, {} of {} steps, attempt {}",
+        progress.step, progress.total_steps, status.attempt
+    );
+    if let Some(failure) = &status.last_failure {
+        println!(
+            "  failure    {} on {}: {}",
+            failure.class,
+            failure.node.as_deref().unwrap_or("-"),
+            failure.message
+        );
+    }
+    println!("  placed on  {} ({})", placement.nodes.join(", "), group.product);
+    for rejected in &placement.rejected {
+        let name = if rejected.group.is_empty() {
+            "other nodes"
+        } else {
+            &rejected.group
+        };
+        println!(
+            "  refused    {name}: {} ({} nodes)",
+            rejected.reason, rejected.nodes
+        );
+    }
+    println!("  accuracy   {accuracy:.4} held out");
+    println!("  throughput {images_per_second:.0} images/s over all ranks (Prometheus)");
+    println!(
+        "  waited     {:.1} % of step time for synchronisation (Prometheus)",
+        sync_share * 100.0
+    );
+    println!();
+    println!("Look around:");
+    println!("  export KUBECONFIG={}", cluster.kubeconfig().display());
+    println!(
+        "  export PATH={}:$PATH",
+        cluster
+            .binaries()
+            .search_path()
+            .split(':')
+            .next()
+            .unwrap_or_default()
+    );
+    println!("  kubectl describe vtj {JOB}");
+    println!("  kubectl logs -l vit-operator.dev/node-rank=0");
+    if let Ok(url) = cluster.prometheus_url() {
+        println!("  Prometheus: {url}");
+    }
+    println!("Remove all of it: make demo-down");
+    println!();
+    println!(
+        "demo: {phase} accuracy={accuracy:.4} images_per_second={images_per_second:.1} sync_share={sync_share:.4} nodes={} seconds={}",
+        placement.nodes.len(),
+        took.as_secs()
+    );
+}
+
+#[expect(clippy::print_stderr, reason = "progress goes beside the result")]
+fn say(line: &str) {
+    eprintln!("{line}");
+}

@@ -1,0 +1,97 @@
+//! The operator on a cluster: images from the shipped Dockerfiles, installed by the real Helm from the shipped chart.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use fs_err as fs;
+
+use crate::config::GpuProduct;
+use crate::{Cluster, ClusterConfig, ClusterName, NodeConfig, cluster, image, packages};
+
+/// Namespace, release and Deployment of the operator.
+pub const OPERATOR: &str = "vit-operator";
+
+/// A new cluster with the operator installed from the chart: three nodes of one GPU product and one of another, with so
+/// many GPUs each, and Prometheus. One of that name that is there goes first. Operator and trainer must have been built
+/// (release).
+pub async fn cluster_with_operator(name: &ClusterName, gpus_per_node: u32) -> Result<Cluster> {
+    packages::check_machine()?;
+    packages::install_missing()?;
+    let images = images()?;
+    cluster::down(name)?;
+    let config = ClusterConfig {
+        nodes: nodes(gpus_per_node),
+        ..ClusterConfig::demo(name.clone())
+    }
+    .images(images);
+    let cluster = Cluster::up(config).await?;
+    let (repository, tag) = image::OPERATOR
+        .rsplit_once(':')
+        .context("the operator's image has a tag")?;
+    let values = [
+        format!("image.repository={repository}"),
+        format!("image.tag={tag}"),
+    ];
+    cluster.helm_upgrade(OPERATOR, OPERATOR, &root().join("charts/vit-operator"), &values)?;
+    Ok(cluster)
+}
+
+fn nodes(gpus: u32) -> Vec<NodeConfig> {
+    let products = [
+        GpuProduct::TESLA_T4,
+        GpuProduct::TESLA_T4,
+        GpuProduct::TESLA_T4,
+        GpuProduct::H200,
+    ];
+    products
+        .iter()
+        .enumerate()
+        .map(|(index, gpu)| NodeConfig::with_gpus(format!("node{index}"), gpu, gpus))
+        .collect()
+}
+
+/// Top of the source tree.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap_or(Path::new("/"))
+        .to_owned()
+}
+
+/// Builds the images of operator and trainer from the shipped Dockerfiles and the built binaries.
+fn images() -> Result<[PathBuf; 2]> {
+    let release = root().join("target/release");
+    let libtorch = std::env::var_os("LIBTORCH")
+        .context("LIBTORCH is not set: export LIBTORCH=$(scripts/fetch-libtorch)")?;
+    let mut trainer = vec![(release.join("vit-trainer"), "vit-trainer".to_owned())];
+    for entry in fs::read_dir(Path::new(&libtorch).join("lib"))? {
+        let entry = entry?;
+        trainer.push((
+            entry.path(),
+            format!("lib/{}", entry.file_name().to_string_lossy()),
+        ));
+    }
+    let operator = [(release.join("vit-operator"), "vit-operator".to_owned())];
+    Ok([
+        build(image::OPERATOR, "operator/Dockerfile", &operator)?,
+        build(image::TRAINER, "trainer/Dockerfile", &trainer)?,
+    ])
+}
+
+fn build(name: &str, dockerfile: &str, files: &[(PathBuf, String)]) -> Result<PathBuf> {
+    for (file, _) in files {
+        ensure!(
+            file.exists(),
+            "{} is missing: run `make build` first",
+            file.display()
+        );
+    }
+    let context = tempfile::tempdir_in(root().join("target"))?;
+    image::stage(
+        context.path(),
+        files
+            .iter()
+            .map(|(file, target)| (file.as_path(), target.as_str())),
+    )?;
+    image::build(name, &root().join(dockerfile), context.path())
+}

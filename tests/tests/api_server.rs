@@ -1,0 +1,352 @@
+//! The resource on a real API server: what it refuses and in which words, what it fills in, and what `kubectl` shows.
+//! Needs root (the server runs in a network namespace of its own), but no nodes.
+
+use std::io::Write as _;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use libtest_mimic::{Arguments, Trial};
+use vit_tests::{Cluster, ClusterConfig, cluster, command};
+
+const VALID: &str = include_str!("../../examples/digits.yaml");
+const CRD: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../crds/generated/vittrainingjobs.yaml"
+);
+
+/// A change to the valid manifest, and what the refusal must name.
+const REFUSED: &[(&str, &str, &str, &[&str])] = &[
+    (
+        "a count below its bound",
+        "epochs: 20",
+        "epochs: 0",
+        &["spec.training.epochs", "greater than or equal to 1"],
+    ),
+    (
+        "a count above its bound",
+        "nodes: 2",
+        "nodes: 5000",
+        &["spec.workers.nodes", "less than or equal to 4096"],
+    ),
+    (
+        "a word for a number",
+        "epochs: 20",
+        "epochs: many",
+        &["spec.training.epochs", "integer"],
+    ),
+    (
+        "an unknown choice",
+        "format: cifar10",
+        "format: cifar11",
+        &["spec.data.format", "cifar11", "\"cifar10\""],
+    ),
+    (
+        "an unknown field",
+        "epochs: 20",
+        "epochs: 20\n    epoch: 1",
+        &["unknown field \"spec.training.epoch\""],
+    ),
+    (
+        "a missing field",
+        "  image: localhost/vit-trainer:dev\n",
+        "",
+        &["spec.image", "Required"],
+    ),
+    (
+        "sizes that do not fit each other",
+        "heads: 4",
+        "heads: 5",
+        &["hiddenSize must be a multiple of heads"],
+    ),
+    (
+        "a patch that does not tile",
+        "patchSize: 8",
+        "patchSize: 7",
+        &["imageSize must be a multiple of patchSize"],
+    ),
+    (
+        "neither preset nor sizes",
+        "    depth: 4\n",
+        "",
+        &[
+            "give name (a preset",
+            "imageSize, patchSize, hiddenSize, depth and heads",
+        ],
+    ),
+    (
+        "too few classes",
+        "numClasses: 10",
+        "numClasses: 9",
+        &["model.numClasses must be at least 10 for data.format cifar10"],
+    ),
+    (
+        "a long warm-up",
+        "warmupEpochs: 2",
+        "warmupEpochs: 21",
+        &["schedule.warmupEpochs must be at most epochs"],
+    ),
+    (
+        "two sources of a volume",
+        "{claimName: digits}",
+        "{claimName: digits}\n      hostPath: {path: /srv}",
+        &["give exactly one of persistentVolumeClaim and hostPath"],
+    ),
+    (
+        "files for synthetic data",
+        "format: cifar10",
+        "format: synthetic",
+        &[
+            "volume must be given for every format but synthetic",
+            "syntheticImages must be given",
+        ],
+    ),
+    (
+        "a taken environment name",
+        "gpusPerNode: 1",
+        "gpusPerNode: 1\n    env: [{name: VIT_ATTEMPT, value: '7'}]",
+        &["names that start with VIT_ are taken by the operator"],
+    ),
+    (
+        "a name that is no host name",
+        "name: digits\n",
+        "name: 7.digits\n",
+        &["metadata.name must be lower-case letters"],
+    ),
+    (
+        "a name too long for a host name",
+        "name: digits\n",
+        "name: a123456789-123456789-123456789-123456789-1234567890\n",
+        &["metadata.name must have at most 50 characters"],
+    ),
+];
+
+/// A change to a job that is there, and what the refusal must name.
+const IMMUTABLE: &[(&str, &str, &str)] = &[
+    ("heads: 4", "heads: 8", "model cannot be changed"),
+    ("epochs: 20", "epochs: 30", "training cannot be changed"),
+    (
+        "format: cifar10",
+        "format: cifar10\n    path: /elsewhere",
+        "data cannot be changed",
+    ),
+    (
+        "gpusPerNode: 1",
+        "gpusPerNode: 2",
+        "gpusPerNode, gpuResource and device cannot be changed",
+    ),
+    (
+        "image: localhost/vit-trainer:dev",
+        "image: other",
+        "image, imagePullPolicy and imagePullSecrets cannot be changed",
+    ),
+];
+
+fn main() -> Result<()> {
+    let arguments = Arguments::from_args();
+    if arguments.list {
+        libtest_mimic::run(&arguments, trials(None)).exit();
+    }
+    let runtime = tokio::runtime::Runtime::new()?;
+    let name = "api".parse()?;
+    cluster::down(&name)?;
+    let cluster = Arc::new(runtime.block_on(Cluster::up(ClusterConfig::control_plane(name)))?);
+    kubectl(&cluster, ["apply", "--server-side", "-f", CRD])?;
+    kubectl(
+        &cluster,
+        [
+            "wait",
+            "--for=condition=Established",
+            "crd/vittrainingjobs.vit-operator.dev",
+            "--timeout=30s",
+        ],
+    )?;
+    runtime.block_on(documented(&cluster))?;
+    let conclusion = libtest_mimic::run(&arguments, trials(Some(&cluster)));
+    cluster::down(cluster.name())?;
+    let left = cluster::leftovers(cluster.name())?;
+    ensure!(left.is_empty(), "the cluster left behind: {}", left.join(", "));
+    conclusion.exit();
+}
+
+/// Waits until the server documents the resource, which comes a moment after it serves it.
+async fn documented(cluster: &Cluster) -> Result<()> {
+    let mut poll = tokio::time::interval(Duration::from_millis(200));
+    let waiting = async {
+        while kubectl(cluster, ["api-resources", "--cached=false"])
+            .and(kubectl(cluster, ["explain", "vtj"]))
+            .is_err()
+        {
+            poll.tick().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), waiting)
+        .await
+        .context("the resource is not documented")
+}
+
+fn trials(cluster: Option<&Arc<Cluster>>) -> Vec<Trial> {
+    let trial = |name: String, test: fn(&Cluster, usize) -> Result<()>, index: usize| {
+        let cluster = cluster.cloned();
+        Trial::test(name, move || {
+            let cluster = cluster.ok_or("the cluster is only there when tests run")?;
+            test(&cluster, index).map_err(|error| format!("{error:#}").into())
+        })
+    };
+    let mut trials = vec![
+        trial(
+            "valid_manifest_is_accepted_and_defaults_are_filled_in".into(),
+            defaults,
+            0,
+        ),
+        trial("explain_reads_like_documentation".into(), explain, 0),
+        trial("scale_changes_the_number_of_nodes".into(), scale, 0),
+        trial("suspend_and_time_to_live_can_be_changed".into(), mutable, 0),
+    ];
+    for (index, (what, ..)) in REFUSED.iter().enumerate() {
+        trials.push(trial(format!("refused: {what}"), refused, index));
+    }
+    for (index, (_, _, message)) in IMMUTABLE.iter().enumerate() {
+        trials.push(trial(format!("immutable: {message}"), immutable, index));
+    }
+    trials
+}
+
+fn kubectl<const N: usize>(cluster: &Cluster, arguments: [&str; N]) -> Result<String> {
+    command::run(cluster.kubectl().args(arguments))
+}
+
+/// `kubectl` with a manifest on its standard input.
+fn kubectl_input<const N: usize>(cluster: &Cluster, arguments: [&str; N], manifest: &str) -> Result<String> {
+    let mut kubectl = cluster.kubectl();
+    kubectl
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut child = kubectl.spawn()?;
+    child
+        .stdin
+        .take()
+        .context("standard input is piped")?
+        .write_all(manifest.as_bytes())?;
+    let output = child.wait_with_output()?;
+    ensure!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+fn changed(from: &str, to: &str) -> Result<String> {
+    ensure!(VALID.contains(from), "{from:?} is not in examples/digits.yaml");
+    Ok(VALID.replacen(from, to, 1))
+}
+
+fn refused(cluster: &Cluster, index: usize) -> Result<()> {
+    let (_, from, to, parts) = REFUSED[index];
+    let manifest = changed(from, to)?;
+    let outcome = kubectl_input(cluster, ["create", "--dry-run=server", "-f", "-"], &manifest);
+    let Err(error) = outcome else {
+        anyhow::bail!("the API server accepted\n{manifest}")
+    };
+    let message = format!("{error:#}");
+    for part in parts {
+        ensure!(
+            message.contains(part),
+            "{part:?} is not in the refusal:\n{message}"
+        );
+    }
+    Ok(())
+}
+
+fn immutable(cluster: &Cluster, index: usize) -> Result<()> {
+    let (from, to, part) = IMMUTABLE[index];
+    let name = format!("immutable-{index}");
+    let named = |manifest: &str| manifest.replacen("name: digits\n", &format!("name: {name}\n"), 1);
+    kubectl_input(cluster, ["create", "-f", "-"], &named(VALID))?;
+    let outcome = kubectl_input(cluster, ["apply", "-f", "-"], &named(&changed(from, to)?));
+    let Err(error) = outcome else {
+        anyhow::bail!("the API server accepted the change {from} to {to}")
+    };
+    ensure!(
+        format!("{error:#}").contains(part),
+        "{part:?} is not in the refusal:\n{error:#}"
+    );
+    Ok(())
+}
+
+fn defaults(cluster: &Cluster, _: usize) -> Result<()> {
+    let stored = kubectl_input(
+        cluster,
+        ["create", "--dry-run=server", "-o", "json", "-f", "-"],
+        VALID,
+    )?;
+    let job: serde_json::Value = serde_json::from_str(&stored)?;
+    let spec = &job["spec"];
+    ensure!(
+        spec["failurePolicy"]["maxRestarts"] == 5,
+        "maxRestarts: {}",
+        spec["failurePolicy"]
+    );
+    ensure!(
+        spec["training"]["optimizer"]["betas"] == serde_json::json!([0.9, 0.999]),
+        "{}",
+        spec["training"]
+    );
+    ensure!(
+        spec["workers"]["gpuResource"] == "nvidia.com/gpu",
+        "{}",
+        spec["workers"]
+    );
+    ensure!(
+        spec["checkpoint"]["path"] == "/checkpoints",
+        "{}",
+        spec["checkpoint"]
+    );
+    let job: crds::ViTTrainingJob = serde_json::from_value(job)?;
+    crds::validate(&job)?;
+    Ok(())
+}
+
+fn explain(cluster: &Cluster, _: usize) -> Result<()> {
+    let text = kubectl(cluster, ["explain", "vtj.spec.training"])?;
+    for part in [
+        "epochs\t<integer> -required-",
+        "epochs is the number of passes over the training images",
+        "microBatchSize",
+    ] {
+        ensure!(text.contains(part), "{part:?} is not in:\n{text}");
+    }
+    let all = kubectl(cluster, ["explain", "vtj.spec", "--recursive"])?;
+    ensure!(all.contains("persistentVolumeClaim"), "{all}");
+    Ok(())
+}
+
+fn scale(cluster: &Cluster, _: usize) -> Result<()> {
+    kubectl_input(
+        cluster,
+        ["create", "-f", "-"],
+        &VALID.replacen("name: digits\n", "name: scaled\n", 1),
+    )?;
+    kubectl(cluster, ["scale", "vtj/scaled", "--replicas=3"])?;
+    let nodes = kubectl(
+        cluster,
+        ["get", "vtj/scaled", "-o", "jsonpath={.spec.workers.nodes}"],
+    )?;
+    ensure!(nodes == "3", "nodes: {nodes}");
+    Ok(())
+}
+
+fn mutable(cluster: &Cluster, _: usize) -> Result<()> {
+    kubectl_input(
+        cluster,
+        ["create", "-f", "-"],
+        &VALID.replacen("name: digits\n", "name: mutable\n", 1),
+    )?;
+    let patch = r#"{"spec":{"suspend":true,"ttlSecondsAfterFinished":5,"failurePolicy":{"maxRestarts":1}}}"#;
+    kubectl(cluster, ["patch", "vtj/mutable", "--type=merge", "-p", patch])?;
+    Ok(())
+}

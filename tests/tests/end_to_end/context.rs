@@ -1,0 +1,345 @@
+//! What the tests share: the cluster with the operator on it, and a fresh namespace with data for each of them.
+
+use std::fmt::Write as _;
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail, ensure};
+use crds::{Phase, ViTTrainingJob, ViTTrainingJobStatus};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{ListParams, PostParams};
+use kube::{Api, Client};
+use serde_json::Value;
+use tokio::runtime::Runtime;
+use vit_tests::{Cluster, GpuProduct, cluster, command, digits, operator, volumes};
+
+/// The longest any test waits for one thing.
+const DEADLINE: Duration = Duration::from_secs(180);
+/// GPUs of every node.
+const GPUS_PER_NODE: u32 = 2;
+
+pub(crate) struct Context {
+    pub(crate) cluster: Cluster,
+    pub(crate) client: Client,
+    runtime: Runtime,
+    folder: tempfile::TempDir,
+    digits: PathBuf,
+}
+
+/// A namespace of one test, with the claims `digits` and `checkpoints`.
+pub(crate) struct Namespace<'c> {
+    pub(crate) context: &'c Context,
+    pub(crate) name: String,
+    pub(crate) folder: PathBuf,
+}
+
+impl Context {
+    /// Starts the cluster: three nodes of one GPU product and one of another, two GPUs each; installs the operator.
+    pub(crate) fn set_up() -> Result<Self> {
+        let runtime = Runtime::new()?;
+        let cluster = runtime.block_on(operator::cluster_with_operator(&"e2e".parse()?, GPUS_PER_NODE))?;
+        let client = cluster.client();
+        let folder = tempfile::Builder::new().prefix("vit-e2e-").tempdir()?;
+        make_readable(folder.path())?;
+        let digits = folder.path().join("digits");
+        digits::write(&digits)?;
+        Ok(Self {
+            cluster,
+            client,
+            runtime,
+            folder,
+            digits,
+        })
+    }
+
+    /// Takes the cluster down, if it is still there, and asserts that nothing of it is left.
+    pub(crate) fn tear_down(&self) -> Result<()> {
+        if std::env::var_os("VIT_KEEP_CLUSTER").is_some()
+            || cluster::leftovers(self.cluster.name())?.is_empty()
+        {
+            return Ok(());
+        }
+        cluster::down(self.cluster.name())?;
+        let left = cluster::leftovers(self.cluster.name())?;
+        ensure!(left.is_empty(), "the cluster left behind: {}", left.join(", "));
+        Ok(())
+    }
+
+    /// Runs `kubectl`; its standard output.
+    pub(crate) fn kubectl<const N: usize>(&self, arguments: [&str; N]) -> Result<String> {
+        command::run(self.cluster.kubectl().args(arguments))
+    }
+
+    /// Relabels a node as one that holds this GPU product.
+    pub(crate) fn set_gpu_product(&self, node: &str, gpu: &GpuProduct) -> Result<()> {
+        let labels = gpu.labels(GPUS_PER_NODE);
+        let labels = labels
+            .iter()
+            .map(|(key, value)| (key.as_str(), Some(value.as_str())));
+        self.block_on(self.cluster.set_labels(node, labels))
+    }
+
+    pub(crate) fn dump(&self) -> String {
+        self.cluster.dump()
+    }
+
+    pub(crate) fn block_on<T>(&self, future: impl Future<Output = T>) -> T {
+        self.runtime.block_on(future)
+    }
+
+    /// A fresh namespace whose claim `digits` holds the digits.
+    pub(crate) fn namespace(&self, name: &str) -> Result<Namespace<'_>> {
+        self.namespace_with_data(name, &self.digits)
+    }
+
+    /// A fresh namespace whose claim `digits` holds what is in `data`.
+    pub(crate) fn namespace_with_data(&self, name: &str, data: &Path) -> Result<Namespace<'_>> {
+        let folder = self.folder.path().join(name);
+        fs_err::create_dir_all(&folder)?;
+        self.block_on(async {
+            volumes::restricted_namespace(&self.client, name).await?;
+            volumes::claim_folder(&self.client, name, "digits", data).await?;
+            volumes::claim_folder(&self.client, name, "checkpoints", &folder.join("checkpoints")).await
+        })?;
+        Ok(Namespace {
+            context: self,
+            name: name.into(),
+            folder,
+        })
+    }
+
+    /// A folder for data that a test makes itself.
+    pub(crate) fn data_folder(&self, name: &str) -> Result<PathBuf> {
+        let folder = self.folder.path().join("data").join(name);
+        fs_err::create_dir_all(&folder)?;
+        Ok(folder)
+    }
+
+    pub(crate) fn digits(&self) -> &Path {
+        &self.digits
+    }
+}
+
+impl Drop for Namespace<'_> {
+    /// Gives the test's GPUs back, whether it passed or not; the namespace itself may take its time.
+    fn drop(&mut self) {
+        let _ = self.context.kubectl([
+            "-n",
+            &self.name,
+            "delete",
+            "vtj",
+            "--all",
+            "--wait=true",
+            "--timeout=60s",
+        ]);
+        let _ = self.context.kubectl([
+            "-n",
+            &self.name,
+            "wait",
+            "pod",
+            "--all",
+            "--for=delete",
+            "--timeout=60s",
+        ]);
+        let _ = self
+            .context
+            .kubectl(["delete", "namespace", &self.name, "--wait=false"]);
+    }
+}
+
+impl Namespace<'_> {
+    /// Creates the job of `examples/digits.yaml` under a name of its own, changed by a merge patch of its spec.
+    pub(crate) fn create(&self, name: &str, spec: Value) -> Result<()> {
+        let mut job: Value = serde_saphyr::from_str(include_str!("../../../examples/digits.yaml"))?;
+        job["metadata"]["name"] = name.into();
+        merge(&mut job["spec"], spec);
+        let job: ViTTrainingJob = serde_json::from_value(job)?;
+        self.context
+            .block_on(async { self.jobs().create(&PostParams::default(), &job).await })?;
+        Ok(())
+    }
+
+    pub(crate) fn jobs(&self) -> Api<ViTTrainingJob> {
+        Api::namespaced(self.context.client.clone(), &self.name)
+    }
+
+    pub(crate) fn patch(&self, job: &str, spec: Value) -> Result<()> {
+        let patch = serde_json::json!({"spec": spec}).to_string();
+        self.context.kubectl([
+            "-n",
+            &self.name,
+            "patch",
+            "vtj",
+            job,
+            "--type=merge",
+            "-p",
+            &patch,
+        ])?;
+        Ok(())
+    }
+
+    /// Waits until the job's status is as wanted, and returns it. Gives up at the deadline, or when the job is over and
+    /// the wanted state can no longer come.
+    pub(crate) fn wait(
+        &self,
+        job: &str,
+        what: &str,
+        mut wanted: impl FnMut(&ViTTrainingJobStatus) -> bool,
+    ) -> Result<ViTTrainingJobStatus> {
+        self.context.block_on(async {
+            let jobs = self.jobs();
+            let mut last = ViTTrainingJobStatus::default();
+            let waiting = async {
+                let mut poll = tokio::time::interval(Duration::from_millis(250));
+                loop {
+                    poll.tick().await;
+                    let Some(status) = jobs.get_opt(job).await?.and_then(|job| job.status) else {
+                        continue;
+                    };
+                    if wanted(&status) {
+                        return Ok(status);
+                    }
+                    let over = status.phase.is_some_and(Phase::is_terminal);
+                    last = status;
+                    if over {
+                        bail!("{job} is over");
+                    }
+                }
+            };
+            let outcome = match tokio::time::timeout(DEADLINE, waiting).await {
+                Ok(outcome) => outcome,
+                Err(_) => Err(anyhow::anyhow!("not within {} s", DEADLINE.as_secs())),
+            };
+            outcome.with_context(|| format!("waiting until {job} {what}; its status is {last:#?}"))
+        })
+    }
+
+    pub(crate) fn wait_phase(&self, job: &str, phase: Phase) -> Result<ViTTrainingJobStatus> {
+        self.wait(job, &format!("is {}", phase.as_str()), |status| {
+            status.phase == Some(phase)
+        })
+    }
+
+    /// Waits until the job has saved a checkpoint while running.
+    pub(crate) fn wait_checkpoint(&self, job: &str) -> Result<ViTTrainingJobStatus> {
+        self.wait(job, "has a checkpoint", |status| {
+            status.phase == Some(Phase::Running)
+                && status.last_checkpoint.as_ref().is_some_and(|last| last.step > 0)
+        })
+    }
+
+    pub(crate) fn pods(&self) -> Result<Vec<Pod>> {
+        let pods = Api::<Pod>::namespaced(self.context.client.clone(), &self.name);
+        Ok(self
+            .context
+            .block_on(async { pods.list(&ListParams::default()).await })?
+            .items)
+    }
+
+    /// Kills the rank process in the pod of this node rank, as the kernel would when memory runs out.
+    pub(crate) fn kill_rank(&self, job: &str, node_rank: u32) -> Result<()> {
+        let selector = format!("vit-operator.dev/job-name={job},vit-operator.dev/node-rank={node_rank}");
+        let pod = self
+            .context
+            .kubectl(["-n", &self.name, "get", "pod", "-l", &selector, "-o", "name"])?;
+        let script = r#"for process in /proc/[0-9]*; do
+            if tr '\0' ' ' <"$process/cmdline" 2>/dev/null | grep -q 'vit-trainer rank'; then kill -KILL "${process#/proc/}"; fi
+        done"#;
+        self.context
+            .kubectl(["-n", &self.name, "exec", pod.trim(), "--", "sh", "-c", script])?;
+        Ok(())
+    }
+
+    /// Waits until `get` answers nothing for these kinds.
+    pub(crate) fn wait_gone(&self, kinds: &str) -> Result<()> {
+        self.context.block_on(async {
+            let mut poll = tokio::time::interval(Duration::from_millis(250));
+            let waiting = async {
+                loop {
+                    poll.tick().await;
+                    let left = self.context.kubectl([
+                        "-n",
+                        &self.name,
+                        "get",
+                        kinds,
+                        "-l",
+                        "vit-operator.dev/job-name",
+                        "-o",
+                        "name",
+                    ])?;
+                    if left.trim().is_empty() {
+                        return anyhow::Ok(());
+                    }
+                }
+            };
+            tokio::time::timeout(DEADLINE, waiting)
+                .await
+                .with_context(|| format!("{kinds} are still there"))?
+        })
+    }
+
+    /// Asserts that the log of a job's training has every optimizer step exactly once, but for those after the
+    /// checkpoint that an attempt continued from, which the failed attempt had done in vain.
+    pub(crate) fn check_steps(&self, job: &str, total_steps: i64) -> Result<()> {
+        let path = self.folder.join("checkpoints").join(job).join("log.jsonl");
+        let log = fs_err::read_to_string(&path)?;
+        let mut last_by_attempt: Vec<(i64, Vec<i64>)> = Vec::new();
+        for line in log.lines() {
+            let record: Value =
+                serde_json::from_str(line).with_context(|| format!("{}: {line}", path.display()))?;
+            let (Some(attempt), Some(step), true) = (
+                record["attempt"].as_i64(),
+                record["step"].as_i64(),
+                record.get("loss").is_some(),
+            ) else {
+                continue;
+            };
+            match last_by_attempt.last_mut() {
+                Some((last, steps)) if *last == attempt => steps.push(step),
+                _ => last_by_attempt.push((attempt, vec![step])),
+            }
+        }
+        let mut told = String::new();
+        let mut reached = 0;
+        for (attempt, steps) in &last_by_attempt {
+            let (first, last) = (steps[0], steps[steps.len() - 1]);
+            let _ = write!(told, "attempt {attempt}: steps {first} to {last}; ");
+            let continuous = steps
+                .iter()
+                .zip(steps.iter().skip(1))
+                .all(|(before, after)| after - before == 1);
+            if !continuous || first > reached + 1 {
+                bail!("steps are missing or doubled in {}: {told}", path.display());
+            }
+            reached = last;
+        }
+        if reached != total_steps {
+            bail!("the log ends at step {reached} of {total_steps}: {told}");
+        }
+        Ok(())
+    }
+}
+
+/// JSON merge patch (RFC 7386), for objects.
+fn merge(target: &mut Value, patch: Value) {
+    match (target, patch) {
+        (Value::Object(target), Value::Object(patch)) => {
+            for (key, value) in patch {
+                if value.is_null() {
+                    target.remove(&key);
+                } else {
+                    merge(target.entry(key).or_insert(Value::Null), value);
+                }
+            }
+        }
+        (target, patch) => *target = patch,
+    }
+}
+
+/// Lets the trainer's user reach what is below a folder.
+fn make_readable(folder: &Path) -> Result<()> {
+    use std::os::unix::fs::PermissionsExt as _;
+    fs_err::set_permissions(folder, std::fs::Permissions::from_mode(0o755))?;
+    Ok(())
+}

@@ -1,0 +1,64 @@
+//! Suspending, scaling and deleting a job that runs.
+
+use anyhow::{Context as _, Result, ensure};
+use crds::Phase;
+use serde_json::json;
+
+use crate::context::Context;
+
+pub(crate) fn suspend_and_resume(context: &Context) -> Result<()> {
+    let namespace = context.namespace("suspend")?;
+    namespace.create("digits", json!({"training": {"epochs": 60}}))?;
+    namespace.wait_checkpoint("digits")?;
+    namespace.patch("digits", json!({"suspend": true}))?;
+    let suspended = namespace.wait_phase("digits", Phase::Suspended)?;
+    ensure!(namespace.pods()?.is_empty(), "a suspended job holds no pods");
+    let saved = suspended.last_checkpoint.context("the checkpoint is told")?.step;
+    ensure!(saved > 0, "saved at step {saved}");
+    ensure!(
+        suspended.last_failure.is_none(),
+        "being told to stop is no failure: {:?}",
+        suspended.last_failure
+    );
+
+    namespace.patch("digits", json!({"suspend": false}))?;
+    let status = namespace.wait_phase("digits", Phase::Succeeded)?;
+    ensure!(
+        status.attempt == 2 && status.restarts == 0,
+        "attempt {}, restarts {}",
+        status.attempt,
+        status.restarts
+    );
+    let total_steps = status.progress.context("progress is told")?.total_steps;
+    namespace.check_steps("digits", total_steps)
+}
+
+pub(crate) fn scale(context: &Context) -> Result<()> {
+    let namespace = context.namespace("scale")?;
+    namespace.create(
+        "digits",
+        json!({"workers": {"nodes": 1}, "training": {"epochs": 30}}),
+    )?;
+    namespace.wait_checkpoint("digits")?;
+    context.kubectl(["-n", "scale", "scale", "vtj/digits", "--replicas=2"])?;
+    let status = namespace.wait_phase("digits", Phase::Succeeded)?;
+    ensure!(
+        status.attempt == 2 && status.restarts == 0,
+        "attempt {}, restarts {}",
+        status.attempt,
+        status.restarts
+    );
+    let nodes = status.placement.context("placement is told")?.nodes;
+    ensure!(nodes.len() == 2, "nodes: {nodes:?}");
+    let progress = status.progress.context("progress is told")?;
+    ensure!(progress.epoch == 30, "{progress:?}");
+    Ok(())
+}
+
+pub(crate) fn deletion(context: &Context) -> Result<()> {
+    let namespace = context.namespace("deletion")?;
+    namespace.create("digits", json!({"training": {"epochs": 500}}))?;
+    namespace.wait_phase("digits", Phase::Running)?;
+    context.kubectl(["-n", "deletion", "delete", "vtj", "digits", "--wait=true"])?;
+    namespace.wait_gone("pods,services,configmaps")
+}

@@ -1,0 +1,139 @@
+//! The main job, end to end.
+
+use anyhow::{Context as _, Result, ensure};
+use crds::Phase;
+use serde_json::json;
+
+use crate::context::Context;
+
+pub(crate) fn one_manifest_trains_on_like_gpus(context: &Context) -> Result<()> {
+    let namespace = context.namespace("training")?;
+    namespace.create("digits", json!({"training": {"epochs": 8}}))?;
+    let status = namespace.wait_phase("digits", Phase::Succeeded)?;
+
+    let placement = status.placement.context("placement is told")?;
+    let group = placement.group.context("the group is told")?;
+    ensure!(group.product == "Tesla-T4", "placed on {group:?}");
+    ensure!(placement.nodes.len() == 2, "nodes: {:?}", placement.nodes);
+    let refused = placement
+        .rejected
+        .iter()
+        .find(|rejected| rejected.group.contains("NVIDIA-H200"));
+    ensure!(
+        refused.is_some_and(|refused| refused.nodes == 1),
+        "refused: {:?}",
+        placement.rejected
+    );
+
+    let progress = status.progress.context("progress is told")?;
+    ensure!(
+        progress.percent == 100 && progress.step == progress.total_steps,
+        "{progress:?}"
+    );
+    ensure!(progress.epoch == 8, "{progress:?}");
+    ensure!(
+        progress
+            .validation_accuracy
+            .is_some_and(|accuracy| accuracy > 0.8),
+        "{progress:?}"
+    );
+    ensure!(
+        progress
+            .sync_share
+            .is_some_and(|share| (0.0..1.0).contains(&share)),
+        "{progress:?}"
+    );
+    ensure!(
+        status.attempt == 1 && status.restarts == 0,
+        "attempt {}, restarts {}",
+        status.attempt,
+        status.restarts
+    );
+    ensure!(
+        status.completion_time.is_some() && status.start_time.is_some(),
+        "times are told"
+    );
+    let conditions: Vec<_> = status
+        .conditions
+        .iter()
+        .map(|condition| (condition.type_.as_str(), condition.status.as_str()))
+        .collect();
+    for expected in [("Complete", "True"), ("Failed", "False"), ("Running", "False")] {
+        ensure!(
+            conditions.contains(&expected),
+            "{expected:?} is not in {conditions:?}"
+        );
+    }
+    namespace.check_steps("digits", progress.total_steps)?;
+
+    // What is no longer needed is gone, what ended well stays for its logs.
+    namespace.wait_gone("service")?;
+    ensure!(namespace.pods()?.len() == 2, "pods stay for their logs");
+    let logs = context.kubectl([
+        "-n",
+        "training",
+        "logs",
+        "-l",
+        "vit-operator.dev/node-rank=0",
+        "--tail=20",
+    ])?;
+    ensure!(
+        logs.contains("accuracy"),
+        "rank 0's log tells the accuracy: {logs}"
+    );
+
+    let table = context.kubectl(["-n", "training", "get", "vtj"])?;
+    for column in [
+        "PHASE",
+        "PROGRESS",
+        "EPOCH",
+        "IMAGES/S",
+        "SYNC",
+        "NODES",
+        "AGE",
+        "Succeeded",
+        "100",
+    ] {
+        ensure!(table.contains(column), "{column} is not in\n{table}");
+    }
+    Ok(())
+}
+
+pub(crate) fn prometheus_has_what_synchronisation_cost(context: &Context) -> Result<()> {
+    let namespace = context.namespace("metrics")?;
+    namespace.create("digits", json!({"training": {"epochs": 6}}))?;
+    namespace.wait_phase("digits", Phase::Succeeded)?;
+    let query = |expression: &str| -> Result<f64> {
+        let samples = context.cluster.query(expression)?;
+        samples
+            .first()
+            .map(|sample| sample.value)
+            .with_context(|| format!("no samples of {expression}"))
+    };
+    let selector = r#"namespace="metrics",job_name="digits""#;
+    let ranks = query(&format!(
+        "count(count by (rank) (last_over_time(vit_images_total{{{selector}}}[5m])))"
+    ))?;
+    ensure!((ranks - 2.0).abs() < 0.5, "ranks: {ranks}");
+    for kind in ["total", "exposed", "straggler"] {
+        let seconds = query(&format!(
+            r#"sum(last_over_time(vit_sync_seconds_total{{{selector},kind="{kind}"}}[5m]))"#
+        ))?;
+        ensure!(seconds > 0.0, "{kind}: {seconds} s");
+    }
+    let bytes = query(&format!(
+        "sum(last_over_time(vit_sync_bytes_total{{{selector}}}[5m]))"
+    ))?;
+    ensure!(bytes > 1e6, "bytes: {bytes}");
+    for phase in contract::metrics::STEP_PHASES {
+        query(&format!(
+            r#"last_over_time(vit_step_seconds_count{{{selector},rank="0",phase="{phase}"}}[5m])"#
+        ))?;
+    }
+    let leading = query("max(vit_operator_leader)")?;
+    ensure!(
+        (leading - 1.0).abs() < f64::EPSILON,
+        "one operator leads: {leading}"
+    );
+    Ok(())
+}
