@@ -1,7 +1,6 @@
 //! The cluster's programs, built from pinned Go modules and cached by what they are built from.
 
 use std::path::PathBuf;
-use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 use fs_err as fs;
@@ -204,7 +203,7 @@ impl Module {
 /// The output of `go version`, refused if there is no Go or it is too old.
 fn go_version() -> Result<String> {
     let (major, minor) = GO;
-    let Ok(text) = run(&mut Command::new("go").args(["version"])) else {
+    let Ok(text) = run(&mut command("go", ["version"])) else {
         bail!("Go is missing: building the cluster's programs needs Go {major}.{minor} or newer on the PATH");
     };
     let found = parse_go_version(&text).with_context(|| format!("cannot read Go's version from {text:?}"))?;

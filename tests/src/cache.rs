@@ -72,12 +72,9 @@ impl Key {
 
     /// The first 16 hexadecimal digits of the SHA-256 of all parts.
     pub fn finish(self) -> String {
-        self.0
-            .finalize()
-            .iter()
-            .take(8)
-            .map(|byte| format!("{byte:02x}"))
-            .collect()
+        let digest = self.0.finalize();
+        let start: [u8; 8] = std::array::from_fn(|index| digest[index]);
+        format!("{:016x}", u64::from_be_bytes(start))
     }
 }
 

@@ -11,11 +11,12 @@ use rustix::process::Signal;
 use crate::binaries::Binaries;
 use crate::config::{ClusterConfig, ClusterName, Gpus};
 use crate::image_store::{self, Store};
+use crate::network::{MAX_CLUSTERS, Namespace};
 use crate::node::Part;
 use crate::progress::{say, step};
 use crate::prometheus::Sample;
 use crate::state::State;
-use crate::{cgroup, command, control_plane, dump, image, node, packages, process, prometheus};
+use crate::{cgroup, command, control_plane, dump, image, network, node, packages, process, prometheus};
 
 /// A running cluster. Dropping it does nothing: a cluster runs until [`down`](Cluster::down).
 pub struct Cluster {
@@ -151,7 +152,7 @@ impl Cluster {
         Ok(self.state.addresses().prometheus_url())
     }
 
-    /// Evaluates a PromQL expression in the cluster's Prometheus.
+    /// Evaluates a `PromQL` expression in the cluster's Prometheus.
     pub fn query(&self, expression: &str) -> Result<Vec<Sample>> {
         prometheus::query(&self.prometheus_url()?, expression)
     }
@@ -290,29 +291,47 @@ pub fn down(name: &ClusterName) -> Result<()> {
 }
 
 /// What of the cluster of this name exists on this machine, in words: empty after [`down`].
+///
+/// Found without the cluster's record, so that it also tells what a wrong teardown has forgotten.
 pub fn leftovers(name: &ClusterName) -> Result<Vec<String>> {
     let mut left = cgroup::leftovers(name)?;
-    if let Some(state) = State::load(name)? {
-        left.extend(state.namespace().leftovers(state.addresses()));
-        left.push(format!("folder {}", state.directory().display()));
-        left.push(format!("folder {}", state.record().data.display()));
+    let folder = State::directory_of(name);
+    for path in [Namespace::of(name).path(), folder.clone(), State::data_of(name)?] {
+        if path.exists() {
+            left.push(path.display().to_string());
+        }
     }
-    let namespace = crate::network::Namespace::of(name);
-    if let Some(inode) = namespace.inode() {
-        left.push(format!("network namespace {}", namespace.path().display()));
+    if let Some(inode) = Namespace::of(name).inode() {
         left.extend(
             process::in_network_namespace(inode)?
                 .into_iter()
                 .map(|pid| format!("process {pid}")),
         );
     }
-    let here = State::directory_of(name);
+    left.extend(
+        process::mentioning(&folder)?
+            .into_iter()
+            .map(|pid| format!("process {pid}")),
+    );
     let mounts = fs::read_to_string("/proc/self/mounts")?;
-    let mounted = mounts
-        .lines()
-        .filter_map(|line| line.split(' ').nth(1))
-        .filter(|at| Path::new(at).starts_with(&here));
-    left.extend(mounted.map(|at| format!("mount {at}")));
+    let mounted = mounts.lines().filter_map(|line| line.split(' ').nth(1));
+    left.extend(
+        mounted
+            .filter(|at| Path::new(at).starts_with(&folder))
+            .map(|at| format!("mount {at}")),
+    );
+    // An interface does not tell its cluster: it is left over if it belongs to no other.
+    let others: Vec<u8> = State::all()?
+        .iter()
+        .filter(|state| state.name() != name)
+        .map(|state| state.record().index)
+        .collect();
+    let indices = (0..MAX_CLUSTERS).filter(|index| !others.contains(index));
+    left.extend(
+        network::host_interfaces(indices)
+            .into_iter()
+            .map(|link| format!("network interface {link}")),
+    );
     Ok(left)
 }
 
@@ -399,7 +418,7 @@ fn start_runtimes(state: &State, binaries: &Binaries, images: Option<&Store>) ->
 /// Ends and removes whatever exists of a cluster. Each part is found by itself, so any part may be missing.
 fn remove(name: &ClusterName) -> Result<()> {
     let state = State::load(name)?;
-    let namespace = crate::network::Namespace::of(name);
+    let namespace = Namespace::of(name);
     if let Some(state) = &state {
         for node in &state.record().nodes {
             // Not politely: nothing of the cluster is kept. Kubelet and runtime first, so that nothing comes back.
@@ -415,18 +434,14 @@ fn remove(name: &ClusterName) -> Result<()> {
         Ok(process::living(cgroup::processes(name, None)?))
     })?;
     cgroup::remove(name)?;
-    match &state {
-        Some(state) => {
-            namespace.delete(state.addresses())?;
-            state.remove()?;
-        }
-        None => State::remove_without_record(name)?,
-    }
-    Ok(())
+    namespace.delete(state.as_ref().map(State::addresses))?;
+    State::remove(name, state.as_ref())
 }
 
 fn program(state: &State, binaries: &Binaries, name: &str) -> Command {
     let mut program = command::command::<&str>(binaries.path(name), []);
     program.env("KUBECONFIG", state.kubeconfig());
+    // Addresses are used again by later clusters, whose resources kubectl must not take from this one's cache.
+    program.env("KUBECACHEDIR", state.directory().join("kubectl-cache"));
     program
 }

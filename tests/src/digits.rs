@@ -20,7 +20,9 @@ const SCIKIT_LEARN: &str = "1.9.1";
 const MEMBER: &str = "sklearn/datasets/data/digits.csv.gz";
 /// Images in the source.
 const IMAGES: usize = 1797;
-const CLASSES: [&str; 10] = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"];
+const CLASSES: [&str; 10] = [
+    "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine",
+];
 /// Pixels a side in the source and in a record.
 const SIDE: usize = 8;
 const RECORD_SIDE: usize = 32;
@@ -52,23 +54,39 @@ pub struct Counts {
 /// Writes the data set to the folder `out`, which appears whole; an earlier one there is replaced.
 pub fn write(out: &Path) -> Result<Counts> {
     let digits = parse(&source()?)?;
-    ensure!(digits.len() == IMAGES, "scikit-learn's digits have {} images instead of {IMAGES}", digits.len());
+    ensure!(
+        digits.len() == IMAGES,
+        "scikit-learn's digits have {} images instead of {IMAGES}",
+        digits.len()
+    );
     let (train, held_out) = split(digits);
-    let parent = out.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let parent = out
+        .parent()
+        .filter(|parent| !parent.as_os_str().is_empty())
+        .unwrap_or(Path::new("."));
     fs::create_dir_all(parent)?;
     let staging = tempfile::Builder::new().prefix(".digits-").tempdir_in(parent)?;
     for (index, part) in train.chunks(train.len().div_ceil(TRAIN_FILES)).enumerate() {
-        write_records(&staging.path().join(format!("data_batch_{}.bin", index + 1)), part)?;
+        write_records(
+            &staging.path().join(format!("data_batch_{}.bin", index + 1)),
+            part,
+        )?;
     }
     write_records(&staging.path().join("test_batch.bin"), &held_out)?;
     fs::write(staging.path().join("batches.meta.txt"), CLASSES.join("\n") + "\n")?;
     // Readable for the unprivileged user that a training pod runs as.
-    fs::set_permissions(staging.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    fs::set_permissions(
+        staging.path(),
+        std::os::unix::fs::PermissionsExt::from_mode(0o755),
+    )?;
     if out.exists() {
         fs::remove_dir_all(out)?;
     }
     fs::rename(staging.keep(), out)?;
-    Ok(Counts { train: train.len(), held_out: held_out.len() })
+    Ok(Counts {
+        train: train.len(),
+        held_out: held_out.len(),
+    })
 }
 
 /// The source's lines: 64 pixels and a label each, separated by commas.
@@ -76,30 +94,62 @@ fn source() -> Result<String> {
     let wheel = wheel()?;
     let mut archive = zip::ZipArchive::new(fs::File::open(&wheel)?)
         .with_context(|| format!("{}: not a wheel", wheel.display()))?;
-    let member = archive.by_name(MEMBER).with_context(|| format!("{}: has no {MEMBER}", wheel.display()))?;
+    let member = archive
+        .by_name(MEMBER)
+        .with_context(|| format!("{}: has no {MEMBER}", wheel.display()))?;
     let mut text = String::new();
-    GzDecoder::new(member).read_to_string(&mut text).with_context(|| format!("{}: {MEMBER}", wheel.display()))?;
+    GzDecoder::new(member)
+        .read_to_string(&mut text)
+        .with_context(|| format!("{}: {MEMBER}", wheel.display()))?;
     Ok(text)
 }
 
 /// scikit-learn's wheel, from the cache or fetched now.
 fn wheel() -> Result<PathBuf> {
     let folder = cache::directory()?.join(format!("scikit-learn-{SCIKIT_LEARN}"));
-    let _lock = cache::lock(&folder.with_extension("lock"))?;
+    let _lock = cache::lock(&cache::directory()?.join("scikit-learn.lock"))?;
     if !folder.exists() {
-        let staging = tempfile::Builder::new().prefix(".wheel-").tempdir_in(cache::directory()?)?;
-        step(format_args!("fetching the digits (scikit-learn {SCIKIT_LEARN}'s wheel)"), || {
-            // One fixed wheel whatever this machine's Python is: only data is read from it.
-            let mut pip = command("python3", ["-m", "pip", "download", "--quiet", "--disable-pip-version-check"]);
-            pip.args(["--no-deps", "--only-binary=:all:", "--python-version=3.12", "--implementation=cp"]);
-            pip.args(["--abi=cp312", "--platform=manylinux2014_x86_64", "--platform=manylinux_2_28_x86_64"]);
-            run(pip.arg("--dest").arg(staging.path()).arg(format!("scikit-learn=={SCIKIT_LEARN}")))
-        })?;
+        let staging = tempfile::Builder::new()
+            .prefix(".wheel-")
+            .tempdir_in(cache::directory()?)?;
+        step(
+            format_args!("fetching the digits (scikit-learn {SCIKIT_LEARN}'s wheel)"),
+            || {
+                // One fixed wheel whatever this machine's Python is: only data is read from it.
+                let mut pip = command(
+                    "python3",
+                    ["-m", "pip", "download", "--quiet", "--disable-pip-version-check"],
+                );
+                pip.args([
+                    "--no-deps",
+                    "--only-binary=:all:",
+                    "--python-version=3.12",
+                    "--implementation=cp",
+                ]);
+                pip.args([
+                    "--abi=cp312",
+                    "--platform=manylinux2014_x86_64",
+                    "--platform=manylinux_2_28_x86_64",
+                ]);
+                run(pip
+                    .arg("--dest")
+                    .arg(staging.path())
+                    .arg(format!("scikit-learn=={SCIKIT_LEARN}")))
+            },
+        )?;
         fs::rename(staging.keep(), &folder)?;
     }
     let files = fs::read_dir(&folder)?.collect::<std::io::Result<Vec<_>>>()?;
-    let wheel = files.into_iter().map(|file| file.path()).find(|path| path.extension().is_some_and(|e| e == "whl"));
-    wheel.with_context(|| format!("{}: holds no wheel; remove the folder to fetch it again", folder.display()))
+    let wheel = files
+        .into_iter()
+        .map(|file| file.path())
+        .find(|path| path.extension().is_some_and(|e| e == "whl"));
+    wheel.with_context(|| {
+        format!(
+            "{}: holds no wheel; remove the folder to fetch it again",
+            folder.display()
+        )
+    })
 }
 
 fn parse(text: &str) -> Result<Vec<Digit>> {
@@ -110,13 +160,22 @@ fn parse(text: &str) -> Result<Vec<Digit>> {
 }
 
 fn parse_line(line: &str) -> Result<Digit> {
-    let numbers = line.split(',').map(|word| word.trim().parse::<u8>()).collect::<Result<Vec<_>, _>>()?;
-    let [pixels @ .., label] = numbers.as_slice() else { anyhow::bail!("the line is empty") };
-    let pixels: [u8; SIDE * SIDE] =
-        pixels.try_into().with_context(|| format!("{} pixels instead of {}", pixels.len(), SIDE * SIDE))?;
+    let numbers = line
+        .split(',')
+        .map(|word| word.trim().parse::<u8>())
+        .collect::<Result<Vec<_>, _>>()?;
+    let [pixels @ .., label] = numbers.as_slice() else {
+        anyhow::bail!("the line is empty")
+    };
+    let pixels: [u8; SIDE * SIDE] = pixels
+        .try_into()
+        .with_context(|| format!("{} pixels instead of {}", pixels.len(), SIDE * SIDE))?;
     ensure!(pixels.iter().all(|pixel| *pixel <= 16), "a pixel is above 16");
     ensure!(usize::from(*label) < CLASSES.len(), "label {label} is above 9");
-    Ok(Digit { pixels, label: *label })
+    Ok(Digit {
+        pixels,
+        label: *label,
+    })
 }
 
 /// Shuffles, always alike, and holds out a fifth of every class.
@@ -183,7 +242,13 @@ mod tests {
 
     #[test]
     fn a_line_is_64_pixels_and_a_label() {
-        assert_eq!(parse_line(&line("16", "7")).unwrap(), Digit { pixels: [16; 64], label: 7 });
+        assert_eq!(
+            parse_line(&line("16", "7")).unwrap(),
+            Digit {
+                pixels: [16; 64],
+                label: 7
+            }
+        );
     }
 
     #[test]
@@ -221,7 +286,10 @@ mod tests {
             .map(|n| {
                 let mut pixels = [0; 64];
                 pixels[..4].copy_from_slice(&n.to_le_bytes());
-                Digit { pixels, label: (n % 10) as u8 }
+                Digit {
+                    pixels,
+                    label: (n % 10) as u8,
+                }
             })
             .collect();
         let (train, held_out) = split(digits.clone());
@@ -236,6 +304,9 @@ mod tests {
     #[test]
     fn the_generator_has_the_published_sequence() {
         let mut random = SplitMix64(0);
-        assert_eq!([random.next(), random.next()], [0xE220_A839_7B1D_CDAF, 0x6E78_9E6A_A1B9_65F4]);
+        assert_eq!(
+            [random.next(), random.next()],
+            [0xE220_A839_7B1D_CDAF, 0x6E78_9E6A_A1B9_65F4]
+        );
     }
 }

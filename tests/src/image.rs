@@ -201,11 +201,7 @@ impl Builder {
             fs::remove_file(&part)?;
         }
         let target = format!("oci-archive:{}:{name}", part.display());
-        // The archive goes no further than this machine's containerd, so compressing it would only cost time.
-        run_logged(
-            &mut self.buildah(["push", "--disable-compression", name, &target]),
-            &self.log,
-        )?;
+        run_logged(&mut self.buildah(["push", name, &target]), &self.log)?;
         fs::rename(part, archive)?;
         Ok(())
     }

@@ -7,9 +7,11 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 use clap::{Parser, Subcommand, ValueEnum};
 use vit_tests::binaries::Binaries;
-use vit_tests::progress::say;
+use vit_tests::progress::{say, step};
 use vit_tests::state::State;
-use vit_tests::{Cluster, ClusterConfig, ClusterName, cluster, control_plane, digits, discovery, packages};
+use vit_tests::{
+    Cluster, ClusterConfig, ClusterName, cluster, control_plane, digits, discovery, image, packages,
+};
 
 /// A real Kubernetes cluster on this machine, for the demonstration and the end-to-end tests.
 #[derive(Parser)]
@@ -73,6 +75,30 @@ enum Action {
         /// The folder to write; one that is there is replaced.
         #[arg(long)]
         out: PathBuf,
+    },
+    /// Build an image from a Dockerfile on the local Debian base; prints the path of its OCI archive.
+    Image {
+        /// The image's name, such as `localhost/NAME:TAG`.
+        #[arg(long)]
+        tag: String,
+        /// The Dockerfile.
+        #[arg(long)]
+        file: PathBuf,
+        /// The folder that the Dockerfile copies from.
+        context: PathBuf,
+    },
+    /// Import an OCI archive into all nodes of a running cluster.
+    Load {
+        #[command(flatten)]
+        cluster: Name,
+        /// The archive.
+        archive: PathBuf,
+    },
+    /// Run the built helm, without a cluster.
+    Helm {
+        /// Helm's arguments.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
     },
     /// Install the system packages that are missing.
     Packages,
@@ -201,7 +227,29 @@ async fn run(action: Action) -> Result<()> {
         )),
         Action::Digits { out } => {
             let counts = digits::write(&out)?;
-            say(format_args!("{}: {} training and {} held-out images", out.display(), counts.train, counts.held_out));
+            say(format_args!(
+                "{}: {} training and {} held-out images",
+                out.display(),
+                counts.train,
+                counts.held_out
+            ));
+        }
+        Action::Image { tag, file, context } => {
+            println!("{}", image::build(&tag, &file, &context)?.display())
+        }
+        Action::Load {
+            cluster: Name { name },
+            archive,
+        } => {
+            let cluster = Cluster::attach(&name).await?;
+            let what = format!("importing {} into all nodes", archive.display());
+            step(what, || cluster.load_image(&archive, &cluster.nodes()))?;
+        }
+        Action::Helm { arguments } => {
+            let error = std::process::Command::new(Binaries::build()?.path("helm"))
+                .args(arguments)
+                .exec();
+            bail!("cannot run helm: {error}");
         }
         Action::Packages => packages::install_missing()?,
     }

@@ -89,7 +89,8 @@ impl Addresses {
         format!("http://{}:9090", self.api())
     }
 
-    fn host_interface(self) -> String {
+    /// The name of the host's end of the veth pair.
+    pub fn host_interface(self) -> String {
         format!("vitc{}", self.index)
     }
 }
@@ -159,29 +160,19 @@ impl Namespace {
         Ok(())
     }
 
-    /// Removes the namespace and the host's end of its link; both may be gone already.
-    pub fn delete(&self, addresses: Addresses) -> Result<()> {
-        let outer = addresses.host_interface();
-        if link_exists(&outer) {
+    /// Removes the namespace and, where its addresses are known, the host's end of its link; both may be gone already.
+    pub fn delete(&self, addresses: Option<Addresses>) -> Result<()> {
+        // The kernel removes the link with the namespace too, but some time later.
+        if let Some(outer) = addresses
+            .map(Addresses::host_interface)
+            .filter(|outer| link_exists(outer))
+        {
             ip(&["link", "del", &outer])?;
         }
         if self.path().exists() {
             ip(&["netns", "del", &self.name])?;
         }
         Ok(())
-    }
-
-    /// What of the namespace is left on the host, in words.
-    pub fn leftovers(&self, addresses: Addresses) -> Vec<String> {
-        let outer = addresses.host_interface();
-        let mut left = Vec::new();
-        if self.path().exists() {
-            left.push(format!("network namespace {}", self.name));
-        }
-        if link_exists(&outer) {
-            left.push(format!("network interface {outer}"));
-        }
-        left
     }
 
     /// Runs a program inside, in the caller's mount namespace; its standard output.
@@ -207,6 +198,15 @@ pub fn is_taken(addresses: Addresses) -> Result<bool> {
             .lines()
             .filter_map(|line| line.split_whitespace().next())
             .any(|to| networks.iter().any(|n| n == to)))
+}
+
+/// The hosts' ends of veth pairs that exist for clusters at any of these indices.
+pub fn host_interfaces(indices: impl IntoIterator<Item = u8>) -> Vec<String> {
+    indices
+        .into_iter()
+        .map(|index| Addresses::new(index).host_interface())
+        .filter(|link| link_exists(link))
+        .collect()
 }
 
 fn link_exists(name: &str) -> bool {

@@ -3,6 +3,7 @@
 //! A component's process id is in `pids/NAME` of the cluster's folder. What belongs to a cluster is told
 //! by the network namespace it runs in, which no other process shares, and by the cluster's cgroups.
 
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -151,6 +152,16 @@ pub fn in_mount_namespace_of(pid: i32) -> Result<Vec<i32>> {
         return Ok(Vec::new());
     };
     living_where(|other| self::namespace(other, "mnt") == Some(namespace))
+}
+
+/// The living processes whose command line mentions a path below `folder`.
+pub fn mentioning(folder: &Path) -> Result<Vec<i32>> {
+    let prefix = format!("{}/", folder.display());
+    let mentions = |pid| {
+        std::fs::read(format!("/proc/{pid}/cmdline"))
+            .is_ok_and(|line| String::from_utf8_lossy(&line).contains(&prefix))
+    };
+    living_where(mentions)
 }
 
 fn living_where(belongs: impl Fn(i32) -> bool) -> Result<Vec<i32>> {

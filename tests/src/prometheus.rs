@@ -91,7 +91,7 @@ pub struct Sample {
     pub value: f64,
 }
 
-/// Evaluates a PromQL expression now; a scalar gives one sample without labels.
+/// Evaluates a `PromQL` expression now; a scalar gives one sample without labels.
 pub fn query(url: &str, expression: &str) -> Result<Vec<Sample>> {
     let text = ureq::get(format!("{url}/api/v1/query"))
         .config()

@@ -79,7 +79,7 @@ impl State {
                 })
                 .collect(),
             prometheus: config.prometheus,
-            data: cache::directory()?.join("clusters").join(config.name.as_str()),
+            data: Self::data_of(&config.name)?,
             complete: false,
         };
         let state = Self {
@@ -136,21 +136,17 @@ impl State {
         Ok(())
     }
 
-    /// Removes the cluster's folders, which nothing uses any more.
-    pub fn remove(&self) -> Result<()> {
-        for folder in [&self.record.data, &self.directory()] {
+    /// Removes the folders of a cluster, which nothing uses any more. It may lack a record: it crashed before it had
+    /// one, or the machine was started again since.
+    pub fn remove(name: &ClusterName, state: Option<&Self>) -> Result<()> {
+        let recorded = state.map(|state| state.record.data.clone());
+        for folder in recorded
+            .into_iter()
+            .chain([Self::data_of(name)?, Self::directory_of(name)])
+        {
             if folder.exists() {
                 fs::remove_dir_all(folder)?;
             }
-        }
-        Ok(())
-    }
-
-    /// Removes the folder of a cluster that crashed before it had a record.
-    pub fn remove_without_record(name: &ClusterName) -> Result<()> {
-        let directory = Self::directory_of(name);
-        if directory.exists() {
-            fs::remove_dir_all(directory)?;
         }
         Ok(())
     }
@@ -199,6 +195,11 @@ impl State {
     /// The folder of sockets, keys, logs and process ids.
     pub fn directory(&self) -> PathBuf {
         Self::directory_of(&self.name)
+    }
+
+    /// The folder on disk of the cluster of this name, whether it exists or not.
+    pub fn data_of(name: &ClusterName) -> Result<PathBuf> {
+        Ok(cache::directory()?.join("clusters").join(name.as_str()))
     }
 
     /// The administrator's kubeconfig.
