@@ -236,4 +236,7 @@ pub struct FailureStatus {
     pub class: String,
     /// message in the trainer's or the kubelet's own words.
     pub message: String,
+    /// time at which the operator saw it; the wait before the next attempt counts from here.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time: Option<Time>,
 }

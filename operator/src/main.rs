@@ -1,3 +1,15 @@
-//! Reconciles ViTTrainingJobs into gangs of pods on like GPUs
+//! The operator's command line.
 
-fn main() {}
+use clap::Parser as _;
+use vit_operator::{Arguments, Command, run, start_logging};
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let Arguments { command } = Arguments::parse();
+    match command {
+        Command::Run(arguments) => {
+            start_logging(&arguments.log_filter)?;
+            run(arguments).await
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! The command line.
+
+use std::net::SocketAddr;
+
+/// Trains Vision Transformers on Kubernetes: reconciles ViTTrainingJobs into gangs of pods on like GPUs.
+#[derive(Debug, clap::Parser)]
+#[command(version, propagate_version = true)]
+pub struct Arguments {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// What to do.
+#[derive(Debug, clap::Subcommand)]
+pub enum Command {
+    /// Run the operator, in a cluster or, with a kubeconfig, beside it.
+    Run(RunArguments),
+}
+
+/// How to run.
+#[derive(Clone, Debug, clap::Args)]
+pub struct RunArguments {
+    /// Namespace whose jobs are reconciled; those of all namespaces if not given.
+    #[arg(long, env = "VIT_OPERATOR_NAMESPACE")]
+    pub namespace: Option<String>,
+    /// Namespace of the Lease by which replicas choose a leader; the operator's own if not given.
+    #[arg(long, env = "POD_NAMESPACE")]
+    pub leader_election_namespace: Option<String>,
+    /// Name of this replica in the Lease and in Events; the host name if not given.
+    #[arg(long, env = "POD_NAME")]
+    pub replica: Option<String>,
+    /// Address of /metrics, /healthz and /readyz.
+    #[arg(long, env = "VIT_OPERATOR_METRICS_ADDRESS", default_value = "0.0.0.0:8080")]
+    pub metrics_address: SocketAddr,
+    /// What is logged, such as `info` or `vit_operator=debug,info`.
+    #[arg(long, env = "RUST_LOG", default_value = "info")]
+    pub log_filter: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        super::Arguments::command().debug_assert();
+    }
+}

@@ -1,0 +1,35 @@
+//! Kubernetes objects of a gang, one file a kind: pure and infallible.
+
+pub(crate) mod config_map;
+pub(crate) mod pod;
+pub(crate) mod service;
+
+use std::collections::BTreeMap;
+
+use crds::{ViTTrainingJob, labels};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::{Resource as _, ResourceExt as _};
+
+/// Name, labels and owner that all objects of a job have.
+fn metadata(job: &ViTTrainingJob, name: String) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(name),
+        namespace: job.namespace(),
+        labels: Some(job_labels(job)),
+        owner_references: job.controller_owner_ref(&()).map(|owner| vec![owner]),
+        ..ObjectMeta::default()
+    }
+}
+
+/// Labels that all objects of a job have.
+fn job_labels(job: &ViTTrainingJob) -> BTreeMap<String, String> {
+    BTreeMap::from([
+        (labels::MANAGED_BY.into(), labels::MANAGER.into()),
+        (labels::JOB_NAME.into(), job.name_any()),
+    ])
+}
+
+/// Selects the pods of a job.
+pub(crate) fn selector(job: &ViTTrainingJob) -> BTreeMap<String, String> {
+    BTreeMap::from([(labels::JOB_NAME.into(), job.name_any())])
+}

@@ -1,0 +1,309 @@
+//! One pod of a gang: pinned to its planned node, with a stable host name, under Pod Security "restricted".
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use contract::environment;
+use crds::spec::{ImagePullPolicy, Volume as JobVolume};
+use crds::validate::Mount;
+use crds::{ValidatedJob, ViTTrainingJob, labels};
+use k8s_openapi::api::core::v1::{
+    Affinity, Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvVar,
+    EnvVarSource, HTTPGetAction, HostPathVolumeSource, LocalObjectReference, NodeAffinity, NodeSelector,
+    NodeSelectorRequirement, NodeSelectorTerm, ObjectFieldSelector, PersistentVolumeClaimVolumeSource, Pod,
+    PodSecurityContext, PodSpec, Probe, ResourceRequirements, SeccompProfile, SecurityContext, Volume,
+    VolumeMount,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::ResourceExt as _;
+
+use super::{config_map, metadata, service};
+
+/// Name of the trainer's container.
+pub(crate) const CONTAINER: &str = "trainer";
+/// Name of the port with `/metrics`, `/progress` and `/healthz`.
+pub(crate) const METRICS_PORT: &str = "metrics";
+
+/// Time a pod has after SIGTERM to save a checkpoint, in seconds.
+const STOP_SECONDS: i64 = 120;
+
+/// What tells one pod of a gang from the others.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Member<'a> {
+    pub(crate) attempt: i32,
+    pub(crate) node_rank: usize,
+    pub(crate) gang_size: usize,
+    /// Node it is pinned to.
+    pub(crate) node: &'a str,
+}
+
+/// Name and host name of a pod.
+pub(crate) fn name(job: &ViTTrainingJob, attempt: i32, node_rank: usize) -> String {
+    format!("{}-{attempt}-{node_rank}", job.name_any())
+}
+
+/// The pod.
+pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'_>) -> Pod {
+    let settings = &valid.pod;
+    let name = name(job, member.attempt, member.node_rank);
+    let mut metadata = metadata(job, name.clone());
+    metadata.labels.get_or_insert_default().extend([
+        (labels::ATTEMPT.into(), member.attempt.to_string()),
+        (labels::NODE_RANK.into(), member.node_rank.to_string()),
+        (labels::GANG_SIZE.into(), member.gang_size.to_string()),
+    ]);
+    metadata.annotations = Some(BTreeMap::from([
+        ("prometheus.io/scrape".into(), "true".into()),
+        (
+            "prometheus.io/port".into(),
+            environment::DEFAULT_AGENT_PORT.to_string(),
+        ),
+        ("prometheus.io/path".into(), "/metrics".into()),
+    ]));
+    let (volumes, mounts) = volumes(job, valid, member.attempt);
+    Pod {
+        metadata,
+        spec: Some(PodSpec {
+            restart_policy: Some("Never".into()),
+            hostname: Some(name),
+            subdomain: Some(service::name(job)),
+            affinity: Some(pinned_to(member.node)),
+            node_selector: some_if_any(settings.node_selector.clone()),
+            tolerations: some_if_any(settings.tolerations.clone()),
+            priority_class_name: settings.priority_class_name.clone(),
+            image_pull_secrets: some_if_any(
+                settings
+                    .image_pull_secrets
+                    .iter()
+                    .map(|name| LocalObjectReference { name: name.clone() })
+                    .collect::<Vec<_>>(),
+            ),
+            termination_grace_period_seconds: Some(STOP_SECONDS),
+            automount_service_account_token: Some(false),
+            enable_service_links: Some(false),
+            security_context: Some(PodSecurityContext {
+                run_as_non_root: Some(true),
+                run_as_user: settings.run_as_user,
+                fs_group: settings.fs_group,
+                // A checkpoint folder can hold many files; only its root is looked at before ownership is changed.
+                fs_group_change_policy: settings.fs_group.map(|_| "OnRootMismatch".into()),
+                seccomp_profile: Some(SeccompProfile {
+                    type_: "RuntimeDefault".into(),
+                    localhost_profile: None,
+                }),
+                ..PodSecurityContext::default()
+            }),
+            containers: vec![container(job, valid, member, mounts)],
+            volumes: Some(volumes),
+            ..PodSpec::default()
+        }),
+        status: None,
+    }
+}
+
+fn container(
+    job: &ViTTrainingJob,
+    valid: &ValidatedJob,
+    member: Member<'_>,
+    mounts: Vec<VolumeMount>,
+) -> Container {
+    let settings = &valid.pod;
+    Container {
+        name: CONTAINER.into(),
+        image: Some(settings.image.clone()),
+        image_pull_policy: Some(
+            match settings.image_pull_policy {
+                ImagePullPolicy::Always => "Always",
+                ImagePullPolicy::IfNotPresent => "IfNotPresent",
+                ImagePullPolicy::Never => "Never",
+            }
+            .into(),
+        ),
+        args: Some(vec!["agent".into()]),
+        env: Some(environment(job, valid, member)),
+        ports: Some(vec![ContainerPort {
+            name: Some(METRICS_PORT.into()),
+            container_port: i32::from(environment::DEFAULT_AGENT_PORT),
+            ..ContainerPort::default()
+        }]),
+        readiness_probe: Some(Probe {
+            http_get: Some(HTTPGetAction {
+                path: Some("/healthz".into()),
+                port: IntOrString::String(METRICS_PORT.into()),
+                ..HTTPGetAction::default()
+            }),
+            period_seconds: Some(2),
+            timeout_seconds: Some(2),
+            failure_threshold: Some(5),
+            ..Probe::default()
+        }),
+        resources: Some(resources(valid)),
+        security_context: Some(SecurityContext {
+            allow_privilege_escalation: Some(false),
+            read_only_root_filesystem: Some(true),
+            capabilities: Some(Capabilities {
+                drop: Some(vec!["ALL".into()]),
+                add: None,
+            }),
+            ..SecurityContext::default()
+        }),
+        termination_message_path: Some(environment::TERMINATION_LOG_PATH.into()),
+        termination_message_policy: Some("File".into()),
+        volume_mounts: Some(mounts),
+        ..Container::default()
+    }
+}
+
+/// The user's own variables come first, and none of them can have a name of ours.
+fn environment(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'_>) -> Vec<EnvVar> {
+    let value = |name: &str, value: String| EnvVar {
+        name: name.into(),
+        value: Some(value),
+        value_from: None,
+    };
+    let coordinator = format!("{}.{}", name(job, member.attempt, 0), service::name(job));
+    let mut variables = valid.pod.env.clone();
+    variables.extend([
+        value(environment::RUN_CONFIG, environment::RUN_CONFIG_PATH.into()),
+        value(environment::NODE_RANK, member.node_rank.to_string()),
+        value(environment::ATTEMPT, member.attempt.to_string()),
+        value(environment::COORDINATOR_HOST, coordinator),
+        value(
+            environment::COORDINATOR_PORT,
+            environment::DEFAULT_COORDINATOR_PORT.to_string(),
+        ),
+        EnvVar {
+            name: environment::POD_ADDRESS.into(),
+            value: None,
+            value_from: Some(EnvVarSource {
+                field_ref: Some(ObjectFieldSelector {
+                    field_path: "status.podIP".into(),
+                    api_version: None,
+                }),
+                ..EnvVarSource::default()
+            }),
+        },
+        value(
+            environment::AGENT_PORT,
+            environment::DEFAULT_AGENT_PORT.to_string(),
+        ),
+        value(
+            environment::TERMINATION_LOG,
+            environment::TERMINATION_LOG_PATH.into(),
+        ),
+    ]);
+    variables
+}
+
+/// The user's own requests and limits, and the GPUs; Kubernetes wants both to be equal for those.
+fn resources(valid: &ValidatedJob) -> ResourceRequirements {
+    let mut resources = valid.pod.resources.clone();
+    for list in [&mut resources.requests, &mut resources.limits] {
+        list.get_or_insert_default().insert(
+            valid.pod.gpu_resource.clone(),
+            Quantity(valid.gpus_per_node().to_string()),
+        );
+    }
+    resources
+}
+
+/// A node's name is matched as a field, which no label can imitate, and kube-scheduler still checks that the pod fits.
+fn pinned_to(node: &str) -> Affinity {
+    Affinity {
+        node_affinity: Some(NodeAffinity {
+            required_during_scheduling_ignored_during_execution: Some(NodeSelector {
+                node_selector_terms: vec![NodeSelectorTerm {
+                    match_fields: Some(vec![NodeSelectorRequirement {
+                        key: "metadata.name".into(),
+                        operator: "In".into(),
+                        values: Some(vec![node.into()]),
+                    }]),
+                    match_expressions: None,
+                }],
+            }),
+            ..NodeAffinity::default()
+        }),
+        ..Affinity::default()
+    }
+}
+
+fn volumes(job: &ViTTrainingJob, valid: &ValidatedJob, attempt: i32) -> (Vec<Volume>, Vec<VolumeMount>) {
+    let empty = |medium: Option<&str>| EmptyDirVolumeSource {
+        medium: medium.map(Into::into),
+        size_limit: None,
+    };
+    let folder = Path::new(environment::RUN_CONFIG_PATH)
+        .parent()
+        .unwrap_or(Path::new("/"))
+        .display()
+        .to_string();
+    let mount = |name: &str, path: &str, read_only: bool| VolumeMount {
+        name: name.into(),
+        mount_path: path.into(),
+        read_only: read_only.then_some(true),
+        ..VolumeMount::default()
+    };
+    let mut volumes = vec![
+        Volume {
+            name: "run-config".into(),
+            config_map: Some(ConfigMapVolumeSource {
+                name: config_map::name(job, attempt),
+                ..ConfigMapVolumeSource::default()
+            }),
+            ..Volume::default()
+        },
+        Volume {
+            name: "tmp".into(),
+            empty_dir: Some(empty(None)),
+            ..Volume::default()
+        },
+        Volume {
+            // Ranks of one pod exchange tensors through it; a container's own is 64 MiB.
+            name: "shared-memory".into(),
+            empty_dir: Some(empty(Some("Memory"))),
+            ..Volume::default()
+        },
+    ];
+    let mut mounts = vec![
+        mount("run-config", &folder, true),
+        mount("tmp", "/tmp", false),
+        mount("shared-memory", "/dev/shm", false),
+    ];
+    let storage = [
+        ("data", valid.pod.data.as_ref(), true),
+        ("checkpoints", Some(&valid.pod.checkpoint), false),
+    ];
+    for (name, Mount { volume, path }, read_only) in storage
+        .into_iter()
+        .filter_map(|(name, given, read_only)| given.map(|given| (name, given, read_only)))
+    {
+        volumes.push(source(name, volume, read_only));
+        mounts.push(VolumeMount {
+            sub_path: volume.sub_path.clone(),
+            ..mount(name, path, read_only)
+        });
+    }
+    (volumes, mounts)
+}
+
+fn source(name: &str, volume: &JobVolume, read_only: bool) -> Volume {
+    Volume {
+        name: name.into(),
+        persistent_volume_claim: volume.persistent_volume_claim.as_ref().map(|claim| {
+            PersistentVolumeClaimVolumeSource {
+                claim_name: claim.claim_name.clone(),
+                read_only: read_only.then_some(true),
+            }
+        }),
+        host_path: volume.host_path.as_ref().map(|folder| HostPathVolumeSource {
+            path: folder.path.clone(),
+            type_: None,
+        }),
+        ..Volume::default()
+    }
+}
+
+fn some_if_any<C: IntoIterator + Default + PartialEq>(collection: C) -> Option<C> {
+    (collection != C::default()).then_some(collection)
+}

@@ -1,0 +1,5 @@
+//! The cluster as the operator sees it: caches of Nodes and pods, and what follows from them.
+
+pub(crate) mod caches;
+pub(crate) mod inventory;
+mod quantity;

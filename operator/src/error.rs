@@ -1,0 +1,104 @@
+//! What can go wrong in a reconcile.
+
+use std::time::Duration;
+
+/// An error of one reconcile. It is told in an Event, in the log and, by its category, in a metric.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The API server holds a job that is not one.
+    #[error("failed to read the job: {0}")]
+    InvalidObject(Box<kube::core::error_boundary::InvalidObject>),
+    /// A call to the API server failed.
+    #[error("failed to {verb} {kind} {name}: {source}")]
+    Api {
+        /// What was tried.
+        verb: &'static str,
+        /// On what kind of object.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+        /// Why it failed.
+        source: Box<kube::Error>,
+    },
+    /// An object of someone else has a name that the job needs.
+    #[error(
+        "failed to create {kind} {name}: there is one that does not belong to this job; delete it or rename the job"
+    )]
+    NameTaken {
+        /// Kind of the object.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+    },
+}
+
+impl Error {
+    /// The closed set of labels for metrics.
+    pub fn category(&self) -> &'static str {
+        match self {
+            Self::InvalidObject(_) => "InvalidObject",
+            Self::NameTaken { .. } => "NameTaken",
+            Self::Api { source, .. } => match &**source {
+                kube::Error::Api(status) => match status.code {
+                    401 | 403 => "Forbidden",
+                    404 => "NotFound",
+                    409 => "Conflict",
+                    400 | 422 => "Rejected",
+                    429 | 503 | 504 => "Overloaded",
+                    _ => "ApiServer",
+                },
+                _ => "Network",
+            },
+        }
+    }
+
+    /// Every category, for metrics that start at zero.
+    pub const CATEGORIES: [&'static str; 9] = [
+        "ApiServer",
+        "Conflict",
+        "Forbidden",
+        "InvalidObject",
+        "NameTaken",
+        "Network",
+        "NotFound",
+        "Overloaded",
+        "Rejected",
+    ];
+
+    /// Whether the object had changed since it was read: not a fault, but a reason to look again.
+    pub fn is_conflict(&self) -> bool {
+        self.category() == "Conflict"
+    }
+}
+
+/// Time until the next try after `failures` failed in a row before this one: doubles from one second to a minute.
+pub(crate) fn back_off(failures: u32) -> Duration {
+    Duration::from_secs((1_u64 << failures.min(6)).min(60))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_category_is_in_the_closed_set() {
+        for code in 400..600 {
+            let status = kube::core::Status::failure("message", "Reason").with_code(code);
+            let error = Error::Api {
+                verb: "create",
+                kind: "Pod",
+                name: "a".into(),
+                source: Box::new(kube::Error::Api(Box::new(status))),
+            };
+            assert!(Error::CATEGORIES.contains(&error.category()), "{code}");
+        }
+    }
+
+    #[test]
+    fn retries_slow_down_to_one_a_minute() {
+        assert_eq!(
+            [0, 1, 5, 6, 100].map(|failures| back_off(failures).as_secs()),
+            [1, 2, 32, 60, 60]
+        );
+    }
+}

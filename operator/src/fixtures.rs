@@ -1,0 +1,198 @@
+//! Values for tests, named as facts.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crds::status::{GpuGroup, PlacementStatus, ViTTrainingJobStatus};
+use crds::{Phase, ViTTrainingJob, conditions, labels};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use serde_json::json;
+
+use crate::build;
+use crate::build::pod::Member;
+use crate::policy::gang::{PodState, PodView};
+use crate::reconcile::Observation;
+
+/// Uid of [`job`].
+pub(crate) const UID: &str = "0b9f3c2e-5d0a-4c59-9a4e-0d6c1f1b2a3d";
+
+/// A second of the time in which tests live.
+pub(crate) fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(1_790_000_000 + second).expect("a time")
+}
+
+/// A job of two nodes with one GPU each, as the API server has it.
+pub(crate) fn job() -> ViTTrainingJob {
+    serde_json::from_value(json!({
+        "apiVersion": "vit-operator.dev/v1alpha1",
+        "kind": "ViTTrainingJob",
+        "metadata": {
+            "name": "digits", "namespace": "research", "uid": UID, "generation": 1, "resourceVersion": "100",
+            "creationTimestamp": at(0).to_string(),
+        },
+        "spec": {
+            "image": "localhost/vit-trainer:dev",
+            "model": {"name": "vit_tiny_patch16_224", "numClasses": 10},
+            "data": {"format": "cifar10", "volume": {"persistentVolumeClaim": {"claimName": "digits"}}},
+            "training": {"epochs": 3, "microBatchSize": 16},
+            "workers": {"nodes": 2},
+            "checkpoint": {"volume": {"persistentVolumeClaim": {"claimName": "checkpoints"}}},
+        },
+    }))
+    .expect("a job")
+}
+
+/// [`job`] in a phase, with the status that goes with it.
+pub(crate) fn job_in(phase: Phase, attempt: i32) -> ViTTrainingJob {
+    let mut job = job();
+    job.status = Some(status(phase, attempt));
+    job
+}
+
+/// A status in a phase; with a placement on nodes `a` and `b` where it has one.
+pub(crate) fn status(phase: Phase, attempt: i32) -> ViTTrainingJobStatus {
+    let is_placed = matches!(
+        phase,
+        Phase::Starting | Phase::Running | Phase::Restarting | Phase::Suspending
+    );
+    ViTTrainingJobStatus {
+        phase: Some(phase),
+        attempt,
+        observed_generation: Some(1),
+        selector: Some(format!("{}=digits", labels::JOB_NAME)),
+        placement: is_placed.then(|| PlacementStatus {
+            group: Some(tesla_t4()),
+            nodes: vec!["a".into(), "b".into()],
+            rejected: vec![],
+        }),
+        ..ViTTrainingJobStatus::default()
+    }
+}
+
+/// A group of nodes with one Tesla T4.
+pub(crate) fn tesla_t4() -> GpuGroup {
+    GpuGroup {
+        product: "Tesla-T4".into(),
+        product_label: "nvidia.com/gpu.product".into(),
+        gpus_per_node: 1,
+        ..GpuGroup::default()
+    }
+}
+
+/// A condition that has been so since second 0.
+pub(crate) fn condition(type_: &str, value: bool, reason: &str) -> Condition {
+    Condition {
+        type_: type_.into(),
+        status: if value { "True" } else { "False" }.into(),
+        reason: reason.into(),
+        message: "because".into(),
+        observed_generation: Some(1),
+        last_transition_time: Time(at(0)),
+    }
+}
+
+/// A pod of [`job`] that runs, on node `a` or `b`.
+pub(crate) fn pod(attempt: i32, node_rank: usize) -> PodView {
+    PodView {
+        name: format!("digits-{attempt}-{node_rank}"),
+        attempt,
+        node_rank,
+        gang_size: 2,
+        node: Some(["a", "b"][node_rank].into()),
+        state: PodState::Running,
+        ready: true,
+        ..PodView::default()
+    }
+}
+
+/// The gang of an attempt of [`job`], running.
+pub(crate) fn gang(attempt: i32) -> Vec<PodView> {
+    vec![pod(attempt, 0), pod(attempt, 1)]
+}
+
+/// The same gang as objects of the API server; `phase` as in their status.
+pub(crate) fn pod_objects(attempt: i32, phase: &str) -> Vec<Pod> {
+    let job = job();
+    let valid = crds::validate(&job).expect("valid");
+    ["a", "b"]
+        .into_iter()
+        .enumerate()
+        .map(|(node_rank, node)| {
+            let member = Member {
+                attempt,
+                node_rank,
+                gang_size: 2,
+                node,
+            };
+            let mut pod = build::pod::build(&job, &valid, member);
+            pod.spec.as_mut().expect("a spec").node_name = Some(node.into());
+            pod.status = serde_json::from_value(json!({"phase": phase})).expect("a status");
+            pod
+        })
+        .collect()
+}
+
+/// What is observed of a job, its gang healthy and on ready nodes.
+pub(crate) fn observation(job: ViTTrainingJob, pods: Vec<PodView>) -> Observation {
+    Observation {
+        job: job.into(),
+        pods,
+        departed: vec![],
+        unseen_pods: std::collections::HashSet::new(),
+        gang_was_created: true,
+        ready_nodes: ["a".to_owned(), "b".to_owned()].into(),
+        has_service: true,
+        config_maps: BTreeSet::new(),
+        progress: None,
+        now: at(100),
+    }
+}
+
+/// A ready node with GPUs of a product.
+pub(crate) fn node(name: &str, product: &str, gpus: i64) -> Node {
+    let amounts = json!({"nvidia.com/gpu": gpus.to_string(), "cpu": "8", "memory": "32Gi", "pods": "110"});
+    serde_json::from_value(json!({
+        "metadata": {"name": name, "labels": {"nvidia.com/gpu.product": product}},
+        "status": {
+            "capacity": amounts, "allocatable": amounts,
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    }))
+    .expect("a node")
+}
+
+/// The condition of that type.
+pub(crate) fn condition_of<'a>(status: &'a ViTTrainingJobStatus, type_: &str) -> Option<&'a Condition> {
+    status
+        .conditions
+        .iter()
+        .find(|condition| condition.type_ == type_)
+}
+
+/// Types of all conditions with their values and reasons.
+pub(crate) fn conditions_of(status: &ViTTrainingJobStatus) -> BTreeMap<&str, (&str, &str)> {
+    status
+        .conditions
+        .iter()
+        .map(|condition| {
+            (
+                condition.type_.as_str(),
+                (condition.status.as_str(), condition.reason.as_str()),
+            )
+        })
+        .collect()
+}
+
+/// A job that was refused.
+pub(crate) fn refused() -> ViTTrainingJob {
+    let mut job = job_in(Phase::Failed, 0);
+    let status = job.status.as_mut().expect("a status");
+    status.conditions = vec![condition(
+        conditions::types::FAILED,
+        true,
+        conditions::reasons::INVALID_SPEC,
+    )];
+    status.completion_time = Some(Time(at(1)));
+    job
+}

@@ -1,0 +1,50 @@
+//! The operator: reconciles `ViTTrainingJob`s into gangs of pods on like GPUs.
+//!
+//! ```text
+//!  Nodes, pods ---> cluster::caches ----------------+
+//!  ViTTrainingJob -> kube Controller -> reconcile   |
+//!                                        1 observe <+-- GET /progress of rank 0
+//!                                        2 validate     (crds)
+//!                                        3 plan         policy::{placement, homogeneity, gang, failure, restart, ...}
+//!                                        4 build        build::{pod, service, config_map}
+//!                                        5 apply    --> pods, Service, ConfigMap
+//!                                        6 status   --> status, then Events
+//! ```
+//!
+//! Only `observe`, `apply` and `status` do input and output. `lease` lets one of several replicas work; `http` serves
+//! metrics and probes.
+//!
+//! # What it may do
+//!
+//! | resource | verbs | why |
+//! | --- | --- | --- |
+//! | vittrainingjobs.vit-operator.dev | list, watch, delete | reconcile; delete after `ttlSecondsAfterFinished` |
+//! | vittrainingjobs.vit-operator.dev/status | patch | status |
+//! | nodes | list, watch | inventory |
+//! | pods | get, list, watch, create, delete | GPUs in use, over all namespaces; gangs |
+//! | services, configmaps | get, list, watch, create, delete | of each gang |
+//! | events.events.k8s.io | create, patch | Events |
+//! | leases.coordination.k8s.io, own namespace | get, create, update | leader election |
+//!
+//! With owner references that block deletion, clusters with the `OwnerReferencesPermissionEnforcement` admission plugin
+//! also want `update` of vittrainingjobs/finalizers.
+#![forbid(unsafe_code)]
+
+mod arguments;
+mod build;
+mod cluster;
+mod error;
+#[cfg(test)]
+mod fixtures;
+mod http;
+mod lease;
+mod metrics;
+mod policy;
+mod reconcile;
+mod run;
+mod telemetry;
+
+pub use arguments::{Arguments, Command, RunArguments};
+pub use error::Error;
+pub use run::{run, run_with};
+pub use telemetry::start as start_logging;

@@ -1,0 +1,245 @@
+//! What failed: each pod's failure as a class, and the one to blame for the attempt.
+
+use contract::FailureClass;
+use contract::exit::ExitCode;
+use jiff::Timestamp;
+
+use super::gang::{End, PodView};
+
+/// One pod's failure.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Failure {
+    pub(crate) class: FailureClass,
+    pub(crate) rank: Option<u32>,
+    pub(crate) pod: String,
+    pub(crate) node: Option<String>,
+    /// 128 + n where signal n ended it; `None` where no container ended.
+    pub(crate) exit_code: Option<u8>,
+    pub(crate) message: String,
+    /// `None` where no container ended.
+    pub(crate) finished_at: Option<Timestamp>,
+}
+
+/// Longest message kept, in bytes: the status is read by people.
+const MESSAGE_BYTES: usize = 1500;
+
+/// The failure to blame for the attempt: the first by time among those that are not the echo of another; a pod that
+/// went away without an end of its container comes after those, an echo last.
+pub(crate) fn blame(gang: &[PodView]) -> Option<Failure> {
+    gang.iter().filter_map(failure_of).min_by_key(|failure| {
+        let time = failure.finished_at;
+        (failure.class.is_echo(), time.is_none(), time, failure.pod.clone())
+    })
+}
+
+/// How one pod failed; `None` where it did not.
+pub(crate) fn failure_of(pod: &PodView) -> Option<Failure> {
+    let failed_end = pod.end.as_ref().filter(|end| end.exit != ExitCode::Done);
+    let finished_well = pod.end.is_some() && failed_end.is_none() && !pod.has_failed();
+    if finished_well || !(pod.leaving || pod.lost || pod.has_failed()) {
+        return None;
+    }
+    let record = failed_end
+        .and_then(|end| end.record.as_ref())
+        .and_then(|record| record.failure.clone());
+    let (class, message) = match (&record, failed_end) {
+        (Some(record), _) => (record.class, record.message.clone()),
+        (None, Some(end)) => classify(pod, end),
+        (None, None) => (FailureClass::PodLost, lost(pod)),
+    };
+    Some(Failure {
+        class,
+        rank: record.as_ref().and_then(|record| record.rank),
+        pod: pod.name.clone(),
+        node: pod.node.clone(),
+        exit_code: record
+            .map(|record| record.exit_code)
+            .or(failed_end.map(|end| end.exit.code())),
+        message: truncated(message),
+        finished_at: failed_end.and_then(|end| end.finished_at),
+    })
+}
+
+/// Where the trainer left no record: what the kubelet tells.
+fn classify(pod: &PodView, end: &End) -> (FailureClass, String) {
+    let own_words = |otherwise: String| end.message.clone().unwrap_or(otherwise);
+    if end.reason == "OOMKilled" {
+        return (
+            FailureClass::OutOfMemory,
+            own_words("killed: the container reached its memory limit".into()),
+        );
+    }
+    if pod.disruption.is_some() {
+        return (FailureClass::PodLost, lost(pod));
+    }
+    match end.exit.failure_class() {
+        Some(class) => {
+            let code = end.exit.code();
+            let words = match end.exit {
+                ExitCode::Signal(signal) => format!("ended by signal {signal}"),
+                _ => format!("exited with code {code}"),
+            };
+            (class, own_words(words))
+        }
+        // Nobody here told it to stop.
+        None => (
+            FailureClass::PodLost,
+            own_words("the trainer was told to stop from outside, saved a checkpoint and stopped".into()),
+        ),
+    }
+}
+
+fn lost(pod: &PodView) -> String {
+    match &pod.disruption {
+        Some(words) => words.clone(),
+        None => format!("pod {} went away", pod.name),
+    }
+}
+
+fn truncated(mut message: String) -> String {
+    if message.len() > MESSAGE_BYTES {
+        let end = (0..=MESSAGE_BYTES)
+            .rev()
+            .find(|index| message.is_char_boundary(*index))
+            .unwrap_or(0);
+        message.truncate(end);
+        message.push_str("...");
+    }
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::{FailureRecord, TerminationRecord};
+
+    use super::*;
+    use crate::policy::gang::PodState;
+
+    fn pod(name: &str) -> PodView {
+        PodView {
+            name: name.into(),
+            state: PodState::Running,
+            ..PodView::default()
+        }
+    }
+
+    fn ended(name: &str, code: u8, second: i64) -> PodView {
+        PodView {
+            state: if code == 0 {
+                PodState::Succeeded
+            } else {
+                PodState::Failed
+            },
+            end: Some(End {
+                exit: ExitCode::from_code(code),
+                reason: "Error".into(),
+                finished_at: Timestamp::from_second(second).ok(),
+                record: None,
+                message: None,
+            }),
+            ..pod(name)
+        }
+    }
+
+    fn with_record(mut pod: PodView, class: FailureClass, rank: u32, code: u8) -> PodView {
+        pod.end.as_mut().expect("ended").record = Some(TerminationRecord {
+            progress: None,
+            failure: Some(FailureRecord {
+                rank: Some(rank),
+                exit_code: code,
+                class,
+                message: "in its own words".into(),
+            }),
+        });
+        pod
+    }
+
+    #[test]
+    fn the_rank_that_lost_its_peer_is_not_to_blame() {
+        let gang = [
+            with_record(ended("a", 75, 10), FailureClass::PeerLost, 0, 75),
+            with_record(ended("b", 3, 11), FailureClass::BadData, 1, 3),
+        ];
+        let failure = blame(&gang).expect("failed");
+        assert_eq!(
+            (failure.class, failure.rank, failure.pod.as_str()),
+            (FailureClass::BadData, Some(1), "b")
+        );
+        assert_eq!(failure.message, "in its own words");
+    }
+
+    #[test]
+    fn of_two_causes_the_first_by_time_is_to_blame() {
+        let failure = blame(&[ended("a", 139, 20), ended("b", 137, 19)]).expect("failed");
+        assert_eq!((failure.pod.as_str(), failure.exit_code), ("b", Some(137)));
+        assert_eq!(failure.message, "ended by signal 9");
+    }
+
+    #[test]
+    fn a_pod_that_went_away_is_to_blame_before_those_that_lost_it() {
+        let gone = PodView {
+            lost: true,
+            ..pod("a")
+        };
+        let failure = blame(&[gone, ended("b", 75, 5)]).expect("failed");
+        assert_eq!(
+            (failure.class, failure.message.as_str()),
+            (FailureClass::PodLost, "pod a went away")
+        );
+    }
+
+    #[test]
+    fn kubelet_reasons_stand_in_for_a_record_that_is_missing() {
+        let mut killed = ended("a", 137, 1);
+        killed.end.as_mut().expect("ended").reason = "OOMKilled".into();
+        assert_eq!(
+            failure_of(&killed).expect("failed").class,
+            FailureClass::OutOfMemory
+        );
+        let evicted = PodView {
+            disruption: Some("Evicted: low on disk".into()),
+            ..ended("a", 137, 1)
+        };
+        let failure = failure_of(&evicted).expect("failed");
+        assert_eq!(
+            (failure.class, failure.message.as_str()),
+            (FailureClass::PodLost, "Evicted: low on disk")
+        );
+        let failed_without_container = PodView {
+            state: PodState::Failed,
+            disruption: Some("UnexpectedAdmissionError: no GPU left".into()),
+            ..pod("a")
+        };
+        assert_eq!(
+            failure_of(&failed_without_container).expect("failed").message,
+            "UnexpectedAdmissionError: no GPU left"
+        );
+    }
+
+    #[test]
+    fn running_and_finished_pods_have_not_failed() {
+        assert_eq!(failure_of(&pod("a")), None);
+        assert_eq!(failure_of(&ended("a", 0, 1)), None);
+        let finished_and_deleted = PodView {
+            leaving: true,
+            ..ended("a", 0, 1)
+        };
+        assert_eq!(failure_of(&finished_and_deleted), None);
+    }
+
+    #[test]
+    fn a_stop_that_nobody_here_asked_for_is_a_lost_pod() {
+        assert_eq!(
+            failure_of(&ended("a", 143, 1)).expect("failed").class,
+            FailureClass::PodLost
+        );
+    }
+
+    #[test]
+    fn a_long_message_is_cut_between_characters() {
+        let mut pod = ended("a", 1, 1);
+        pod.end.as_mut().expect("ended").message = Some("é".repeat(2000));
+        let message = failure_of(&pod).expect("failed").message;
+        assert!(message.len() <= MESSAGE_BYTES + 3 && message.ends_with("..."));
+    }
+}

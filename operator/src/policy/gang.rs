@@ -1,0 +1,188 @@
+//! The gang: the pods of one attempt, as the decisions see them.
+
+use contract::TerminationRecord;
+use contract::exit::ExitCode;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod};
+use kube::ResourceExt as _;
+
+use crate::build::pod::{CONTAINER, METRICS_PORT};
+use crate::cluster::inventory::{Membership, bound_node, phase, pinned_node};
+
+/// One of our own pods.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct PodView {
+    pub(crate) name: String,
+    pub(crate) attempt: i32,
+    pub(crate) node_rank: usize,
+    pub(crate) gang_size: usize,
+    /// The node it is bound to, or pinned to until then.
+    pub(crate) node: Option<String>,
+    pub(crate) state: PodState,
+    pub(crate) ready: bool,
+    /// Its deletion was asked for, by whomever.
+    pub(crate) leaving: bool,
+    /// It is gone, or its node is.
+    pub(crate) lost: bool,
+    /// `http://address:port` of its agent.
+    pub(crate) agent: Option<String>,
+    /// What keeps it from starting, in the words of scheduler or kubelet.
+    pub(crate) stuck: Option<String>,
+    /// Why it was disrupted, in the words of whoever did it.
+    pub(crate) disruption: Option<String>,
+    /// How its container ended.
+    pub(crate) end: Option<End>,
+}
+
+/// What a pod does.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) enum PodState {
+    /// Not all containers have started.
+    #[default]
+    Pending,
+    Running,
+    Succeeded,
+    Failed,
+}
+
+/// How a container ended.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct End {
+    pub(crate) exit: ExitCode,
+    /// The kubelet's reason, such as `OOMKilled`.
+    pub(crate) reason: String,
+    pub(crate) finished_at: Option<Timestamp>,
+    /// What the trainer left.
+    pub(crate) record: Option<TerminationRecord>,
+    /// The termination message where it is not a record.
+    pub(crate) message: Option<String>,
+}
+
+impl PodView {
+    /// `None` for pods that are not ours.
+    pub(crate) fn of(pod: &Pod) -> Option<Self> {
+        let member = Membership::of(pod)?;
+        let status = pod.status.as_ref();
+        let container = status
+            .and_then(|status| status.container_statuses.as_ref())
+            .and_then(|statuses| statuses.iter().find(|container| container.name == CONTAINER));
+        let terminated = container
+            .and_then(|container| container.state.as_ref())
+            .and_then(|state| state.terminated.as_ref());
+        Some(Self {
+            name: pod.name_any(),
+            attempt: member.attempt,
+            node_rank: member.node_rank,
+            gang_size: member.gang_size,
+            node: bound_node(pod).or(pinned_node(pod)).map(Into::into),
+            state: match phase(pod) {
+                "Running" => PodState::Running,
+                "Succeeded" => PodState::Succeeded,
+                "Failed" => PodState::Failed,
+                _ => PodState::Pending,
+            },
+            ready: condition(pod, "Ready").is_some_and(|(value, _)| value == "True"),
+            leaving: pod.metadata.deletion_timestamp.is_some(),
+            lost: false,
+            agent: agent(pod),
+            stuck: stuck(pod),
+            disruption: disruption(pod),
+            end: terminated.map(end),
+        })
+    }
+
+    /// Whether it holds no GPU any more.
+    pub(crate) fn has_ended(&self) -> bool {
+        matches!(self.state, PodState::Succeeded | PodState::Failed)
+    }
+
+    /// Whether its container ended otherwise than well.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.state == PodState::Failed || self.end.as_ref().is_some_and(|end| end.exit != ExitCode::Done)
+    }
+}
+
+fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<(&'a str, String)> {
+    let condition = pod
+        .status
+        .as_ref()?
+        .conditions
+        .iter()
+        .flatten()
+        .find(|condition| condition.type_ == type_)?;
+    let words = [condition.reason.as_deref(), condition.message.as_deref()];
+    let words = words
+        .into_iter()
+        .flatten()
+        .filter(|word| !word.is_empty())
+        .collect::<Vec<_>>();
+    Some((condition.status.as_str(), words.join(": ")))
+}
+
+fn agent(pod: &Pod) -> Option<String> {
+    let address = pod.status.as_ref()?.pod_ip.as_ref()?;
+    let port = pod
+        .spec
+        .as_ref()?
+        .containers
+        .iter()
+        .flat_map(|container| container.ports.iter().flatten())
+        .find(|port| port.name.as_deref() == Some(METRICS_PORT))?
+        .container_port;
+    Some(if address.contains(':') {
+        format!("http://[{address}]:{port}")
+    } else {
+        format!("http://{address}:{port}")
+    })
+}
+
+fn stuck(pod: &Pod) -> Option<String> {
+    if let Some(("False", words)) = condition(pod, "PodScheduled") {
+        return Some(words);
+    }
+    let waiting = pod
+        .status
+        .iter()
+        .flat_map(|status| status.container_statuses.iter().flatten())
+        .find_map(|container| container.state.as_ref()?.waiting.as_ref())?;
+    let reason = waiting.reason.as_deref().unwrap_or_default();
+    if matches!(reason, "" | "ContainerCreating" | "PodInitializing") {
+        return None;
+    }
+    let message = waiting.message.as_deref().unwrap_or_default();
+    Some(if message.is_empty() {
+        reason.into()
+    } else {
+        format!("{reason}: {message}")
+    })
+}
+
+fn disruption(pod: &Pod) -> Option<String> {
+    if let Some(("True", words)) = condition(pod, "DisruptionTarget") {
+        return Some(words);
+    }
+    let status = pod.status.as_ref()?;
+    let reason = status.reason.as_deref().filter(|reason| !reason.is_empty())?;
+    Some(match status.message.as_deref() {
+        Some(message) => format!("{reason}: {message}"),
+        None => reason.into(),
+    })
+}
+
+fn end(terminated: &ContainerStateTerminated) -> End {
+    let message = terminated
+        .message
+        .clone()
+        .filter(|message| !message.trim().is_empty());
+    let record = message
+        .as_deref()
+        .and_then(|message| serde_json::from_str(message).ok());
+    End {
+        // Linux has no exit codes outside a byte; a runtime that reports one anyway did not run the trainer.
+        exit: ExitCode::from_code(u8::try_from(terminated.exit_code).unwrap_or(u8::MAX)),
+        reason: terminated.reason.clone().unwrap_or_default(),
+        finished_at: terminated.finished_at.as_ref().map(|time| time.0),
+        message: message.filter(|_| record.is_none()),
+        record,
+    }
+}

@@ -1,0 +1,58 @@
+//! Whether a failed attempt is followed by another, and when.
+
+use contract::FailureClass;
+use jiff::SignedDuration;
+
+/// What follows a failed attempt.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Verdict {
+    /// Another attempt from the last checkpoint.
+    Restart,
+    /// The same again would fail again.
+    NotRetryable,
+    /// `failurePolicy.maxRestarts` is used up.
+    Exhausted,
+}
+
+/// Decides by the class of the failure to blame, and by the number of failed attempts since the last new checkpoint,
+/// this one included.
+pub(crate) fn verdict(class: FailureClass, failures_since_checkpoint: i32, max_restarts: u32) -> Verdict {
+    if !class.is_retryable() {
+        Verdict::NotRetryable
+    } else if i64::from(failures_since_checkpoint) > i64::from(max_restarts) {
+        Verdict::Exhausted
+    } else {
+        Verdict::Restart
+    }
+}
+
+/// Time between a failure and the next attempt: doubles with every failure since the last new checkpoint, up to a
+/// minute.
+pub(crate) fn back_off(failures_since_checkpoint: i32) -> SignedDuration {
+    let doublings = u32::try_from(failures_since_checkpoint - 1).unwrap_or(0).min(6);
+    SignedDuration::from_secs((1_i64 << doublings).min(60))
+}
+
+/// How long an attempt whose only known failure is an echo keeps its pods, so that the record of the rank that caused
+/// it can still come in. Kubelets report an ended container within a second.
+pub(crate) const SETTLE: SignedDuration = SignedDuration::from_secs(3);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_budget_is_that_many_restarts() {
+        assert_eq!(verdict(FailureClass::Killed, 1, 1), Verdict::Restart);
+        assert_eq!(verdict(FailureClass::Killed, 2, 1), Verdict::Exhausted);
+        assert_eq!(verdict(FailureClass::Killed, 1, 0), Verdict::Exhausted);
+        assert_eq!(verdict(FailureClass::BadData, 1, 100), Verdict::NotRetryable);
+    }
+
+    #[test]
+    fn back_off_doubles_up_to_a_minute() {
+        let seconds = [1, 2, 3, 6, 7, 8, i32::MAX].map(|failures| back_off(failures).as_secs());
+        assert_eq!(seconds, [1, 2, 4, 32, 60, 60, 60]);
+        assert_eq!(back_off(0).as_secs(), 1);
+    }
+}

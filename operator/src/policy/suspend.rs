@@ -1,0 +1,51 @@
+//! When a gang is stopped without having failed: `spec.suspend`, or another size.
+
+use crds::Phase;
+
+/// Why a gang is to be stopped.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Stop {
+    Suspend,
+    Resize,
+}
+
+/// Whether a gang in this phase and of this size is to be stopped, given what the spec wants.
+pub(crate) fn stop_wanted(phase: Phase, gang_size: usize, suspend: bool, nodes: usize) -> Option<Stop> {
+    match phase {
+        Phase::Starting | Phase::Running | Phase::Restarting | Phase::Pending if suspend => {
+            Some(Stop::Suspend)
+        }
+        Phase::Starting | Phase::Running if gang_size != nodes => Some(Stop::Resize),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_is_stopped_once_and_never_after_its_end() {
+        for (phase, suspend, nodes, expected) in [
+            (Phase::Running, true, 2, Some(Stop::Suspend)),
+            (Phase::Pending, true, 2, Some(Stop::Suspend)),
+            (Phase::Restarting, true, 2, Some(Stop::Suspend)),
+            (Phase::Suspending, true, 2, None),
+            (Phase::Suspended, true, 2, None),
+            (Phase::Succeeded, true, 2, None),
+            (Phase::Failed, true, 3, None),
+            (Phase::Running, false, 2, None),
+            (Phase::Starting, false, 3, Some(Stop::Resize)),
+            // The next gang gets the new size anyway.
+            (Phase::Restarting, false, 3, None),
+            (Phase::Pending, false, 3, None),
+            (Phase::Running, true, 3, Some(Stop::Suspend)),
+        ] {
+            assert_eq!(
+                stop_wanted(phase, 2, suspend, nodes),
+                expected,
+                "{phase:?} suspend={suspend} nodes={nodes}"
+            );
+        }
+    }
+}

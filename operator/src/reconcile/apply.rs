@@ -1,0 +1,190 @@
+//! The fifth of the six calls: carries changes out.
+
+use std::fmt::Debug;
+
+use crds::{ViTTrainingJob, conditions, labels};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
+use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::runtime::events::EventType;
+use kube::{Api, Client, Resource, ResourceExt as _};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use super::Context;
+use super::changes::Changes;
+use super::events;
+use crate::error::Error;
+
+/// Calls under way at once for the pods of one gang.
+const PODS_AT_ONCE: usize = 16;
+
+/// Carries changes out. What is there already, or gone already, is as good as done.
+pub(crate) async fn apply(context: &Context, job: &ViTTrainingJob, changes: Changes) -> Result<(), Error> {
+    let Changes {
+        attempt,
+        create_config_map,
+        create_service,
+        create_pods,
+        delete_pods,
+        delete_config_maps,
+        delete_service,
+        delete_job,
+    } = changes;
+    let namespace = job.namespace().unwrap_or_default();
+    let client = &context.client;
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
+    let config_maps: Api<ConfigMap> = Api::namespaced(client.clone(), &namespace);
+    let services: Api<Service> = Api::namespaced(client.clone(), &namespace);
+
+    stream::iter(delete_pods)
+        .map(|name| delete(&pods, name, DeleteParams::default()))
+        .buffer_unordered(PODS_AT_ONCE)
+        .try_collect::<()>()
+        .await?;
+    for name in delete_config_maps {
+        delete(&config_maps, name, DeleteParams::default()).await?;
+    }
+    if delete_service {
+        delete(&services, job.name_any(), DeleteParams::default()).await?;
+    }
+    if let Some(config_map) = create_config_map {
+        create(client, job, config_map).await?;
+    }
+    if let Some(service) = create_service {
+        create(client, job, service).await?;
+    }
+    if !create_pods.is_empty() {
+        create_gang(context, job, attempt, create_pods).await?;
+    }
+    if delete_job {
+        context
+            .publish(
+                job,
+                events::event(
+                    EventType::Normal,
+                    conditions::reasons::EXPIRED,
+                    "Delete",
+                    "spec.ttlSecondsAfterFinished is over",
+                ),
+            )
+            .await;
+        let jobs: Api<ViTTrainingJob> = Api::namespaced(client.clone(), &namespace);
+        let only_this = DeleteParams::background().preconditions(Preconditions {
+            uid: job.uid(),
+            resource_version: None,
+        });
+        delete(&jobs, job.name_any(), only_this).await?;
+    }
+    Ok(())
+}
+
+async fn create_gang(
+    context: &Context,
+    job: &ViTTrainingJob,
+    attempt: i32,
+    pods: Vec<Pod>,
+) -> Result<(), Error> {
+    let uid = job.uid().unwrap_or_default();
+    context
+        .memory
+        .creating(&uid, attempt, pods.iter().map(kube::ResourceExt::name_any));
+    let size = pods.len();
+    let results: Vec<Result<(), Error>> = stream::iter(pods)
+        .map(|pod| async {
+            let name = pod.name_any();
+            let result = create(&context.client, job, pod).await;
+            if result.is_err() {
+                context.memory.not_created(&uid, &name);
+            }
+            result
+        })
+        .buffer_unordered(PODS_AT_ONCE)
+        .collect()
+        .await;
+    results.into_iter().collect::<Result<(), Error>>()?;
+    context.memory.gang_created(&uid, attempt);
+    context
+        .publish(
+            job,
+            events::event(
+                EventType::Normal,
+                conditions::reasons::GANG_CREATED,
+                "CreatePods",
+                &format!("created {size} pods of attempt {attempt}"),
+            ),
+        )
+        .await;
+    Ok(())
+}
+
+/// Creates an object, or finds that this job has it already. An object of someone else is left alone.
+async fn create<K>(client: &Client, job: &ViTTrainingJob, object: K) -> Result<(), Error>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + Serialize
+        + DeserializeOwned,
+{
+    let api: Api<K> = Api::namespaced(client.clone(), &job.namespace().unwrap_or_default());
+    let name = object.name_any();
+    let parameters = PostParams {
+        field_manager: Some(labels::MANAGER.into()),
+        ..PostParams::default()
+    };
+    let failed = |verb: &'static str, name: &str, source: kube::Error| Error::Api {
+        verb,
+        kind: kind::<K>(),
+        name: name.into(),
+        source: Box::new(source),
+    };
+    match api.create(&parameters, &object).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.is_already_exists() => {
+            let existing = api
+                .get_metadata(&name)
+                .await
+                .map_err(|error| failed("get", &name, error))?;
+            let uid = job.uid();
+            let is_ours = existing
+                .owner_references()
+                .iter()
+                .any(|owner| Some(&owner.uid) == uid.as_ref());
+            if is_ours {
+                Ok(())
+            } else {
+                Err(Error::NameTaken {
+                    kind: kind::<K>(),
+                    name,
+                })
+            }
+        }
+        Err(error) => Err(failed("create", &name, error)),
+    }
+}
+
+async fn delete<K>(api: &Api<K>, name: String, parameters: DeleteParams) -> Result<(), Error>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    match api.delete(&name, &parameters).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        Err(source) => Err(Error::Api {
+            verb: "delete",
+            kind: kind::<K>(),
+            name,
+            source: Box::new(source),
+        }),
+    }
+}
+
+/// The kinds that are handled here have names known when compiling.
+fn kind<K: Resource<DynamicType = ()>>() -> &'static str {
+    match K::kind(&()) {
+        std::borrow::Cow::Borrowed(kind) => kind,
+        std::borrow::Cow::Owned(_) => "object",
+    }
+}

@@ -1,0 +1,93 @@
+//! Events of a job: what changed between two statuses, told after the second one was written.
+
+use crds::conditions::{reasons, types};
+use crds::{Phase, ViTTrainingJobStatus};
+use kube::runtime::events::{Event, EventType};
+
+/// Notes are cut to this many bytes; the API server takes up to 1,024.
+const NOTE_BYTES: usize = 950;
+
+/// Events for the step from one status to the next.
+pub(crate) fn between(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) -> Vec<Event> {
+    let mut events = Vec::new();
+    if last.last_failure != next.last_failure
+        && let Some(failure) = &next.last_failure
+    {
+        let note = format!(
+            "attempt {}: {} on {}: {}",
+            failure.attempt,
+            failure.class,
+            failure.pod.as_deref().unwrap_or("an unknown pod"),
+            failure.message
+        );
+        events.push(event(
+            EventType::Warning,
+            reasons::ATTEMPT_FAILED,
+            "EndAttempt",
+            &note,
+        ));
+    }
+    for condition in &next.conditions {
+        let known = last
+            .conditions
+            .iter()
+            .any(|other| other.type_ == condition.type_ && other.reason == condition.reason);
+        let (type_, action) = match (condition.type_.as_str(), condition.reason.as_str()) {
+            (types::PLACED, reasons::GANG_FITS) if last.attempt != next.attempt => {
+                (EventType::Normal, "Place")
+            }
+            _ if known => continue,
+            (types::PLACED, reasons::NO_FITTING_GROUP) => (EventType::Warning, "Place"),
+            (types::RUNNING, reasons::ALL_PODS_READY) => (EventType::Normal, "Start"),
+            (types::RUNNING, reasons::RESIZING) => (EventType::Normal, "Resize"),
+            (types::SUSPENDED, _) => (EventType::Normal, "Suspend"),
+            (types::COMPLETE, _) => (EventType::Normal, "Finish"),
+            (types::FAILED, _) if next.phase == Some(Phase::Failed) => (EventType::Warning, "Finish"),
+            _ => continue,
+        };
+        events.push(event(type_, &condition.reason, action, &condition.message));
+    }
+    events
+}
+
+/// An Event with its note cut to what the API server takes.
+pub(crate) fn event(type_: EventType, reason: &str, action: &str, note: &str) -> Event {
+    let end = (0..=NOTE_BYTES.min(note.len()))
+        .rev()
+        .find(|index| note.is_char_boundary(*index))
+        .unwrap_or(0);
+    Event {
+        type_,
+        reason: reason.into(),
+        action: action.into(),
+        note: Some(note[..end].into()),
+        secondary: None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures;
+
+    #[test]
+    fn a_new_placement_is_told_once() {
+        let pending = fixtures::status(Phase::Pending, 0);
+        let mut placed = fixtures::status(Phase::Starting, 1);
+        placed.conditions = vec![fixtures::condition(types::PLACED, true, reasons::GANG_FITS)];
+        let events = between(&pending, &placed);
+        assert_eq!(events.len(), 1);
+        assert_eq!(events[0].reason, reasons::GANG_FITS);
+        assert!(between(&placed, &placed).is_empty());
+        let mut again = placed.clone();
+        again.attempt = 2;
+        assert_eq!(between(&placed, &again).len(), 1);
+    }
+
+    #[test]
+    fn a_long_note_is_cut_between_characters() {
+        let event = event(EventType::Normal, "Reason", "Action", &"é".repeat(1000));
+        let note = event.note.expect("a note");
+        assert!(note.len() <= NOTE_BYTES && note.len() > NOTE_BYTES - 2);
+    }
+}

@@ -1,0 +1,100 @@
+//! GPUs that are promised but not yet held by pods in the cache, so that no GPU is promised twice.
+//!
+//! A promise is made under one lock with the decision it belongs to, and lasts until the job's cached status shows it;
+//! from then on the status stands for it. So promises survive the operator.
+
+use std::collections::HashMap;
+
+use crds::{Phase, ViTTrainingJob, validate};
+use kube::ResourceExt as _;
+
+use crate::cluster::inventory::{Inventory, Reservation};
+use crate::policy::placement::{GangRequest, place};
+
+/// Promises by the uid of their job.
+#[derive(Debug, Default)]
+pub(crate) struct Ledger(HashMap<String, Reservation>);
+
+impl Ledger {
+    /// Makes a promise.
+    pub(crate) fn reserve(&mut self, reservation: Reservation) {
+        self.0.insert(reservation.job.clone(), reservation);
+    }
+
+    /// Takes a promise back, where it could not be recorded.
+    pub(crate) fn release(&mut self, job: &str, attempt: i32) {
+        if self.0.get(job).is_some_and(|promise| promise.attempt == attempt) {
+            self.0.remove(job);
+        }
+    }
+
+    /// All promises: those of this process, and those that the status of jobs records. Drops what has been overtaken.
+    pub(crate) fn reservations<'a>(
+        &mut self,
+        jobs: impl IntoIterator<Item = &'a ViTTrainingJob>,
+    ) -> HashMap<String, Reservation> {
+        let mut recorded = HashMap::new();
+        let mut exists = HashMap::new();
+        for job in jobs {
+            let uid = job.uid().unwrap_or_default();
+            let attempt = job.status.as_ref().map_or(0, |status| status.attempt);
+            if let Some(reservation) = of_status(job) {
+                recorded.insert(uid.clone(), reservation);
+            }
+            exists.insert(uid, attempt);
+        }
+        self.0
+            .retain(|uid, promise| exists.get(uid).is_some_and(|attempt| *attempt < promise.attempt));
+        recorded.extend(self.0.clone());
+        recorded
+    }
+}
+
+/// What a job's status promises to its gang.
+fn of_status(job: &ViTTrainingJob) -> Option<Reservation> {
+    let status = job.status.as_ref()?;
+    if !matches!(status.phase, Some(Phase::Starting | Phase::Running)) {
+        return None;
+    }
+    let valid = validate(job).ok()?;
+    Some(Reservation {
+        job: job.uid()?,
+        attempt: status.attempt,
+        nodes: status.placement.as_ref()?.nodes.clone(),
+        requests: GangRequest::from(&valid).requests,
+    })
+}
+
+/// Takes out of the inventory what older jobs that wait for GPUs would get, so that a job does not overtake them.
+/// A job that does not fit holds nothing back: younger ones that fit elsewhere go ahead.
+pub(crate) fn give_way_to_older<'a>(
+    inventory: &mut Inventory,
+    job: &ViTTrainingJob,
+    jobs: impl IntoIterator<Item = &'a ViTTrainingJob>,
+    has_promise: impl Fn(&str) -> bool,
+) {
+    let age = |job: &ViTTrainingJob| (job.creation_timestamp(), job.namespace(), job.name_any());
+    let own_age = age(job);
+    let mut older: Vec<&ViTTrainingJob> = jobs
+        .into_iter()
+        .filter(|other| is_waiting(other) && age(other) < own_age)
+        .filter(|other| !has_promise(&other.uid().unwrap_or_default()))
+        .collect();
+    older.sort_by_key(|other| age(other));
+    for other in older {
+        let Ok(valid) = validate(other) else { continue };
+        let request = GangRequest::from(&valid);
+        if let Ok(placement) = place(&request, inventory) {
+            for node in &placement.nodes {
+                inventory.hold(node, &request.requests);
+            }
+        }
+    }
+}
+
+fn is_waiting(job: &ViTTrainingJob) -> bool {
+    let phase = job.status.as_ref().and_then(|status| status.phase);
+    matches!(phase, None | Some(Phase::Pending))
+        && !job.spec.suspend
+        && job.metadata.deletion_timestamp.is_none()
+}

@@ -1,0 +1,323 @@
+//! One round of one job: six calls, input and output only in the first and the last two.
+
+mod apply;
+mod changes;
+mod events;
+mod ledger;
+mod memory;
+mod observe;
+mod plan;
+mod progress;
+mod status;
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use crds::status::ViTTrainingJobStatus;
+use crds::{InvalidJob, Phase, ValidatedJob, ViTTrainingJob, conditions, labels};
+use jiff::SignedDuration;
+use kube::api::{Patch, PatchParams};
+use kube::core::DeserializeGuard;
+use kube::runtime::controller::Action;
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::runtime::reflector::Store;
+use kube::{Api, Client, Resource as _, ResourceExt as _};
+use serde_json::json;
+use tracing::{Instrument as _, debug, info, info_span, warn};
+
+use crate::cluster::caches::Caches;
+use crate::cluster::inventory::{Inventory, Reservation};
+use crate::error::{self, Error};
+use crate::metrics::Metrics;
+use crate::policy::placement::GangRequest;
+use ledger::Ledger;
+use memory::Memory;
+pub(crate) use observe::Observation;
+use observe::PROGRESS_INTERVAL;
+use plan::Plan;
+use progress::ProgressClient;
+
+/// A job as the API server has it, whether it can be read or not.
+pub(crate) type GuardedJob = DeserializeGuard<ViTTrainingJob>;
+
+/// Until the cache shows our own last write.
+const CATCH_UP: Duration = Duration::from_millis(100);
+/// Between two looks at a gang that starts or stops; watches tell of nearly all changes before.
+const IN_MOTION: Duration = Duration::from_secs(5);
+/// Between two looks at a job that waits; watches tell of new capacity before.
+const WAITING: Duration = Duration::from_secs(30);
+/// Between two looks at a job that rests.
+const RESTING: Duration = Duration::from_secs(300);
+
+/// What every round works with.
+pub(crate) struct Context {
+    pub(crate) client: Client,
+    pub(crate) jobs: Store<GuardedJob>,
+    pub(crate) caches: Caches,
+    pub(crate) memory: Memory,
+    pub(crate) metrics: Arc<Metrics>,
+    progress: ProgressClient,
+    recorder: Recorder,
+    /// Held while GPUs are looked for and promised.
+    ledger: Mutex<Ledger>,
+}
+
+impl Context {
+    pub(crate) fn new(
+        client: Client,
+        jobs: Store<GuardedJob>,
+        caches: Caches,
+        metrics: Arc<Metrics>,
+        instance: String,
+    ) -> Self {
+        let reporter = Reporter {
+            controller: labels::MANAGER.into(),
+            instance: Some(instance),
+        };
+        Self {
+            recorder: Recorder::new(client.clone(), reporter),
+            client,
+            jobs,
+            caches,
+            memory: Memory::default(),
+            metrics,
+            progress: ProgressClient::new(),
+            ledger: Mutex::default(),
+        }
+    }
+
+    /// Tells an Event. That it could not be told is no reason to do a round again.
+    async fn publish(&self, job: &ViTTrainingJob, event: Event) {
+        if let Err(error) = self.recorder.publish(&event, &job.object_ref(&())).await {
+            warn!(%error, reason = event.reason, "failed to create an Event");
+        }
+    }
+
+    /// Forgets everything about jobs that are gone.
+    pub(crate) fn forget_gone(&self) {
+        let uids: std::collections::HashSet<String> = self
+            .jobs
+            .state()
+            .iter()
+            .filter_map(|job| job.meta().uid.clone())
+            .collect();
+        self.memory.retain(|uid| uids.contains(uid));
+        self.caches.retain(|uid| uids.contains(uid));
+    }
+
+    fn readable_jobs(&self) -> Vec<Arc<GuardedJob>> {
+        self.jobs.state_filter(|job| job.0.is_ok())
+    }
+}
+
+/// One round, timed, logged and counted.
+pub(crate) async fn reconcile(guarded: Arc<GuardedJob>, context: Arc<Context>) -> Result<Action, Error> {
+    let span = info_span!(
+        "reconcile",
+        job = guarded.name_any(),
+        namespace = guarded.namespace().unwrap_or_default(),
+        attempt = guarded
+            .0
+            .as_ref()
+            .ok()
+            .and_then(|job| job.status.as_ref())
+            .map_or(0, |status| status.attempt),
+    );
+    let started = Instant::now();
+    let uid = guarded.uid().unwrap_or_default();
+    let result = match &guarded.0 {
+        Ok(job) => round(&context, job).instrument(span.clone()).await,
+        Err(invalid) => Err(Error::InvalidObject(Box::new(invalid.clone()))),
+    };
+    context.metrics.reconciled(started.elapsed());
+    match &result {
+        Ok(_) => context.memory.succeeded(&uid),
+        Err(error) if error.is_conflict() => {
+            context.metrics.failed(error.category());
+            debug!(parent: &span, %error, "the job changed meanwhile");
+        }
+        Err(error) => {
+            context.metrics.failed(error.category());
+            warn!(parent: &span, %error, category = error.category(), "reconcile failed");
+            let event = events::event(
+                EventType::Warning,
+                conditions::reasons::RECONCILE_FAILED,
+                "Reconcile",
+                &error.to_string(),
+            );
+            let reference = guarded.object_ref(&());
+            if let Err(error) = context.recorder.publish(&event, &reference).await {
+                warn!(parent: &span, %error, "failed to create an Event");
+            }
+        }
+    }
+    result
+}
+
+async fn round(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error> {
+    if job.metadata.deletion_timestamp.is_some() {
+        // What it owns goes with it, by owner references.
+        return Ok(Action::await_change());
+    }
+    // 1. Observe: caches, and one GET at most.
+    let Some(observation) = observe::observe(context, Arc::new(job.clone())).await else {
+        return Ok(Action::requeue(CATCH_UP));
+    };
+    // 2. Validate: every error of the user is found here.
+    let valid = crds::validate(&observation.job);
+    // 3. Plan: a pure function; the lock keeps two jobs from getting the same GPUs.
+    let plan = plan_and_reserve(context, &observation, &valid);
+    // 4. Build: pure and infallible.
+    let changes = changes::build(&observation, valid.as_ref().ok(), &plan);
+    // 5. Apply: create and delete.
+    let applied = apply::apply(context, &observation.job, changes).await;
+    // 6. Status: one write, and only if something changed. It is due after a failed call, too.
+    let written = write_status(context, &observation, &plan).await;
+    if let (Plan::Place { attempt, .. }, Err(_)) = (&plan, &written) {
+        let uid = observation.job.uid().unwrap_or_default();
+        lock(&context.ledger).release(&uid, *attempt);
+    }
+    applied?;
+    let status = written?;
+    Ok(Action::requeue(next_round(&plan, &status)))
+}
+
+fn lock(ledger: &Mutex<Ledger>) -> std::sync::MutexGuard<'_, Ledger> {
+    // Promises are put in and taken out whole.
+    ledger.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn plan_and_reserve(
+    context: &Context,
+    observation: &Observation,
+    valid: &Result<ValidatedJob, InvalidJob>,
+) -> Plan {
+    let mut ledger = lock(&context.ledger);
+    let plan = plan::plan(observation, valid, || {
+        let started = Instant::now();
+        let inventory = free_for(context, &mut ledger, &observation.job);
+        context.metrics.placed(started.elapsed());
+        inventory
+    });
+    if let (Plan::Place { attempt, placement }, Ok(valid)) = (&plan, valid) {
+        ledger.reserve(Reservation {
+            job: observation.job.uid().unwrap_or_default(),
+            attempt: *attempt,
+            nodes: placement.nodes.clone(),
+            requests: GangRequest::from(valid).requests,
+        });
+    }
+    plan
+}
+
+/// The cluster as one job finds it: without what others hold, what they were promised, and what older ones get.
+fn free_for(context: &Context, ledger: &mut Ledger, job: &ViTTrainingJob) -> Inventory {
+    let jobs = context.readable_jobs();
+    let readable = || jobs.iter().filter_map(|job| job.0.as_ref().ok());
+    let reservations = ledger.reservations(readable());
+    let mut inventory = context.caches.inventory(&reservations);
+    ledger::give_way_to_older(&mut inventory, job, readable(), |uid| {
+        reservations.contains_key(uid)
+    });
+    inventory
+}
+
+async fn write_status(
+    context: &Context,
+    observation: &Observation,
+    plan: &Plan,
+) -> Result<ViTTrainingJobStatus, Error> {
+    let job = &*observation.job;
+    let last = observation.status();
+    let next = status::next(observation, plan);
+    if next == last {
+        return Ok(next);
+    }
+    let name = job.name_any();
+    let api: Api<ViTTrainingJob> =
+        Api::namespaced(context.client.clone(), &job.namespace().unwrap_or_default());
+    // The resource version makes the server refuse a status that was made from an outdated job.
+    let patch = json!({
+        "apiVersion": ViTTrainingJob::api_version(&()),
+        "kind": ViTTrainingJob::kind(&()),
+        "metadata": {"name": name, "resourceVersion": job.resource_version()},
+        "status": next,
+    });
+    let parameters = PatchParams::apply(labels::MANAGER).force();
+    let written = api
+        .patch_status(&name, &parameters, &Patch::Apply(&patch))
+        .await
+        .map_err(|source| Error::Api {
+            verb: "write the status of",
+            kind: "ViTTrainingJob",
+            name: name.clone(),
+            source: Box::new(source),
+        })?;
+    context
+        .memory
+        .wrote(&job.uid().unwrap_or_default(), written.resource_version());
+    count(context, job, &last, &next, observation.now);
+    if last.phase != next.phase {
+        info!(
+            from = last.phase.map_or("new", Phase::as_str),
+            to = next.phase.map_or("new", Phase::as_str),
+            "phase changed"
+        );
+    }
+    for event in events::between(&last, &next) {
+        context.publish(job, event).await;
+    }
+    Ok(next)
+}
+
+fn count(
+    context: &Context,
+    job: &ViTTrainingJob,
+    last: &ViTTrainingJobStatus,
+    next: &ViTTrainingJobStatus,
+    now: jiff::Timestamp,
+) {
+    if last.phase != Some(Phase::Restarting)
+        && next.phase == Some(Phase::Restarting)
+        && last.restarts != next.restarts
+        && let Some(failure) = &next.last_failure
+    {
+        context.metrics.restarted(&failure.class);
+    }
+    if last.phase != Some(Phase::Running)
+        && next.phase == Some(Phase::Running)
+        && next.attempt == 1
+        && let Some(created) = job.creation_timestamp()
+    {
+        context
+            .metrics
+            .first_run_after(now.duration_since(created.0).as_secs_f64());
+    }
+}
+
+/// When to look again if nothing happens until then.
+fn next_round(plan: &Plan, status: &ViTTrainingJobStatus) -> Duration {
+    let after = |time: SignedDuration| Duration::try_from(time).unwrap_or(RESTING);
+    match plan {
+        Plan::Follow if status.phase == Some(Phase::Running) => PROGRESS_INTERVAL,
+        Plan::Wait(_) => WAITING,
+        Plan::Rest(Some(time))
+        | Plan::CleanUp {
+            expires_in: Some(time),
+            ..
+        } => after(*time),
+        Plan::Rest(None) | Plan::CleanUp { expires_in: None, .. } | Plan::Refuse(_) => RESTING,
+        _ => IN_MOTION,
+    }
+}
+
+/// When to try again after an error.
+pub(crate) fn error_policy(job: Arc<GuardedJob>, error: &Error, context: Arc<Context>) -> Action {
+    match error {
+        Error::InvalidObject(_) => Action::await_change(),
+        error if error.is_conflict() => Action::requeue(CATCH_UP),
+        _ => Action::requeue(error::back_off(
+            context.memory.failed(&job.uid().unwrap_or_default()),
+        )),
+    }
+}

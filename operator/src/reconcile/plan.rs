@@ -1,0 +1,261 @@
+//! What to do next about one job: a pure function of what was observed.
+//!
+//! ```text
+//!              +------------------------------- Suspended <--- Suspending <--+
+//!              v                                                             | spec.suspend
+//!   (new) -> Pending --place--> Starting --all pods ready--> Running --------+
+//!              ^                   |                            |
+//!              |                   +---a pod failed, or another size wanted--+--> Failed
+//!              |                                 v
+//!              +---- no group fits -------- Restarting --place--> Starting
+//! ```
+//! What destroys evidence or holds GPUs is recorded in the status first and done in the next round: a failure is
+//! written down before its pods are deleted, a placement before its pods are created. So an operator that stops in
+//! between goes on where it was.
+
+use crds::status::{FailureStatus, ViTTrainingJobStatus};
+use crds::{InvalidJob, Phase, ValidatedJob, conditions};
+use jiff::SignedDuration;
+
+use super::observe::Observation;
+use super::status::failures_since_checkpoint;
+use crate::build;
+use crate::cluster::inventory::Inventory;
+use crate::policy::failure::{Failure, blame, failure_of};
+use crate::policy::gang::{PodState, PodView};
+use crate::policy::placement::{GangRequest, Placement, Unplaceable, place};
+use crate::policy::restart::{SETTLE, Verdict, back_off, verdict};
+use crate::policy::suspend::{Stop, stop_wanted};
+use crate::policy::ttl;
+
+/// What to do next.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Plan {
+    /// The manifest cannot be run: record that.
+    Refuse(String),
+    /// Record where the next attempt goes.
+    Place { attempt: i32, placement: Placement },
+    /// No group of like GPUs fits the gang now: record why.
+    Wait(Unplaceable),
+    /// Create the pods of these node ranks where the status says.
+    Create { node_ranks: Vec<usize> },
+    /// The gang is there: count it, and take over its progress.
+    Follow,
+    /// Every pod ended well: record that.
+    Finish,
+    /// The attempt failed: record it. `again` where only the blame moves to another pod.
+    End {
+        failure: Failure,
+        verdict: Verdict,
+        again: bool,
+    },
+    /// The gang is to be stopped: record why.
+    Halt(Stop),
+    /// Delete these pods, and wait until the gang has let go of its GPUs.
+    Drain { pods: Vec<String> },
+    /// The gang of a suspended job is gone: record that.
+    Park,
+    /// The job is over: delete what still runs, then, after that time, the job.
+    CleanUp {
+        pods: Vec<String>,
+        expires_in: Option<SignedDuration>,
+    },
+    /// The job's time after finishing is over: delete it.
+    Expire,
+    /// Nothing, for that long or until something changes.
+    Rest(Option<SignedDuration>),
+}
+
+/// Decides. `inventory` is made only where GPUs are looked for.
+pub(crate) fn plan(
+    observation: &Observation,
+    valid: &Result<ValidatedJob, InvalidJob>,
+    inventory: impl FnOnce() -> Inventory,
+) -> Plan {
+    let status = observation.status();
+    let mut phase = status.phase.unwrap_or(Phase::Pending);
+    if phase.is_terminal() {
+        // An edit of the manifest gives a refused job, and no other, a second chance.
+        if valid.is_err() || !was_refused(&status) {
+            return after_the_end(observation, &status);
+        }
+        phase = Phase::Pending;
+    }
+    let valid = match valid {
+        Ok(valid) => valid,
+        Err(invalid) => return Plan::Refuse(invalid.to_string()),
+    };
+    let gang_size = status
+        .placement
+        .as_ref()
+        .map_or(0, |placement| placement.nodes.len());
+    if let Some(stop) = stop_wanted(phase, gang_size, valid.suspend, valid.nodes() as usize) {
+        return Plan::Halt(stop);
+    }
+    let place_now = || {
+        if let Some(plan) = drain(observation) {
+            return plan;
+        }
+        match place(&GangRequest::from(valid), &inventory()) {
+            Ok(placement) => Plan::Place {
+                attempt: observation.newest_attempt() + 1,
+                placement,
+            },
+            Err(unplaceable) => Plan::Wait(unplaceable),
+        }
+    };
+    match phase {
+        Phase::Suspended if valid.suspend => Plan::Rest(None),
+        Phase::Pending | Phase::Suspended => place_now(),
+        Phase::Suspending => drain(observation).unwrap_or(Plan::Park),
+        Phase::Restarting => settle(observation, &status, valid.max_restarts)
+            .or_else(|| drain(observation))
+            .or_else(|| backing_off(observation, &status))
+            .unwrap_or_else(place_now),
+        Phase::Starting | Phase::Running => follow(observation, &status, valid),
+        Phase::Succeeded | Phase::Failed => after_the_end(observation, &status),
+    }
+}
+
+fn was_refused(status: &ViTTrainingJobStatus) -> bool {
+    status.conditions.iter().any(|condition| {
+        condition.type_ == conditions::types::FAILED
+            && condition.status == "True"
+            && condition.reason == conditions::reasons::INVALID_SPEC
+    })
+}
+
+/// One round of an attempt that has its place.
+fn follow(observation: &Observation, status: &ViTTrainingJobStatus, valid: &ValidatedJob) -> Plan {
+    let nodes = status
+        .placement
+        .as_ref()
+        .map(|placement| placement.nodes.as_slice())
+        .unwrap_or_default();
+    let mut gang: Vec<PodView> = observation.gang(status.attempt).cloned().collect();
+    let has_started = gang.iter().any(|pod| pod.state != PodState::Pending);
+    let missing: Vec<usize> = (0..nodes.len())
+        .filter(|node_rank| gang.iter().all(|pod| pod.node_rank != *node_rank))
+        .filter(|node_rank| {
+            let name = build::pod::name(&observation.job, status.attempt, *node_rank);
+            !observation.unseen_pods.contains(&name)
+        })
+        .collect();
+    if !missing.is_empty() && !has_started && !observation.gang_was_created {
+        return Plan::Create { node_ranks: missing };
+    }
+    // A gang is created once. Whoever is missing later went away without being seen to go.
+    gang.extend(missing.into_iter().map(|node_rank| PodView {
+        name: build::pod::name(&observation.job, status.attempt, node_rank),
+        attempt: status.attempt,
+        node_rank,
+        gang_size: nodes.len(),
+        node: Some(nodes[node_rank].clone()),
+        lost: true,
+        ..PodView::default()
+    }));
+    if let Some(failure) = blame(&gang) {
+        let failures = failures_since_checkpoint(status, observation.progress.as_ref()) + 1;
+        return Plan::End {
+            verdict: verdict(failure.class, failures, valid.max_restarts),
+            failure,
+            again: false,
+        };
+    }
+    let finished = gang.iter().filter(|pod| pod.state == PodState::Succeeded).count();
+    if !nodes.is_empty() && finished == nodes.len() {
+        return Plan::Finish;
+    }
+    Plan::Follow
+}
+
+/// While only an echo is known of a failed attempt: whether the cause has turned up, or still may.
+fn settle(observation: &Observation, status: &ViTTrainingJobStatus, max_restarts: u32) -> Option<Plan> {
+    let known = failure_of_attempt(status)?;
+    let seen_at = known.time.as_ref()?.0;
+    let is_echo = contract::FailureClass::ALL
+        .iter()
+        .any(|class| class.as_str() == known.class && class.is_echo());
+    if !is_echo {
+        return None;
+    }
+    let gang: Vec<PodView> = observation.gang(status.attempt).cloned().collect();
+    // What ends later than that may have been ended by ourselves.
+    let cause = gang
+        .iter()
+        .filter_map(failure_of)
+        .filter(|failure| {
+            !failure.class.is_echo() && failure.finished_at.is_some_and(|time| time <= seen_at + SETTLE)
+        })
+        .min_by_key(|failure| failure.finished_at);
+    if let Some(failure) = cause {
+        return Some(Plan::End {
+            verdict: verdict(failure.class, status.restarts_since_checkpoint, max_restarts),
+            failure,
+            again: true,
+        });
+    }
+    let left = (seen_at + SETTLE).duration_since(observation.now);
+    let may_come = gang
+        .iter()
+        .any(|pod| !pod.has_ended() && !pod.leaving && !pod.lost);
+    (left.is_positive() && may_come).then_some(Plan::Rest(Some(left)))
+}
+
+fn failure_of_attempt(status: &ViTTrainingJobStatus) -> Option<&FailureStatus> {
+    status
+        .last_failure
+        .as_ref()
+        .filter(|failure| failure.attempt == status.attempt)
+}
+
+/// Deletes what there is of any gang, and waits until all GPUs are free again; `None` once they are. Pods that ended
+/// hold no GPU, and those of a node that is gone cannot be waited for: such a node gets no new pods.
+fn drain(observation: &Observation) -> Option<Plan> {
+    let pods: Vec<String> = observation
+        .pods
+        .iter()
+        .filter(|pod| !pod.leaving)
+        .map(|pod| pod.name.clone())
+        .collect();
+    let holding = observation
+        .pods
+        .iter()
+        .any(|pod| !pod.has_ended() && !observation.is_on_lost_node(pod));
+    (!pods.is_empty() || holding).then_some(Plan::Drain { pods })
+}
+
+fn backing_off(observation: &Observation, status: &ViTTrainingJobStatus) -> Option<Plan> {
+    let seen_at = failure_of_attempt(status)?.time.as_ref()?.0;
+    let left = (seen_at + back_off(status.restarts_since_checkpoint)).duration_since(observation.now);
+    left.is_positive().then_some(Plan::Rest(Some(left)))
+}
+
+/// Pods that ended stay for their logs; what still runs goes.
+fn after_the_end(observation: &Observation, status: &ViTTrainingJobStatus) -> Plan {
+    let spec = &observation.job.spec;
+    let max_restarts = u32::try_from(spec.failure_policy.max_restarts).unwrap_or(0);
+    if status.phase == Some(Phase::Failed)
+        && let Some(plan) = settle(observation, status, max_restarts)
+    {
+        return plan;
+    }
+    let expires_in = ttl::time_left(
+        spec.ttl_seconds_after_finished
+            .and_then(|seconds| u32::try_from(seconds).ok()),
+        status.completion_time.as_ref().map(|time| time.0),
+        observation.now,
+    );
+    if expires_in == Some(SignedDuration::ZERO) {
+        return Plan::Expire;
+    }
+    Plan::CleanUp {
+        pods: observation
+            .pods
+            .iter()
+            .filter(|pod| !pod.has_ended() && !pod.leaving)
+            .map(|pod| pod.name.clone())
+            .collect(),
+        expires_in,
+    }
+}

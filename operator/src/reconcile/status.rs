@@ -1,0 +1,349 @@
+//! The sixth of the six calls: the next status, a pure function of the last one, the plan and what was observed.
+
+use contract::Progress;
+use crds::conditions::{reasons, types};
+use crds::status::{
+    CheckpointStatus, FailureStatus, PlacementStatus, ProgressStatus, ViTTrainingJobStatus, WorkersStatus,
+};
+use crds::{Phase, labels};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::ResourceExt as _;
+
+use super::observe::Observation;
+use super::plan::Plan;
+use crate::policy::failure::Failure;
+use crate::policy::gang::{PodState, PodView};
+use crate::policy::placement::Placement;
+use crate::policy::restart::Verdict;
+use crate::policy::suspend::Stop;
+
+/// The status after a plan. Equal to the last one where nothing happened.
+pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStatus {
+    let mut next = Next {
+        status: observation.status(),
+        generation: observation.job.metadata.generation,
+        now: observation.now,
+    };
+    next.status
+        .selector
+        .get_or_insert_with(|| format!("{}={}", labels::JOB_NAME, observation.job.name_any()));
+    if let Some(progress) = &observation.progress {
+        take_over(&mut next.status, progress);
+    }
+    match plan {
+        Plan::Refuse(message) => {
+            next.finish(Phase::Failed);
+            next.set(types::FAILED, true, reasons::INVALID_SPEC, message);
+        }
+        Plan::Place { attempt, placement } => next.placed(*attempt, placement),
+        Plan::Wait(unplaceable) => {
+            next.revive();
+            next.status.phase = Some(Phase::Pending);
+            next.status.placement = Some(PlacementStatus {
+                rejected: unplaceable.rejected.clone(),
+                ..PlacementStatus::default()
+            });
+            next.let_go();
+            next.set(
+                types::PLACED,
+                false,
+                reasons::NO_FITTING_GROUP,
+                &unplaceable.message,
+            );
+            next.set(
+                types::RUNNING,
+                false,
+                reasons::NO_PODS,
+                "waits for a group of like GPUs that fits the gang",
+            );
+        }
+        Plan::Create { .. } | Plan::Follow => next.followed(observation),
+        Plan::Finish => {
+            next.finish(Phase::Succeeded);
+            next.set(
+                types::COMPLETE,
+                true,
+                reasons::ALL_EPOCHS_DONE,
+                "every pod ended well",
+            );
+        }
+        Plan::End {
+            failure,
+            verdict,
+            again,
+        } => next.ended(observation, failure, *verdict, *again),
+        Plan::Halt(Stop::Suspend) => {
+            next.revive();
+            next.status.phase = Some(Phase::Suspending);
+            next.set(
+                types::SUSPENDED,
+                false,
+                reasons::SUSPENDING,
+                "pods save a checkpoint and stop",
+            );
+            next.set(types::RUNNING, false, reasons::SUSPENDING, "spec.suspend is set");
+        }
+        Plan::Halt(Stop::Resize) => {
+            next.status.phase = Some(Phase::Restarting);
+            let message = format!(
+                "the gang of {} is replaced by one of {} nodes",
+                placed_nodes(&next.status),
+                observation.job.spec.workers.nodes
+            );
+            next.set(types::RUNNING, false, reasons::RESIZING, &message);
+        }
+        Plan::Park => {
+            next.status.phase = Some(Phase::Suspended);
+            next.status.placement = None;
+            next.let_go();
+            let message = "spec.suspend is set; the job holds no GPUs";
+            next.set(types::SUSPENDED, true, reasons::SUSPENDED, message);
+            next.set(types::PLACED, false, reasons::NOT_PLACED_SUSPENDED, message);
+            next.set(types::RUNNING, false, reasons::NO_PODS, message);
+        }
+        Plan::Drain { .. } | Plan::CleanUp { .. } | Plan::Expire | Plan::Rest(_) => {}
+    }
+    next.status.observed_generation = next.generation;
+    next.status
+}
+
+/// Failed attempts since the last new checkpoint, given a record that the status does not hold yet.
+pub(crate) fn failures_since_checkpoint(status: &ViTTrainingJobStatus, progress: Option<&Progress>) -> i32 {
+    let is_new = progress
+        .and_then(|progress| progress.last_checkpoint.as_ref())
+        .is_some_and(|checkpoint| is_newer(checkpoint.step, status));
+    if is_new {
+        0
+    } else {
+        status.restarts_since_checkpoint
+    }
+}
+
+fn is_newer(step: u64, status: &ViTTrainingJobStatus) -> bool {
+    let known = status.last_checkpoint.as_ref().map(|checkpoint| checkpoint.step);
+    Some(signed(step)) > known
+}
+
+fn take_over(status: &mut ViTTrainingJobStatus, progress: &Progress) {
+    status.restarts_since_checkpoint = failures_since_checkpoint(status, Some(progress));
+    if let Some(checkpoint) = &progress.last_checkpoint
+        && is_newer(checkpoint.step, status)
+    {
+        status.last_checkpoint = Some(CheckpointStatus {
+            step: signed(checkpoint.step),
+            path: checkpoint.path.clone(),
+            time: time(&checkpoint.time),
+        });
+    }
+    status.progress = Some(ProgressStatus {
+        epoch: count(progress.epoch as usize),
+        total_epochs: count(progress.total_epochs as usize),
+        step: signed(progress.step),
+        total_steps: signed(progress.total_steps),
+        percent: i32::from(progress.percent()),
+        loss: progress.loss,
+        train_accuracy: progress.train_accuracy,
+        validation_accuracy: progress.validation_accuracy,
+        images_per_second: progress.images_per_second,
+        sync_share: progress.sync_share,
+        eta_seconds: progress.eta_seconds.map(signed),
+        updated_at: time(&progress.updated_at),
+    });
+}
+
+fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+fn count(value: usize) -> i32 {
+    i32::try_from(value).unwrap_or(i32::MAX)
+}
+
+fn time(text: &str) -> Option<Time> {
+    text.parse().ok().map(Time)
+}
+
+fn placed_nodes(status: &ViTTrainingJobStatus) -> usize {
+    status
+        .placement
+        .as_ref()
+        .map_or(0, |placement| placement.nodes.len())
+}
+
+/// A status in the making.
+struct Next {
+    status: ViTTrainingJobStatus,
+    generation: Option<i64>,
+    now: Timestamp,
+}
+
+impl Next {
+    /// Sets a condition; the time of its transition moves only with its value.
+    fn set(&mut self, type_: &str, value: bool, reason: &str, message: &str) {
+        let status = if value { "True" } else { "False" };
+        let conditions = &mut self.status.conditions;
+        let last = conditions.iter().position(|condition| condition.type_ == type_);
+        let condition = Condition {
+            type_: type_.into(),
+            status: status.into(),
+            reason: reason.into(),
+            message: message.into(),
+            observed_generation: self.generation,
+            last_transition_time: match last {
+                Some(index) if conditions[index].status == status => {
+                    conditions[index].last_transition_time.clone()
+                }
+                _ => Time(self.now),
+            },
+        };
+        match last {
+            Some(index) => conditions[index] = condition,
+            None => conditions.push(condition),
+        }
+    }
+
+    fn has(&self, type_: &str) -> bool {
+        self.status
+            .conditions
+            .iter()
+            .any(|condition| condition.type_ == type_)
+    }
+
+    fn placed(&mut self, attempt: i32, placement: &Placement) {
+        self.revive();
+        let group = &placement.group;
+        let message = format!("{} on {}", group.product, placement.nodes.join(", "));
+        self.status.phase = Some(Phase::Starting);
+        self.status.attempt = attempt;
+        self.status.start_time.get_or_insert(Time(self.now));
+        self.status.workers = Some(WorkersStatus {
+            desired: count(placement.nodes.len()),
+            ..WorkersStatus::default()
+        });
+        self.status.placement = Some(PlacementStatus {
+            group: Some(group.clone()),
+            nodes: placement.nodes.clone(),
+            rejected: placement.rejected.clone(),
+        });
+        if self.has(types::SUSPENDED) {
+            self.set(
+                types::SUSPENDED,
+                false,
+                reasons::RESUMED,
+                "spec.suspend is not set",
+            );
+        }
+        self.set(types::PLACED, true, reasons::GANG_FITS, &message);
+        self.set(
+            types::RUNNING,
+            false,
+            reasons::PODS_STARTING,
+            "pods are being created",
+        );
+    }
+
+    fn followed(&mut self, observation: &Observation) {
+        let gang: Vec<&PodView> = observation.gang(self.status.attempt).collect();
+        let desired = placed_nodes(&self.status);
+        let ready = gang.iter().filter(|pod| pod.ready).count();
+        let finished = gang.iter().filter(|pod| pod.state == PodState::Succeeded).count();
+        self.status.workers = Some(WorkersStatus {
+            desired: count(desired),
+            ready: count(ready),
+            failed: 0,
+        });
+        if ready + finished >= desired {
+            self.status.phase = Some(Phase::Running);
+            self.set(
+                types::RUNNING,
+                true,
+                reasons::ALL_PODS_READY,
+                "every pod of the gang runs",
+            );
+            return;
+        }
+        let mut message = format!("{ready} of {desired} pods are ready");
+        let stuck = gang
+            .iter()
+            .filter_map(|pod| Some((&pod.name, pod.stuck.as_ref()?)))
+            .min();
+        if let Some((pod, words)) = stuck {
+            message = format!("{message}; pod {pod}: {words}");
+        }
+        self.set(types::RUNNING, false, reasons::PODS_STARTING, &message);
+    }
+
+    fn ended(&mut self, observation: &Observation, failure: &Failure, verdict: Verdict, again: bool) {
+        let attempt = self.status.attempt;
+        let seen_at = match &self.status.last_failure {
+            Some(known) if again => known.time.clone(),
+            _ => None,
+        };
+        if !again {
+            self.status.restarts += 1;
+            self.status.restarts_since_checkpoint += 1;
+        }
+        let failed = observation
+            .gang(attempt)
+            .filter(|pod| pod.lost || pod.has_failed())
+            .count();
+        self.status.workers = Some(WorkersStatus {
+            desired: count(placed_nodes(&self.status)),
+            ready: 0,
+            failed: count(failed),
+        });
+        self.status.last_failure = Some(FailureStatus {
+            attempt,
+            rank: failure.rank.and_then(|rank| i32::try_from(rank).ok()),
+            pod: Some(failure.pod.clone()),
+            node: failure.node.clone(),
+            exit_code: failure.exit_code.map(i32::from),
+            class: failure.class.as_str().into(),
+            message: failure.message.clone(),
+            time: Some(seen_at.unwrap_or(Time(self.now))),
+        });
+        let cause = format!("attempt {attempt}: {}: {}", failure.class, failure.message);
+        let reason = match verdict {
+            Verdict::Restart => {
+                self.status.phase = Some(Phase::Restarting);
+                self.set(types::RUNNING, false, reasons::RESTARTING, &cause);
+                return;
+            }
+            Verdict::NotRetryable => reasons::NOT_RETRYABLE,
+            Verdict::Exhausted => reasons::RESTARTS_EXHAUSTED,
+        };
+        let workers = self.status.workers;
+        self.finish(Phase::Failed);
+        self.status.workers = workers.map(|workers| WorkersStatus {
+            desired: 0,
+            ..workers
+        });
+        self.set(types::FAILED, true, reason, &cause);
+    }
+
+    /// The job is over and lets go of its GPUs. Where it was stays in the status.
+    fn finish(&mut self, phase: Phase) {
+        self.status.phase = Some(phase);
+        self.status.completion_time.get_or_insert(Time(self.now));
+        self.let_go();
+        let message = "the job is over";
+        if self.has(types::PLACED) {
+            self.set(types::PLACED, false, reasons::RELEASED, message);
+        }
+        if self.has(types::RUNNING) {
+            self.set(types::RUNNING, false, reasons::NO_PODS, message);
+        }
+    }
+
+    /// A refused job got a second chance.
+    fn revive(&mut self) {
+        if self.status.completion_time.take().is_some() {
+            self.set(types::FAILED, false, reasons::RESUMED, "the manifest was changed");
+        }
+    }
+
+    fn let_go(&mut self) {
+        self.status.workers = Some(WorkersStatus::default());
+    }
+}

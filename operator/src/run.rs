@@ -1,0 +1,213 @@
+//! Wires the operator together: caches and endpoints always, the controller while this replica leads.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::Context as _;
+use crds::Phase;
+use futures::{FutureExt as _, Stream, StreamExt as _, stream};
+use kube::runtime::controller::{self, Controller};
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::watcher;
+use kube::{Api, Client};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use crate::arguments::RunArguments;
+use crate::cluster::caches::{Caches, Trigger};
+use crate::http::{self, Endpoints};
+use crate::lease::Candidate;
+use crate::metrics::Metrics;
+use crate::reconcile::{Context, GuardedJob, error_policy, reconcile};
+
+/// New capacity is told to waiting jobs at most this often: a node that starts changes many times in a row.
+const WAITING_ROUNDS: Duration = Duration::from_millis(200);
+/// Rounds under way at once. Each holds a connection to the API server now and then, and little memory.
+const ROUNDS_AT_ONCE: u16 = 64;
+
+/// Runs until told to stop (SIGTERM or SIGINT). An error means that the process must be started anew.
+pub async fn run(arguments: RunArguments) -> anyhow::Result<()> {
+    let client = Client::try_default()
+        .await
+        .context("failed to find a cluster: run in one, or set KUBECONFIG")?;
+    let stop = CancellationToken::new();
+    tokio::spawn(stop_on_signal(stop.clone())?);
+    run_with(client, arguments, stop).await
+}
+
+/// Runs against the cluster of `client` until `stop` is cancelled.
+pub async fn run_with(
+    client: Client,
+    arguments: RunArguments,
+    stop: CancellationToken,
+) -> anyhow::Result<()> {
+    let RunArguments {
+        namespace,
+        leader_election_namespace,
+        replica,
+        metrics_address,
+        log_filter: _,
+    } = arguments;
+    let identity = identity(replica);
+    let metrics = Arc::new(Metrics::new().context("failed to make metrics")?);
+    let (triggers, triggered) = mpsc::unbounded_channel();
+    let (caches, watches) = Caches::start(&client, namespace.as_deref(), triggers);
+    let jobs: Api<GuardedJob> = match &namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    };
+    let controller = Controller::new(jobs, watcher::Config::default());
+    let context = Arc::new(Context::new(
+        client.clone(),
+        controller.store(),
+        caches.clone(),
+        Arc::clone(&metrics),
+        identity.clone(),
+    ));
+    let is_ready = Arc::new(AtomicBool::new(false));
+    let listener = TcpListener::bind(metrics_address)
+        .await
+        .with_context(|| format!("failed to listen on {metrics_address}"))?;
+    let endpoints = Endpoints {
+        metrics: Arc::clone(&metrics),
+        jobs: controller.store(),
+        is_ready: Arc::clone(&is_ready),
+    };
+    let mut server = tokio::spawn(http::serve(listener, endpoints, stop.clone().cancelled_owned()));
+    let mut watches = tokio::spawn(watches);
+    info!(identity, namespace, %metrics_address, "the operator has started");
+
+    let lead = async {
+        caches
+            .synced()
+            .await
+            .context("the watches ended before they were filled")?;
+        is_ready.store(true, Ordering::Relaxed);
+        let lease_namespace =
+            leader_election_namespace.unwrap_or_else(|| client.default_namespace().to_owned());
+        let mut candidate = Candidate::new(client.clone(), &lease_namespace, identity);
+        tokio::select! {
+            () = candidate.acquire() => {}
+            () = stop.cancelled() => return Ok(()),
+        }
+        info!("this replica leads");
+        metrics.leads();
+        let work = control(controller, context, triggered, stop.clone());
+        tokio::select! {
+            () = work => {}
+            () = candidate.hold() => anyhow::bail!("the lease was lost; another replica may lead now"),
+        }
+        info!("all rounds have ended");
+        candidate.release().await.context("failed to give the lease back")
+    };
+    tokio::select! {
+        result = lead => result?,
+        // Working on without one of its watches, the operator would decide on what is no longer so.
+        result = &mut watches => anyhow::bail!("a watch ended: {result:?}"),
+        result = &mut server => result.context("the endpoints ended")?.context("failed to serve")?,
+    }
+    watches.abort();
+    Ok(())
+}
+
+/// Reconciles until `stop` is cancelled; rounds under way are finished.
+async fn control(
+    controller: Controller<GuardedJob>,
+    context: Arc<Context>,
+    triggered: mpsc::UnboundedReceiver<Trigger>,
+    stop: CancellationToken,
+) {
+    let jobs = controller.store();
+    controller
+        .with_config(controller::Config::default().concurrency(ROUNDS_AT_ONCE))
+        .reconcile_on(rounds(triggered, jobs))
+        .graceful_shutdown_on(stop.cancelled_owned())
+        .run(reconcile, error_policy, Arc::clone(&context))
+        .for_each(|result| {
+            match result {
+                // Told where it happened.
+                Ok(_) | Err(controller::Error::ReconcilerFailed(..)) => {}
+                Err(controller::Error::ObjectNotFound(job)) => {
+                    debug!(%job, "the job is gone");
+                    context.forget_gone();
+                }
+                Err(error) => warn!(%error, "a watch of jobs was interrupted and starts again"),
+            }
+            std::future::ready(())
+        })
+        .await;
+}
+
+/// From what changed to the jobs that are looked at. Changes of capacity are gathered for a moment.
+fn rounds(
+    triggered: mpsc::UnboundedReceiver<Trigger>,
+    jobs: Store<GuardedJob>,
+) -> impl Stream<Item = ObjectRef<GuardedJob>> + Send + 'static {
+    let state = (triggered, jobs, None::<tokio::time::Instant>);
+    stream::unfold(state, |(mut triggered, jobs, mut due)| async move {
+        let at = due;
+        let pause = async move {
+            match at {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        let looked_at = tokio::select! {
+            () = pause => {
+                due = None;
+                waiting(&jobs)
+            }
+            trigger = triggered.recv() => match trigger? {
+                Trigger::Job { namespace, name } => vec![ObjectRef::new(&name).within(&namespace)],
+                Trigger::Waiting => {
+                    due.get_or_insert_with(|| tokio::time::Instant::now() + WAITING_ROUNDS);
+                    vec![]
+                }
+            },
+        };
+        Some((stream::iter(looked_at), (triggered, jobs, due)))
+    })
+    .flatten()
+}
+
+fn waiting(jobs: &Store<GuardedJob>) -> Vec<ObjectRef<GuardedJob>> {
+    jobs.state_filter(|job| {
+        job.0.as_ref().is_ok_and(|job| {
+            let phase = job.status.as_ref().and_then(|status| status.phase);
+            phase == Some(Phase::Pending)
+        })
+    })
+    .iter()
+    .map(|job| ObjectRef::from_obj(&**job))
+    .collect()
+}
+
+/// The name of this replica, made unique: a container that starts again in its pod is another candidate.
+fn identity(replica: Option<String>) -> String {
+    let replica = replica
+        .or_else(|| std::env::var("HOSTNAME").ok())
+        .unwrap_or_else(|| "vit-operator".into());
+    format!(
+        "{replica}_{:x}-{}",
+        jiff::Timestamp::now().as_nanosecond(),
+        std::process::id()
+    )
+}
+
+fn stop_on_signal(stop: CancellationToken) -> anyhow::Result<impl Future<Output = ()>> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate()).context("failed to listen for SIGTERM")?;
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = tokio::signal::ctrl_c() => {}
+        }
+        info!("told to stop: rounds under way are finished");
+        stop.cancel();
+    }
+    .boxed())
+}
