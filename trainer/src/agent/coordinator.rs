@@ -1,0 +1,83 @@
+//! Waiting until the coordinator's name is known to DNS: a headless Service's record appears some time after its pod.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use tokio_util::sync::CancellationToken;
+
+use crate::error::TrainError;
+
+/// How long the name may take to appear.
+const DEADLINE: Duration = Duration::from_mins(5);
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+
+/// The coordinator's address; `None` where `stop` came first.
+pub(super) async fn resolve(
+    host: &str,
+    port: u16,
+    stop: &CancellationToken,
+) -> Result<Option<SocketAddr>, TrainError> {
+    resolve_within(DEADLINE, host, port, stop).await
+}
+
+async fn resolve_within(
+    deadline: Duration,
+    host: &str,
+    port: u16,
+    stop: &CancellationToken,
+) -> Result<Option<SocketAddr>, TrainError> {
+    let start = Instant::now();
+    let mut pause = FIRST_PAUSE;
+    loop {
+        let reason = match tokio::net::lookup_host((host, port))
+            .await
+            .map(|mut found| found.next())
+        {
+            Ok(Some(address)) => return Ok(Some(address)),
+            Ok(None) => "it has no address".to_owned(),
+            Err(error) => error.to_string(),
+        };
+        if start.elapsed() + pause > deadline {
+            return Err(TrainError::Rendezvous(format!(
+                "the coordinator {host} was not found within {} s: {reason}",
+                deadline.as_secs()
+            )));
+        }
+        tokio::select! {
+            () = stop.cancelled() => return Ok(None),
+            () = sleep(pause) => pause = (pause * 2).min(LONGEST_PAUSE),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_known_name_is_found_and_an_unknown_one_is_named() {
+        let stop = CancellationToken::new();
+        let found = resolve("localhost", 7, &stop)
+            .await
+            .expect("resolves")
+            .expect("an address");
+        assert_eq!(found.port(), 7);
+        let error = resolve_within(Duration::from_millis(250), "nobody.invalid", 7, &stop)
+            .await
+            .expect_err("never resolves")
+            .to_string();
+        assert!(
+            error.starts_with("the coordinator nobody.invalid was not found within 0 s: "),
+            "{error}"
+        );
+    }
+
+    #[tokio::test]
+    async fn a_stop_ends_the_wait() {
+        let stop = CancellationToken::new();
+        stop.cancel();
+        assert_eq!(resolve("nobody.invalid", 7, &stop).await.expect("stops"), None);
+    }
+}

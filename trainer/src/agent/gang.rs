@@ -1,0 +1,276 @@
+//! This pod's ranks, from their start to the end of the last one.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream as StdUnixStream;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use contract::{ExitCode, FailureRecord, RunConfig, environment};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::net::UnixStream;
+use tokio::process::{Child, Command};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use super::output::Output;
+use super::{Pod, Shown, threads};
+use crate::error::TrainError;
+use crate::metrics::Report;
+use crate::rank::torchrun;
+
+/// How long the other ranks have to end by themselves, once one has failed, before they are killed. Their collectives
+/// fail at once, and rank 0 may be finishing a checkpoint.
+const GRACE_AFTER_FAILURE: Duration = Duration::from_secs(5);
+/// Reports that may wait for the agent: ranks block rather than fill its memory.
+const WAITING_REPORTS: usize = 1024;
+
+/// The running ranks of one pod.
+#[derive(Debug)]
+pub(super) struct Gang {
+    first_rank: u32,
+    ranks: Vec<Running>,
+    events: mpsc::Receiver<Event>,
+}
+
+#[derive(Debug)]
+struct Running {
+    pid: Pid,
+    /// What the rank said of its failure.
+    said: Option<FailureRecord>,
+    ended: Option<ExitCode>,
+}
+
+#[derive(Debug)]
+enum Event {
+    Report(usize, Report),
+    /// The rank has ended and every report of it has been delivered.
+    Ended(usize, std::io::Result<ExitStatus>),
+}
+
+/// How a gang ended.
+#[derive(Debug)]
+pub(super) struct End {
+    pub(super) code: ExitCode,
+    pub(super) failure: Option<FailureRecord>,
+}
+
+impl Gang {
+    /// Starts every rank of this pod.
+    pub(super) fn start(config: &RunConfig, pod: &Pod) -> Result<Self, TrainError> {
+        let program = std::env::current_exe().map_err(|error| TrainError::System {
+            action: "failed to find this program's file",
+            error,
+        })?;
+        let first_rank = pod.node_rank * config.ranks_per_node;
+        let (sender, events) = mpsc::channel(WAITING_REPORTS);
+        let mut ranks = Vec::new();
+        for local_rank in 0..config.ranks_per_node {
+            let rank = first_rank + local_rank;
+            let mut command = Command::new(&program);
+            command
+                .arg("rank")
+                .env(torchrun::RANK, rank.to_string())
+                .env(torchrun::LOCAL_RANK, local_rank.to_string())
+                .env(torchrun::WORLD_SIZE, config.world_size().to_string())
+                .env(torchrun::LOCAL_WORLD_SIZE, config.ranks_per_node.to_string())
+                .env(torchrun::MASTER_ADDR, &pod.coordinator_host)
+                .env(torchrun::MASTER_PORT, pod.coordinator_port.to_string())
+                .env(environment::ATTEMPT, pod.attempt.to_string());
+            for (name, value) in [
+                (
+                    "OMP_NUM_THREADS",
+                    threads::per_rank(config.ranks_per_node).to_string(),
+                ),
+                // Its errors come back as values; it would print them too, with stack traces.
+                ("TORCH_CPP_LOG_LEVEL", "FATAL".to_owned()),
+            ] {
+                if std::env::var_os(name).is_none() {
+                    command.env(name, value);
+                }
+            }
+            let (child, socket) = spawn(command).map_err(|error| TrainError::System {
+                action: "failed to start a rank",
+                error,
+            })?;
+            let pid = child
+                .id()
+                .and_then(|id| i32::try_from(id).ok())
+                .map(Pid::from_raw);
+            let pid = pid.ok_or_else(|| TrainError::System {
+                action: "failed to start a rank",
+                error: std::io::Error::other("it has no process id"),
+            })?;
+            ranks.push(Running {
+                pid,
+                said: None,
+                ended: None,
+            });
+            tokio::spawn(follow(local_rank as usize, child, socket, sender.clone()));
+        }
+        Ok(Self {
+            first_rank,
+            ranks,
+            events,
+        })
+    }
+
+    /// Follows the ranks until the last one has ended. `stop` asks them to save and stop.
+    pub(super) async fn run(mut self, shown: &Shown, output: Output, stop: CancellationToken) -> End {
+        let mut stop_passed_on = false;
+        let mut kill_at: Option<Instant> = None;
+        let mut first_failed: Option<usize> = None;
+        while self.ranks.iter().any(|rank| rank.ended.is_none()) {
+            tokio::select! {
+                event = self.events.recv() => match event {
+                    Some(Event::Report(rank, report)) => self.take_in(rank, report, shown, output),
+                    Some(Event::Ended(rank, status)) => {
+                        let code = exit_code(status);
+                        self.ranks[rank].ended = Some(code);
+                        if code.failure_class().is_some() {
+                            first_failed = Some(self.blame(first_failed, rank));
+                            if kill_at.is_none() {
+                                kill_at = Some(Instant::now() + GRACE_AFTER_FAILURE);
+                                self.signal(Signal::SIGTERM);
+                            }
+                        }
+                    }
+                    // Every follower has ended, so every rank has.
+                    None => break,
+                },
+                () = stop.cancelled(), if !stop_passed_on => {
+                    stop_passed_on = true;
+                    self.signal(Signal::SIGTERM);
+                }
+                () = sleep_until(kill_at.unwrap_or_else(Instant::now)), if kill_at.is_some() => {
+                    self.signal(Signal::SIGKILL);
+                    kill_at = Some(Instant::now() + GRACE_AFTER_FAILURE);
+                }
+            }
+        }
+        self.end(first_failed)
+    }
+
+    fn take_in(&mut self, rank: usize, report: Report, shown: &Shown, output: Output) {
+        match report {
+            Report::Step(step) => shown.metrics.step(rank, &step),
+            Report::Progress(progress) => {
+                shown.metrics.progress(&progress);
+                output.progress(&progress);
+                if let Ok(mut place) = shown.progress.write() {
+                    *place = Some(progress);
+                }
+            }
+            Report::Failed(failure) => self.ranks[rank].said = Some(failure),
+        }
+    }
+
+    /// Of two failed ranks the one to name: the first, unless it only lost its peer and the second has a reason of
+    /// its own.
+    fn blame(&self, first: Option<usize>, second: usize) -> usize {
+        let is_echo = |rank: usize| {
+            self.ranks[rank]
+                .ended
+                .and_then(ExitCode::failure_class)
+                .is_some_and(|class| class.is_echo())
+        };
+        match first {
+            Some(first) if !is_echo(first) || is_echo(second) => first,
+            _ => second,
+        }
+    }
+
+    fn signal(&self, signal: Signal) {
+        for rank in self.ranks.iter().filter(|rank| rank.ended.is_none()) {
+            // A rank may have ended with its event still in the queue; the kernel then answers that there is no such
+            // process.
+            let _ = kill(rank.pid, signal);
+        }
+    }
+
+    fn end(&self, first_failed: Option<usize>) -> End {
+        let Some(failed) = first_failed else {
+            let all_done = self.ranks.iter().all(|rank| rank.ended == Some(ExitCode::Done));
+            return End {
+                code: if all_done {
+                    ExitCode::Done
+                } else {
+                    ExitCode::Stopped
+                },
+                failure: None,
+            };
+        };
+        let rank = &self.ranks[failed];
+        let code = rank.ended.unwrap_or(ExitCode::Other(1));
+        let number = self.first_rank + failed as u32;
+        let failure = rank.said.clone().unwrap_or_else(|| FailureRecord {
+            rank: Some(number),
+            exit_code: code.code(),
+            class: code.failure_class().unwrap_or(contract::FailureClass::Crashed),
+            message: match code {
+                ExitCode::Signal(signal) => format!("rank {number} was ended by {}", signal_name(signal)),
+                code => format!(
+                    "rank {number} ended with exit code {} without saying why",
+                    code.code()
+                ),
+            },
+        });
+        tracing::error!("rank {number} failed ({}): {}", failure.class, failure.message);
+        End {
+            code,
+            failure: Some(failure),
+        }
+    }
+}
+
+fn signal_name(number: u8) -> String {
+    Signal::try_from(i32::from(number)).map_or_else(
+        |_| format!("signal {number}"),
+        |signal| format!("signal {number} ({signal})"),
+    )
+}
+
+fn exit_code(status: std::io::Result<ExitStatus>) -> ExitCode {
+    let Ok(status) = status else {
+        return ExitCode::Other(1);
+    };
+    match (status.code(), status.signal()) {
+        (Some(code), _) => ExitCode::from_code(u8::try_from(code).unwrap_or(u8::MAX)),
+        (None, Some(signal)) => ExitCode::Signal(u8::try_from(signal).unwrap_or(u8::MAX)),
+        (None, None) => ExitCode::Other(1),
+    }
+}
+
+/// Starts a rank with one end of a socket as its standard input, in a process group of its own, so that Ctrl-C at a
+/// terminal reaches it only through the agent.
+fn spawn(mut command: Command) -> std::io::Result<(Child, UnixStream)> {
+    let (ours, theirs) = StdUnixStream::pair()?;
+    ours.set_nonblocking(true)?;
+    let child = command
+        .stdin(Stdio::from(OwnedFd::from(theirs)))
+        .process_group(0)
+        .kill_on_drop(true)
+        .spawn()?;
+    Ok((child, UnixStream::from_std(ours)?))
+}
+
+/// Delivers a rank's reports, and then its end.
+async fn follow(rank: usize, mut child: Child, socket: UnixStream, events: mpsc::Sender<Event>) {
+    let mut lines = BufReader::new(socket).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        match serde_json::from_str(&line) {
+            Ok(report) => {
+                if events.send(Event::Report(rank, report)).await.is_err() {
+                    return;
+                }
+            }
+            Err(error) => tracing::warn!("a report that cannot be read ({error}): {line}"),
+        }
+    }
+    let status = child.wait().await;
+    // The receiver is gone only when the agent is ending.
+    let _ = events.send(Event::Ended(rank, status)).await;
+}

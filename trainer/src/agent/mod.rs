@@ -1,0 +1,211 @@
+//! The agent: a pod's first process. It waits until the coordinator's name resolves, starts this pod's ranks, hands
+//! on signals, serves what the ranks report, and leaves a termination record.
+//!
+//! ```text
+//!   ranks --(reports, a socket each)--> agent --> GET /metrics /progress /healthz, progress on standard output
+//!   SIGTERM --> agent --> ranks (which save and stop)
+//!   a rank fails --> the others are ended --> termination record, exit code of the first that failed
+//! ```
+
+mod coordinator;
+mod gang;
+mod http;
+pub(crate) mod output;
+mod threads;
+
+use std::path::PathBuf;
+use std::sync::{Arc, RwLock};
+
+use contract::progress::FAILURE_MESSAGE_BYTES;
+use contract::{ExitCode, FailureRecord, Progress, RunConfig, TerminationRecord, environment};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::config;
+use crate::error::TrainError;
+use crate::metrics::prometheus::Metrics;
+
+pub(crate) use output::Output;
+
+/// What the agent was told on its command line.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Options {
+    /// How progress is written to standard output.
+    pub(crate) output: Output,
+    /// Whether a standard input that closes means the same as SIGTERM.
+    pub(crate) stop_with_parent: bool,
+}
+
+/// What differs by pod.
+#[derive(Clone, Debug)]
+struct Pod {
+    node_rank: u32,
+    attempt: u32,
+    coordinator_host: String,
+    coordinator_port: u16,
+    http_port: u16,
+}
+
+/// What the HTTP endpoints show.
+#[derive(Debug)]
+pub(crate) struct Shown {
+    metrics: Metrics,
+    /// From rank 0, where it is in this pod.
+    progress: RwLock<Option<Progress>>,
+}
+
+/// Runs this pod's part of the attempt and leaves its termination record. Gives the exit code.
+pub(crate) fn main(options: Options) -> ExitCode {
+    let runtime = match tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+    {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            return finish(&Ended::failed(&TrainError::System {
+                action: "failed to start",
+                error,
+            }));
+        }
+    };
+    let ended = runtime.block_on(async {
+        attempt(options).await.unwrap_or_else(|error| {
+            tracing::error!("{error}");
+            Ended::failed(&error)
+        })
+    });
+    finish(&ended)
+}
+
+/// How this pod's part of an attempt ended.
+#[derive(Debug)]
+struct Ended {
+    code: ExitCode,
+    record: TerminationRecord,
+}
+
+impl Ended {
+    /// The agent itself failed.
+    fn failed(error: &TrainError) -> Self {
+        let failure = FailureRecord {
+            rank: None,
+            exit_code: error.exit_code().code(),
+            class: error.class(),
+            message: error.to_string(),
+        };
+        Self {
+            code: error.exit_code(),
+            record: TerminationRecord {
+                progress: None,
+                failure: Some(failure),
+            },
+        }
+    }
+}
+
+async fn attempt(options: Options) -> Result<Ended, TrainError> {
+    let stop = stop_on_signal(options.stop_with_parent)?;
+    let config = config::read_run_config()?;
+    let pod = pod(&config)?;
+    let first_rank = pod.node_rank * config.ranks_per_node;
+    let metrics = Metrics::new(&config.job, first_rank, config.ranks_per_node)
+        .map_err(|error| TrainError::Config(format!("failed to name metrics after the job: {error}")))?;
+    let shown = Arc::new(Shown {
+        metrics,
+        progress: RwLock::new(None),
+    });
+    http::serve(pod.http_port, Arc::clone(&shown)).await?;
+
+    let address = match coordinator::resolve(&pod.coordinator_host, pod.coordinator_port, &stop).await? {
+        Some(address) => address,
+        None => {
+            return Ok(Ended {
+                code: ExitCode::Stopped,
+                record: TerminationRecord::default(),
+            });
+        }
+    };
+    tracing::debug!("the coordinator {} is {address}", pod.coordinator_host);
+
+    let gang = gang::Gang::start(&config, &pod)?;
+    let end = gang.run(&shown, options.output, stop).await;
+    let progress = shown.progress.read().ok().and_then(|progress| progress.clone());
+    options.output.end(progress.as_ref());
+    Ok(Ended {
+        code: end.code,
+        record: TerminationRecord {
+            progress,
+            failure: end.failure,
+        },
+    })
+}
+
+/// A token that SIGTERM and SIGINT cancel, and where asked for the end of standard input.
+fn stop_on_signal(stop_with_parent: bool) -> Result<CancellationToken, TrainError> {
+    let stop = CancellationToken::new();
+    for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
+        let mut signals = signal(kind).map_err(|error| TrainError::System {
+            action: "failed to listen for signals",
+            error,
+        })?;
+        let stop = stop.clone();
+        tokio::spawn(async move {
+            signals.recv().await;
+            stop.cancel();
+        });
+    }
+    if stop_with_parent {
+        let stop = stop.clone();
+        std::thread::spawn(move || {
+            // Nothing is written to it: this returns when the parent is gone.
+            let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+            stop.cancel();
+        });
+    }
+    Ok(stop)
+}
+
+fn pod(config: &RunConfig) -> Result<Pod, TrainError> {
+    let pod = Pod {
+        node_rank: config::required_variable(environment::NODE_RANK)?,
+        attempt: config::required_variable(environment::ATTEMPT)?,
+        coordinator_host: config::required_variable(environment::COORDINATOR_HOST)?,
+        coordinator_port: config::variable_or(
+            environment::COORDINATOR_PORT,
+            environment::DEFAULT_COORDINATOR_PORT,
+        )?,
+        http_port: config::variable_or(environment::AGENT_PORT, environment::DEFAULT_AGENT_PORT)?,
+    };
+    // Checked here, although only ranks use it: one message instead of one a rank.
+    config::required_variable::<std::net::IpAddr>(environment::POD_ADDRESS)?;
+    if pod.node_rank >= config.nodes {
+        return Err(TrainError::Config(format!(
+            "{} is {}, but the run configuration has {} nodes",
+            environment::NODE_RANK,
+            pod.node_rank,
+            config.nodes
+        )));
+    }
+    Ok(pod)
+}
+
+/// Leaves the termination record where the environment says.
+fn finish(ended: &Ended) -> ExitCode {
+    let Ok(path) = std::env::var(environment::TERMINATION_LOG) else {
+        return ended.code;
+    };
+    let mut record = ended.record.clone();
+    if let Some(failure) = &mut record.failure {
+        let end = failure.message.floor_char_boundary(FAILURE_MESSAGE_BYTES);
+        failure.message.truncate(end);
+    }
+    let path = PathBuf::from(path);
+    let written = serde_json::to_vec(&record)
+        .map_err(std::io::Error::other)
+        .and_then(|json| fs_err::write(&path, json));
+    if let Err(error) = written {
+        tracing::error!("failed to leave the termination record: {error}");
+    }
+    ended.code
+}

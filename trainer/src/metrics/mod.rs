@@ -1,0 +1,184 @@
+//! What a rank measures of itself, and where it goes: to the agent (Prometheus, progress) and to the JSONL log.
+
+mod log;
+mod observer;
+pub(crate) mod prometheus;
+mod window;
+
+use contract::{FailureRecord, Progress};
+use serde::{Deserialize, Serialize};
+use torch_ext::SyncTimes;
+
+pub(crate) use observer::{Observer, RunShape};
+
+/// A line from a rank to its agent.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", tag = "kind")]
+pub(crate) enum Report {
+    /// An optimizer step is done.
+    Step(StepReport),
+    /// Progress of the run; only from rank 0.
+    Progress(Progress),
+    /// This rank gives up.
+    Failed(FailureRecord),
+}
+
+/// One optimizer step of one rank.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct StepReport {
+    /// Steps finished, over all attempts.
+    pub(crate) step: u64,
+    /// Epochs finished.
+    pub(crate) epoch: u32,
+    /// Images this rank processed in the step.
+    pub(crate) images: u64,
+    /// Where the step's time went.
+    pub(crate) phases: Phases,
+    /// What synchronisation cost this rank.
+    pub(crate) sync: SyncCost,
+    /// Mean loss over all ranks.
+    pub(crate) loss: f64,
+    /// Share of the running epoch's images that were classified right, over all ranks.
+    pub(crate) train_accuracy: f64,
+    /// Learning rate of the step.
+    pub(crate) learning_rate: f64,
+    /// Resident memory of this process, where tensors live on the CPU.
+    pub(crate) memory_bytes: Option<u64>,
+}
+
+/// Seconds of an optimizer step by phase, named as [`contract::metrics::STEP_PHASES`]; together the whole step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Phases {
+    /// Images into tensors.
+    pub(crate) data: f64,
+    /// Forward pass and loss.
+    pub(crate) forward: f64,
+    /// Backward pass without waiting for synchronisation.
+    pub(crate) backward: f64,
+    /// Waiting for all-reduces after every rank had its gradients.
+    pub(crate) sync_exposed: f64,
+    /// Waiting for the last rank's gradients.
+    pub(crate) sync_straggler: f64,
+    /// Checks, clipping and the optimizer.
+    pub(crate) optimizer: f64,
+}
+
+impl Phases {
+    /// In the order of [`contract::metrics::STEP_PHASES`].
+    pub(crate) fn values(&self) -> [f64; 6] {
+        let Self {
+            data,
+            forward,
+            backward,
+            sync_exposed,
+            sync_straggler,
+            optimizer,
+        } = *self;
+        [data, forward, backward, sync_exposed, sync_straggler, optimizer]
+    }
+
+    /// The whole step.
+    pub(crate) fn sum(&self) -> f64 {
+        self.values().iter().sum()
+    }
+}
+
+impl std::ops::AddAssign for Phases {
+    fn add_assign(&mut self, other: Self) {
+        self.data += other.data;
+        self.forward += other.forward;
+        self.backward += other.backward;
+        self.sync_exposed += other.sync_exposed;
+        self.sync_straggler += other.sync_straggler;
+        self.optimizer += other.optimizer;
+    }
+}
+
+/// [`SyncTimes`] as it is written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct SyncCost {
+    pub(crate) total: f64,
+    pub(crate) exposed: f64,
+    pub(crate) straggler: f64,
+    pub(crate) bytes: u64,
+}
+
+impl SyncCost {
+    /// Seconds in the order of [`contract::metrics::SYNC_KINDS`].
+    pub(crate) fn seconds(&self) -> [f64; 3] {
+        [self.total, self.exposed, self.straggler]
+    }
+}
+
+impl From<SyncTimes> for SyncCost {
+    fn from(times: SyncTimes) -> Self {
+        let SyncTimes {
+            total,
+            exposed,
+            straggler,
+            bytes,
+        } = times;
+        Self {
+            total,
+            exposed,
+            straggler,
+            bytes,
+        }
+    }
+}
+
+impl std::ops::AddAssign for SyncCost {
+    fn add_assign(&mut self, other: Self) {
+        self.total += other.total;
+        self.exposed += other.exposed;
+        self.straggler += other.straggler;
+        self.bytes += other.bytes;
+    }
+}
+
+/// Resident memory of this process in bytes, as `/proc` tells it.
+pub(crate) fn resident_bytes() -> Option<u64> {
+    let status = fs_err::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kibibytes * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::metrics::{STEP_PHASES, SYNC_KINDS};
+
+    use super::*;
+
+    #[test]
+    fn values_come_in_the_order_of_their_names() {
+        let phases = Phases {
+            data: 0.0,
+            forward: 1.0,
+            backward: 2.0,
+            sync_exposed: 3.0,
+            sync_straggler: 4.0,
+            optimizer: 5.0,
+        };
+        let json = serde_json::to_value(phases).expect("serializes");
+        for (name, value) in STEP_PHASES.iter().zip(phases.values()) {
+            assert_eq!(json[name], value, "{name}");
+        }
+        let sync = SyncCost {
+            total: 1.0,
+            exposed: 2.0,
+            straggler: 3.0,
+            bytes: 4,
+        };
+        let json = serde_json::to_value(sync).expect("serializes");
+        for (name, value) in SYNC_KINDS.iter().zip(sync.seconds()) {
+            assert_eq!(json[name], value, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_process_knows_its_memory() {
+        assert!(resident_bytes().expect("on Linux") > 1024 * 1024);
+    }
+}

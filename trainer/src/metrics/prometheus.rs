@@ -1,0 +1,228 @@
+//! The ranks of one agent as Prometheus metrics.
+
+use contract::metrics as names;
+use contract::{JobName, Progress};
+use prometheus::{
+    Counter, CounterVec, Encoder as _, Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, Opts,
+    Registry, TextEncoder,
+};
+
+use super::StepReport;
+
+/// From a tenth of a millisecond to some 50 seconds.
+const BUCKETS_START: f64 = 1e-4;
+const BUCKETS_FACTOR: f64 = 2.0;
+const BUCKETS: usize = 20;
+
+/// The metrics of every rank of one agent.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    registry: Registry,
+    ranks: Vec<RankMetrics>,
+}
+
+#[derive(Debug)]
+struct RankMetrics {
+    images: IntCounter,
+    step_seconds: HistogramVec,
+    sync_seconds: [Counter; 3],
+    sync_bytes: IntCounter,
+    loss: Gauge,
+    accuracy: GaugeVec,
+    learning_rate: Gauge,
+    epoch: Gauge,
+    step: Gauge,
+    /// Known to rank 0 alone, so that no other rank shows a 0 that means nothing.
+    checkpoint_step: Option<Gauge>,
+    memory: GaugeVec,
+}
+
+impl Metrics {
+    /// Metrics of the ranks `first_rank ..`, `count` of them.
+    pub(crate) fn new(job: &JobName, first_rank: u32, count: u32) -> prometheus::Result<Self> {
+        let registry = Registry::new();
+        let ranks = (first_rank..first_rank + count)
+            .map(|rank| RankMetrics::register(&registry, job, rank))
+            .collect::<prometheus::Result<_>>()?;
+        Ok(Self { registry, ranks })
+    }
+
+    /// Takes in a step of the `local`-th rank.
+    pub(crate) fn step(&self, local: usize, step: &StepReport) {
+        let Some(rank) = self.ranks.get(local) else { return };
+        rank.images.inc_by(step.images);
+        for (phase, seconds) in names::STEP_PHASES.iter().zip(step.phases.values()) {
+            rank.step_seconds.with_label_values(&[phase]).observe(seconds);
+        }
+        for (counter, seconds) in rank.sync_seconds.iter().zip(step.sync.seconds()) {
+            counter.inc_by(seconds);
+        }
+        rank.sync_bytes.inc_by(step.sync.bytes);
+        rank.loss.set(step.loss);
+        rank.accuracy
+            .with_label_values(&["train"])
+            .set(step.train_accuracy);
+        rank.learning_rate.set(step.learning_rate);
+        rank.epoch.set(f64::from(step.epoch));
+        rank.step.set(step.step as f64);
+        if let Some(bytes) = step.memory_bytes {
+            rank.memory.with_label_values::<&str>(&[]).set(bytes as f64);
+        }
+    }
+
+    /// Takes in the run's progress, which comes from the first rank.
+    pub(crate) fn progress(&self, progress: &Progress) {
+        let Some(rank) = self.ranks.first() else { return };
+        rank.epoch.set(f64::from(progress.epoch));
+        rank.step.set(progress.step as f64);
+        if let Some(accuracy) = progress.validation_accuracy {
+            rank.accuracy.with_label_values(&["validation"]).set(accuracy);
+        }
+        if let (Some(gauge), Some(checkpoint)) = (&rank.checkpoint_step, &progress.last_checkpoint) {
+            gauge.set(checkpoint.step as f64);
+        }
+    }
+
+    /// The text exposition format.
+    pub(crate) fn render(&self) -> prometheus::Result<Vec<u8>> {
+        let mut text = Vec::new();
+        TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
+        Ok(text)
+    }
+}
+
+impl RankMetrics {
+    fn register(registry: &Registry, job: &JobName, rank: u32) -> prometheus::Result<Self> {
+        let options = |name: &str, help: &str| {
+            Opts::new(name, help)
+                .const_label(names::LABEL_NAMESPACE, &job.namespace)
+                .const_label(names::LABEL_JOB_NAME, &job.name)
+                .const_label(names::LABEL_RANK, rank.to_string())
+        };
+        let gauge = |name: &str, help: &str| -> prometheus::Result<Gauge> {
+            let gauge = Gauge::with_opts(options(name, help))?;
+            registry.register(Box::new(gauge.clone()))?;
+            Ok(gauge)
+        };
+        let gauges = |name: &str, help: &str, labels: &[&str]| -> prometheus::Result<GaugeVec> {
+            let gauges = GaugeVec::new(options(name, help), labels)?;
+            registry.register(Box::new(gauges.clone()))?;
+            Ok(gauges)
+        };
+        let count = |name: &str, help: &str| -> prometheus::Result<IntCounter> {
+            let counter = IntCounter::with_opts(options(name, help))?;
+            registry.register(Box::new(counter.clone()))?;
+            Ok(counter)
+        };
+        let step_seconds = HistogramVec::new(
+            HistogramOpts {
+                common_opts: options(names::STEP_SECONDS, "Seconds of each part of an optimizer step."),
+                buckets: prometheus::exponential_buckets(BUCKETS_START, BUCKETS_FACTOR, BUCKETS)?,
+            },
+            &[names::LABEL_PHASE],
+        )?;
+        registry.register(Box::new(step_seconds.clone()))?;
+        let sync_seconds = CounterVec::new(
+            options(
+                names::SYNC_SECONDS_TOTAL,
+                "Seconds of gradient synchronisation; a step waits for exposed and straggler.",
+            ),
+            &[names::LABEL_KIND],
+        )?;
+        registry.register(Box::new(sync_seconds.clone()))?;
+        Ok(Self {
+            images: count(names::IMAGES_TOTAL, "Training images this rank has processed.")?,
+            step_seconds,
+            // Made at once, so that a rank that never waited shows a 0.
+            sync_seconds: names::SYNC_KINDS.map(|kind| sync_seconds.with_label_values(&[kind])),
+            sync_bytes: count(
+                names::SYNC_BYTES_TOTAL,
+                "Bytes of gradients this rank has handed to all-reduce.",
+            )?,
+            loss: gauge(
+                names::LOSS,
+                "Training loss of the last step, mean over all ranks.",
+            )?,
+            accuracy: gauges(
+                names::ACCURACY_RATIO,
+                "Share of images classified right.",
+                &[names::LABEL_SPLIT],
+            )?,
+            learning_rate: gauge(names::LEARNING_RATE, "Learning rate of the last step.")?,
+            epoch: gauge(names::EPOCH, "Epochs finished.")?,
+            step: gauge(names::STEP, "Optimizer steps finished.")?,
+            checkpoint_step: (rank == 0)
+                .then(|| {
+                    gauge(
+                        names::CHECKPOINT_STEP,
+                        "Optimizer step of the newest complete checkpoint.",
+                    )
+                })
+                .transpose()?,
+            memory: gauges(
+                names::DEVICE_MEMORY_BYTES,
+                "Memory in use by this rank's process on its device (resident set on a CPU).",
+                &[],
+            )?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Phases, SyncCost};
+    use super::*;
+
+    #[test]
+    fn every_rank_shows_its_steps_under_the_contracts_names() {
+        let job = JobName {
+            namespace: "vision".into(),
+            name: "digits".into(),
+        };
+        let metrics = Metrics::new(&job, 2, 2).expect("registers");
+        let step = StepReport {
+            step: 7,
+            epoch: 1,
+            images: 32,
+            phases: Phases {
+                forward: 0.25,
+                ..Phases::default()
+            },
+            sync: SyncCost {
+                total: 0.5,
+                exposed: 0.25,
+                straggler: 0.125,
+                bytes: 1000,
+            },
+            loss: 1.5,
+            train_accuracy: 0.75,
+            learning_rate: 0.001,
+            memory_bytes: Some(4096),
+        };
+        metrics.step(1, &step);
+        metrics.step(1, &step);
+        let text = String::from_utf8(metrics.render().expect("renders")).expect("text");
+        let labels = r#"job_name="digits",namespace="vision",rank="3""#;
+        for line in [
+            format!("vit_images_total{{{labels}}} 64"),
+            format!(
+                r#"vit_sync_seconds_total{{job_name="digits",kind="exposed",namespace="vision",rank="3"}} 0.5"#
+            ),
+            format!("vit_sync_bytes_total{{{labels}}} 2000"),
+            format!(
+                r#"vit_step_seconds_sum{{job_name="digits",namespace="vision",phase="forward",rank="3"}} 0.5"#
+            ),
+            format!("vit_step{{{labels}}} 7"),
+            format!("vit_device_memory_bytes{{{labels}}} 4096"),
+        ] {
+            assert!(
+                text.lines().any(|found| found == line),
+                "no line {line} in\n{text}"
+            );
+        }
+        assert!(
+            !text.contains("vit_checkpoint_step"),
+            "only rank 0 knows of checkpoints"
+        );
+    }
+}

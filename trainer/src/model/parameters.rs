@@ -1,0 +1,54 @@
+//! The trained tensors of a model, under timm's names.
+
+use tch::{Kind, Tensor};
+
+/// One trained tensor.
+#[derive(Debug)]
+pub(crate) struct Parameter {
+    /// timm's name, for example `blocks.0.attn.qkv.weight`.
+    pub(crate) name: String,
+    /// The values; shared with the layer that uses them.
+    pub(crate) tensor: Tensor,
+    /// Whether weight decay applies. As in timm not to vectors (biases, norms) and not to the class token and the
+    /// position embedding (`no_weight_decay` of timm's `VisionTransformer`).
+    pub(crate) decays: bool,
+}
+
+/// All trained tensors of a model in the order in which the forward pass uses them, which is the same on every rank.
+#[derive(Debug, Default)]
+pub(crate) struct Parameters(Vec<Parameter>);
+
+impl Parameters {
+    /// Registers `values` as a trained tensor and gives the layer's handle to it.
+    pub(super) fn add(&mut self, name: String, values: Tensor) -> Tensor {
+        let tensor = values.set_requires_grad(true);
+        let decays = tensor.dim() > 1 && name != "cls_token" && name != "pos_embed";
+        let handle = tensor.shallow_clone();
+        self.0.push(Parameter { name, tensor, decays });
+        handle
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Parameter> {
+        self.0.iter()
+    }
+
+    /// Handles to all tensors.
+    pub(crate) fn tensors(&self) -> Vec<Tensor> {
+        self.0
+            .iter()
+            .map(|parameter| parameter.tensor.shallow_clone())
+            .collect()
+    }
+}
+
+/// A normal distribution of standard deviation 0.02, cut off at ±2 as timm's `trunc_normal_(std=.02)`. The cut lies
+/// at 100 standard deviations, so clamping gives the same distribution as sampling again.
+pub(super) fn truncated_normal(shape: &[i64], device: tch::Device) -> Tensor {
+    (Tensor::randn(shape, (Kind::Float, device)) * 0.02).clamp(-2.0, 2.0)
+}
+
+/// The uniform distribution that PyTorch gives to the weights and biases of a convolution with `fan_in` inputs.
+pub(super) fn uniform_fan_in(shape: &[i64], fan_in: i64, device: tch::Device) -> Tensor {
+    let bound = 1.0 / (fan_in as f64).sqrt();
+    (Tensor::rand(shape, (Kind::Float, device)) * 2.0 - 1.0) * bound
+}

@@ -1,0 +1,132 @@
+//! One rank: a worker process that the agent starts, with `torchrun`'s environment, and to which it is connected by
+//! the socket on the worker's standard input. Reports go out on it; that it closes means that the agent is gone.
+
+mod reporter;
+
+use std::net::IpAddr;
+use std::panic::AssertUnwindSafe;
+use std::str::FromStr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use contract::{ExitCode, FailureRecord, RunConfig, environment};
+use signal_hook::consts::{SIGINT, SIGTERM};
+
+use crate::config;
+use crate::distributed::Place;
+use crate::error::TrainError;
+use crate::metrics::Report;
+use crate::train::{Outcome, Trainer};
+
+pub(crate) use reporter::Reporter;
+
+/// Names of `torchrun`'s environment.
+pub(crate) mod torchrun {
+    pub(crate) const RANK: &str = "RANK";
+    pub(crate) const LOCAL_RANK: &str = "LOCAL_RANK";
+    pub(crate) const WORLD_SIZE: &str = "WORLD_SIZE";
+    pub(crate) const LOCAL_WORLD_SIZE: &str = "LOCAL_WORLD_SIZE";
+    pub(crate) const MASTER_ADDR: &str = "MASTER_ADDR";
+    pub(crate) const MASTER_PORT: &str = "MASTER_PORT";
+}
+
+/// Trains, tells the agent how it went, and ends the process.
+pub(crate) fn main() -> ! {
+    let reporter = match Reporter::on_standard_input() {
+        Ok(reporter) => reporter,
+        Err(error) => {
+            tracing::error!("{error}");
+            torch_ext::exit_now(error.exit_code().code());
+        }
+    };
+    let rank = variable(torchrun::RANK).ok();
+    // tch's plain functions panic on what libtorch throws, for example when memory runs out in a forward pass.
+    let ended = std::panic::catch_unwind(AssertUnwindSafe(|| train(reporter.clone())))
+        .unwrap_or_else(|panic| Err(TrainError::Panic(panic_message(panic.as_ref()))));
+    let code = match ended {
+        Ok(Outcome::Done) => ExitCode::Done,
+        Ok(Outcome::Stopped) => ExitCode::Stopped,
+        Err(error) => {
+            let code = error.exit_code();
+            reporter.send(&Report::Failed(FailureRecord {
+                rank,
+                exit_code: code.code(),
+                class: error.class(),
+                message: error.to_string(),
+            }));
+            code
+        }
+    };
+    torch_ext::exit_now(code.code())
+}
+
+fn train(reporter: Reporter) -> Result<Outcome, TrainError> {
+    let stop = stop_on_signal()?;
+    let config = config::read_run_config()?;
+    let place = place(&config)?;
+    let mut trainer = Trainer::new(config, &place, reporter, stop.requested)?;
+    // From here on a signal is answered by a checkpoint.
+    stop.at_once.store(false, Ordering::SeqCst);
+    trainer.train()
+}
+
+/// How SIGTERM and SIGINT are answered.
+struct StopSignal {
+    /// While true, a signal ends the process at once: there is nothing to save yet.
+    at_once: Arc<AtomicBool>,
+    /// Becomes true at a signal.
+    requested: Arc<AtomicBool>,
+}
+
+fn stop_on_signal() -> Result<StopSignal, TrainError> {
+    let stop = StopSignal {
+        at_once: Arc::new(AtomicBool::new(true)),
+        requested: Arc::new(AtomicBool::new(false)),
+    };
+    let code = i32::from(ExitCode::Stopped.code());
+    for signal in [SIGTERM, SIGINT] {
+        signal_hook::flag::register_conditional_shutdown(signal, code, Arc::clone(&stop.at_once))
+            .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&stop.requested)))
+            .map_err(|error| TrainError::System {
+                action: "failed to listen for signals",
+                error,
+            })?;
+    }
+    Ok(stop)
+}
+
+fn place(config: &RunConfig) -> Result<Place, TrainError> {
+    let place = Place {
+        rank: variable(torchrun::RANK)?,
+        local_rank: variable(torchrun::LOCAL_RANK)?,
+        world_size: variable(torchrun::WORLD_SIZE)?,
+        coordinator_host: variable(torchrun::MASTER_ADDR)?,
+        coordinator_port: variable(torchrun::MASTER_PORT)?,
+        address: variable::<IpAddr>(environment::POD_ADDRESS)?,
+        attempt: variable(environment::ATTEMPT)?,
+    };
+    if place.world_size != config.world_size() || place.rank >= place.world_size {
+        return Err(TrainError::Config(format!(
+            "{} is {} and {} is {}, but the run configuration has {} nodes x {} ranks",
+            torchrun::RANK,
+            place.rank,
+            torchrun::WORLD_SIZE,
+            place.world_size,
+            config.nodes,
+            config.ranks_per_node
+        )));
+    }
+    Ok(place)
+}
+
+fn variable<T: FromStr>(name: &'static str) -> Result<T, TrainError> {
+    config::required_variable(name)
+}
+
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    panic
+        .downcast_ref::<String>()
+        .cloned()
+        .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
+        .unwrap_or_else(|| "the rank panicked without a message".into())
+}
