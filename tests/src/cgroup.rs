@@ -1,11 +1,14 @@
 //! A cluster's cgroups: one root a node under `/vit-CLUSTER`, on cgroup v1 hierarchies or the v2 tree.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result};
 use fs_err as fs;
 
 use crate::config::ClusterName;
+
+static PROBES: AtomicU32 = AtomicU32::new(0);
 
 const MOUNT: &str = "/sys/fs/cgroup";
 
@@ -77,7 +80,9 @@ pub fn check() -> Result<()> {
     let found = hierarchies().context("no cgroups at /sys/fs/cgroup")?;
     anyhow::ensure!(!found.is_empty(), "no cgroup hierarchy is mounted below {MOUNT}");
     for hierarchy in found {
-        let probe = hierarchy.join(format!("vit-probe-{}", std::process::id()));
+        // Threads of one process may probe at the same time.
+        let count = PROBES.fetch_add(1, Ordering::Relaxed);
+        let probe = hierarchy.join(format!("vit-probe-{}-{count}", std::process::id()));
         fs::create_dir(&probe)?;
         fs::remove_dir(&probe)?;
     }

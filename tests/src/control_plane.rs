@@ -18,6 +18,9 @@ use crate::state::State;
 /// How long the API server may take until it is ready.
 const READY_DEADLINE: Duration = Duration::from_secs(120);
 
+/// Where etcd serves clients, on the loopback address inside the namespace.
+const ETCD_PORT: u16 = 2379;
+
 /// The components in the order they start; `node_side` ones are left out of a cluster without nodes.
 const COMPONENTS: [(&str, bool); 6] = [
     ("etcd", false),
@@ -98,6 +101,8 @@ pub fn prepare(state: &State) -> Result<()> {
 /// Starts the components up to the point where the API server is ready, then the rest.
 pub async fn start(state: &State, binaries: &Binaries) -> Result<Client> {
     start_component(state, binaries, "etcd")?;
+    // The API server would find etcd later, but by retries that are seconds apart.
+    await_listening(state, "etcd", ETCD_PORT).await?;
     start_component(state, binaries, "kube-apiserver")?;
     let client = client(state).await?;
     await_ready(state, &client).await?;
@@ -126,6 +131,19 @@ pub async fn client(state: &State) -> Result<Client> {
     let kubeconfig = Kubeconfig::read_from(state.kubeconfig())?;
     let config = kube::Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     Ok(Client::try_from(config)?)
+}
+
+async fn await_listening(state: &State, component: &str, port: u16) -> Result<()> {
+    let started = Instant::now();
+    while !process::listens_on(state, component, port) {
+        process::check(state, component)?;
+        ensure!(
+            started.elapsed() < READY_DEADLINE,
+            "{component} does not listen on port {port}"
+        );
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Ok(())
 }
 
 async fn await_ready(state: &State, client: &Client) -> Result<()> {
@@ -161,13 +179,16 @@ fn arguments(state: &State, component: &str) -> Result<Vec<String>> {
             ("data-dir", state.directory().join("etcd").display().to_string()),
             // Nothing in this cluster has to survive a power cut.
             ("unsafe-no-fsync", "true".to_owned()),
-            ("listen-client-urls", "http://127.0.0.1:2379".to_owned()),
-            ("advertise-client-urls", "http://127.0.0.1:2379".to_owned()),
+            ("listen-client-urls", format!("http://127.0.0.1:{ETCD_PORT}")),
+            ("advertise-client-urls", format!("http://127.0.0.1:{ETCD_PORT}")),
             ("listen-peer-urls", "http://127.0.0.1:2380".to_owned()),
             ("log-level", "warn".to_owned()),
+            // The only member wins the election when this many milliseconds have passed.
+            ("heartbeat-interval", "20".to_owned()),
+            ("election-timeout", "200".to_owned()),
         ]),
         "kube-apiserver" => BTreeMap::from([
-            ("etcd-servers", "http://127.0.0.1:2379".to_owned()),
+            ("etcd-servers", format!("http://127.0.0.1:{ETCD_PORT}")),
             ("bind-address", addresses.api().to_string()),
             ("advertise-address", addresses.api().to_string()),
             ("service-cluster-ip-range", addresses.services()),
@@ -190,6 +211,9 @@ fn arguments(state: &State, component: &str) -> Result<Vec<String>> {
         "kube-controller-manager" => BTreeMap::from([
             ("kubeconfig", kubeconfig),
             ("leader-elect", "false".to_owned()),
+            // The default of 20 makes its controllers wait four seconds for their tokens.
+            ("kube-api-qps", "500".to_owned()),
+            ("kube-api-burst", "1000".to_owned()),
             ("root-ca-file", pki("ca.crt")),
             ("service-account-private-key-file", pki("sa.key")),
             ("use-service-account-credentials", "true".to_owned()),

@@ -235,7 +235,7 @@ async fn run(action: Action) -> Result<()> {
             ));
         }
         Action::Image { tag, file, context } => {
-            println!("{}", image::build(&tag, &file, &context)?.display())
+            println!("{}", image::build(&tag, &file, &context)?.display());
         }
         Action::Load {
             cluster: Name { name },

@@ -92,6 +92,22 @@ pub fn running(state: &State, name: &str) -> Option<i32> {
     recorded(state, name).filter(|pid| network_namespace(*pid) == Some(inode) && is_alive(*pid))
 }
 
+/// Whether something listens on this TCP port in the network namespace of a running component.
+pub fn listens_on(state: &State, name: &str, port: u16) -> bool {
+    let table =
+        running(state, name).and_then(|pid| std::fs::read_to_string(format!("/proc/{pid}/net/tcp")).ok());
+    table.is_some_and(|table| has_listener(&table, port))
+}
+
+/// Whether a table in the form of `/proc/net/tcp` has a socket in the state LISTEN (0A) on this port.
+fn has_listener(table: &str, port: u16) -> bool {
+    let end = format!(":{port:04X}");
+    table.lines().skip(1).any(|line| {
+        let mut words = line.split_whitespace().skip(1);
+        words.next().is_some_and(|local| local.ends_with(&end)) && words.nth(1) == Some("0A")
+    })
+}
+
 /// Fails with the end of its log if a component has ended.
 pub fn check(state: &State, name: &str) -> Result<()> {
     if running(state, name).is_some() {
@@ -225,12 +241,22 @@ fn send(pid: i32, signal: Signal) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{is_alive, network_namespace, parse_namespace};
+    use super::{has_listener, is_alive, network_namespace, parse_namespace};
 
     #[test]
     fn a_namespace_link_is_read() {
         assert_eq!(parse_namespace("net:[4026532000]", "net"), Some(4_026_532_000));
         assert_eq!(parse_namespace("mnt:[1]", "net"), None);
+    }
+
+    #[test]
+    fn a_listener_is_found_in_the_kernels_table() {
+        let table = "  sl  local_address rem_address   st tx_queue\n   \
+            0: 0100007F:094B 00000000:0000 0A 00000000:00000000\n   \
+            1: 0100007F:1F90 0100007F:094C 01 00000000:00000000\n";
+        assert!(has_listener(table, 2379));
+        assert!(!has_listener(table, 2380));
+        assert!(!has_listener(table, 8080), "a connection is no listener");
     }
 
     #[test]
