@@ -200,10 +200,13 @@ impl Builder {
             // buildah would add to it.
             fs::remove_file(&part)?;
         }
+        // Quick rather than small: the archive goes no further than this machine's containerd.
+        let mut push = self.buildah(["push", "--compression-format=zstd", "--compression-level=1"]);
         let target = format!("oci-archive:{}:{name}", part.display());
-        run_logged(&mut self.buildah(["push", name, &target]), &self.log)?;
+        run_logged(push.args([name, &target]), &self.log)?;
         fs::rename(part, archive)?;
-        Ok(())
+        // Layers of earlier builds, which no image uses any more.
+        run_logged(&mut self.buildah(["rmi", "--prune"]), &self.log)
     }
 
     /// Makes the base image if the storage does not have it.
