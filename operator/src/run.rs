@@ -77,7 +77,13 @@ pub async fn run_with(
         jobs: controller.store(),
         is_ready: Arc::clone(&is_ready),
     };
-    let mut server = tokio::spawn(http::serve(listener, endpoints, stop.clone().cancelled_owned()));
+    // Metrics and probes are served until the very end.
+    let serving = CancellationToken::new();
+    let mut server = tokio::spawn(http::serve(
+        listener,
+        endpoints,
+        serving.clone().cancelled_owned(),
+    ));
     let mut watches = tokio::spawn(watches);
     info!(identity, namespace, %metrics_address, "the operator has started");
 
@@ -102,16 +108,20 @@ pub async fn run_with(
             () = candidate.hold() => anyhow::bail!("the lease was lost; another replica may lead now"),
         }
         info!("all rounds have ended");
-        candidate.release().await.context("failed to give the lease back")
+        if let Err(error) = candidate.release().await {
+            warn!(%error, "failed to give the lease back; other replicas wait for its end");
+        }
+        Ok(())
     };
-    tokio::select! {
-        result = lead => result?,
+    let result = tokio::select! {
+        result = lead => result,
         // Working on without one of its watches, the operator would decide on what is no longer so.
-        result = &mut watches => anyhow::bail!("a watch ended: {result:?}"),
-        result = &mut server => result.context("the endpoints ended")?.context("failed to serve")?,
-    }
+        result = &mut watches => Err(anyhow::anyhow!("a watch ended: {result:?}")),
+        result = &mut server => Err(anyhow::anyhow!("the endpoints ended: {result:?}")),
+    };
+    serving.cancel();
     watches.abort();
-    Ok(())
+    result
 }
 
 /// Reconciles until `stop` is cancelled; rounds under way are finished.

@@ -33,3 +33,6 @@ fn job_labels(job: &ViTTrainingJob) -> BTreeMap<String, String> {
 pub(crate) fn selector(job: &ViTTrainingJob) -> BTreeMap<String, String> {
     BTreeMap::from([(labels::JOB_NAME.into(), job.name_any())])
 }
+
+#[cfg(test)]
+mod tests;

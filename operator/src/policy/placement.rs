@@ -151,9 +151,10 @@ fn rejections(
                     count(fitting - request.nodes, "node"),
                 );
             } else if fitting > 0 || candidate.refused.is_empty() {
+                let only = if chosen.is_some() { "only " } else { "" };
                 let _ = write!(
                     reason,
-                    "{} with {} free",
+                    "{only}{} with {} free",
                     count(fitting, "node"),
                     request.gpus_per_node
                 );
@@ -241,3 +242,8 @@ fn names(nodes: &[&str]) -> String {
         shown
     }
 }
+
+#[cfg(test)]
+mod properties;
+#[cfg(test)]
+mod tests;

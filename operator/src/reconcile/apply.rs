@@ -111,7 +111,7 @@ async fn create_gang(
             events::event(
                 EventType::Normal,
                 conditions::reasons::GANG_CREATED,
-                "CreatePods",
+                &events::of_attempt("CreatePods", attempt),
                 &format!("created {size} pods of attempt {attempt}"),
             ),
         )

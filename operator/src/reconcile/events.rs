@@ -23,7 +23,7 @@ pub(crate) fn between(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) 
         events.push(event(
             EventType::Warning,
             reasons::ATTEMPT_FAILED,
-            "EndAttempt",
+            &of_attempt("EndAttempt", failure.attempt),
             &note,
         ));
     }
@@ -45,9 +45,20 @@ pub(crate) fn between(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) 
             (types::FAILED, _) if next.phase == Some(Phase::Failed) => (EventType::Warning, "Finish"),
             _ => continue,
         };
-        events.push(event(type_, &condition.reason, action, &condition.message));
+        events.push(event(
+            type_,
+            &condition.reason,
+            &of_attempt(action, next.attempt),
+            &condition.message,
+        ));
     }
     events
+}
+
+/// The recorder merges Events of one reason and action into a series that keeps the first note: those of different
+/// attempts must stay apart.
+pub(crate) fn of_attempt(action: &str, attempt: i32) -> String {
+    format!("{action}{attempt}")
 }
 
 /// An Event with its note cut to what the API server takes.

@@ -259,3 +259,6 @@ fn after_the_end(observation: &Observation, status: &ViTTrainingJobStatus) -> Pl
         expires_in,
     }
 }
+
+#[cfg(test)]
+mod tests;

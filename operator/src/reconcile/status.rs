@@ -347,3 +347,6 @@ impl Next {
         self.status.workers = Some(WorkersStatus::default());
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,319 @@
+use k8s_openapi::api::core::v1::{Node, Taint};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use super::*;
+use crate::fixtures;
+
+fn request(nodes: usize, gpus_per_node: i64) -> GangRequest {
+    GangRequest {
+        nodes,
+        gpus_per_node,
+        gpu_resource: "nvidia.com/gpu".into(),
+        requests: Requests::from([("nvidia.com/gpu".into(), gpus_per_node), (PODS.into(), 1)]),
+        ..GangRequest::default()
+    }
+}
+
+fn inventory(nodes: impl IntoIterator<Item = Node>) -> Inventory {
+    let nodes: Vec<Node> = nodes.into_iter().collect();
+    Inventory::new(&nodes, [], &std::collections::HashMap::new())
+}
+
+fn labelled(mut node: Node, key: &str, value: &str) -> Node {
+    node.metadata
+        .labels
+        .get_or_insert_default()
+        .insert(key.into(), value.into());
+    node
+}
+
+fn names(nodes: &[&str], product: &str, gpus: i64) -> Vec<Node> {
+    nodes
+        .iter()
+        .map(|name| fixtures::node(name, product, gpus))
+        .collect()
+}
+
+#[test]
+fn a_gang_gets_like_gpus_and_is_told_why_not_others() {
+    let mut nodes = names(&["t1", "t2", "t3"], "Tesla-T4", 2);
+    nodes.extend(names(&["h1"], "NVIDIA-H200", 2));
+    let placement = place(&request(3, 2), &inventory(nodes)).expect("placed");
+    assert_eq!(placement.group.product, "Tesla-T4");
+    assert_eq!(placement.nodes, ["t1", "t2", "t3"]);
+    assert_eq!(
+        placement.rejected,
+        [RejectedGroup {
+            group: "NVIDIA-H200".into(),
+            reason: "only 1 node with 2 free".into(),
+            nodes: 1
+        }]
+    );
+}
+
+#[test]
+fn the_smallest_group_that_fits_is_taken() {
+    let mut nodes = names(&["t1", "t2", "t3", "t4"], "Tesla-T4", 1);
+    nodes.extend(names(&["h1", "h2", "h3"], "NVIDIA-H200", 1));
+    let placement = place(&request(2, 1), &inventory(nodes)).expect("placed");
+    assert_eq!(placement.group.product, "NVIDIA-H200");
+    assert_eq!(
+        placement.rejected[0].reason,
+        "fits too, with 2 nodes left over against 1"
+    );
+}
+
+#[test]
+fn nodes_that_are_partly_used_are_filled_before_whole_ones() {
+    let mut inventory = inventory(names(&["a", "b", "c"], "NVIDIA-H200", 8));
+    inventory.hold("c", &Requests::from([("nvidia.com/gpu".into(), 4)]));
+    let placement = place(&request(2, 4), &inventory).expect("placed");
+    assert_eq!(placement.nodes, ["a", "c"]);
+}
+
+#[test]
+fn what_does_not_fit_is_told_with_counts_and_names() {
+    let mut nodes = names(&["t1", "t2", "t3"], "Tesla-T4", 2);
+    nodes.extend(names(&["h1", "h2"], "NVIDIA-H200", 2));
+    nodes[3].spec = Some(k8s_openapi::api::core::v1::NodeSpec {
+        unschedulable: Some(true),
+        ..Default::default()
+    });
+    let mut inventory = inventory(nodes);
+    inventory.hold("t2", &Requests::from([("nvidia.com/gpu".into(), 1)]));
+    let unplaceable = place(&request(4, 2), &inventory).expect_err("does not fit");
+    assert_eq!(
+        unplaceable.message,
+        "needs 4 x 2 like nvidia.com/gpu: NVIDIA-H200 has 1 node with 2 free, 1 node cordoned (h1); \
+         Tesla-T4 has 2 nodes with 2 free, 1 node with too few free GPUs (t2)"
+    );
+}
+
+#[test]
+fn a_cluster_without_gpus_is_told_as_such() {
+    let node = fixtures::node("a", "", 0);
+    assert_eq!(
+        place(&request(1, 1), &inventory([node]))
+            .expect_err("does not fit")
+            .message,
+        "needs 1 x 1 like nvidia.com/gpu: no node has nvidia.com/gpu"
+    );
+}
+
+/// The reason for which the only node is refused.
+fn refusal_of(change: impl FnOnce(&mut Node, &mut GangRequest)) -> String {
+    let mut node = fixtures::node("a", "Tesla-T4", 2);
+    let mut request = request(1, 1);
+    change(&mut node, &mut request);
+    let unplaceable = place(&request, &inventory([node])).expect_err("refused");
+    assert_eq!(unplaceable.rejected.len(), 1, "{unplaceable:?}");
+    unplaceable.rejected[0].reason.clone()
+}
+
+fn set_label(node: &mut Node, key: &str, value: &str) {
+    *node = labelled(node.clone(), key, value);
+}
+
+#[test]
+fn every_reason_refuses_a_node_and_is_named() {
+    let taint = |effect: &str| Taint {
+        key: "dedicated".into(),
+        value: Some("x".into()),
+        effect: effect.into(),
+        time_added: None,
+    };
+    let cases: Vec<(&str, String)> = vec![
+        (
+            "excluded",
+            refusal_of(|_, request| request.rules.exclude_nodes = ["a".to_owned()].into()),
+        ),
+        (
+            "without the labels of workers.nodeSelector",
+            refusal_of(|_, request| request.node_selector = [("zone".into(), "x".into())].into()),
+        ),
+        (
+            "without a label that tells the GPU product",
+            refusal_of(|node, _| node.metadata.labels = None),
+        ),
+        (
+            "not in placement.gpu.products",
+            refusal_of(|_, request| request.rules.products = ["NVIDIA-H200".to_owned()].into()),
+        ),
+        (
+            "without a label that tells GPU memory",
+            refusal_of(|_, request| request.rules.min_memory_mebibytes = Some(1)),
+        ),
+        (
+            "with less GPU memory",
+            refusal_of(|node, request| {
+                set_label(node, "nvidia.com/gpu.memory", "15360");
+                request.rules.min_memory_mebibytes = Some(16_000);
+            }),
+        ),
+        (
+            "shared GPUs",
+            refusal_of(|node, _| set_label(node, "nvidia.com/gpu.product", "Tesla-T4-SHARED")),
+        ),
+        (
+            "shared GPUs",
+            refusal_of(|node, _| set_label(node, "nvidia.com/gpu.product", "NVIDIA-A100-MIG-1g.5gb")),
+        ),
+        (
+            "shared GPUs",
+            refusal_of(|node, _| set_label(node, "nvidia.com/gpu.sharing-strategy", "time-slicing")),
+        ),
+        (
+            "shared GPUs",
+            refusal_of(|node, _| set_label(node, "nvidia.com/gpu.replicas", "4")),
+        ),
+        (
+            "several models",
+            refusal_of(|node, _| set_label(node, "nvidia.com/gpu.count", "1")),
+        ),
+        (
+            "fewer GPUs than workers.gpusPerNode",
+            refusal_of(|_, request| request.gpus_per_node = 4),
+        ),
+        (
+            "not ready",
+            refusal_of(|node, _| node.status.as_mut().expect("a status").conditions = None),
+        ),
+        (
+            "taint",
+            refusal_of(|node, _| {
+                node.spec.get_or_insert_default().taints = Some(vec![taint("NoSchedule")]);
+            }),
+        ),
+        (
+            "taint",
+            refusal_of(|node, _| {
+                node.spec.get_or_insert_default().taints = Some(vec![taint("NoExecute")]);
+            }),
+        ),
+        (
+            "unhealthy GPUs",
+            refusal_of(|node, _| {
+                let status = node.status.as_mut().expect("a status");
+                let allocatable = status.allocatable.as_mut().expect("amounts");
+                allocatable.insert("nvidia.com/gpu".into(), Quantity("1".into()));
+            }),
+        ),
+        (
+            "too little free cpu",
+            refusal_of(|_, request| request.requests.extend([("cpu".into(), 8001)])),
+        ),
+        (
+            "too little free memory",
+            refusal_of(|_, request| request.requests.extend([("memory".into(), 33 << 30)])),
+        ),
+    ];
+    for (expected, reason) in cases {
+        assert!(
+            reason.starts_with("1 node ") && reason.contains(expected),
+            "{expected}: {reason}"
+        );
+    }
+}
+
+#[test]
+fn taints_that_are_tolerated_or_only_a_preference_do_not_matter() {
+    let tainted = |effect: &str| {
+        let mut node = fixtures::node("a", "Tesla-T4", 1);
+        node.spec.get_or_insert_default().taints = Some(vec![Taint {
+            key: "nvidia.com/gpu".into(),
+            value: Some("present".into()),
+            effect: effect.into(),
+            time_added: None,
+        }]);
+        inventory([node])
+    };
+    assert!(place(&request(1, 1), &tainted("PreferNoSchedule")).is_ok());
+    assert!(place(&request(1, 1), &tainted("NoSchedule")).is_err());
+    let toleration = |operator: Option<&str>, value: Option<&str>, effect: Option<&str>| Toleration {
+        key: Some("nvidia.com/gpu".into()),
+        operator: operator.map(Into::into),
+        value: value.map(Into::into),
+        effect: effect.map(Into::into),
+        toleration_seconds: None,
+    };
+    for (tolerations, fits) in [
+        (vec![toleration(Some("Exists"), None, None)], true),
+        (vec![toleration(Some("Exists"), None, Some("NoSchedule"))], true),
+        (vec![toleration(Some("Exists"), None, Some("NoExecute"))], false),
+        (vec![toleration(None, Some("present"), None)], true),
+        (vec![toleration(None, Some("absent"), None)], false),
+        (
+            vec![Toleration {
+                operator: Some("Exists".into()),
+                ..Toleration::default()
+            }],
+            true,
+        ),
+    ] {
+        let request = GangRequest {
+            tolerations: tolerations.clone(),
+            ..request(1, 1)
+        };
+        assert_eq!(
+            place(&request, &tainted("NoSchedule")).is_ok(),
+            fits,
+            "{tolerations:?}"
+        );
+    }
+}
+
+#[test]
+fn drivers_memory_and_size_tell_groups_of_one_product_apart() {
+    let driver = |name: &str, version: &str| {
+        labelled(
+            fixtures::node(name, "NVIDIA-H200", 8),
+            "nvidia.com/cuda.driver-version.major",
+            version,
+        )
+    };
+    let nodes = [driver("a", "570"), driver("b", "580"), driver("c", "580")];
+    let placement = place(&request(2, 8), &inventory(nodes)).expect("placed");
+    assert_eq!(placement.nodes, ["b", "c"]);
+    assert_eq!(placement.group.driver_major.as_deref(), Some("580"));
+    assert_eq!(placement.rejected[0].group, "NVIDIA-H200 (8 a node, driver 570)");
+}
+
+#[test]
+fn labels_of_different_writers_are_never_compared() {
+    let cloud = |name: &str| {
+        let mut node = fixtures::node(name, "", 1);
+        node.metadata.labels = None;
+        labelled(node, "cloud.google.com/gke-accelerator", "Tesla-T4")
+    };
+    let nodes = [fixtures::node("a", "Tesla-T4", 1), cloud("b")];
+    assert!(place(&request(2, 1), &inventory(nodes)).is_err());
+    let placement = place(&request(2, 1), &inventory([cloud("a"), cloud("b")])).expect("placed");
+    assert_eq!(placement.group.product_label, "cloud.google.com/gke-accelerator");
+}
+
+#[test]
+fn the_first_writer_that_tells_a_product_is_believed() {
+    let node = labelled(
+        labelled(
+            fixtures::node("a", "NVIDIA-L4", 1),
+            "cloud.google.com/gke-accelerator",
+            "nvidia-l4",
+        ),
+        "nvidia.com/gpu.memory",
+        "23034",
+    );
+    let group = place(&request(1, 1), &inventory([node])).expect("placed").group;
+    assert_eq!(
+        (group.product.as_str(), group.memory_mebibytes),
+        ("NVIDIA-L4", Some(23_034))
+    );
+    // An empty value tells nothing.
+    let mut node = labelled(fixtures::node("a", "", 1), "gpu.nvidia.com/model", "");
+    node = labelled(node, "amd.com/gpu.product-name", "Instinct_MI300X");
+    node = labelled(node, "amd.com/gpu.vram", "192G");
+    let group = place(&request(1, 1), &inventory([node])).expect("placed").group;
+    assert_eq!(
+        (group.product.as_str(), group.memory_mebibytes),
+        ("Instinct_MI300X", Some(196_608))
+    );
+}

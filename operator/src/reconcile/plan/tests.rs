@@ -1,0 +1,411 @@
+use std::collections::HashMap;
+
+use contract::exit::ExitCode;
+use contract::{CheckpointRecord, FailureClass, FailureRecord, Progress, TerminationRecord};
+use crds::ViTTrainingJob;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::*;
+use crate::fixtures::{self, at, gang, job_in, observation, pod};
+use crate::policy::gang::End;
+use crate::reconcile::status;
+
+fn two_nodes() -> Inventory {
+    let nodes = [
+        fixtures::node("a", "Tesla-T4", 1),
+        fixtures::node("b", "Tesla-T4", 1),
+    ];
+    Inventory::new(&nodes, [], &HashMap::new())
+}
+
+fn decide(observation: &Observation) -> Plan {
+    plan(observation, &crds::validate(&observation.job), two_nodes)
+}
+
+/// Decides, and records the decision in the job.
+fn step(observation: &mut Observation) -> Plan {
+    let plan = decide(observation);
+    let status = status::next(observation, &plan);
+    std::sync::Arc::make_mut(&mut observation.job).status = Some(status);
+    plan
+}
+
+fn phase(observation: &Observation) -> Phase {
+    observation.status().phase.expect("a phase")
+}
+
+fn ended(mut pod: PodView, code: u8, second: i64) -> PodView {
+    pod.state = if code == 0 {
+        PodState::Succeeded
+    } else {
+        PodState::Failed
+    };
+    pod.ready = false;
+    let failure = ExitCode::from_code(code)
+        .failure_class()
+        .map(|class| FailureRecord {
+            rank: u32::try_from(pod.node_rank).ok(),
+            exit_code: code,
+            class,
+            message: format!("told by rank {}", pod.node_rank),
+        });
+    pod.end = Some(End {
+        exit: ExitCode::from_code(code),
+        reason: "Error".into(),
+        finished_at: Some(at(second)),
+        record: Some(TerminationRecord {
+            progress: None,
+            failure,
+        }),
+        message: None,
+    });
+    pod
+}
+
+fn with_spec(phase: Phase, change: impl FnOnce(&mut ViTTrainingJob)) -> ViTTrainingJob {
+    let mut job = job_in(phase, 1);
+    change(&mut job);
+    job
+}
+
+fn ended_attempt(plan: Plan) -> (FailureClass, Verdict, bool) {
+    match plan {
+        Plan::End {
+            failure,
+            verdict,
+            again,
+        } => (failure.class, verdict, again),
+        other => panic!("the attempt goes on: {other:?}"),
+    }
+}
+
+#[test]
+fn a_new_job_is_placed_and_its_pods_are_created_in_the_next_round() {
+    let mut observation = observation(fixtures::job(), vec![]);
+    observation.gang_was_created = false;
+    let Plan::Place {
+        attempt: 1,
+        placement,
+    } = step(&mut observation)
+    else {
+        panic!("not placed");
+    };
+    assert_eq!(placement.nodes, ["a", "b"]);
+    assert_eq!(
+        step(&mut observation),
+        Plan::Create {
+            node_ranks: vec![0, 1]
+        }
+    );
+    observation.unseen_pods = ["digits-1-0".to_owned(), "digits-1-1".to_owned()].into();
+    assert_eq!(step(&mut observation), Plan::Follow);
+    assert_eq!(phase(&observation), Phase::Starting);
+    observation.unseen_pods.clear();
+    observation.pods = gang(1);
+    assert_eq!(step(&mut observation), Plan::Follow);
+    assert_eq!(phase(&observation), Phase::Running);
+}
+
+#[test]
+fn an_operator_that_stopped_between_two_pods_creates_the_other_one() {
+    let waiting = PodView {
+        state: PodState::Pending,
+        ready: false,
+        ..pod(1, 0)
+    };
+    let mut observation = observation(job_in(Phase::Starting, 1), vec![waiting]);
+    observation.gang_was_created = false;
+    assert_eq!(decide(&observation), Plan::Create { node_ranks: vec![1] });
+    // Where its peer has started already, a pod that is missing has been there.
+    observation.pods = vec![pod(1, 0)];
+    assert_eq!(
+        ended_attempt(decide(&observation)),
+        (FailureClass::PodLost, Verdict::Restart, false)
+    );
+}
+
+#[test]
+fn a_manifest_that_cannot_be_run_is_refused_until_it_is_changed() {
+    let broken = |job: &mut ViTTrainingJob| job.spec.model.image_size = Some(100);
+    let mut observation = observation(with_spec(Phase::Pending, broken), vec![]);
+    let Plan::Refuse(message) = step(&mut observation) else {
+        panic!("not refused");
+    };
+    assert!(message.contains("spec.model.imageSize is 100"), "{message}");
+    assert_eq!(phase(&observation), Phase::Failed);
+    assert!(matches!(decide(&observation), Plan::CleanUp { .. }));
+    std::sync::Arc::make_mut(&mut observation.job)
+        .spec
+        .model
+        .image_size = None;
+    assert!(matches!(step(&mut observation), Plan::Place { attempt: 2, .. }));
+    assert_eq!(observation.status().completion_time, None);
+}
+
+#[test]
+fn a_refused_job_is_not_the_only_way_to_fail() {
+    let observation = observation(job_in(Phase::Failed, 1), vec![]);
+    assert!(matches!(decide(&observation), Plan::CleanUp { .. }));
+    assert!(matches!(
+        decide(&fixtures::observation(fixtures::refused(), vec![])),
+        Plan::Place { attempt: 1, .. }
+    ));
+}
+
+#[test]
+fn a_job_that_fits_nowhere_waits_and_starts_once_it_does() {
+    let observation = observation(job_in(Phase::Pending, 0), vec![]);
+    let valid = crds::validate(&observation.job);
+    assert!(matches!(
+        plan(&observation, &valid, Inventory::default),
+        Plan::Wait(_)
+    ));
+    assert!(matches!(
+        plan(&observation, &valid, two_nodes),
+        Plan::Place { attempt: 1, .. }
+    ));
+}
+
+#[test]
+fn a_killed_rank_is_followed_by_a_new_attempt_once_its_gang_is_gone() {
+    let mut observation = observation(
+        job_in(Phase::Running, 1),
+        vec![pod(1, 0), ended(pod(1, 1), 137, 99)],
+    );
+    assert_eq!(
+        ended_attempt(step(&mut observation)),
+        (FailureClass::Killed, Verdict::Restart, false)
+    );
+    let status = observation.status();
+    assert_eq!((status.restarts, status.restarts_since_checkpoint), (1, 1));
+    assert_eq!(
+        decide(&observation),
+        Plan::Drain {
+            pods: vec!["digits-1-0".into(), "digits-1-1".into()]
+        }
+    );
+    // Told to stop, but still there: its GPU is in use.
+    observation.pods = vec![PodView {
+        leaving: true,
+        ..pod(1, 0)
+    }];
+    assert_eq!(decide(&observation), Plan::Drain { pods: vec![] });
+    observation.pods.clear();
+    assert_eq!(
+        decide(&observation),
+        Plan::Rest(Some(SignedDuration::from_secs(1)))
+    );
+    observation.now = at(101);
+    assert!(matches!(step(&mut observation), Plan::Place { attempt: 2, .. }));
+    assert_eq!(phase(&observation), Phase::Starting);
+}
+
+#[test]
+fn data_errors_are_never_retried() {
+    let mut observation = observation(
+        job_in(Phase::Running, 1),
+        vec![ended(pod(1, 0), 3, 99), pod(1, 1)],
+    );
+    assert_eq!(
+        ended_attempt(step(&mut observation)),
+        (FailureClass::BadData, Verdict::NotRetryable, false)
+    );
+    let status = observation.status();
+    let failure = status.last_failure.expect("a failure");
+    assert_eq!((failure.class.as_str(), failure.rank), ("BadData", Some(0)));
+    assert_eq!(status.phase, Some(Phase::Failed));
+    // The pod that failed stays for its logs.
+    let Plan::CleanUp { pods, .. } = decide(&observation) else {
+        panic!("not cleaned up");
+    };
+    assert_eq!(pods, ["digits-1-1"]);
+}
+
+#[test]
+fn the_cause_of_an_echo_is_waited_for_and_ends_the_job_where_it_must() {
+    let mut observation = observation(
+        job_in(Phase::Running, 1),
+        vec![ended(pod(1, 0), 75, 99), pod(1, 1)],
+    );
+    assert_eq!(
+        ended_attempt(step(&mut observation)),
+        (FailureClass::PeerLost, Verdict::Restart, false)
+    );
+    assert!(matches!(decide(&observation), Plan::Rest(Some(_))));
+    observation.pods[1] = ended(pod(1, 1), 3, 100);
+    assert_eq!(
+        ended_attempt(step(&mut observation)),
+        (FailureClass::BadData, Verdict::NotRetryable, true)
+    );
+    let status = observation.status();
+    assert_eq!((status.phase, status.restarts), (Some(Phase::Failed), 1));
+    assert_eq!(status.last_failure.expect("a failure").time, Some(Time(at(100))));
+}
+
+#[test]
+fn an_echo_without_a_cause_is_waited_for_only_so_long() {
+    let mut observation = observation(
+        job_in(Phase::Running, 1),
+        vec![ended(pod(1, 0), 75, 99), pod(1, 1)],
+    );
+    step(&mut observation);
+    observation.now = at(100) + SETTLE;
+    assert!(matches!(decide(&observation), Plan::Drain { .. }));
+    // What we ended ourselves is not the cause.
+    observation.pods[1] = ended(pod(1, 1), 137, 104);
+    assert!(matches!(decide(&observation), Plan::Drain { .. }));
+}
+
+#[test]
+fn a_cause_that_is_seen_only_after_its_pod_is_gone_still_counts() {
+    let mut observation = observation(job_in(Phase::Running, 1), vec![ended(pod(1, 0), 75, 99)]);
+    observation.departed = vec![PodView {
+        lost: true,
+        ..ended(pod(1, 1), 3, 98)
+    }];
+    assert_eq!(
+        ended_attempt(decide(&observation)),
+        (FailureClass::BadData, Verdict::NotRetryable, false)
+    );
+}
+
+#[test]
+fn a_new_checkpoint_renews_the_restart_budget() {
+    let mut job = with_spec(Phase::Running, |job| job.spec.failure_policy.max_restarts = 1);
+    job.status.as_mut().expect("a status").restarts_since_checkpoint = 1;
+    let mut observation = observation(job, vec![pod(1, 0), ended(pod(1, 1), 137, 99)]);
+    assert_eq!(
+        ended_attempt(decide(&observation)),
+        (FailureClass::Killed, Verdict::Exhausted, false)
+    );
+    observation.progress = Some(Progress {
+        attempt: 1,
+        last_checkpoint: Some(CheckpointRecord {
+            step: 10,
+            path: "/checkpoints/digits/10".into(),
+            time: at(50).to_string(),
+        }),
+        ..Progress::default()
+    });
+    assert_eq!(
+        ended_attempt(step(&mut observation)),
+        (FailureClass::Killed, Verdict::Restart, false)
+    );
+    let status = observation.status();
+    assert_eq!(status.restarts_since_checkpoint, 1);
+    assert_eq!(status.last_checkpoint.expect("a checkpoint").step, 10);
+}
+
+#[test]
+fn a_pod_that_someone_deletes_ends_the_attempt() {
+    let leaving = PodView {
+        leaving: true,
+        ..pod(1, 1)
+    };
+    let mut observation = observation(job_in(Phase::Running, 1), vec![pod(1, 0), leaving]);
+    assert_eq!(ended_attempt(decide(&observation)).0, FailureClass::PodLost);
+    // Gone without having been seen to go.
+    observation.pods.pop();
+    assert_eq!(ended_attempt(decide(&observation)).0, FailureClass::PodLost);
+}
+
+#[test]
+fn pods_of_a_node_that_is_gone_are_not_waited_for() {
+    let mut observation = observation(
+        job_in(Phase::Restarting, 1),
+        vec![PodView {
+            leaving: true,
+            ..pod(1, 0)
+        }],
+    );
+    assert_eq!(decide(&observation), Plan::Drain { pods: vec![] });
+    observation.ready_nodes.clear();
+    assert!(matches!(decide(&observation), Plan::Place { .. }));
+}
+
+#[test]
+fn a_gang_succeeds_when_all_of_it_has() {
+    let mut observation = observation(
+        job_in(Phase::Running, 1),
+        vec![pod(1, 0), ended(pod(1, 1), 0, 99)],
+    );
+    assert_eq!(decide(&observation), Plan::Follow);
+    observation.pods[0] = ended(pod(1, 0), 0, 100);
+    assert_eq!(step(&mut observation), Plan::Finish);
+    assert_eq!(phase(&observation), Phase::Succeeded);
+    assert_eq!(
+        decide(&observation),
+        Plan::CleanUp {
+            pods: vec![],
+            expires_in: None
+        }
+    );
+}
+
+#[test]
+fn suspend_saves_stops_and_resumes_as_a_new_attempt_that_is_no_restart() {
+    let mut observation = observation(with_spec(Phase::Running, |job| job.spec.suspend = true), gang(1));
+    assert_eq!(step(&mut observation), Plan::Halt(Stop::Suspend));
+    assert!(matches!(step(&mut observation), Plan::Drain { .. }));
+    // It saves and exits with 143, which is no failure.
+    observation.pods = vec![PodView {
+        leaving: true,
+        ..ended(pod(1, 0), 143, 99)
+    }];
+    assert_eq!(step(&mut observation), Plan::Park);
+    assert_eq!(phase(&observation), Phase::Suspended);
+    assert_eq!(decide(&observation), Plan::Rest(None));
+    observation.pods.clear();
+    std::sync::Arc::make_mut(&mut observation.job).spec.suspend = false;
+    assert!(matches!(step(&mut observation), Plan::Place { attempt: 2, .. }));
+    assert_eq!(observation.status().restarts, 0);
+}
+
+#[test]
+fn another_size_replaces_the_gang_without_counting_as_a_failure() {
+    let mut observation = observation(
+        with_spec(Phase::Running, |job| job.spec.workers.nodes = 1),
+        gang(1),
+    );
+    assert_eq!(step(&mut observation), Plan::Halt(Stop::Resize));
+    assert!(matches!(step(&mut observation), Plan::Drain { .. }));
+    observation.pods.clear();
+    let Plan::Place {
+        attempt: 2,
+        placement,
+    } = step(&mut observation)
+    else {
+        panic!("not placed");
+    };
+    assert_eq!(placement.nodes.len(), 1);
+    assert_eq!(observation.status().restarts, 0);
+}
+
+#[test]
+fn a_finished_job_is_deleted_when_its_time_is_over() {
+    let mut job = with_spec(Phase::Succeeded, |job| {
+        job.spec.ttl_seconds_after_finished = Some(60);
+    });
+    job.status.as_mut().expect("a status").completion_time = Some(Time(at(50)));
+    let mut observation = observation(job, vec![]);
+    assert_eq!(
+        decide(&observation),
+        Plan::CleanUp {
+            pods: vec![],
+            expires_in: Some(SignedDuration::from_secs(10))
+        }
+    );
+    observation.now = at(110);
+    assert_eq!(decide(&observation), Plan::Expire);
+}
+
+#[test]
+fn pods_of_an_attempt_that_the_status_has_lost_are_not_taken_for_new_ones() {
+    let mut observation = observation(fixtures::job(), gang(7));
+    assert!(matches!(decide(&observation), Plan::Drain { .. }));
+    observation.pods = vec![PodView {
+        leaving: true,
+        ..ended(pod(7, 0), 0, 1)
+    }];
+    assert!(matches!(decide(&observation), Plan::Place { attempt: 8, .. }));
+}

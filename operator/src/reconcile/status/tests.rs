@@ -1,0 +1,170 @@
+use super::*;
+use crate::fixtures::{self, at, conditions_of, gang, job_in, observation, pod};
+use crate::policy::placement::Unplaceable;
+
+#[test]
+fn a_status_to_which_nothing_happened_stays_as_it_is() {
+    let mut job = job_in(Phase::Running, 1);
+    let mut observed = observation(job.clone(), gang(1));
+    job.status = Some(next(&observed, &Plan::Follow));
+    observed = observation(job.clone(), gang(1));
+    observed.now = at(500);
+    assert_eq!(next(&observed, &Plan::Follow), job.status.expect("a status"));
+}
+
+#[test]
+fn times_of_transition_move_only_with_the_value() {
+    let waiting = |message: &str| {
+        Plan::Wait(Unplaceable {
+            rejected: vec![],
+            message: message.into(),
+        })
+    };
+    let mut observed = observation(fixtures::job(), vec![]);
+    let first = next(&observed, &waiting("needs 2"));
+    let mut job = fixtures::job();
+    job.status = Some(first.clone());
+    job.metadata.generation = Some(2);
+    observed = observation(job, vec![]);
+    observed.now = at(200);
+    let second = next(&observed, &waiting("needs 3"));
+    let (first, second) = (
+        fixtures::condition_of(&first, types::PLACED).expect("a condition"),
+        fixtures::condition_of(&second, types::PLACED).expect("a condition"),
+    );
+    assert_eq!(first.last_transition_time, second.last_transition_time);
+    assert_eq!(
+        (second.message.as_str(), second.observed_generation),
+        ("needs 3", Some(2))
+    );
+}
+
+#[test]
+fn a_pod_that_cannot_start_is_told_in_the_kubelet_s_words() {
+    let stuck = PodView {
+        state: PodState::Pending,
+        ready: false,
+        stuck: Some("ErrImagePull: not found".into()),
+        ..pod(1, 1)
+    };
+    let observed = observation(job_in(Phase::Starting, 1), vec![pod(1, 0), stuck]);
+    let status = next(&observed, &Plan::Follow);
+    let running = fixtures::condition_of(&status, types::RUNNING).expect("a condition");
+    assert_eq!(
+        running.message,
+        "1 of 2 pods are ready; pod digits-1-1: ErrImagePull: not found"
+    );
+    assert_eq!(status.phase, Some(Phase::Starting));
+    assert_eq!(status.workers.map(|workers| workers.ready), Some(1));
+}
+
+#[test]
+fn a_gang_that_runs_stays_running_while_its_pods_finish_one_by_one() {
+    let finished = PodView {
+        state: PodState::Succeeded,
+        ready: false,
+        ..pod(1, 0)
+    };
+    let observed = observation(job_in(Phase::Running, 1), vec![finished, pod(1, 1)]);
+    let status = next(&observed, &Plan::Follow);
+    assert_eq!(
+        conditions_of(&status)[types::RUNNING],
+        ("True", reasons::ALL_PODS_READY)
+    );
+}
+
+#[test]
+fn progress_is_taken_over_and_a_checkpoint_only_if_it_is_newer() {
+    let mut job = job_in(Phase::Running, 1);
+    let status = job.status.as_mut().expect("a status");
+    status.restarts_since_checkpoint = 2;
+    status.last_checkpoint = Some(CheckpointStatus {
+        step: 40,
+        path: "/checkpoints/digits/40".into(),
+        time: None,
+    });
+    let mut observed = observation(job, gang(1));
+    let mut progress = Progress {
+        attempt: 1,
+        epoch: 2,
+        total_epochs: 20,
+        step: 45,
+        total_steps: 1000,
+        loss: Some(1.5),
+        eta_seconds: Some(90),
+        updated_at: at(99).to_string(),
+        last_checkpoint: Some(contract::CheckpointRecord {
+            step: 40,
+            path: "/checkpoints/digits/40".into(),
+            time: at(90).to_string(),
+        }),
+        ..Progress::default()
+    };
+    observed.progress = Some(progress.clone());
+    let status = next(&observed, &Plan::Follow);
+    assert_eq!(status.restarts_since_checkpoint, 2);
+    let told = status.progress.expect("progress");
+    assert_eq!(
+        (told.epoch, told.step, told.percent, told.eta_seconds),
+        (2, 45, 4, Some(90))
+    );
+    assert_eq!(told.updated_at, Some(Time(at(99))));
+    progress.last_checkpoint.as_mut().expect("a checkpoint").step = 45;
+    observed.progress = Some(progress);
+    let status = next(&observed, &Plan::Follow);
+    assert_eq!(status.restarts_since_checkpoint, 0);
+    assert_eq!(status.last_checkpoint.expect("a checkpoint").step, 45);
+}
+
+#[test]
+fn a_finished_job_tells_where_it_was_and_that_it_holds_nothing() {
+    let mut job = job_in(Phase::Running, 1);
+    job.status.as_mut().expect("a status").conditions = vec![
+        fixtures::condition(types::PLACED, true, reasons::GANG_FITS),
+        fixtures::condition(types::RUNNING, true, reasons::ALL_PODS_READY),
+    ];
+    let observed = observation(job, vec![]);
+    let status = next(&observed, &Plan::Finish);
+    assert_eq!(status.phase, Some(Phase::Succeeded));
+    assert_eq!(status.completion_time, Some(Time(at(100))));
+    assert_eq!(
+        status.placement.as_ref().map(|placement| placement.nodes.len()),
+        Some(2)
+    );
+    assert_eq!(status.workers, Some(WorkersStatus::default()));
+    assert_eq!(
+        conditions_of(&status),
+        [
+            (types::PLACED, ("False", reasons::RELEASED)),
+            (types::RUNNING, ("False", reasons::NO_PODS)),
+            (types::COMPLETE, ("True", reasons::ALL_EPOCHS_DONE)),
+        ]
+        .into()
+    );
+}
+
+#[test]
+fn a_suspended_job_tells_so_and_so_does_a_resumed_one() {
+    let observed = observation(job_in(Phase::Suspending, 1), vec![]);
+    let suspended = next(&observed, &Plan::Park);
+    assert_eq!(
+        conditions_of(&suspended)[types::SUSPENDED],
+        ("True", reasons::SUSPENDED)
+    );
+    let mut job = job_in(Phase::Suspended, 1);
+    job.status = Some(suspended);
+    let plan = Plan::Place {
+        attempt: 2,
+        placement: Placement {
+            group: fixtures::tesla_t4(),
+            nodes: vec!["a".into(), "b".into()],
+            rejected: vec![],
+        },
+    };
+    let resumed = next(&observation(job, vec![]), &plan);
+    assert_eq!(
+        conditions_of(&resumed)[types::SUSPENDED],
+        ("False", reasons::RESUMED)
+    );
+    assert_eq!((resumed.attempt, resumed.restarts), (2, 0));
+}
