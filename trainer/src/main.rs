@@ -22,6 +22,7 @@ mod optim;
 mod rank;
 mod run;
 mod schedule;
+mod threads;
 mod train;
 
 use std::io::IsTerminal as _;

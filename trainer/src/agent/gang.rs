@@ -17,10 +17,11 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::output::Output;
-use super::{Pod, Shown, threads};
+use super::{Pod, Shown};
 use crate::error::TrainError;
 use crate::metrics::Report;
 use crate::rank::torchrun;
+use crate::threads;
 
 /// How long the other ranks have to end by themselves, once one has failed, before they are killed. Their collectives
 /// fail at once, and rank 0 may be finishing a checkpoint.
@@ -82,9 +83,10 @@ impl Gang {
                 .env(environment::ATTEMPT, pod.attempt.to_string());
             for (name, value) in [
                 (
-                    "OMP_NUM_THREADS",
+                    threads::COUNT,
                     threads::per_rank(config.ranks_per_node).to_string(),
                 ),
+                (threads::WAIT_POLICY, threads::PASSIVE.to_owned()),
                 // Its errors come back as values; it would print them too, with stack traces.
                 ("TORCH_CPP_LOG_LEVEL", "FATAL".to_owned()),
             ] {

@@ -11,7 +11,6 @@ mod coordinator;
 mod gang;
 mod http;
 pub(crate) mod output;
-mod threads;
 
 use std::path::PathBuf;
 use std::sync::{Arc, RwLock};

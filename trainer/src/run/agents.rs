@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::TrainError;
+use crate::threads;
 
 /// How long the other agents have, once one has failed.
 const GRACE_AFTER_FAILURE: Duration = Duration::from_secs(10);
@@ -70,7 +71,8 @@ pub(super) async fn run(
     let mut agents = JoinSet::new();
     let mut lines = None;
     for node in 0..config.nodes {
-        let mut child = start(&folder, node, port).map_err(failed("failed to start an agent"))?;
+        let mut child =
+            start(&folder, node, port, config.world_size()).map_err(failed("failed to start an agent"))?;
         if node == 0 {
             lines = child.stdout.take().map(|stdout| BufReader::new(stdout).lines());
         }
@@ -153,9 +155,14 @@ pub(super) async fn run(
     })
 }
 
-fn start(folder: &Folder, node: u32, coordinator_port: u16) -> std::io::Result<Child> {
+fn start(folder: &Folder, node: u32, coordinator_port: u16, ranks: u32) -> std::io::Result<Child> {
     let loopback = Ipv4Addr::LOCALHOST.to_string();
-    Command::new(std::env::current_exe()?)
+    let mut command = Command::new(std::env::current_exe()?);
+    if std::env::var_os(threads::COUNT).is_none() {
+        // An agent knows of its own ranks only; here all share one machine.
+        command.env(threads::COUNT, threads::per_rank(ranks).to_string());
+    }
+    command
         .args(["agent", "--output", "json", "--stop-with-parent"])
         .env(environment::RUN_CONFIG, folder.run_config())
         .env(environment::NODE_RANK, node.to_string())
