@@ -72,5 +72,6 @@ chart: ## Lint the chart
 
 .PHONY: e2e
 e2e: build ## Tests against a real API server and on a real cluster (as root)
+	$(CARGO) test --locked -p vit-tests --test harness
 	$(CARGO) test --locked -p vit-tests --test api_server
 	$(CARGO) test --locked -p vit-tests --test end_to_end

@@ -10,7 +10,7 @@ use vit_tests::binaries::Binaries;
 use vit_tests::progress::{say, step};
 use vit_tests::state::State;
 use vit_tests::{
-    Cluster, ClusterConfig, ClusterName, cluster, control_plane, digits, discovery, image, packages,
+    Cluster, ClusterConfig, ClusterName, cluster, control_plane, digits, discovery, image, operator, packages,
 };
 
 /// A real Kubernetes cluster on this machine, for the demonstration and the end-to-end tests.
@@ -76,6 +76,8 @@ enum Action {
         #[arg(long)]
         out: PathBuf,
     },
+    /// Build the images of operator and trainer from the built programs; prints the paths of their OCI archives.
+    Images,
     /// Build an image from a Dockerfile on the local Debian base; prints the path of its OCI archive.
     Image {
         /// The image's name, such as `localhost/NAME:TAG`.
@@ -233,6 +235,11 @@ async fn run(action: Action) -> Result<()> {
                 counts.train,
                 counts.held_out
             ));
+        }
+        Action::Images => {
+            for archive in operator::images()? {
+                println!("{}", archive.display());
+            }
         }
         Action::Image { tag, file, context } => {
             println!("{}", image::build(&tag, &file, &context)?.display());

@@ -59,7 +59,7 @@ pub fn root() -> PathBuf {
 }
 
 /// Builds the images of operator and trainer from the shipped Dockerfiles and the built binaries.
-fn images() -> Result<[PathBuf; 2]> {
+pub fn images() -> Result<[PathBuf; 2]> {
     let release = root().join("target/release");
     let libtorch = std::env::var_os("LIBTORCH")
         .context("LIBTORCH is not set: export LIBTORCH=$(scripts/fetch-libtorch)")?;
