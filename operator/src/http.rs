@@ -74,3 +74,48 @@ async fn ready(State(endpoints): State<Endpoints>) -> Response {
         (StatusCode::SERVICE_UNAVAILABLE, "caches are being filled").into_response()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Bytes;
+    use http_body_util::{BodyExt as _, Empty};
+    use hyper_util::client::legacy::Client;
+    use hyper_util::rt::TokioExecutor;
+    use kube::runtime::reflector;
+
+    use super::*;
+
+    async fn get(address: std::net::SocketAddr, path: &str) -> (StatusCode, String) {
+        let client: Client<_, Empty<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
+        let uri = format!("http://{address}{path}").parse().expect("an address");
+        let response = client.get(uri).await.expect("an answer");
+        let status = response.status();
+        let body = response.into_body().collect().await.expect("a body").to_bytes();
+        (status, String::from_utf8(body.to_vec()).expect("text"))
+    }
+
+    #[tokio::test]
+    async fn the_operator_is_ready_once_its_caches_are_filled_and_alive_before() {
+        let (jobs, _writer) = reflector::store();
+        let is_ready = Arc::new(AtomicBool::new(false));
+        let endpoints = Endpoints {
+            metrics: Arc::new(Metrics::new().expect("metrics")),
+            jobs,
+            is_ready: Arc::clone(&is_ready),
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let server = tokio::spawn(serve(listener, endpoints, std::future::pending()));
+        assert_eq!(get(address, "/healthz").await.0, StatusCode::OK);
+        assert_eq!(get(address, "/readyz").await.0, StatusCode::SERVICE_UNAVAILABLE);
+        is_ready.store(true, Ordering::Relaxed);
+        assert_eq!(get(address, "/readyz").await, (StatusCode::OK, "ok".into()));
+        let (status, text) = get(address, "/metrics").await;
+        assert_eq!(status, StatusCode::OK);
+        assert!(
+            text.contains("# TYPE vit_operator_reconciles_total counter"),
+            "{text}"
+        );
+        server.abort();
+    }
+}

@@ -7,16 +7,20 @@ pub(crate) mod service;
 use std::collections::BTreeMap;
 
 use crds::{ViTTrainingJob, labels};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::{Resource as _, ResourceExt as _};
 
 /// Name, labels and owner that all objects of a job have.
 fn metadata(job: &ViTTrainingJob, name: String) -> ObjectMeta {
+    let owner = job.controller_owner_ref(&()).map(|owner| OwnerReference {
+        block_owner_deletion: Some(true),
+        ..owner
+    });
     ObjectMeta {
         name: Some(name),
         namespace: job.namespace(),
         labels: Some(job_labels(job)),
-        owner_references: job.controller_owner_ref(&()).map(|owner| vec![owner]),
+        owner_references: owner.map(|owner| vec![owner]),
         ..ObjectMeta::default()
     }
 }

@@ -140,6 +140,37 @@ impl Caches {
     }
 }
 
+/// Caches for tests, filled by hand.
+#[cfg(test)]
+impl Caches {
+    pub(crate) fn holding(nodes: &[Node], pods: &[Pod], services: &[Service]) -> Self {
+        let (node_store, mut node_writer) = reflector::store();
+        for node in nodes {
+            node_writer.apply_watcher_event(&Event::Apply(node.clone()));
+        }
+        let (pod_store, mut pod_writer) = reflector::store();
+        let gangs: Arc<Mutex<Gangs>> = Arc::default();
+        for pod in pods {
+            lock(&gangs).follow(&Event::Apply(pod.clone()));
+            pod_writer.apply_watcher_event(&Event::Apply(pod.clone()));
+        }
+        let (service_store, mut service_writer) = reflector::store();
+        for service in services {
+            service_writer.apply_watcher_event(&Event::Apply(PartialObjectMeta {
+                metadata: service.metadata.clone(),
+                ..PartialObjectMeta::default()
+            }));
+        }
+        Self {
+            nodes: node_store,
+            pods: pod_store,
+            services: service_store,
+            config_maps: reflector::store().0,
+            gangs,
+        }
+    }
+}
+
 fn lock(gangs: &Mutex<Gangs>) -> MutexGuard<'_, Gangs> {
     gangs.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -437,3 +468,6 @@ where
         })
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -282,3 +282,48 @@ pub(crate) fn is_ready(node: &Node) -> bool {
         .flat_map(|status| status.conditions.iter().flatten())
         .any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn spec(value: serde_json::Value) -> PodSpec {
+        serde_json::from_value(value).expect("a pod spec")
+    }
+
+    #[test]
+    fn a_pod_asks_for_the_larger_of_its_containers_and_its_init_containers() {
+        let asked = requests_of(&spec(json!({
+            "containers": [
+                {"name": "a", "resources": {"requests": {"cpu": "500m"}, "limits": {"nvidia.com/gpu": "2", "cpu": "2"}}},
+                {"name": "b", "resources": {"requests": {"cpu": "1", "memory": "1Gi"}}},
+            ],
+            "initContainers": [
+                {"name": "sidecar", "restartPolicy": "Always", "resources": {"requests": {"cpu": "100m"}}},
+                {"name": "big", "resources": {"requests": {"cpu": "3", "ephemeral-storage": "1Gi"}}},
+            ],
+            "overhead": {"memory": "1Mi"},
+        })));
+        assert_eq!(
+            asked,
+            Requests::from([
+                (CPU.into(), 3100),
+                (MEMORY.into(), (1 << 30) + (1 << 20)),
+                (PODS.into(), 1),
+                ("nvidia.com/gpu".into(), 2),
+            ])
+        );
+    }
+
+    #[test]
+    fn a_node_is_ready_only_if_its_kubelet_says_so() {
+        let node = |status: &str| -> Node {
+            serde_json::from_value(json!({"status": {"conditions": [{"type": "Ready", "status": status}]}}))
+                .expect("a node")
+        };
+        assert!(is_ready(&node("True")));
+        assert!(!is_ready(&node("Unknown")) && !is_ready(&node("False")) && !is_ready(&Node::default()));
+    }
+}

@@ -98,3 +98,6 @@ fn is_waiting(job: &ViTTrainingJob) -> bool {
         && !job.spec.suspend
         && job.metadata.deletion_timestamp.is_none()
 }
+
+#[cfg(test)]
+mod tests;

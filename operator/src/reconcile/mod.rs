@@ -321,3 +321,6 @@ pub(crate) fn error_policy(job: Arc<GuardedJob>, error: &Error, context: Arc<Con
         )),
     }
 }
+
+#[cfg(test)]
+mod tests;

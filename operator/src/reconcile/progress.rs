@@ -63,3 +63,55 @@ impl ProgressClient {
         serde_json::from_slice(&body).map_err(|error| format!("not a progress record: {error}"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use axum::Router;
+    use axum::routing::get;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    async fn agent_that_answers(body: String) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let router = Router::new().route("/progress", get(move || async move { body }));
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        format!("http://{address}")
+    }
+
+    #[tokio::test]
+    async fn a_record_is_read() {
+        let told = Progress {
+            attempt: 2,
+            step: 7,
+            ..Progress::default()
+        };
+        let agent = agent_that_answers(serde_json::to_string(&told).expect("serializes")).await;
+        assert_eq!(ProgressClient::new().get(&agent).await, Some(told));
+    }
+
+    #[tokio::test]
+    async fn what_is_no_record_is_none() {
+        let client = ProgressClient::new();
+        for body in ["", "{}", "not json"] {
+            let agent = agent_that_answers(body.into()).await;
+            assert_eq!(client.get(&agent).await, None, "{body:?}");
+        }
+        let endless = agent_that_answers(" ".repeat(LARGEST_BYTES + 1)).await;
+        assert_eq!(client.get(&endless).await, None);
+        assert_eq!(client.get("not an address").await, None);
+    }
+
+    #[tokio::test]
+    async fn an_agent_that_hangs_or_is_not_there_holds_nothing_up() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let client = ProgressClient::new();
+        let started = tokio::time::Instant::now();
+        assert_eq!(client.get(&format!("http://{address}")).await, None);
+        drop(listener);
+        assert_eq!(client.get(&format!("http://{address}")).await, None);
+        assert!(started.elapsed() < 3 * TIMEOUT);
+    }
+}

@@ -1,0 +1,433 @@
+//! Whole rounds against a mocked API server: which calls are made, in which order.
+
+use http::{Method, Request, Response};
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use kube::client::Body;
+use kube::runtime::reflector;
+use kube::runtime::watcher::Event as WatchEvent;
+use serde_json::Value;
+use tower_test::mock::{self, Handle};
+
+use super::*;
+use crate::fixtures;
+
+/// A story of one job, as the calls that its rounds make.
+#[derive(Clone, Copy, Debug)]
+enum Scenario {
+    /// A new job is placed, then gets its ConfigMap, Service and pods, of which only the first call is repeated later.
+    CreateGang,
+    /// A rank was killed: the failure is recorded before its pods are deleted.
+    RestartAfterFailure,
+    /// No group fits: the job waits, and tells so once.
+    NoCapacity,
+    /// Data is broken: the job fails, what still runs and the Service go, and nothing is tried again.
+    DataErrorIsNeverRetried,
+    /// Suspended: pods are deleted, then the job holds nothing.
+    Suspend,
+    /// All epochs are done: the Service goes, pods stay for their logs.
+    TerminalCleanup,
+    /// The job's time is over.
+    Expire,
+    /// A Service of someone else has the job's name.
+    NameTaken,
+}
+
+impl Scenario {
+    fn calls(self) -> &'static [&'static str] {
+        match self {
+            Self::CreateGang => &[
+                "PATCH status Starting",
+                "POST event GangFits",
+                "POST configmaps digits-1",
+                "POST services digits",
+                "POST pods digits-1-0",
+                "POST pods digits-1-1",
+                "POST event GangCreated",
+                "PATCH status Starting",
+            ],
+            Self::RestartAfterFailure => &[
+                "PATCH status Restarting",
+                "POST event AttemptFailed",
+                "DELETE pods digits-1-0",
+                "DELETE pods digits-1-1",
+            ],
+            Self::NoCapacity => &["PATCH status Pending", "POST event NoFittingGroup"],
+            Self::DataErrorIsNeverRetried => &[
+                "PATCH status Failed",
+                "POST event AttemptFailed",
+                "POST event NotRetryable",
+                "DELETE pods digits-1-1",
+                "DELETE services digits",
+            ],
+            Self::Suspend => &[
+                "PATCH status Suspending",
+                "POST event Suspending",
+                "DELETE pods digits-1-0",
+                "DELETE pods digits-1-1",
+            ],
+            Self::TerminalCleanup => &[
+                "PATCH status Succeeded",
+                "POST event AllEpochsDone",
+                "DELETE services digits",
+            ],
+            Self::Expire => &["POST event TimeToLiveExpired", "DELETE vittrainingjobs digits"],
+            Self::NameTaken => &[
+                "POST configmaps digits-1",
+                "POST services digits",
+                "GET services digits",
+                "PATCH status Starting",
+                "POST event ReconcileFailed",
+            ],
+        }
+    }
+}
+
+type ServerHandle = Handle<Request<Body>, Response<Body>>;
+
+/// Answers as an API server would, keeps the job as it was written last, and writes down what it was asked. `foreign` are
+/// resources of which every name is taken by someone else.
+async fn serve(
+    mut handle: ServerHandle,
+    stored: Arc<Mutex<ViTTrainingJob>>,
+    foreign: &[&str],
+) -> Vec<String> {
+    let mut calls = Vec::new();
+    while let Some((request, answer)) = handle.next_request().await {
+        let (parts, body) = request.into_parts();
+        let body = body.collect_bytes().await.expect("a body");
+        let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+        let path: Vec<&str> = parts.uri.path().trim_matches('/').split('/').collect();
+        let (code, response, object) = match (&parts.method, &path[..]) {
+            (&Method::PATCH, [.., "status"]) => write_status(&stored, &body),
+            (&Method::POST, [.., "events"]) => {
+                (201, body.clone(), format!("event {}", text(&body["reason"])))
+            }
+            (&Method::POST, [.., resource]) => {
+                let object = format!("{resource} {}", text(&body["metadata"]["name"]));
+                if foreign.contains(resource) {
+                    (409, failure(409, "AlreadyExists"), object)
+                } else {
+                    (201, body.clone(), object)
+                }
+            }
+            (&Method::GET, [.., resource, name]) => {
+                let of_another = json!({
+                    "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
+                    "metadata": {"name": name, "uid": "of-another"},
+                });
+                (200, of_another, format!("{resource} {name}"))
+            }
+            (&Method::DELETE, [.., resource, name]) => {
+                let done = json!({"kind": "Status", "status": "Success"});
+                (200, done, format!("{resource} {name}"))
+            }
+            other => panic!("an unexpected call: {other:?}"),
+        };
+        calls.push(format!("{} {object}", parts.method));
+        let response = serde_json::to_vec(&response).expect("serializes");
+        answer.send_response(
+            Response::builder()
+                .status(code)
+                .body(Body::from(response))
+                .expect("a response"),
+        );
+    }
+    calls
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+fn failure(code: u16, reason: &str) -> Value {
+    json!({"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": reason})
+}
+
+fn write_status(stored: &Mutex<ViTTrainingJob>, body: &Value) -> (u16, Value, String) {
+    let mut job = stored.lock().expect("a job");
+    let object = format!("status {}", text(&body["status"]["phase"]));
+    let version = job.metadata.resource_version.clone().expect("a version");
+    if body["metadata"]["resourceVersion"] != version {
+        return (409, failure(409, "Conflict"), object);
+    }
+    let version: u64 = version.parse().expect("a number");
+    job.metadata.resource_version = Some((version + 1).to_string());
+    job.status = serde_json::from_value(body["status"].clone()).expect("a status");
+    (200, serde_json::to_value(&*job).expect("a job"), object)
+}
+
+/// A cluster in which a job goes through some rounds.
+struct Rounds {
+    nodes: Vec<Node>,
+    pods: Vec<Pod>,
+    services: Vec<Service>,
+    foreign: &'static [&'static str],
+}
+
+impl Rounds {
+    /// Two free nodes, and nothing of the job.
+    fn fresh() -> Self {
+        Self {
+            nodes: vec![
+                fixtures::node("a", "Tesla-T4", 1),
+                fixtures::node("b", "Tesla-T4", 1),
+            ],
+            pods: vec![],
+            services: vec![],
+            foreign: &[],
+        }
+    }
+
+    /// The same with these pods, and the Service.
+    fn with_gang(pods: Vec<Pod>) -> Self {
+        Self {
+            pods,
+            services: vec![crate::build::service::build(&fixtures::job())],
+            ..Self::fresh()
+        }
+    }
+
+    /// Goes through `rounds` rounds, each with the job as the last one left it; returns the calls, the job at the end
+    /// and what the last round said.
+    async fn run(
+        self,
+        job: ViTTrainingJob,
+        rounds: usize,
+    ) -> (Vec<String>, ViTTrainingJob, Result<Action, Error>) {
+        let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
+        let (store, mut writer) = reflector::store();
+        let context = Arc::new(Context::new(
+            Client::new(service, "default"),
+            store,
+            Caches::holding(&self.nodes, &self.pods, &self.services),
+            Arc::new(Metrics::new().expect("metrics")),
+            "test".into(),
+        ));
+        let stored = Arc::new(Mutex::new(job));
+        let server = tokio::spawn(serve(handle, Arc::clone(&stored), self.foreign));
+        let mut result = Ok(Action::await_change());
+        for _ in 0..rounds {
+            let guarded = DeserializeGuard(Ok(stored.lock().expect("a job").clone()));
+            writer.apply_watcher_event(&WatchEvent::Apply(guarded.clone()));
+            result = reconcile(Arc::new(guarded), Arc::clone(&context)).await;
+        }
+        // The server ends with its last client.
+        drop(context);
+        let calls = tokio::time::timeout(Duration::from_secs(10), server)
+            .await
+            .expect("all clients are gone")
+            .expect("served");
+        let job = stored.lock().expect("a job").clone();
+        (calls, job, result)
+    }
+}
+
+/// The gang of attempt 1 with pods in these phases, each with the exit code of its container if it ended.
+fn pods(states: [(&str, Option<i32>); 2]) -> Vec<Pod> {
+    let mut pods = fixtures::pod_objects(1, "Running");
+    for (pod, (phase, code)) in pods.iter_mut().zip(states) {
+        let state = match code {
+            None => json!({"running": {}}),
+            Some(code) => {
+                json!({"terminated": {"exitCode": code, "finishedAt": fixtures::at(90).to_string()}})
+            }
+        };
+        pod.status = serde_json::from_value(json!({
+            "phase": phase,
+            "containerStatuses": [{
+                "name": "trainer", "image": "", "imageID": "", "ready": code.is_none(), "restartCount": 0,
+                "state": state,
+            }],
+        }))
+        .ok();
+    }
+    pods
+}
+
+fn phase(job: &ViTTrainingJob) -> Option<Phase> {
+    job.status.as_ref().and_then(|status| status.phase)
+}
+
+#[tokio::test]
+async fn a_gang_is_placed_then_created_once() {
+    let (calls, job, result) = Rounds::fresh().run(fixtures::job(), 2).await;
+    result.expect("reconciled");
+    assert_eq!(calls[..6], Scenario::CreateGang.calls()[..6]);
+    let mut calls = calls;
+    // Pods of one gang are created side by side.
+    calls[4..6].sort();
+    assert_eq!(calls, Scenario::CreateGang.calls());
+    let status = job.status.expect("a status");
+    assert_eq!(status.placement.expect("a placement").nodes, ["a", "b"]);
+    assert_eq!((status.attempt, status.observed_generation), (1, Some(1)));
+}
+
+#[tokio::test]
+async fn a_failure_is_recorded_before_its_pods_are_deleted() {
+    let rounds = Rounds::with_gang(pods([("Running", None), ("Failed", Some(137))]));
+    let (calls, job, _) = rounds.run(fixtures::job_in(Phase::Running, 1), 2).await;
+    assert_eq!(sorted(calls), sorted(Scenario::RestartAfterFailure.calls()));
+    let failure = job.status.expect("a status").last_failure.expect("a failure");
+    assert_eq!((failure.class.as_str(), failure.exit_code), ("Killed", Some(137)));
+}
+
+#[tokio::test]
+async fn a_job_that_fits_nowhere_waits_and_tells_so_once() {
+    let rounds = Rounds {
+        nodes: vec![fixtures::node("a", "Tesla-T4", 1)],
+        ..Rounds::fresh()
+    };
+    let (calls, job, result) = rounds.run(fixtures::job(), 3).await;
+    assert_eq!(calls, Scenario::NoCapacity.calls());
+    assert_eq!(result.expect("reconciled"), Action::requeue(WAITING));
+    let status = job.status.expect("a status");
+    let placed = fixtures::condition_of(&status, conditions::types::PLACED).expect("a condition");
+    assert_eq!(
+        placed.message,
+        "needs 2 x 1 like nvidia.com/gpu: Tesla-T4 has 1 node with 1 free"
+    );
+}
+
+#[tokio::test]
+async fn a_data_error_fails_the_job_and_is_never_retried() {
+    let rounds = Rounds::with_gang(pods([("Failed", Some(3)), ("Running", None)]));
+    let (calls, job, _) = rounds.run(fixtures::job_in(Phase::Running, 1), 2).await;
+    assert_eq!(calls, Scenario::DataErrorIsNeverRetried.calls());
+    assert_eq!(phase(&job), Some(Phase::Failed));
+    assert_eq!(job.status.expect("a status").attempt, 1);
+}
+
+#[tokio::test]
+async fn a_suspended_job_lets_its_pods_stop() {
+    let mut job = fixtures::job_in(Phase::Running, 1);
+    job.spec.suspend = true;
+    let rounds = Rounds::with_gang(fixtures::pod_objects(1, "Running"));
+    let (calls, job, _) = rounds.run(job, 2).await;
+    assert_eq!(sorted(calls), sorted(Scenario::Suspend.calls()));
+    assert_eq!(phase(&job), Some(Phase::Suspending));
+}
+
+#[tokio::test]
+async fn a_job_that_succeeds_gives_back_its_service_and_keeps_its_pods() {
+    let rounds = Rounds::with_gang(pods([("Succeeded", Some(0)), ("Succeeded", Some(0))]));
+    let (calls, job, _) = rounds.run(fixtures::job_in(Phase::Running, 1), 2).await;
+    assert_eq!(calls, Scenario::TerminalCleanup.calls());
+    assert_eq!(phase(&job), Some(Phase::Succeeded));
+}
+
+#[tokio::test]
+async fn a_job_whose_time_is_over_is_deleted() {
+    let mut job = fixtures::job_in(Phase::Succeeded, 1);
+    job.spec.ttl_seconds_after_finished = Some(0);
+    let status = job.status.as_mut().expect("a status");
+    status.completion_time = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
+        fixtures::at(0),
+    ));
+    let (calls, _, _) = Rounds::fresh().run(job, 1).await;
+    assert_eq!(calls, Scenario::Expire.calls());
+}
+
+#[tokio::test]
+async fn an_object_of_someone_else_is_left_alone() {
+    let rounds = Rounds {
+        foreign: &["services"],
+        ..Rounds::fresh()
+    };
+    let (calls, _, result) = rounds.run(fixtures::job_in(Phase::Starting, 1), 1).await;
+    assert_eq!(calls, Scenario::NameTaken.calls());
+    let error = result.expect_err("refused");
+    assert_eq!(error.category(), "NameTaken");
+    assert_eq!(
+        error.to_string(),
+        "failed to create Service digits: there is one that does not belong to this job; delete it or rename the job"
+    );
+}
+
+#[tokio::test]
+async fn a_job_that_is_being_deleted_is_left_to_its_owner_references() {
+    let mut job = fixtures::job_in(Phase::Running, 1);
+    job.metadata.deletion_timestamp = job.metadata.creation_timestamp.clone();
+    let (calls, _, result) = Rounds::with_gang(vec![]).run(job, 1).await;
+    assert_eq!(calls, Vec::<String>::new());
+    assert_eq!(result.expect("reconciled"), Action::await_change());
+}
+
+#[tokio::test]
+async fn a_job_older_than_our_own_last_write_is_not_acted_upon() {
+    let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
+    let (store, _writer) = reflector::store();
+    let context = Arc::new(Context::new(
+        Client::new(service, "default"),
+        store,
+        Caches::holding(&[], &[], &[]),
+        Arc::new(Metrics::new().expect("metrics")),
+        "test".into(),
+    ));
+    context.memory.wrote(fixtures::UID, Some("101".into()));
+    let outdated = Arc::new(DeserializeGuard(Ok(fixtures::job())));
+    let action = reconcile(outdated, Arc::clone(&context))
+        .await
+        .expect("reconciled");
+    assert_eq!(action, Action::requeue(CATCH_UP));
+    drop(handle);
+}
+
+#[tokio::test]
+async fn two_jobs_applied_at_once_never_share_a_gpu() {
+    let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
+    let (store, mut writer) = reflector::store();
+    let nodes = ["a", "b", "c"].map(|name| fixtures::node(name, "Tesla-T4", 1));
+    let context = Arc::new(Context::new(
+        Client::new(service, "default"),
+        store,
+        Caches::holding(&nodes, &[], &[]),
+        Arc::new(Metrics::new().expect("metrics")),
+        "test".into(),
+    ));
+    let jobs = ["first", "second"].map(|name| {
+        let mut job = fixtures::job();
+        job.metadata.name = Some(name.into());
+        job.metadata.uid = Some(format!("uid-of-{name}"));
+        let guarded = DeserializeGuard(Ok(job.clone()));
+        writer.apply_watcher_event(&WatchEvent::Apply(guarded.clone()));
+        (job, guarded)
+    });
+    let plans: Vec<Plan> = futures::future::join_all(jobs.iter().map(|(job, _)| async {
+        let observation = observe::observe(&context, Arc::new(job.clone()))
+            .await
+            .expect("observed");
+        plan_and_reserve(&context, &observation, &crds::validate(job))
+    }))
+    .await;
+    assert!(matches!(&plans[0], Plan::Place { .. }), "{plans:?}");
+    assert!(matches!(&plans[1], Plan::Wait(_)), "{plans:?}");
+    drop(handle);
+}
+
+#[tokio::test]
+async fn a_promise_that_cannot_be_recorded_is_taken_back() {
+    let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
+    drop(handle);
+    let (store, mut writer) = reflector::store();
+    let nodes = ["a", "b"].map(|name| fixtures::node(name, "Tesla-T4", 1));
+    let context = Arc::new(Context::new(
+        Client::new(service, "default"),
+        store,
+        Caches::holding(&nodes, &[], &[]),
+        Arc::new(Metrics::new().expect("metrics")),
+        "test".into(),
+    ));
+    let guarded = DeserializeGuard(Ok(fixtures::job()));
+    writer.apply_watcher_event(&WatchEvent::Apply(guarded.clone()));
+    let error = reconcile(Arc::new(guarded), Arc::clone(&context))
+        .await
+        .expect_err("there is no server");
+    assert_eq!(error.category(), "Network");
+    assert!(lock(&context.ledger).reservations([&fixtures::job()]).is_empty());
+}
+
+fn sorted<S: Into<String> + Clone>(calls: impl AsRef<[S]>) -> Vec<String> {
+    let mut calls: Vec<String> = calls.as_ref().iter().cloned().map(Into::into).collect();
+    calls.sort();
+    calls
+}
