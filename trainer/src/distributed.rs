@@ -10,10 +10,10 @@ use crate::error::TrainError;
 
 /// How long ranks wait for one another at the start. Pods of a gang are created together, but images may still have
 /// to be pulled.
-const RENDEZVOUS_TIMEOUT: Duration = Duration::from_mins(10);
+const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 /// How long a collective may take before the peers count as lost. Rank 0 writes checkpoints while the others wait, so
 /// this bounds a slow write too.
-const COLLECTIVE_TIMEOUT: Duration = Duration::from_mins(10);
+const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
 /// Where this rank's tensors live.
 #[derive(Clone, Copy, Debug)]

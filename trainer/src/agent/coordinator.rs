@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use crate::error::TrainError;
 
 /// How long the name may take to appear.
-const DEADLINE: Duration = Duration::from_mins(5);
+const DEADLINE: Duration = Duration::from_secs(5 * 60);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 

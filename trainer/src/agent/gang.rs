@@ -6,7 +6,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use contract::{ExitCode, FailureRecord, RunConfig, environment};
+use contract::{ExitCode, FailureClass, FailureRecord, RunConfig, environment};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
@@ -161,8 +161,8 @@ impl Gang {
             Report::Step(step) => shown.metrics.step(rank, &step),
             Report::Progress(progress) => {
                 shown.metrics.progress(&progress);
-                output.progress(&progress);
                 if let Ok(mut place) = shown.progress.write() {
+                    output.progress(place.as_ref(), &progress);
                     *place = Some(progress);
                 }
             }
@@ -177,7 +177,7 @@ impl Gang {
             self.ranks[rank]
                 .ended
                 .and_then(ExitCode::failure_class)
-                .is_some_and(|class| class.is_echo())
+                .is_some_and(FailureClass::is_echo)
         };
         match first {
             Some(first) if !is_echo(first) || is_echo(second) => first,
@@ -211,7 +211,7 @@ impl Gang {
         let failure = rank.said.clone().unwrap_or_else(|| FailureRecord {
             rank: Some(number),
             exit_code: code.code(),
-            class: code.failure_class().unwrap_or(contract::FailureClass::Crashed),
+            class: code.failure_class().unwrap_or(FailureClass::Crashed),
             message: match code {
                 ExitCode::Signal(signal) => format!("rank {number} was ended by {}", signal_name(signal)),
                 code => format!(

@@ -116,14 +116,12 @@ async fn attempt(options: Options) -> Result<Ended, TrainError> {
     });
     http::serve(pod.http_port, Arc::clone(&shown)).await?;
 
-    let address = match coordinator::resolve(&pod.coordinator_host, pod.coordinator_port, &stop).await? {
-        Some(address) => address,
-        None => {
-            return Ok(Ended {
-                code: ExitCode::Stopped,
-                record: TerminationRecord::default(),
-            });
-        }
+    let Some(address) = coordinator::resolve(&pod.coordinator_host, pod.coordinator_port, &stop).await?
+    else {
+        return Ok(Ended {
+            code: ExitCode::Stopped,
+            record: TerminationRecord::default(),
+        });
     };
     tracing::debug!("the coordinator {} is {address}", pod.coordinator_host);
 
@@ -196,8 +194,7 @@ fn finish(ended: &Ended) -> ExitCode {
     };
     let mut record = ended.record.clone();
     if let Some(failure) = &mut record.failure {
-        let end = failure.message.floor_char_boundary(FAILURE_MESSAGE_BYTES);
-        failure.message.truncate(end);
+        shorten(&mut failure.message, FAILURE_MESSAGE_BYTES);
     }
     let path = PathBuf::from(path);
     let written = serde_json::to_vec(&record)
@@ -207,4 +204,29 @@ fn finish(ended: &Ended) -> ExitCode {
         tracing::error!("failed to leave the termination record: {error}");
     }
     ended.code
+}
+
+/// Cuts a text to at most `bytes` bytes, between characters.
+fn shorten(text: &mut String, bytes: usize) {
+    if text.len() > bytes {
+        let end = (0..=bytes)
+            .rev()
+            .find(|end| text.is_char_boundary(*end))
+            .unwrap_or(0);
+        text.truncate(end);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_message_is_cut_between_characters() {
+        let mut text = "aé".to_owned();
+        shorten(&mut text, 3);
+        assert_eq!(text, "aé");
+        shorten(&mut text, 2);
+        assert_eq!(text, "a");
+    }
 }

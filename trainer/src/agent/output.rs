@@ -14,10 +14,16 @@ pub(crate) enum Output {
 }
 
 impl Output {
-    /// Writes a record.
-    pub(super) fn progress(self, progress: &Progress) {
+    /// Writes a record; as text only where it reads differently from the `previous` one.
+    pub(super) fn progress(self, previous: Option<&Progress>, progress: &Progress) {
         let line = match self {
-            Self::Text => describe(progress),
+            Self::Text => {
+                let line = describe(progress);
+                if previous.map(describe).as_ref() == Some(&line) {
+                    return;
+                }
+                line
+            }
             Self::Json => serde_json::to_string(progress).unwrap_or_default(),
         };
         write_line(&line);

@@ -36,7 +36,7 @@ impl EpochOrder {
     }
 }
 
-/// SplitMix64 (Steele, Lea, Flood 2014), written out so that no upgrade of a library changes the order of a run that
+/// `SplitMix64` (Steele, Lea, Flood 2014), written out so that no upgrade of a library changes the order of a run that
 /// is to be resumed.
 struct SplitMix64(u64);
 

@@ -205,13 +205,11 @@ mod tests {
         let labels = r#"job_name="digits",namespace="vision",rank="3""#;
         for line in [
             format!("vit_images_total{{{labels}}} 64"),
-            format!(
-                r#"vit_sync_seconds_total{{job_name="digits",kind="exposed",namespace="vision",rank="3"}} 0.5"#
-            ),
+            r#"vit_sync_seconds_total{job_name="digits",kind="exposed",namespace="vision",rank="3"} 0.5"#
+                .to_owned(),
             format!("vit_sync_bytes_total{{{labels}}} 2000"),
-            format!(
-                r#"vit_step_seconds_sum{{job_name="digits",namespace="vision",phase="forward",rank="3"}} 0.5"#
-            ),
+            r#"vit_step_seconds_sum{job_name="digits",namespace="vision",phase="forward",rank="3"} 0.5"#
+                .to_owned(),
             format!("vit_step{{{labels}}} 7"),
             format!("vit_device_memory_bytes{{{labels}}} 4096"),
         ] {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use contract::{ExitCode, FailureRecord, Progress, RunConfig, TerminationRecord, environment};
+use contract::{ExitCode, FailureClass, FailureRecord, Progress, RunConfig, TerminationRecord, environment};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
@@ -129,29 +129,21 @@ pub(super) async fn run(
         }
     }
     // The first failure that is not only the echo of another.
-    let is_echo = |code: &ExitCode| code.failure_class().is_some_and(|class| class.is_echo());
+    let is_echo = |code: &ExitCode| code.failure_class().is_some_and(FailureClass::is_echo);
     let blamed = failures
         .iter()
         .find(|(code, _)| !is_echo(code))
         .or(failures.first());
-    Ok(match blamed {
-        Some((code, node)) => End {
-            code: *code,
-            failure: read_failure(&folder.termination_log(*node)),
-            progress: last,
-        },
-        None => {
-            let code = if stopped {
-                ExitCode::Stopped
-            } else {
-                ExitCode::Done
-            };
-            End {
-                code,
-                failure: None,
-                progress: last,
-            }
-        }
+    let failure = blamed.and_then(|(_, node)| read_failure(&folder.termination_log(*node)));
+    let code = match blamed {
+        Some((code, _)) => *code,
+        None if stopped => ExitCode::Stopped,
+        None => ExitCode::Done,
+    };
+    Ok(End {
+        code,
+        failure,
+        progress: last,
     })
 }
 

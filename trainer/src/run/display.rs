@@ -14,6 +14,8 @@ use crate::agent::output::{describe, write_line};
 pub(super) struct Display {
     /// On a terminal.
     bar: Option<ProgressBar>,
+    /// The line that was shown last, where there is no terminal.
+    last_line: String,
 }
 
 impl Display {
@@ -35,17 +37,21 @@ impl Display {
             bar.enable_steady_tick(Duration::from_millis(200));
             bar
         });
-        Self { bar }
+        Self {
+            bar,
+            last_line: String::new(),
+        }
     }
 
     pub(super) fn progress(&mut self, progress: &Progress) {
-        match &self.bar {
-            Some(bar) => {
-                bar.set_length(progress.total_steps);
-                bar.set_position(progress.step);
-                bar.set_message(describe(progress));
-            }
-            None => write_line(&describe(progress)),
+        let line = describe(progress);
+        if let Some(bar) = &self.bar {
+            bar.set_length(progress.total_steps);
+            bar.set_position(progress.step);
+            bar.set_message(line);
+        } else if line != self.last_line {
+            write_line(&line);
+            self.last_line = line;
         }
     }
 
@@ -83,9 +89,9 @@ impl Display {
                 code.code()
             )),
         }
-        write_line(&format!(
-            "log: {}",
-            config.checkpoint.path.join("log.jsonl").display()
-        ));
+        let log = config.checkpoint.path.join("log.jsonl");
+        if log.exists() {
+            write_line(&format!("log: {}", log.display()));
+        }
     }
 }

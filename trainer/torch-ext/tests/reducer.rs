@@ -1,6 +1,8 @@
 //! Two ranks as two threads of one process, each with groups and a model of its own: what reaches the optimizer is the
 //! mean gradient, and a late rank shows as the other's straggler wait.
 
+#![allow(clippy::float_cmp, reason = "means and sums of small whole numbers are exact")]
+
 use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::time::Duration;
 
@@ -10,7 +12,7 @@ use torch_ext::{ErrorKind, ProcessGroup, Reducer, Rendezvous, Store, SyncTimes};
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const TIMEOUT: Duration = Duration::from_secs(30);
 
-struct Rank {
+struct Worker {
     rank: u32,
     world_size: u32,
     gradients: ProcessGroup,
@@ -19,7 +21,7 @@ struct Rank {
 }
 
 /// Runs `body` on each of `world_size` ranks at once and gives their results in order.
-fn on_ranks<T: Send>(world_size: u32, body: impl Fn(Rank) -> T + Sync) -> Vec<T> {
+fn on_ranks<T: Send>(world_size: u32, body: impl Fn(Worker) -> T + Sync) -> Vec<T> {
     let port = TcpListener::bind((LOOPBACK, 0))
         .and_then(|socket| socket.local_addr())
         .expect("a port")
@@ -40,7 +42,7 @@ fn on_ranks<T: Send>(world_size: u32, body: impl Fn(Rank) -> T + Sync) -> Vec<T>
                     .expect("all ranks meet");
                     let group = |name| ProcessGroup::gloo(&store, name, LOOPBACK, TIMEOUT).expect("a group");
                     let (gradients, control) = (group("gradients"), group("control"));
-                    body(Rank {
+                    body(Worker {
                         rank,
                         world_size,
                         gradients,
@@ -58,7 +60,7 @@ fn on_ranks<T: Send>(world_size: u32, body: impl Fn(Rank) -> T + Sync) -> Vec<T>
 }
 
 /// `steps` steps of two parameters whose gradient is `rank + 1`, each delayed by `delay` on the last rank.
-fn train(rank: &Rank, steps: usize, delay: Duration) -> (Vec<f64>, [f64; 2], Vec<SyncTimes>) {
+fn train(rank: &Worker, steps: usize, delay: Duration) -> (Vec<f64>, [f64; 2], Vec<SyncTimes>) {
     let parameters: Vec<Tensor> = (0..2)
         .map(|_| Tensor::zeros([1000], (Kind::Float, Device::Cpu)).set_requires_grad(true))
         .collect();
