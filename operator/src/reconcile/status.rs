@@ -226,14 +226,6 @@ impl Next {
             nodes: placement.nodes.clone(),
             rejected: placement.rejected.clone(),
         });
-        if self.has(types::SUSPENDED) {
-            self.set(
-                types::SUSPENDED,
-                false,
-                reasons::RESUMED,
-                "spec.suspend is not set",
-            );
-        }
         self.set(types::PLACED, true, reasons::GANG_FITS, &message);
         self.set(
             types::RUNNING,
@@ -336,8 +328,16 @@ impl Next {
         }
     }
 
-    /// A refused job got a second chance.
+    /// The job wants GPUs: it is not suspended any more, and if it was refused, it got a second chance.
     fn revive(&mut self) {
+        if self.has(types::SUSPENDED) {
+            self.set(
+                types::SUSPENDED,
+                false,
+                reasons::RESUMED,
+                "spec.suspend is not set",
+            );
+        }
         if self.status.completion_time.take().is_some() {
             self.set(types::FAILED, false, reasons::RESUMED, "the manifest was changed");
         }

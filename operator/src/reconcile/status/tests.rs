@@ -153,6 +153,14 @@ fn a_suspended_job_tells_so_and_so_does_a_resumed_one() {
     );
     let mut job = job_in(Phase::Suspended, 1);
     job.status = Some(suspended);
+    let waiting = Plan::Wait(Unplaceable {
+        rejected: vec![],
+        message: "needs 2".into(),
+    });
+    assert_eq!(
+        conditions_of(&next(&observation(job.clone(), vec![]), &waiting))[types::SUSPENDED],
+        ("False", reasons::RESUMED)
+    );
     let plan = Plan::Place {
         attempt: 2,
         placement: Placement {
