@@ -306,17 +306,18 @@ impl Trainer {
         self.parameters.iter().map(Tensor::grad).collect()
     }
 
-    /// Two passes over a blank image, whose gradients are thrown away. After the first, the reducer rebuilds its
+    /// Two passes over blank images, whose gradients are thrown away. After the first, the reducer rebuilds its
     /// buckets in the order in which gradients become ready; were that left to the first real step, a resumed run
     /// would add up that step's gradients in another order than the uninterrupted one.
     fn warm_up(&mut self) -> Result<(), TrainError> {
         let model = &self.config.model;
-        let shape = [1, model.channels, model.image_size, model.image_size].map(i64::from);
-        let image = Tensor::zeros(shape, (Kind::Float, self.accelerator.device()));
+        // Two images: the sum over a batch of one is a view, of which the reducer warns.
+        let shape = [2, model.channels, model.image_size, model.image_size].map(i64::from);
+        let images = Tensor::zeros(shape, (Kind::Float, self.accelerator.device()));
         for _ in 0..2 {
             let arrival = Tensor::zeros([ARRIVAL_NUMBERS as i64], (Kind::Double, tch::Device::Cpu));
             self.reducer.prepare(&arrival)?;
-            self.model.forward(&image).sum(Kind::Float).f_backward()?;
+            self.model.forward(&images).sum(Kind::Float).f_backward()?;
             self.reducer.finish::<ARRIVAL_NUMBERS>()?;
         }
         Ok(())

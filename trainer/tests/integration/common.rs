@@ -1,0 +1,312 @@
+//! A small data set, a manifest over it, and the built trainer run on it.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use safetensors::SafeTensors;
+use serde_json::Value;
+
+/// The trainer as built for these tests.
+pub(crate) const TRAINER: &str = env!("CARGO_BIN_EXE_vit-trainer");
+/// No step of a test takes this long, even on a busy machine.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
+/// Held-out images: no multiple of any world size used here.
+pub(crate) const HELD_OUT: usize = 13;
+const RECORD_BYTES: usize = 3073;
+
+/// A job over a folder of its own.
+pub(crate) struct Job {
+    folder: tempfile::TempDir,
+    pub(crate) nodes: u32,
+    pub(crate) ranks_per_node: u32,
+    pub(crate) micro_batch: u32,
+    pub(crate) accumulation: u32,
+    pub(crate) epochs: u32,
+    pub(crate) learning_rate: f64,
+    pub(crate) resume: &'static str,
+}
+
+impl Job {
+    /// `images` training images in the CIFAR-10 binary layout; two ranks on two nodes.
+    pub(crate) fn new(images: usize) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let data = folder.path().join("data");
+        fs_err::create_dir(&data).expect("a folder");
+        for file in 0..5 {
+            let bytes = records(file, images / 5 + usize::from(file < images % 5));
+            fs_err::write(data.join(format!("data_batch_{}.bin", file + 1)), bytes).expect("writes");
+        }
+        fs_err::write(data.join("test_batch.bin"), records(9, HELD_OUT)).expect("writes");
+        Self {
+            folder,
+            nodes: 2,
+            ranks_per_node: 1,
+            micro_batch: 4,
+            accumulation: 1,
+            epochs: 2,
+            learning_rate: 1e-3,
+            resume: "Auto",
+        }
+    }
+
+    pub(crate) fn data(&self) -> PathBuf {
+        self.folder.path().join("data")
+    }
+
+    pub(crate) fn checkpoints(&self) -> PathBuf {
+        self.folder.path().join("runs/test")
+    }
+
+    fn manifest(&self) -> String {
+        let Self {
+            nodes,
+            ranks_per_node,
+            micro_batch,
+            accumulation,
+            epochs,
+            learning_rate,
+            resume,
+            folder: _,
+        } = self;
+        format!(
+            "apiVersion: vit-operator.dev/v1alpha1
+kind: ViTTrainingJob
+metadata: {{name: test}}
+spec:
+  image: unused
+  model: {{imageSize: 32, patchSize: 16, hiddenSize: 16, depth: 2, heads: 2, numClasses: 10, pooling: average}}
+  data: {{format: cifar10, volume: {{persistentVolumeClaim: {{claimName: unused}}}}}}
+  training:
+    epochs: {epochs}
+    microBatchSize: {micro_batch}
+    gradientAccumulationSteps: {accumulation}
+    optimizer: {{name: adamw, learningRate: {learning_rate:e}, weightDecay: 0.05}}
+    schedule: {{name: cosine, warmupEpochs: 1}}
+  workers: {{nodes: {nodes}, gpusPerNode: {ranks_per_node}, device: cpu}}
+  checkpoint: {{resume: {resume}, keep: 2, volume: {{persistentVolumeClaim: {{claimName: unused}}}}}}
+"
+        )
+    }
+
+    /// Starts `vit-trainer run`.
+    pub(crate) fn start(&self) -> Running {
+        let manifest = self.folder.path().join("job.yaml");
+        fs_err::write(&manifest, self.manifest()).expect("writes");
+        let mut child = Command::new(TRAINER)
+            .arg("run")
+            .arg("-f")
+            .arg(&manifest)
+            .arg("--data")
+            .arg(self.data())
+            .arg("--checkpoints")
+            .arg(self.folder.path().join("runs"))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("starts");
+        let lines = BufReader::new(child.stdout.take().expect("a pipe"));
+        Running {
+            child,
+            lines,
+            seen: String::new(),
+        }
+    }
+
+    /// Runs to the end: exit code and everything that was printed.
+    pub(crate) fn run(&self) -> (i32, String) {
+        self.start().finish()
+    }
+
+    /// Runs to the end, which must be a good one.
+    pub(crate) fn run_well(&self) {
+        let (code, printed) = self.run();
+        assert_eq!(code, 0, "{printed}");
+    }
+
+    /// Records of the log of one kind.
+    pub(crate) fn log(&self, kind: &str) -> Vec<Value> {
+        let text = fs_err::read_to_string(self.checkpoints().join("log.jsonl")).expect("a log");
+        let records = text
+            .lines()
+            .map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+        records.filter(|record| record["kind"] == kind).collect()
+    }
+
+    /// The newest checkpoint's folder.
+    pub(crate) fn newest(&self) -> PathBuf {
+        let entries = fs_err::read_dir(self.checkpoints()).expect("a folder");
+        let folders = entries.map(|entry| entry.expect("an entry").path());
+        folders.filter(|path| path.is_dir()).max().expect("a checkpoint")
+    }
+
+    /// The newest checkpoint's weights by name.
+    pub(crate) fn weights(&self) -> Vec<(String, Vec<f32>)> {
+        let bytes = fs_err::read(self.newest().join("model.safetensors")).expect("weights");
+        let file = SafeTensors::deserialize(&bytes).expect("safetensors");
+        let mut weights: Vec<_> = file
+            .iter()
+            .map(|(name, view)| {
+                let (values, rest) = view.data().as_chunks::<4>();
+                assert!(rest.is_empty());
+                (
+                    name.to_owned(),
+                    values.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
+                )
+            })
+            .collect();
+        weights.sort_by(|left: &(String, Vec<f32>), right| left.0.cmp(&right.0));
+        weights
+    }
+}
+
+/// Images of noise around a shade that tells the class, so that there is something to learn.
+fn records(seed: usize, count: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(count * RECORD_BYTES);
+    let mut noise = seed as u32 * 7919 + 1;
+    for index in 0..count {
+        let label = (index + seed) % 10;
+        bytes.push(label as u8);
+        for _ in 1..RECORD_BYTES {
+            noise = noise.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            bytes.push((label * 20) as u8 + (noise >> 26) as u8);
+        }
+    }
+    bytes
+}
+
+/// A run under way. Dropping it kills it, and its agents then end by themselves.
+pub(crate) struct Running {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+    seen: String,
+}
+
+impl Running {
+    pub(crate) fn pid(&self) -> i32 {
+        i32::try_from(self.child.id()).expect("a process id")
+    }
+
+    /// Waits until training has made `lines` more lines of progress.
+    pub(crate) fn await_progress(&mut self, lines: usize) {
+        for _ in 0..lines {
+            loop {
+                let mut line = String::new();
+                let count = self.lines.read_line(&mut line).expect("reads");
+                assert!(count > 0, "it ended before it made progress: {}", self.seen);
+                self.seen.push_str(&line);
+                if line.contains("loss") {
+                    break;
+                }
+            }
+        }
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.pid()), signal).expect("signals");
+    }
+
+    /// Exit code and everything that was printed.
+    pub(crate) fn finish(mut self) -> (i32, String) {
+        let mut printed = std::mem::take(&mut self.seen);
+        std::io::Read::read_to_string(&mut self.lines, &mut printed).expect("reads");
+        let errors = self.child.stderr.take().expect("a pipe");
+        std::io::Read::read_to_string(&mut BufReader::new(errors), &mut printed).expect("reads");
+        let status = self.child.wait().expect("ends");
+        (status.code().expect("no signal"), printed)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Already over in a test that went well.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Processes whose parent is `parent`.
+pub(crate) fn children(parent: i32) -> Vec<i32> {
+    let processes = fs_err::read_dir("/proc").expect("/proc");
+    let pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
+    pids.filter(|pid| {
+        // pid (command) state parent ...
+        let stat = fs_err::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        let after_command = stat.rsplit(')').next().unwrap_or_default();
+        after_command.split_whitespace().nth(1) == Some(parent.to_string().as_str())
+    })
+    .collect()
+}
+
+/// The value of an environment variable of a process.
+pub(crate) fn variable(pid: i32, name: &str) -> Option<String> {
+    let environment = fs_err::read_to_string(format!("/proc/{pid}/environ")).ok()?;
+    let prefix = format!("{name}=");
+    environment
+        .split('\0')
+        .find_map(|entry| Some(entry.strip_prefix(&prefix)?.to_owned()))
+}
+
+/// Agents and ranks of a run.
+pub(crate) fn descendants(run: i32) -> Vec<i32> {
+    let agents = children(run);
+    let ranks = agents.iter().flat_map(|agent| children(*agent));
+    agents.iter().copied().chain(ranks).collect()
+}
+
+/// The process of a global rank of a run.
+pub(crate) fn process_of_rank(run: i32, rank: u32) -> i32 {
+    let ranks = children(run).into_iter().flat_map(children);
+    ranks
+        .into_iter()
+        .find(|pid| variable(*pid, "RANK") == Some(rank.to_string()))
+        .expect("the rank is running")
+}
+
+/// Polls until `holds` is true.
+pub(crate) fn await_condition(what: &str, mut holds: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !holds() {
+        assert!(
+            start.elapsed() < DEADLINE,
+            "{what} took more than {} s",
+            DEADLINE.as_secs()
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Whether none of these processes runs any more.
+pub(crate) fn all_gone(pids: &[i32]) -> bool {
+    pids.iter().all(|pid| {
+        let stat = fs_err::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+        stat.is_empty()
+            || stat
+                .rsplit(')')
+                .next()
+                .is_some_and(|rest| rest.trim_start().starts_with('Z'))
+    })
+}
+
+/// The largest difference between two sets of weights.
+pub(crate) fn distance(left: &[(String, Vec<f32>)], right: &[(String, Vec<f32>)]) -> f32 {
+    assert_eq!(left.len(), right.len());
+    let pairs = left
+        .iter()
+        .zip(right)
+        .flat_map(|((left_name, left), (right_name, right))| {
+            assert_eq!((left_name, left.len()), (right_name, right.len()));
+            left.iter().zip(right)
+        });
+    pairs
+        .map(|(left, right)| (left - right).abs())
+        .fold(0.0, f32::max)
+}
+
+/// Bytes of a file of a checkpoint.
+pub(crate) fn bytes(folder: &Path, file: &str) -> Vec<u8> {
+    fs_err::read(folder.join(file)).expect("a file of a checkpoint")
+}

@@ -1,0 +1,132 @@
+//! What goes wrong around training, and what is left of it.
+
+use std::collections::BTreeSet;
+
+use crate::common::{DEADLINE, Job, all_gone, await_condition, descendants, process_of_rank};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+#[test]
+fn a_killed_rank_ends_the_attempt_and_the_next_one_continues() {
+    let mut job = Job::new(200);
+    job.epochs = 60;
+    let mut starts = BTreeSet::new();
+    for (rank, lines) in [(1, 1), (0, 2), (1, 3)] {
+        let mut running = job.start();
+        running.await_progress(lines);
+        let all = descendants(running.pid());
+        kill(
+            Pid::from_raw(process_of_rank(running.pid(), rank)),
+            Signal::SIGKILL,
+        )
+        .expect("kills");
+        let (code, printed) = running.finish();
+        assert_eq!(code, 137, "{printed}");
+        assert!(
+            printed.contains(&format!("rank {rank} was ended by signal 9 (SIGKILL)")),
+            "{printed}"
+        );
+        assert!(all_gone(&all), "no agent and no rank is left");
+        starts.extend(job.log("start").last().and_then(|record| record["step"].as_u64()));
+    }
+    job.run_well();
+    starts.extend(job.log("start").last().and_then(|record| record["step"].as_u64()));
+    assert!(
+        starts.len() > 1,
+        "later attempts continue from checkpoints: {starts:?}"
+    );
+    assert_eq!(job.log("train").last().expect("a line")["step"], 60 * 25);
+}
+
+#[test]
+fn nothing_outlives_an_agent_or_a_run_that_was_killed() {
+    for victim_is_run in [true, false] {
+        let mut job = Job::new(400);
+        job.epochs = 1000;
+        let mut running = job.start();
+        running.await_progress(1);
+        let all = descendants(running.pid());
+        assert_eq!(all.len(), 4, "two agents with a rank each");
+        let victim = if victim_is_run { running.pid() } else { all[0] };
+        kill(Pid::from_raw(victim), Signal::SIGKILL).expect("kills");
+        await_condition("the end of agents and ranks", || all_gone(&all));
+        if !victim_is_run {
+            let (code, printed) = running.finish();
+            assert_eq!(code, 137, "{printed}");
+        }
+    }
+}
+
+#[test]
+fn bad_data_is_named_and_is_no_config_error() {
+    let job = Job::new(50);
+    let file = job.data().join("data_batch_2.bin");
+    let whole = fs_err::read(&file).expect("reads");
+    fs_err::write(&file, &whole[..3073 * 4 + 99]).expect("writes");
+    let (code, printed) = job.run();
+    assert_eq!(code, 3, "{printed}");
+    assert!(
+        printed.contains("data_batch_2.bin is truncated: the record at byte 12292 has 99 of 3073 bytes"),
+        "{printed}"
+    );
+
+    fs_err::remove_file(&file).expect("removes");
+    let (code, printed) = job.run();
+    assert_eq!(code, 3, "{printed}");
+    assert!(printed.contains("data_batch_2.bin does not exist"), "{printed}");
+
+    let mut small = Job::new(50);
+    small.micro_batch = 30;
+    let (code, printed) = small.run();
+    assert_eq!(code, 3, "{printed}");
+    assert!(
+        printed.contains("has 50 training images, fewer than one step of 60"),
+        "{printed}"
+    );
+}
+
+#[test]
+fn bad_configuration_is_named_before_anything_starts() {
+    let mut job = Job::new(50);
+    job.micro_batch = 0;
+    let (code, printed) = job.run();
+    assert_eq!(code, 2, "{printed}");
+    assert!(
+        printed.contains("spec.training.microBatchSize is 0: must be at least 1"),
+        "{printed}"
+    );
+    assert!(!job.checkpoints().exists());
+}
+
+#[test]
+fn a_run_that_diverges_says_at_which_step() {
+    let mut job = Job::new(50);
+    job.learning_rate = 1e30;
+    let (code, printed) = job.run();
+    assert_eq!(code, 78, "{printed}");
+    assert!(
+        printed.contains("training diverged at step 2 (epoch 0)"),
+        "{printed}"
+    );
+}
+
+#[test]
+fn never_resuming_refuses_a_folder_with_a_checkpoint() {
+    let mut job = Job::new(50);
+    job.resume = "Never";
+    job.run_well();
+    let (code, printed) = job.run();
+    assert_eq!(code, 2, "{printed}");
+    assert!(printed.contains("checkpoint.resume is Never, but"), "{printed}");
+}
+
+#[test]
+fn storage_that_cannot_be_written_is_named_and_ends_the_run() {
+    let job = Job::new(50);
+    fs_err::create_dir_all(job.checkpoints()).expect("a folder");
+    // Fails for root too, unlike a permission: a file where the first checkpoint's folder should go.
+    fs_err::write(job.checkpoints().join("step-00000006"), "").expect("writes");
+    let (code, printed) = job.run();
+    assert_eq!(code, 79, "{printed} (within {} s)", DEADLINE.as_secs());
+    assert!(printed.contains("step-00000006"), "{printed}");
+}

@@ -1,0 +1,93 @@
+//! What training computes: the same whatever the number of ranks, and the same across a stop.
+
+use crate::common::{HELD_OUT, Job, bytes, distance};
+use nix::sys::signal::Signal;
+
+#[test]
+fn ranks_and_accumulation_only_divide_the_work() {
+    let mut one = Job::new(50);
+    one.nodes = 1;
+    one.micro_batch = 8;
+    one.run_well();
+
+    let mut nodes = Job::new(50);
+    (nodes.nodes, nodes.micro_batch) = (2, 4);
+    nodes.run_well();
+
+    let mut ranks = Job::new(50);
+    (
+        ranks.nodes,
+        ranks.ranks_per_node,
+        ranks.micro_batch,
+        ranks.accumulation,
+    ) = (1, 2, 2, 2);
+    ranks.run_well();
+
+    for (what, other) in [("2 nodes", &nodes), ("2 ranks with accumulation", &ranks)] {
+        let distance = distance(&one.weights(), &other.weights());
+        assert!(distance < 1e-4, "{what}: weights differ by {distance}");
+        // Uneven shares, and still every held-out image exactly once.
+        for evaluation in other.log("evaluation") {
+            assert_eq!(evaluation["images"], HELD_OUT, "{what}: {evaluation}");
+        }
+        assert_eq!(
+            other.log("evaluation").len(),
+            2,
+            "{what}: one evaluation an epoch"
+        );
+        let correct = |job: &Job| {
+            job.log("evaluation")
+                .last()
+                .map(|record| record["correct"].clone())
+        };
+        assert_eq!(correct(other), correct(&one), "{what}");
+    }
+    // 50 images are 6 steps of 8 an epoch; the last 2 images are dropped.
+    assert_eq!(one.log("train").last().expect("a line")["step"], 12);
+}
+
+#[test]
+fn a_run_that_was_stopped_continues_bit_by_bit() {
+    let mut whole = Job::new(400);
+    whole.epochs = 20;
+    whole.run_well();
+
+    let mut parts = Job::new(400);
+    parts.epochs = 20;
+    let mut running = parts.start();
+    running.await_progress(1);
+    running.signal(Signal::SIGTERM);
+    let (code, printed) = running.finish();
+    assert_eq!(code, 143, "stopped and saved: {printed}");
+    parts.run_well();
+
+    assert_eq!(parts.log("start").len(), 2);
+    assert!(
+        parts.log("start")[1]["step"].as_u64() > Some(0),
+        "the second part continued"
+    );
+    assert_eq!(whole.newest().file_name(), parts.newest().file_name());
+    for file in ["model.safetensors", "optimizer.safetensors", "state.json"] {
+        assert!(
+            bytes(&whole.newest(), file) == bytes(&parts.newest(), file),
+            "{file} differs"
+        );
+    }
+}
+
+#[test]
+fn a_run_continues_with_another_number_of_ranks() {
+    let mut job = Job::new(400);
+    (job.nodes, job.micro_batch, job.epochs) = (2, 5, 15);
+    let mut running = job.start();
+    running.await_progress(1);
+    running.signal(Signal::SIGINT);
+    let (code, printed) = running.finish();
+    assert_eq!(code, 143, "{printed}");
+    job.nodes = 1;
+    job.run_well();
+    let state: serde_json::Value = serde_json::from_slice(&bytes(&job.newest(), "state.json")).expect("JSON");
+    assert_eq!(state["position"]["epoch"], 15);
+    let (code, printed) = job.run();
+    assert_eq!(code, 0, "a finished run has nothing left to do: {printed}");
+}
