@@ -248,4 +248,112 @@ mod tests {
         assert_eq!(renewed.acquire_time, taken.acquire_time);
         assert_eq!(held(None, "self", Decision::Take, now).lease_transitions, Some(0));
     }
+
+    use std::sync::{Arc, Mutex};
+
+    use http::{Method, Request, Response};
+    use kube::client::Body;
+    use tower_test::mock;
+
+    type Stored = Arc<Mutex<Option<Lease>>>;
+
+    /// An API server that keeps one Lease, and refuses writes that were made from an older version of it.
+    fn server() -> (Client, Stored) {
+        let (service, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
+        let stored = Stored::default();
+        let kept = Arc::clone(&stored);
+        tokio::spawn(async move {
+            while let Some((request, answer)) = handle.next_request().await {
+                let (parts, body) = request.into_parts();
+                let body = body.collect_bytes().await.expect("a body");
+                let (code, response) = respond(&mut kept.lock().expect("a lease"), &parts.method, &body);
+                let response = Response::builder().status(code).body(Body::from(response));
+                answer.send_response(response.expect("a response"));
+            }
+        });
+        (Client::new(service, "default"), stored)
+    }
+
+    fn respond(stored: &mut Option<Lease>, method: &Method, body: &[u8]) -> (u16, Vec<u8>) {
+        let failure = |code: u16, reason: &str| {
+            let status = kube::core::Status::failure(reason, reason).with_code(code);
+            (code, serde_json::to_vec(&status).expect("serializes"))
+        };
+        let version = |lease: &Lease| {
+            let version = lease.metadata.resource_version.as_deref();
+            version.map_or(0, |version| version.parse::<u64>().expect("a number"))
+        };
+        match (method, stored.as_mut()) {
+            (&Method::GET, None) => failure(404, "NotFound"),
+            (&Method::GET, Some(lease)) => (200, serde_json::to_vec(lease).expect("serializes")),
+            (&Method::POST, Some(_)) => failure(409, "AlreadyExists"),
+            (_, last) => {
+                let mut written: Lease = serde_json::from_slice(body).expect("a lease");
+                let last = last.as_deref().map_or(0, version);
+                if version(&written) != last {
+                    return failure(409, "Conflict");
+                }
+                written.metadata.resource_version = Some((last + 1).to_string());
+                let response = serde_json::to_vec(&written).expect("serializes");
+                *stored = Some(written);
+                (200, response)
+            }
+        }
+    }
+
+    fn holder(stored: &Stored) -> Option<String> {
+        let lease = stored.lock().expect("a lease").clone();
+        lease?.spec?.holder_identity
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_two_replicas_one_leads_and_the_other_follows_once_it_gives_up_the_lease() {
+        let (client, stored) = server();
+        let mut first = Candidate::new(client.clone(), "default", "first".into());
+        let mut second = Candidate::new(client, "default", "second".into());
+        first.acquire().await;
+        assert_eq!(holder(&stored).as_deref(), Some("first"));
+        assert!(!second.try_once().await.expect("answered"));
+        first.release().await.expect("released");
+        let started = Instant::now();
+        second.acquire().await;
+        assert!(started.elapsed() < RETRY, "an empty lease is taken at once");
+        assert_eq!(holder(&stored).as_deref(), Some("second"));
+        // The first may not take back what it gave up.
+        assert!(!first.try_once().await.expect("answered"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_replica_that_is_dead_is_followed_after_the_duration_of_its_lease() {
+        let (client, stored) = server();
+        Candidate::new(client.clone(), "default", "dead".into())
+            .acquire()
+            .await;
+        let mut heir = Candidate::new(client, "default", "heir".into());
+        let started = Instant::now();
+        heir.acquire().await;
+        assert!(started.elapsed() >= DURATION && started.elapsed() <= DURATION + 2 * RETRY);
+        assert_eq!(holder(&stored).as_deref(), Some("heir"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_holder_whose_lease_was_taken_or_cannot_be_renewed_gives_up() {
+        let (client, stored) = server();
+        let mut candidate = Candidate::new(client, "default", "first".into());
+        candidate.acquire().await;
+        if let Some(lease) = stored.lock().expect("a lease").as_mut() {
+            lease.spec.get_or_insert_default().holder_identity = Some("second".into());
+            lease.metadata.resource_version = Some("9".into());
+        }
+        tokio::time::timeout(2 * RETRY, candidate.hold())
+            .await
+            .expect("it gives up");
+
+        let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
+        drop(handle);
+        let mut cut_off = Candidate::new(Client::new(service, "default"), "default", "first".into());
+        let started = Instant::now();
+        cut_off.hold().await;
+        assert!(started.elapsed() < DURATION, "others may lead already");
+    }
 }

@@ -46,5 +46,5 @@ mod telemetry;
 
 pub use arguments::{Arguments, Command, RunArguments};
 pub use error::Error;
-pub use run::{run, run_with};
-pub use telemetry::start as start_logging;
+pub use run::{RunError, run, run_with};
+pub use telemetry::{LogError, start as start_logging};

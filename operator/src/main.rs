@@ -9,7 +9,7 @@ async fn main() -> anyhow::Result<()> {
     match command {
         Command::Run(arguments) => {
             start_logging(&arguments.log_filter)?;
-            run(arguments).await
+            Ok(run(arguments).await?)
         }
     }
 }

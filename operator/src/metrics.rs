@@ -56,7 +56,7 @@ impl Metrics {
             )?,
             placement_seconds: exponential(
                 "vit_operator_placement_seconds",
-                "Seconds it takes to count what the cluster has free for a gang",
+                "Seconds it takes to count what the cluster has free and to find a place for a gang",
                 0.000_1,
                 14,
             )?,

@@ -1,11 +1,11 @@
 //! Wires the operator together: caches and endpoints always, the controller while this replica leads.
 
 use std::future::Future;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use anyhow::Context as _;
 use crds::Phase;
 use futures::{FutureExt as _, Stream, StreamExt as _, stream};
 use kube::runtime::controller::{self, Controller};
@@ -29,11 +29,40 @@ const WAITING_ROUNDS: Duration = Duration::from_millis(200);
 /// Rounds under way at once. Each holds a connection to the API server now and then, and little memory.
 const ROUNDS_AT_ONCE: u16 = 64;
 
-/// Runs until told to stop (SIGTERM or SIGINT). An error means that the process must be started anew.
-pub async fn run(arguments: RunArguments) -> anyhow::Result<()> {
-    let client = Client::try_default()
-        .await
-        .context("failed to find a cluster: run in one, or set KUBECONFIG")?;
+/// Why the operator ended without having been told to. It must be started anew.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// There is no cluster to work on.
+    #[error("failed to find a cluster: run in one, or set KUBECONFIG")]
+    NoCluster(#[source] kube::Error),
+    /// The process cannot be told to stop.
+    #[error("failed to listen for SIGTERM")]
+    Signal(#[source] std::io::Error),
+    /// The metrics contradict each other.
+    #[error("failed to make metrics")]
+    Metrics(#[from] prometheus::Error),
+    /// The address of the endpoints is taken, or not one of this host.
+    #[error("failed to listen on {address}; choose another with --metrics-address")]
+    Listen {
+        /// The address.
+        address: SocketAddr,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The endpoints ended.
+    #[error("the endpoints ended: {0}")]
+    Endpoints(String),
+    /// A watch ended; decisions would be made on what is no longer so.
+    #[error("a watch ended: {0}")]
+    Watch(String),
+    /// The lease was lost.
+    #[error("the lease was lost; another replica may lead now")]
+    LeaseLost,
+}
+
+/// Runs until told to stop (SIGTERM or SIGINT).
+pub async fn run(arguments: RunArguments) -> Result<(), RunError> {
+    let client = Client::try_default().await.map_err(RunError::NoCluster)?;
     let stop = CancellationToken::new();
     tokio::spawn(stop_on_signal(stop.clone())?);
     run_with(client, arguments, stop).await
@@ -44,7 +73,7 @@ pub async fn run_with(
     client: Client,
     arguments: RunArguments,
     stop: CancellationToken,
-) -> anyhow::Result<()> {
+) -> Result<(), RunError> {
     let RunArguments {
         namespace,
         leader_election_namespace,
@@ -53,7 +82,7 @@ pub async fn run_with(
         log_filter: _,
     } = arguments;
     let identity = identity(replica);
-    let metrics = Arc::new(Metrics::new().context("failed to make metrics")?);
+    let metrics = Arc::new(Metrics::new()?);
     let (triggers, triggered) = mpsc::unbounded_channel();
     let (caches, watches) = Caches::start(&client, namespace.as_deref(), triggers);
     let jobs: Api<GuardedJob> = match &namespace {
@@ -71,7 +100,10 @@ pub async fn run_with(
     let is_ready = Arc::new(AtomicBool::new(false));
     let listener = TcpListener::bind(metrics_address)
         .await
-        .with_context(|| format!("failed to listen on {metrics_address}"))?;
+        .map_err(|source| RunError::Listen {
+            address: metrics_address,
+            source,
+        })?;
     let endpoints = Endpoints {
         metrics: Arc::clone(&metrics),
         jobs: controller.store(),
@@ -91,7 +123,7 @@ pub async fn run_with(
         caches
             .synced()
             .await
-            .context("the watches ended before they were filled")?;
+            .map_err(|error| RunError::Watch(error.to_string()))?;
         is_ready.store(true, Ordering::Relaxed);
         let lease_namespace =
             leader_election_namespace.unwrap_or_else(|| client.default_namespace().to_owned());
@@ -105,7 +137,7 @@ pub async fn run_with(
         let work = control(controller, context, triggered, stop.clone());
         tokio::select! {
             () = work => {}
-            () = candidate.hold() => anyhow::bail!("the lease was lost; another replica may lead now"),
+            () = candidate.hold() => return Err(RunError::LeaseLost),
         }
         info!("all rounds have ended");
         if let Err(error) = candidate.release().await {
@@ -116,8 +148,8 @@ pub async fn run_with(
     let result = tokio::select! {
         result = lead => result,
         // Working on without one of its watches, the operator would decide on what is no longer so.
-        result = &mut watches => Err(anyhow::anyhow!("a watch ended: {result:?}")),
-        result = &mut server => Err(anyhow::anyhow!("the endpoints ended: {result:?}")),
+        result = &mut watches => Err(RunError::Watch(format!("{result:?}"))),
+        result = &mut server => Err(RunError::Endpoints(format!("{result:?}"))),
     };
     serving.cancel();
     watches.abort();
@@ -208,9 +240,9 @@ fn identity(replica: Option<String>) -> String {
     )
 }
 
-fn stop_on_signal(stop: CancellationToken) -> anyhow::Result<impl Future<Output = ()>> {
+fn stop_on_signal(stop: CancellationToken) -> Result<impl Future<Output = ()>, RunError> {
     use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = signal(SignalKind::terminate()).context("failed to listen for SIGTERM")?;
+    let mut terminate = signal(SignalKind::terminate()).map_err(RunError::Signal)?;
     Ok(async move {
         tokio::select! {
             _ = terminate.recv() => {}
@@ -220,4 +252,45 @@ fn stop_on_signal(stop: CancellationToken) -> anyhow::Result<impl Future<Output 
         stop.cancel();
     }
     .boxed())
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::DeserializeGuard;
+    use kube::runtime::reflector;
+
+    use super::*;
+    use crate::fixtures;
+
+    #[tokio::test(start_paused = true)]
+    async fn changes_of_capacity_are_gathered_and_told_to_waiting_jobs_only() {
+        let (jobs, mut writer) = reflector::store();
+        for (name, phase) in [("waiting", Phase::Pending), ("running", Phase::Running)] {
+            let mut job = fixtures::job_in(phase, 1);
+            job.metadata.name = Some(name.into());
+            writer.apply_watcher_event(&watcher::Event::Apply(DeserializeGuard(Ok(job))));
+        }
+        let (triggers, triggered) = mpsc::unbounded_channel();
+        for _ in 0..100 {
+            triggers.send(Trigger::Waiting).expect("sent");
+        }
+        let pods = Trigger::Job {
+            namespace: "research".into(),
+            name: "running".into(),
+        };
+        triggers.send(pods).expect("sent");
+        let mut rounds = Box::pin(rounds(triggered, jobs));
+        let mut names = Vec::new();
+        while let Ok(Some(job)) = tokio::time::timeout(2 * WAITING_ROUNDS, rounds.next()).await {
+            names.push(job.name);
+        }
+        assert_eq!(names, ["running", "waiting"]);
+    }
+
+    #[test]
+    fn a_replica_that_starts_again_is_another_candidate() {
+        let name = || identity(Some("vit-operator-0".into()));
+        assert!(name().starts_with("vit-operator-0_"));
+        assert_ne!(name(), name());
+    }
 }

@@ -4,7 +4,7 @@
 //! not be lost because the pod was deleted between two looks. An object that cannot be read is skipped, and does not
 //! stop the watch.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -21,6 +21,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 use tracing::warn;
 
+use super::gangs::Gangs;
 use super::inventory::{Inventory, Membership, Reservation, bound_node, has_ended, is_ready, requests_of};
 use crate::policy::gang::PodView;
 
@@ -136,7 +137,7 @@ impl Caches {
 
     /// Forgets the pods of jobs that are gone.
     pub(crate) fn retain(&self, exists: impl Fn(&str) -> bool) {
-        lock(&self.gangs).departed.retain(|uid, _| exists(uid));
+        lock(&self.gangs).retain(exists);
     }
 }
 
@@ -192,107 +193,6 @@ fn is_owned_by(metadata: &ObjectMeta, job: &ViTTrainingJob) -> bool {
         .iter()
         .flatten()
         .any(|owner| Some(&owner.uid) == uid.as_ref())
-}
-
-/// Own pods by their job's uid.
-#[derive(Debug, Default)]
-struct Gangs {
-    /// Pods that exist, by job and name.
-    present: HashMap<String, HashMap<String, PodView>>,
-    /// Pods that are gone, as they were last.
-    departed: HashMap<String, HashMap<String, PodView>>,
-    /// What a list that is under way has brought so far.
-    listed: HashMap<String, HashSet<String>>,
-}
-
-impl Gangs {
-    fn pods_of(&mut self, uid: &str, attempt: i32) -> (Vec<PodView>, Vec<PodView>) {
-        let present = self.present.get(uid);
-        if let Some(departed) = self.departed.get_mut(uid) {
-            departed.retain(|_, pod| pod.attempt >= attempt);
-        }
-        (
-            present.into_iter().flat_map(HashMap::values).cloned().collect(),
-            self.departed
-                .get(uid)
-                .into_iter()
-                .flat_map(HashMap::values)
-                .filter(|pod| pod.attempt == attempt)
-                .cloned()
-                .collect(),
-        )
-    }
-
-    fn follow(&mut self, event: &Event<Pod>) {
-        match event {
-            Event::Init => self.listed.clear(),
-            Event::InitApply(pod) => {
-                if let Some((uid, view)) = own(pod) {
-                    self.listed
-                        .entry(uid.clone())
-                        .or_default()
-                        .insert(view.name.clone());
-                    self.put(uid, view);
-                }
-            }
-            Event::InitDone => self.keep_listed(),
-            Event::Apply(pod) => {
-                if let Some((uid, view)) = own(pod) {
-                    self.put(uid, view);
-                }
-            }
-            Event::Delete(pod) => {
-                if let Some((uid, view)) = own(pod) {
-                    self.depart(uid, view);
-                }
-            }
-        }
-    }
-
-    fn put(&mut self, uid: String, view: PodView) {
-        self.present
-            .entry(uid)
-            .or_default()
-            .insert(view.name.clone(), view);
-    }
-
-    fn depart(&mut self, uid: String, view: PodView) {
-        if let Some(pods) = self.present.get_mut(&uid) {
-            pods.remove(&view.name);
-            if pods.is_empty() {
-                self.present.remove(&uid);
-            }
-        }
-        let view = PodView { lost: true, ..view };
-        self.departed
-            .entry(uid)
-            .or_default()
-            .insert(view.name.clone(), view);
-    }
-
-    /// Whatever a complete list does not hold any more went while the watch was broken.
-    fn keep_listed(&mut self) {
-        let gone: Vec<(String, PodView)> = self
-            .present
-            .iter()
-            .flat_map(|(uid, pods)| pods.values().map(move |pod| (uid, pod)))
-            .filter(|(uid, pod)| {
-                !self
-                    .listed
-                    .get(*uid)
-                    .is_some_and(|names| names.contains(&pod.name))
-            })
-            .map(|(uid, pod)| (uid.clone(), pod.clone()))
-            .collect();
-        for (uid, view) in gone {
-            self.depart(uid, view);
-        }
-        self.listed.clear();
-    }
-}
-
-fn own(pod: &Pod) -> Option<(String, PodView)> {
-    Some((Membership::of(pod)?.job, PodView::of(pod)?))
 }
 
 async fn watch_nodes(

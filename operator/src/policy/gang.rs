@@ -186,3 +186,86 @@ fn end(terminated: &ContainerStateTerminated) -> End {
         record,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::fixtures;
+
+    fn view(status: serde_json::Value) -> PodView {
+        let mut pod = fixtures::pod_objects(1, "Pending").remove(0);
+        pod.status = serde_json::from_value(status).expect("a status");
+        PodView::of(&pod).expect("ours")
+    }
+
+    fn container(state: serde_json::Value) -> serde_json::Value {
+        json!([{
+            "name": "trainer", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state,
+        }])
+    }
+
+    #[test]
+    fn what_keeps_a_pod_from_starting_is_told_in_the_words_of_whoever_knows() {
+        let waiting = |reason: &str, message: &str| {
+            let state = json!({"waiting": {"reason": reason, "message": message}});
+            view(json!({"containerStatuses": container(state)})).stuck
+        };
+        assert_eq!(
+            waiting("ErrImagePull", "not found").as_deref(),
+            Some("ErrImagePull: not found")
+        );
+        assert_eq!(
+            waiting("ImagePullBackOff", "").as_deref(),
+            Some("ImagePullBackOff")
+        );
+        assert_eq!(waiting("ContainerCreating", ""), None);
+        let unschedulable = view(json!({"conditions": [{
+            "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/4 nodes are available",
+        }]}));
+        assert_eq!(
+            unschedulable.stuck.as_deref(),
+            Some("Unschedulable: 0/4 nodes are available")
+        );
+    }
+
+    #[test]
+    fn the_trainer_s_record_is_read_and_other_last_words_are_kept() {
+        let ended = |message: &str| {
+            let state = json!({"terminated": {
+                "exitCode": 3, "reason": "Error", "finishedAt": "2026-09-21T00:00:00Z", "message": message,
+            }});
+            let view = view(json!({"phase": "Failed", "containerStatuses": container(state)}));
+            assert!(view.has_ended() && view.has_failed());
+            view.end.expect("ended")
+        };
+        let record = TerminationRecord {
+            progress: None,
+            failure: Some(contract::FailureRecord {
+                rank: Some(1),
+                exit_code: 3,
+                class: contract::FailureClass::BadData,
+                message: "truncated".into(),
+            }),
+        };
+        let end = ended(&serde_json::to_string(&record).expect("serializes"));
+        assert_eq!(
+            (end.exit, end.record, end.message),
+            (ExitCode::BadData, Some(record), None)
+        );
+        let end = ended("exec: no such file");
+        assert_eq!(
+            (end.record, end.message.as_deref()),
+            (None, Some("exec: no such file"))
+        );
+        assert_eq!(ended("  ").message, None);
+    }
+
+    #[test]
+    fn pods_of_others_have_no_view() {
+        let mut pod = fixtures::pod_objects(1, "Running").remove(0);
+        pod.metadata.owner_references = None;
+        assert_eq!(PodView::of(&pod), None);
+    }
+}

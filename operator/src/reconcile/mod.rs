@@ -193,12 +193,14 @@ fn plan_and_reserve(
     valid: &Result<ValidatedJob, InvalidJob>,
 ) -> Plan {
     let mut ledger = lock(&context.ledger);
+    let mut started = None;
     let plan = plan::plan(observation, valid, || {
-        let started = Instant::now();
-        let inventory = free_for(context, &mut ledger, &observation.job);
-        context.metrics.placed(started.elapsed());
-        inventory
+        started = Some(Instant::now());
+        free_for(context, &mut ledger, &observation.job)
     });
+    if let Some(started) = started {
+        context.metrics.placed(started.elapsed());
+    }
     if let (Plan::Place { attempt, placement }, Ok(valid)) = (&plan, valid) {
         ledger.reserve(Reservation {
             job: observation.job.uid().unwrap_or_default(),

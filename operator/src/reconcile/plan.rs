@@ -141,7 +141,8 @@ fn follow(observation: &Observation, status: &ViTTrainingJobStatus, valid: &Vali
             !observation.unseen_pods.contains(&name)
         })
         .collect();
-    if !missing.is_empty() && !has_started && !observation.gang_was_created {
+    let is_new = status.phase == Some(Phase::Starting) && !has_started && !observation.gang_was_created;
+    if !missing.is_empty() && is_new {
         return Plan::Create { node_ranks: missing };
     }
     // A gang is created once. Whoever is missing later went away without being seen to go.

@@ -344,6 +344,34 @@ async fn an_object_of_someone_else_is_left_alone() {
 }
 
 #[tokio::test]
+async fn a_job_that_cannot_be_read_is_told_so_and_left_until_it_changes() {
+    let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
+    let (store, _writer) = reflector::store();
+    let context = Arc::new(Context::new(
+        Client::new(service, "default"),
+        store,
+        Caches::holding(&[], &[], &[]),
+        Arc::new(Metrics::new().expect("metrics")),
+        "test".into(),
+    ));
+    let stored = Arc::new(Mutex::new(fixtures::job()));
+    let server = tokio::spawn(serve(handle, stored, &[]));
+    let mut object = serde_json::to_value(fixtures::job()).expect("a job");
+    object["spec"]["workers"] = json!("two");
+    let guarded: Arc<GuardedJob> = Arc::new(serde_json::from_value(object).expect("at least its metadata"));
+    let error = reconcile(Arc::clone(&guarded), Arc::clone(&context))
+        .await
+        .expect_err("not a job");
+    assert_eq!(error.category(), "InvalidObject");
+    assert_eq!(
+        error_policy(guarded, &error, Arc::clone(&context)),
+        Action::await_change()
+    );
+    drop(context);
+    assert_eq!(server.await.expect("served"), ["POST event ReconcileFailed"]);
+}
+
+#[tokio::test]
 async fn a_job_that_is_being_deleted_is_left_to_its_owner_references() {
     let mut job = fixtures::job_in(Phase::Running, 1);
     job.metadata.deletion_timestamp = job.metadata.creation_timestamp.clone();

@@ -1,55 +1,10 @@
 use super::*;
 use crate::fixtures;
 
-fn names(pods: &[PodView]) -> Vec<&str> {
-    let mut names: Vec<&str> = pods.iter().map(|pod| pod.name.as_str()).collect();
-    names.sort_unstable();
-    names
-}
-
 #[test]
-fn a_pod_that_goes_leaves_its_last_state() {
-    let mut gangs = Gangs::default();
-    let pods = fixtures::pod_objects(1, "Running");
-    gangs.follow(&Event::Apply(pods[0].clone()));
-    gangs.follow(&Event::Apply(pods[1].clone()));
-    gangs.follow(&Event::Delete(fixtures::pod_objects(1, "Failed")[1].clone()));
-    let (present, departed) = gangs.pods_of(fixtures::UID, 1);
-    assert_eq!(
-        (names(&present), names(&departed)),
-        (vec!["digits-1-0"], vec!["digits-1-1"])
-    );
-    assert!(departed[0].lost && departed[0].has_ended());
-    // Of an older attempt nobody wants to know any more.
-    assert_eq!(gangs.pods_of(fixtures::UID, 2).1, []);
-    assert_eq!(gangs.pods_of(fixtures::UID, 1).1, []);
-}
-
-#[test]
-fn a_pod_that_goes_while_the_watch_is_broken_is_noticed() {
-    let mut gangs = Gangs::default();
-    let pods = fixtures::pod_objects(1, "Running");
-    gangs.follow(&Event::Apply(pods[0].clone()));
-    gangs.follow(&Event::Apply(pods[1].clone()));
-    gangs.follow(&Event::Init);
-    gangs.follow(&Event::InitApply(pods[0].clone()));
-    // Until the list is complete, nothing follows from it.
-    assert_eq!(gangs.pods_of(fixtures::UID, 1).0.len(), 2);
-    gangs.follow(&Event::InitDone);
-    let (present, departed) = gangs.pods_of(fixtures::UID, 1);
-    assert_eq!(
-        (names(&present), names(&departed)),
-        (vec!["digits-1-0"], vec!["digits-1-1"])
-    );
-}
-
-#[test]
-fn pods_of_others_are_not_indexed_but_tell_when_they_let_go_of_gpus() {
+fn pods_of_others_tell_when_they_let_go_of_gpus() {
     let mut foreign = fixtures::pod_objects(1, "Running").remove(0);
     foreign.metadata.owner_references = None;
-    let mut gangs = Gangs::default();
-    gangs.follow(&Event::Apply(foreign.clone()));
-    assert_eq!(gangs.pods_of(fixtures::UID, 1).0, []);
     assert_eq!(triggers_of(&Event::Apply(foreign.clone())), []);
     assert_eq!(triggers_of(&Event::Delete(foreign.clone())), [Trigger::Waiting]);
     foreign.spec.as_mut().expect("a spec").containers[0].resources = None;

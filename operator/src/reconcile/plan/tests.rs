@@ -125,6 +125,16 @@ fn an_operator_that_stopped_between_two_pods_creates_the_other_one() {
 }
 
 #[test]
+fn a_gang_that_ran_is_not_created_again_under_the_same_attempt() {
+    let mut observation = observation(job_in(Phase::Running, 1), vec![]);
+    observation.gang_was_created = false;
+    assert_eq!(
+        ended_attempt(decide(&observation)),
+        (FailureClass::PodLost, Verdict::Restart, false)
+    );
+}
+
+#[test]
 fn a_manifest_that_cannot_be_run_is_refused_until_it_is_changed() {
     let broken = |job: &mut ViTTrainingJob| job.spec.model.image_size = Some(100);
     let mut observation = observation(with_spec(Phase::Pending, broken), vec![]);

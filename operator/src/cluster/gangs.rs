@@ -1,0 +1,174 @@
+//! An index of our own pods by their job, which keeps the last state of those that are gone.
+
+use std::collections::{HashMap, HashSet};
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::runtime::watcher::Event;
+
+use super::inventory::Membership;
+use crate::policy::gang::PodView;
+
+/// Own pods by their job's uid.
+#[derive(Debug, Default)]
+pub(crate) struct Gangs {
+    /// Pods that exist, by job and name.
+    present: HashMap<String, HashMap<String, PodView>>,
+    /// Pods that are gone, as they were last.
+    departed: HashMap<String, HashMap<String, PodView>>,
+    /// What a list that is under way has brought so far.
+    listed: HashMap<String, HashSet<String>>,
+}
+
+impl Gangs {
+    /// The pods of a job that exist, and those of one attempt that are gone; what is gone of older ones is forgotten.
+    pub(crate) fn pods_of(&mut self, uid: &str, attempt: i32) -> (Vec<PodView>, Vec<PodView>) {
+        let present = self.present.get(uid);
+        if let Some(departed) = self.departed.get_mut(uid) {
+            departed.retain(|_, pod| pod.attempt >= attempt);
+        }
+        (
+            present.into_iter().flat_map(HashMap::values).cloned().collect(),
+            self.departed
+                .get(uid)
+                .into_iter()
+                .flat_map(HashMap::values)
+                .filter(|pod| pod.attempt == attempt)
+                .cloned()
+                .collect(),
+        )
+    }
+
+    /// Takes in what the watch tells.
+    pub(crate) fn follow(&mut self, event: &Event<Pod>) {
+        match event {
+            Event::Init => self.listed.clear(),
+            Event::InitApply(pod) => {
+                if let Some((uid, view)) = own(pod) {
+                    self.listed
+                        .entry(uid.clone())
+                        .or_default()
+                        .insert(view.name.clone());
+                    self.put(uid, view);
+                }
+            }
+            Event::InitDone => self.keep_listed(),
+            Event::Apply(pod) => {
+                if let Some((uid, view)) = own(pod) {
+                    self.put(uid, view);
+                }
+            }
+            Event::Delete(pod) => {
+                if let Some((uid, view)) = own(pod) {
+                    self.depart(uid, view);
+                }
+            }
+        }
+    }
+
+    /// Forgets what is gone of jobs that are gone.
+    pub(crate) fn retain(&mut self, exists: impl Fn(&str) -> bool) {
+        self.departed.retain(|uid, _| exists(uid));
+    }
+
+    fn put(&mut self, uid: String, view: PodView) {
+        self.present
+            .entry(uid)
+            .or_default()
+            .insert(view.name.clone(), view);
+    }
+
+    fn depart(&mut self, uid: String, view: PodView) {
+        if let Some(pods) = self.present.get_mut(&uid) {
+            pods.remove(&view.name);
+            if pods.is_empty() {
+                self.present.remove(&uid);
+            }
+        }
+        let view = PodView { lost: true, ..view };
+        self.departed
+            .entry(uid)
+            .or_default()
+            .insert(view.name.clone(), view);
+    }
+
+    /// Whatever a complete list does not hold any more went while the watch was broken.
+    fn keep_listed(&mut self) {
+        let gone: Vec<(String, PodView)> = self
+            .present
+            .iter()
+            .flat_map(|(uid, pods)| pods.values().map(move |pod| (uid, pod)))
+            .filter(|(uid, pod)| {
+                !self
+                    .listed
+                    .get(*uid)
+                    .is_some_and(|names| names.contains(&pod.name))
+            })
+            .map(|(uid, pod)| (uid.clone(), pod.clone()))
+            .collect();
+        for (uid, view) in gone {
+            self.depart(uid, view);
+        }
+        self.listed.clear();
+    }
+}
+
+fn own(pod: &Pod) -> Option<(String, PodView)> {
+    Some((Membership::of(pod)?.job, PodView::of(pod)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures;
+
+    fn names(pods: &[PodView]) -> Vec<&str> {
+        let mut names: Vec<&str> = pods.iter().map(|pod| pod.name.as_str()).collect();
+        names.sort_unstable();
+        names
+    }
+
+    #[test]
+    fn a_pod_that_goes_leaves_its_last_state() {
+        let mut gangs = Gangs::default();
+        let pods = fixtures::pod_objects(1, "Running");
+        gangs.follow(&Event::Apply(pods[0].clone()));
+        gangs.follow(&Event::Apply(pods[1].clone()));
+        gangs.follow(&Event::Delete(fixtures::pod_objects(1, "Failed")[1].clone()));
+        let (present, departed) = gangs.pods_of(fixtures::UID, 1);
+        assert_eq!(
+            (names(&present), names(&departed)),
+            (vec!["digits-1-0"], vec!["digits-1-1"])
+        );
+        assert!(departed[0].lost && departed[0].has_ended());
+        // Of an older attempt nobody wants to know any more.
+        assert_eq!(gangs.pods_of(fixtures::UID, 2).1, []);
+        assert_eq!(gangs.pods_of(fixtures::UID, 1).1, []);
+    }
+
+    #[test]
+    fn a_pod_that_goes_while_the_watch_is_broken_is_noticed() {
+        let mut gangs = Gangs::default();
+        let pods = fixtures::pod_objects(1, "Running");
+        gangs.follow(&Event::Apply(pods[0].clone()));
+        gangs.follow(&Event::Apply(pods[1].clone()));
+        gangs.follow(&Event::Init);
+        gangs.follow(&Event::InitApply(pods[0].clone()));
+        // Until the list is complete, nothing follows from it.
+        assert_eq!(gangs.pods_of(fixtures::UID, 1).0.len(), 2);
+        gangs.follow(&Event::InitDone);
+        let (present, departed) = gangs.pods_of(fixtures::UID, 1);
+        assert_eq!(
+            (names(&present), names(&departed)),
+            (vec!["digits-1-0"], vec!["digits-1-1"])
+        );
+    }
+
+    #[test]
+    fn pods_of_others_are_not_indexed() {
+        let mut foreign = fixtures::pod_objects(1, "Running").remove(0);
+        foreign.metadata.owner_references = None;
+        let mut gangs = Gangs::default();
+        gangs.follow(&Event::Apply(foreign));
+        assert_eq!(gangs.pods_of(fixtures::UID, 1).0, []);
+    }
+}
