@@ -37,7 +37,9 @@ impl Accelerator {
                     index: local_rank as usize,
                 }),
                 Err(reason) => {
-                    tracing::info!("training on the CPU: {reason}");
+                    if local_rank == 0 {
+                        tracing::info!("training on the CPU: {reason}");
+                    }
                     Ok(Self::Cpu)
                 }
             },

@@ -20,6 +20,7 @@ mod metrics;
 mod model;
 mod optim;
 mod rank;
+mod resume;
 mod run;
 mod schedule;
 mod threads;
