@@ -21,7 +21,7 @@ pub struct ViTTrainingJobStatus {
     pub observed_generation: Option<i64>,
     /// attempt counts gangs, from 1: it rises at every restart, resume and change of size.
     pub attempt: i32,
-    /// restarts counts attempts that ended in a failure, over the whole job.
+    /// restarts counts how often the gang was replaced after a failure, over the whole job.
     pub restarts: i32,
     /// restartsSinceCheckpoint counts those since the last new checkpoint; failurePolicy.maxRestarts bounds it.
     pub restarts_since_checkpoint: i32,

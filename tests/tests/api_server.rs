@@ -20,7 +20,7 @@ const CRD: &str = concat!(
 const REFUSED: &[(&str, &str, &str, &[&str])] = &[
     (
         "a count below its bound",
-        "epochs: 20",
+        "epochs: 40",
         "epochs: 0",
         &["spec.training.epochs", "greater than or equal to 1"],
     ),
@@ -32,7 +32,7 @@ const REFUSED: &[(&str, &str, &str, &[&str])] = &[
     ),
     (
         "a word for a number",
-        "epochs: 20",
+        "epochs: 40",
         "epochs: many",
         &["spec.training.epochs", "integer"],
     ),
@@ -44,8 +44,8 @@ const REFUSED: &[(&str, &str, &str, &[&str])] = &[
     ),
     (
         "an unknown field",
-        "epochs: 20",
-        "epochs: 20\n    epoch: 1",
+        "epochs: 40",
+        "epochs: 40\n    epoch: 1",
         &["unknown field \"spec.training.epoch\""],
     ),
     (
@@ -62,7 +62,7 @@ const REFUSED: &[(&str, &str, &str, &[&str])] = &[
     ),
     (
         "a patch that does not tile",
-        "patchSize: 8",
+        "patchSize: 16",
         "patchSize: 7",
         &["imageSize must be a multiple of patchSize"],
     ),
@@ -84,7 +84,7 @@ const REFUSED: &[(&str, &str, &str, &[&str])] = &[
     (
         "a long warm-up",
         "warmupEpochs: 2",
-        "warmupEpochs: 21",
+        "warmupEpochs: 41",
         &["schedule.warmupEpochs must be at most epochs"],
     ),
     (
@@ -125,7 +125,7 @@ const REFUSED: &[(&str, &str, &str, &[&str])] = &[
 /// A change to a job that is there, and what the refusal must name.
 const IMMUTABLE: &[(&str, &str, &str)] = &[
     ("heads: 4", "heads: 8", "model cannot be changed"),
-    ("epochs: 20", "epochs: 30", "training cannot be changed"),
+    ("epochs: 40", "epochs: 30", "training cannot be changed"),
     (
         "format: cifar10",
         "format: cifar10\n    path: /elsewhere",

@@ -142,14 +142,20 @@ fn take_over(status: &mut ViTTrainingJobStatus, progress: &Progress) {
         step: signed(progress.step),
         total_steps: signed(progress.total_steps),
         percent: i32::from(progress.percent()),
-        loss: progress.loss,
-        train_accuracy: progress.train_accuracy,
-        validation_accuracy: progress.validation_accuracy,
-        images_per_second: progress.images_per_second,
-        sync_share: progress.sync_share,
+        loss: progress.loss.map(|loss| rounded(loss, 4)),
+        train_accuracy: progress.train_accuracy.map(|accuracy| rounded(accuracy, 4)),
+        validation_accuracy: progress.validation_accuracy.map(|accuracy| rounded(accuracy, 4)),
+        images_per_second: progress.images_per_second.map(|rate| rounded(rate, 1)),
+        sync_share: progress.sync_share.map(|share| rounded(share, 4)),
         eta_seconds: progress.eta_seconds.map(signed),
         updated_at: time(&progress.updated_at),
     });
+}
+
+/// To so many decimals: `kubectl get` prints all that a number has.
+fn rounded(value: f64, decimals: i32) -> f64 {
+    let scale = 10_f64.powi(decimals);
+    (value * scale).round() / scale
 }
 
 fn signed(value: u64) -> i64 {
@@ -272,10 +278,10 @@ impl Next {
             Some(known) if again => known.time.clone(),
             _ => None,
         };
-        if !again {
-            self.status.restarts += 1;
-            self.status.restarts_since_checkpoint += 1;
-        }
+        // What looked retryable before its cause turned up was counted as a restart that does not come.
+        let restarts = i32::from(verdict == Verdict::Restart) - i32::from(again);
+        self.status.restarts += restarts;
+        self.status.restarts_since_checkpoint = (self.status.restarts_since_checkpoint + restarts).max(0);
         let failed = observation
             .gang(attempt)
             .filter(|pod| pod.lost || pod.has_failed())

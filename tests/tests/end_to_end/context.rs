@@ -1,11 +1,11 @@
 //! What the tests share: the cluster with the operator on it, and a fresh namespace with data for each of them.
 
-use std::fmt::Write as _;
 use std::future::Future;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, ensure};
 use crds::{Phase, ViTTrainingJob, ViTTrainingJobStatus};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ListParams, PostParams};
@@ -25,6 +25,7 @@ pub(crate) struct Context {
     runtime: Runtime,
     folder: tempfile::TempDir,
     digits: PathBuf,
+    namespaces: Mutex<Vec<String>>,
 }
 
 /// A namespace of one test, with the claims `digits` and `checkpoints`.
@@ -50,6 +51,7 @@ impl Context {
             runtime,
             folder,
             digits,
+            namespaces: Mutex::default(),
         })
     }
 
@@ -61,6 +63,8 @@ impl Context {
             return Ok(());
         }
         cluster::down(self.cluster.name())?;
+        // The test program ends by exit(), which drops nothing.
+        fs_err::remove_dir_all(self.folder.path())?;
         let left = cluster::leftovers(self.cluster.name())?;
         ensure!(left.is_empty(), "the cluster left behind: {}", left.join(", "));
         Ok(())
@@ -97,6 +101,10 @@ impl Context {
     pub(crate) fn namespace_with_data(&self, name: &str, data: &Path) -> Result<Namespace<'_>> {
         let folder = self.folder.path().join(name);
         fs_err::create_dir_all(&folder)?;
+        self.namespaces
+            .lock()
+            .expect("no test holds it and panics")
+            .push(name.to_owned());
         self.block_on(async {
             volumes::restricted_namespace(&self.client, name).await?;
             volumes::claim_folder(&self.client, name, "digits", data).await?;
@@ -109,6 +117,21 @@ impl Context {
         })
     }
 
+    /// Deletes what a test has made, whether it passed or not, and waits until its GPUs are free.
+    pub(crate) fn clean_up(&self) -> Result<()> {
+        for name in self
+            .namespaces
+            .lock()
+            .expect("no test holds it and panics")
+            .drain(..)
+        {
+            self.kubectl(["-n", &name, "delete", "vtj", "--all", "--timeout=60s"])?;
+            self.kubectl(["-n", &name, "delete", "pod", "--all", "--timeout=60s"])?;
+            self.kubectl(["delete", "namespace", &name, "--wait=false"])?;
+        }
+        Ok(())
+    }
+
     /// A folder for data that a test makes itself.
     pub(crate) fn data_folder(&self, name: &str) -> Result<PathBuf> {
         let folder = self.folder.path().join("data").join(name);
@@ -118,33 +141,6 @@ impl Context {
 
     pub(crate) fn digits(&self) -> &Path {
         &self.digits
-    }
-}
-
-impl Drop for Namespace<'_> {
-    /// Gives the test's GPUs back, whether it passed or not; the namespace itself may take its time.
-    fn drop(&mut self) {
-        let _ = self.context.kubectl([
-            "-n",
-            &self.name,
-            "delete",
-            "vtj",
-            "--all",
-            "--wait=true",
-            "--timeout=60s",
-        ]);
-        let _ = self.context.kubectl([
-            "-n",
-            &self.name,
-            "wait",
-            "pod",
-            "--all",
-            "--for=delete",
-            "--timeout=60s",
-        ]);
-        let _ = self
-            .context
-            .kubectl(["delete", "namespace", &self.name, "--wait=false"]);
     }
 }
 
@@ -187,32 +183,33 @@ impl Namespace<'_> {
         what: &str,
         mut wanted: impl FnMut(&ViTTrainingJobStatus) -> bool,
     ) -> Result<ViTTrainingJobStatus> {
-        self.context.block_on(async {
-            let jobs = self.jobs();
-            let mut last = ViTTrainingJobStatus::default();
-            let waiting = async {
-                let mut poll = tokio::time::interval(Duration::from_millis(250));
-                loop {
-                    poll.tick().await;
-                    let Some(status) = jobs.get_opt(job).await?.and_then(|job| job.status) else {
-                        continue;
-                    };
-                    if wanted(&status) {
-                        return Ok(status);
-                    }
-                    let over = status.phase.is_some_and(Phase::is_terminal);
-                    last = status;
-                    if over {
-                        bail!("{job} is over");
-                    }
+        let (jobs, began) = (self.jobs(), Instant::now());
+        let mut poll = self
+            .context
+            .block_on(async { tokio::time::interval(Duration::from_millis(250)) });
+        let mut last = ViTTrainingJobStatus::default();
+        loop {
+            let read = self.context.block_on(async {
+                poll.tick().await;
+                jobs.get_opt(job).await
+            })?;
+            if let Some(status) = read.and_then(|job| job.status) {
+                if wanted(&status) {
+                    return Ok(status);
                 }
-            };
-            let outcome = match tokio::time::timeout(DEADLINE, waiting).await {
-                Ok(outcome) => outcome,
-                Err(_) => Err(anyhow::anyhow!("not within {} s", DEADLINE.as_secs())),
-            };
-            outcome.with_context(|| format!("waiting until {job} {what}; its status is {last:#?}"))
-        })
+                last = status;
+            }
+            let over = last.phase.is_some_and(Phase::is_terminal);
+            ensure!(
+                !over && began.elapsed() < DEADLINE,
+                "{job} was to be one that {what}, and {}; its status is {last:#?}",
+                if over {
+                    "is over".to_owned()
+                } else {
+                    format!("is not after {} s", DEADLINE.as_secs())
+                }
+            );
+        }
     }
 
     pub(crate) fn wait_phase(&self, job: &str, phase: Phase) -> Result<ViTTrainingJobStatus> {
@@ -243,8 +240,9 @@ impl Namespace<'_> {
         let pod = self
             .context
             .kubectl(["-n", &self.name, "get", "pod", "-l", &selector, "-o", "name"])?;
+        // The pattern must not match the shell that looks for it.
         let script = r#"for process in /proc/[0-9]*; do
-            if tr '\0' ' ' <"$process/cmdline" 2>/dev/null | grep -q 'vit-trainer rank'; then kill -KILL "${process#/proc/}"; fi
+            if tr '\0' ' ' <"$process/cmdline" 2>/dev/null | grep -q 'vit-trainer [r]ank'; then kill -KILL "${process#/proc/}"; fi
         done"#;
         self.context
             .kubectl(["-n", &self.name, "exec", pod.trim(), "--", "sh", "-c", script])?;
@@ -279,44 +277,46 @@ impl Namespace<'_> {
         })
     }
 
-    /// Asserts that the log of a job's training has every optimizer step exactly once, but for those after the
-    /// checkpoint that an attempt continued from, which the failed attempt had done in vain.
+    /// Asserts from the log of a job's training that no optimizer step is missing, and none is done twice but those
+    /// after the checkpoint that a later attempt continued from.
     pub(crate) fn check_steps(&self, job: &str, total_steps: i64) -> Result<()> {
         let path = self.folder.join("checkpoints").join(job).join("log.jsonl");
         let log = fs_err::read_to_string(&path)?;
-        let mut last_by_attempt: Vec<(i64, Vec<i64>)> = Vec::new();
+        let (mut attempt, mut reached, mut saved) = (0, 0, 0);
         for line in log.lines() {
             let record: Value =
                 serde_json::from_str(line).with_context(|| format!("{}: {line}", path.display()))?;
-            let (Some(attempt), Some(step), true) = (
-                record["attempt"].as_i64(),
-                record["step"].as_i64(),
-                record.get("loss").is_some(),
-            ) else {
-                continue;
-            };
-            match last_by_attempt.last_mut() {
-                Some((last, steps)) if *last == attempt => steps.push(step),
-                _ => last_by_attempt.push((attempt, vec![step])),
+            let step = record["step"]
+                .as_i64()
+                .with_context(|| format!("{}: no step in {line}", path.display()))?;
+            match record["kind"].as_str() {
+                Some("start") => {
+                    ensure!(
+                        record["attempt"] == attempt + 1,
+                        "attempt {attempt} is followed by {line}"
+                    );
+                    ensure!(
+                        step == saved,
+                        "the last checkpoint has step {saved}, and the attempt starts as {line}"
+                    );
+                    (attempt, reached) = (attempt + 1, step);
+                }
+                Some("train") => {
+                    ensure!(step >= reached, "step {reached} is followed by {line}");
+                    reached = step;
+                }
+                Some("checkpoint") => {
+                    ensure!(step >= reached, "step {reached} is followed by {line}");
+                    (reached, saved) = (step, step);
+                }
+                _ => {}
             }
         }
-        let mut told = String::new();
-        let mut reached = 0;
-        for (attempt, steps) in &last_by_attempt {
-            let (first, last) = (steps[0], steps[steps.len() - 1]);
-            let _ = write!(told, "attempt {attempt}: steps {first} to {last}; ");
-            let continuous = steps
-                .iter()
-                .zip(steps.iter().skip(1))
-                .all(|(before, after)| after - before == 1);
-            if !continuous || first > reached + 1 {
-                bail!("steps are missing or doubled in {}: {told}", path.display());
-            }
-            reached = last;
-        }
-        if reached != total_steps {
-            bail!("the log ends at step {reached} of {total_steps}: {told}");
-        }
+        ensure!(
+            reached == total_steps && saved == total_steps,
+            "{}: {reached} of {total_steps} steps",
+            path.display()
+        );
         Ok(())
     }
 }

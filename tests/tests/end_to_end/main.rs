@@ -84,7 +84,9 @@ fn trials(context: Option<&Arc<Context>>) -> Vec<Trial> {
             let context = context.cloned();
             Trial::test(*name, move || {
                 let context = context.ok_or("the cluster is only there when tests run")?;
-                test(&context).map_err(|error| format!("{error:#}\n\n{}", context.dump()).into())
+                let outcome = test(&context).map_err(|error| format!("{error:#}\n\n{}", context.dump()));
+                context.clean_up().map_err(|error| format!("{error:#}"))?;
+                Ok(outcome?)
             })
         })
         .collect()

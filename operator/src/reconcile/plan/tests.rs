@@ -248,7 +248,7 @@ fn the_cause_of_an_echo_is_waited_for_and_ends_the_job_where_it_must() {
         (FailureClass::BadData, Verdict::NotRetryable, true)
     );
     let status = observation.status();
-    assert_eq!((status.phase, status.restarts), (Some(Phase::Failed), 1));
+    assert_eq!((status.phase, status.restarts), (Some(Phase::Failed), 0));
     assert_eq!(status.last_failure.expect("a failure").time, Some(Time(at(100))));
 }
 

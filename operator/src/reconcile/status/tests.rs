@@ -91,6 +91,8 @@ fn progress_is_taken_over_and_a_checkpoint_only_if_it_is_newer() {
         step: 45,
         total_steps: 1000,
         loss: Some(1.5),
+        images_per_second: Some(2_522.517_309_888_216_5),
+        sync_share: Some(0.092_041_618),
         eta_seconds: Some(90),
         updated_at: at(99).to_string(),
         last_checkpoint: Some(contract::CheckpointRecord {
@@ -109,6 +111,11 @@ fn progress_is_taken_over_and_a_checkpoint_only_if_it_is_newer() {
         (2, 45, 4, Some(90))
     );
     assert_eq!(told.updated_at, Some(Time(at(99))));
+    assert_eq!(
+        (told.images_per_second, told.sync_share),
+        (Some(2522.5), Some(0.092)),
+        "as many decimals as a person reads"
+    );
     progress.last_checkpoint.as_mut().expect("a checkpoint").step = 45;
     observed.progress = Some(progress);
     let status = next(&observed, &Plan::Follow);
