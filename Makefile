@@ -56,11 +56,15 @@ generated: ## Check that made files are fresh
 .PHONY: unit
 unit: ## Unit, snapshot, property and mocked-API tests, and the trainer's own
 	$(CARGO) test --workspace --locked --lib --bins
-	$(CARGO) test --locked -p vit-trainer --tests
+	$(CARGO) test --locked -p vit-trainer -p torch-ext --test '*'
 
 .PHONY: build
 build: ## Build operator and trainer (release)
 	$(CARGO) build --release --locked -p vit-operator -p vit-trainer
+
+.PHONY: images
+images: build ## Build both images, and push them if REGISTRY is given (TAG is 0.1.0 if not given)
+	scripts/images $(or $(TAG),0.1.0) $(REGISTRY)
 
 .PHONY: nccl-plugin
 nccl-plugin: ## Compile and link the NCCL plugin against the CUDA wheels' headers and libraries
