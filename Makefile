@@ -11,11 +11,12 @@ export CARGO_TERM_COLOR ?= auto
 # Snapshots are compared, never silently rewritten.
 export INSTA_UPDATE ?= no
 
-WITHOUT_TORCH := -p contract -p crds -p vit-operator
+# Cargo builds in parallel by itself, and the cluster's tests share one machine.
+.NOTPARALLEL:
 
 .PHONY: help
 help: ## List the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
 .PHONY: demo
 demo: ## Train a ViT on a real local Kubernetes cluster, from one manifest (as root)
@@ -34,15 +35,15 @@ toolchain: ## Install what Debian packages are missing (as root), fetch libtorch
 	@scripts/fetch-libtorch --nccl >/dev/null
 
 .PHONY: libtorch
-libtorch: ## Fetch libtorch into the cache and print its folder
-	@scripts/fetch-libtorch
+libtorch: ## Fetch libtorch into the cache, once
+	@scripts/fetch-libtorch >/dev/null
 
 .PHONY: format
 format: ## Check the formatting
 	$(CARGO) fmt --all --check
 
 .PHONY: lint
-lint: ## Check with clippy; a warning is an error
+lint: libtorch ## Check with clippy; a warning is an error
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 
 .PHONY: generate
@@ -54,12 +55,12 @@ generated: ## Check that made files are fresh
 	$(CARGO) run --locked -q -p crds --bin generate check
 
 .PHONY: unit
-unit: ## Unit, snapshot, property and mocked-API tests, and the trainer's own
+unit: libtorch ## Unit, snapshot, property and mocked-API tests, and the trainer's own
 	$(CARGO) test --workspace --locked --lib --bins
 	$(CARGO) test --locked -p vit-trainer -p torch-ext --test '*'
 
 .PHONY: build
-build: ## Build operator and trainer (release)
+build: libtorch ## Build operator and trainer (release)
 	$(CARGO) build --release --locked -p vit-operator -p vit-trainer
 
 .PHONY: images

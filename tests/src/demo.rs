@@ -4,7 +4,7 @@ use std::io::{IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use crds::{Phase, ViTTrainingJob, ViTTrainingJobStatus};
 use kube::{Api, Client};
 
@@ -24,8 +24,9 @@ const DEADLINE: Duration = Duration::from_secs(600);
 /// What the last line tells.
 struct Outcome {
     status: ViTTrainingJobStatus,
-    images_per_second: f64,
-    sync_share: f64,
+    /// Both from Prometheus; a job that failed early has none.
+    images_per_second: Option<f64>,
+    sync_share: Option<f64>,
 }
 
 /// Starts the cluster afresh, trains, and tells how it went. Succeeds only if the job did, with the accuracy that was
@@ -116,12 +117,9 @@ async fn prepare(client: &Client, folder: &Path) -> Result<()> {
     volumes::claim_folder(client, NAMESPACE, "checkpoints", &checkpoints).await
 }
 
-fn query(cluster: &Cluster, expression: &str) -> Result<f64> {
+fn query(cluster: &Cluster, expression: &str) -> Result<Option<f64>> {
     let samples = cluster.query(expression)?;
-    samples
-        .first()
-        .map(|sample| sample.value)
-        .with_context(|| format!("Prometheus has no samples of {expression}"))
+    Ok(samples.first().map(|sample| sample.value))
 }
 
 /// Follows the job to its end with a live line on a terminal, and a line every few seconds elsewhere.
@@ -203,6 +201,8 @@ fn tell(cluster: &Cluster, outcome: &Outcome, took: Duration) {
     let placement = status.placement.clone().unwrap_or_default();
     let group = placement.group.clone().unwrap_or_default();
     let accuracy = progress.validation_accuracy.unwrap_or_default();
+    let images_per_second = images_per_second.unwrap_or_default();
+    let sync_share = sync_share.unwrap_or_default();
     println!();
     println!(
         "{NAMESPACE}/{JOB}: {phase}, {} of {} steps, attempt {}",
@@ -223,10 +223,7 @@ fn tell(cluster: &Cluster, outcome: &Outcome, took: Duration) {
         } else {
             &rejected.group
         };
-        println!(
-            "  refused    {name}: {} ({} nodes)",
-            rejected.reason, rejected.nodes
-        );
+        println!("  refused    {name}: {}", rejected.reason);
     }
     println!("  accuracy   {accuracy:.4} held out");
     println!("  throughput {images_per_second:.0} images/s over all ranks (Prometheus)");

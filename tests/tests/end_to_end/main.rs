@@ -28,6 +28,10 @@ const TESTS: &[(&str, Test)] = &[
         training::prometheus_has_what_synchronisation_cost,
     ),
     (
+        "synthetic_example_runs_without_a_data_set",
+        training::synthetic_example_runs_without_a_data_set,
+    ),
+    (
         "gang_waits_with_counted_reasons_and_starts_by_itself",
         placement::gang_waits_and_starts_by_itself,
     ),

@@ -137,3 +137,18 @@ pub(crate) fn prometheus_has_what_synchronisation_cost(context: &Context) -> Res
     );
     Ok(())
 }
+
+pub(crate) fn synthetic_example_runs_without_a_data_set(context: &Context) -> Result<()> {
+    let namespace = context.namespace("synthetic")?;
+    let manifest = vit_tests::operator::root()
+        .join("examples/synthetic.yaml")
+        .display()
+        .to_string();
+    context.kubectl(["-n", "synthetic", "apply", "-f", &manifest])?;
+    let progress = namespace
+        .wait_phase("synthetic", Phase::Succeeded)?
+        .progress
+        .context("progress is told")?;
+    ensure!(progress.step == 16, "512 images in steps of 32: {progress:?}");
+    Ok(())
+}
