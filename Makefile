@@ -51,17 +51,22 @@ generate: ## Make the CRD and the API reference from the types
 	$(CARGO) run --locked -q -p crds --bin generate write
 
 .PHONY: generated
-generated: ## Check that made files are fresh
-	$(CARGO) run --locked -q -p crds --bin generate check
+generated: binaries ## Check that made files are fresh
+	target/debug/generate check
 
+# Always the whole workspace: for a part of it, Cargo would build shared dependencies anew with other features.
 .PHONY: unit
 unit: libtorch ## Unit, snapshot, property and mocked-API tests, and the trainer's own
 	$(CARGO) test --workspace --locked --lib --bins
-	$(CARGO) test --locked -p vit-trainer -p torch-ext --test '*'
+	$(CARGO) test --workspace --locked --test reducer --test integration
+
+.PHONY: binaries
+binaries: libtorch
+	$(CARGO) build --workspace --locked --bins
 
 .PHONY: build
-build: libtorch ## Build operator and trainer (release)
-	$(CARGO) build --release --locked -p vit-operator -p vit-trainer
+build: libtorch ## Build operator, trainer and the demonstration (release)
+	$(CARGO) build --release --workspace --locked --bins
 
 .PHONY: images
 images: build ## Build both images, and push them if REGISTRY is given (TAG is 0.1.0 if not given)
@@ -72,11 +77,11 @@ nccl-plugin: ## Compile and link the NCCL plugin against the CUDA wheels' header
 	scripts/build-nccl-plugin
 
 .PHONY: chart
-chart: ## Lint the chart
-	$(CARGO) run --locked -q -p vit-tests --bin vit-cluster -- helm lint --strict charts/vit-operator
+chart: binaries ## Lint the chart
+	target/debug/vit-cluster helm lint --strict charts/vit-operator
 
 .PHONY: e2e
 e2e: build ## Tests against a real API server and on a real cluster (as root)
-	$(CARGO) test --locked -p vit-tests --test harness
-	$(CARGO) test --locked -p vit-tests --test api_server
-	$(CARGO) test --locked -p vit-tests --test end_to_end
+	$(CARGO) test --workspace --locked --test harness
+	$(CARGO) test --workspace --locked --test api_server
+	$(CARGO) test --workspace --locked --test end_to_end
