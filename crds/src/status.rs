@@ -22,8 +22,10 @@ pub struct ViTTrainingJobStatus {
     /// attempt counts gangs, from 1: it rises at every restart, resume and change of size.
     pub attempt: i32,
     /// restarts counts how often the gang was replaced after a failure, over the whole job.
+    #[schemars(range(min = 0))]
     pub restarts: i32,
     /// restartsSinceCheckpoint counts those since the last new checkpoint; failurePolicy.maxRestarts bounds it.
+    #[schemars(range(min = 0))]
     pub restarts_since_checkpoint: i32,
     /// selector matches the job's pods, for the scale subresource.
     #[serde(skip_serializing_if = "Option::is_none")]

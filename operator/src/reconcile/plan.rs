@@ -190,8 +190,15 @@ fn settle(observation: &Observation, status: &ViTTrainingJobStatus, max_restarts
         })
         .min_by_key(|failure| failure.finished_at);
     if let Some(failure) = cause {
+        let has_failed = status.phase == Some(Phase::Failed);
+        // A restart was counted when the echo was seen, the end of the job was not.
+        let failures = status.restarts_since_checkpoint + i32::from(has_failed);
         return Some(Plan::End {
-            verdict: verdict(failure.class, status.restarts_since_checkpoint, max_restarts),
+            verdict: match verdict(failure.class, failures, max_restarts) {
+                // What is over stays over, whatever its budget has become: only the blame moves.
+                Verdict::Restart if has_failed => Verdict::Exhausted,
+                verdict => verdict,
+            },
             failure,
             again: true,
         });

@@ -279,7 +279,8 @@ impl Next {
             _ => None,
         };
         // What looked retryable before its cause turned up was counted as a restart that does not come.
-        let restarts = i32::from(verdict == Verdict::Restart) - i32::from(again);
+        let was_counted = again && self.status.phase == Some(Phase::Restarting);
+        let restarts = i32::from(verdict == Verdict::Restart) - i32::from(was_counted);
         self.status.restarts += restarts;
         self.status.restarts_since_checkpoint = (self.status.restarts_since_checkpoint + restarts).max(0);
         let failed = observation

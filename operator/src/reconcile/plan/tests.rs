@@ -252,6 +252,77 @@ fn the_cause_of_an_echo_is_waited_for_and_ends_the_job_where_it_must() {
     assert_eq!(status.last_failure.expect("a failure").time, Some(Time(at(100))));
 }
 
+/// A job that is never restarted fails with an echo; then this cause of it turns up.
+fn the_cause_turns_up_after_the_end(exit_code: u8) -> (Observation, (FailureClass, Verdict, bool)) {
+    let once = |job: &mut ViTTrainingJob| job.spec.failure_policy.max_restarts = 0;
+    let mut observation = observation(
+        with_spec(Phase::Running, once),
+        vec![ended(pod(1, 0), 75, 99), pod(1, 1)],
+    );
+    assert_eq!(
+        ended_attempt(step(&mut observation)),
+        (FailureClass::PeerLost, Verdict::Exhausted, false)
+    );
+    observation.pods[1] = ended(pod(1, 1), exit_code, 100);
+    let end = ended_attempt(step(&mut observation));
+    (observation, end)
+}
+
+#[test]
+fn a_job_that_is_over_stays_over_when_the_cause_turns_up() {
+    let (observation, end) = the_cause_turns_up_after_the_end(137);
+    assert_eq!(end, (FailureClass::Killed, Verdict::Exhausted, true));
+    let status = observation.status();
+    assert_eq!((status.phase, status.restarts), (Some(Phase::Failed), 0));
+    assert_eq!(status.restarts_since_checkpoint, 0);
+    assert_eq!(status.last_failure.expect("a failure").class, "Killed");
+    assert!(matches!(decide(&observation), Plan::CleanUp { .. }));
+}
+
+#[test]
+fn a_cause_that_is_never_retried_is_told_of_a_job_that_is_over() {
+    let (observation, end) = the_cause_turns_up_after_the_end(3);
+    assert_eq!(end, (FailureClass::BadData, Verdict::NotRetryable, true));
+    let status = observation.status();
+    assert_eq!((status.phase, status.restarts), (Some(Phase::Failed), 0));
+    let failed = fixtures::condition_of(&status, conditions::types::FAILED).expect("a condition");
+    assert_eq!(failed.reason, conditions::reasons::NOT_RETRYABLE);
+}
+
+#[test]
+fn a_larger_budget_does_not_revive_a_job_whose_cause_turns_up_after_its_end() {
+    let (mut observation, _) = the_cause_turns_up_after_the_end(137);
+    let job = std::sync::Arc::make_mut(&mut observation.job);
+    job.spec.failure_policy.max_restarts = 5;
+    let failure = job
+        .status
+        .as_mut()
+        .and_then(|status| status.last_failure.as_mut());
+    failure.expect("a failure").class = FailureClass::PeerLost.as_str().into();
+    assert_eq!(
+        ended_attempt(step(&mut observation)),
+        (FailureClass::Killed, Verdict::Exhausted, true)
+    );
+    assert_eq!(phase(&observation), Phase::Failed);
+}
+
+#[test]
+fn a_restart_is_counted_once_when_its_cause_turns_up() {
+    let mut observation = observation(
+        job_in(Phase::Running, 1),
+        vec![ended(pod(1, 0), 75, 99), pod(1, 1)],
+    );
+    step(&mut observation);
+    observation.pods[1] = ended(pod(1, 1), 137, 100);
+    assert_eq!(
+        ended_attempt(step(&mut observation)),
+        (FailureClass::Killed, Verdict::Restart, true)
+    );
+    let status = observation.status();
+    assert_eq!((status.phase, status.restarts), (Some(Phase::Restarting), 1));
+    assert_eq!(status.restarts_since_checkpoint, 1);
+}
+
 #[test]
 fn an_echo_without_a_cause_is_waited_for_only_so_long() {
     let mut observation = observation(
