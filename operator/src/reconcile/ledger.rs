@@ -65,8 +65,9 @@ fn of_status(job: &ViTTrainingJob) -> Option<Reservation> {
     })
 }
 
-/// Takes out of the inventory what older jobs that wait for GPUs would get, so that a job does not overtake them.
-/// A job that does not fit holds nothing back: younger ones that fit elsewhere go ahead.
+/// Takes out of the inventory what older jobs that wait for GPUs would get, so that a job does not overtake them. Those
+/// that restart, change their size or resume wait, too. A job that does not fit holds nothing back: younger ones that
+/// fit elsewhere go ahead.
 pub(crate) fn give_way_to_older<'a>(
     inventory: &mut Inventory,
     job: &ViTTrainingJob,
@@ -84,19 +85,33 @@ pub(crate) fn give_way_to_older<'a>(
     for other in older {
         let Ok(valid) = validate(other) else { continue };
         let request = GangRequest::from(&valid);
-        if let Ok(placement) = place(&request, inventory) {
-            for node in &placement.nodes {
-                inventory.hold(node, &request.requests);
-            }
+        let nodes = match place(&request, inventory) {
+            Ok(placement) => placement.nodes,
+            // What is in its way may be its own pods that are still stopping: it keeps at least what it had.
+            Err(_) => nodes_of_restarting(other).to_vec(),
+        };
+        for node in &nodes {
+            inventory.hold(node, &request.requests);
         }
     }
 }
 
 fn is_waiting(job: &ViTTrainingJob) -> bool {
     let phase = job.status.as_ref().and_then(|status| status.phase);
-    matches!(phase, None | Some(Phase::Pending))
-        && !job.spec.suspend
+    matches!(
+        phase,
+        None | Some(Phase::Pending | Phase::Restarting | Phase::Suspended)
+    ) && !job.spec.suspend
         && job.metadata.deletion_timestamp.is_none()
+}
+
+/// Where the gang was that is being replaced; nowhere for a job that is not restarting.
+fn nodes_of_restarting(job: &ViTTrainingJob) -> &[String] {
+    job.status
+        .as_ref()
+        .filter(|status| status.phase == Some(Phase::Restarting))
+        .and_then(|status| status.placement.as_ref())
+        .map_or(&[], |placement| &placement.nodes)
 }
 
 #[cfg(test)]

@@ -107,6 +107,36 @@ fn a_younger_job_does_not_take_what_an_older_one_fits_in() {
 }
 
 #[test]
+fn a_younger_job_does_not_take_the_gpus_of_an_older_one_that_restarts_or_resumes() {
+    let younger = other("younger", 2);
+    for phase in [Phase::Restarting, Phase::Suspended] {
+        let mut older = other("older", 1);
+        older.status = Some(fixtures::status(phase, 1));
+        let mut inventory = inventory();
+        give_way_to_older(&mut inventory, &younger, [&older, &younger], |_| false);
+        assert!(place(&one_node(&younger), &inventory).is_err(), "{phase:?}");
+    }
+}
+
+#[test]
+fn a_gpu_that_one_pod_of_a_stopping_gang_has_left_stays_with_its_job() {
+    let (mut older, younger) = (other("older", 1), other("younger", 2));
+    older.status = Some(fixtures::status(Phase::Restarting, 1));
+    let mut inventory = inventory();
+    // The other pod of the gang still stops.
+    inventory.hold("b", &[("nvidia.com/gpu".to_owned(), 1)].into());
+    assert!(place(&one_node(&younger), &inventory).is_ok());
+    give_way_to_older(&mut inventory, &younger, [&older, &younger], |_| false);
+    assert!(place(&one_node(&younger), &inventory).is_err());
+}
+
+fn one_node(job: &ViTTrainingJob) -> GangRequest {
+    let mut job = job.clone();
+    job.spec.workers.nodes = 1;
+    GangRequest::from(&validate(&job).expect("valid"))
+}
+
+#[test]
 fn an_older_job_that_fits_nowhere_or_does_not_want_to_start_holds_nothing_back() {
     let younger = other("younger", 2);
     let changes: [fn(&mut ViTTrainingJob); 3] = [
