@@ -69,6 +69,20 @@ impl Error {
     pub fn is_conflict(&self) -> bool {
         self.category() == "Conflict"
     }
+
+    /// Whether the API server has certainly not done what it was asked. A call that was not answered, or with an error
+    /// of the server, may have been done nevertheless; a conflict may be with an earlier call of our own.
+    pub(crate) fn is_refusal(&self) -> bool {
+        match self {
+            Self::InvalidObject(_) | Self::NameTaken { .. } => true,
+            Self::Api { source, .. } => match &**source {
+                kube::Error::Api(status) => {
+                    (400..500).contains(&status.code) && !matches!(status.code, 408 | 409 | 429)
+                }
+                _ => false,
+            },
+        }
+    }
 }
 
 /// Time until the next try after `failures` failed in a row before this one: doubles from one second to a minute.
@@ -92,6 +106,33 @@ mod tests {
             };
             assert!(Error::CATEGORIES.contains(&error.category()), "{code}");
         }
+    }
+
+    #[test]
+    fn only_what_was_certainly_not_done_is_refused() {
+        let error = |source| Error::Api {
+            verb: "create",
+            kind: "Pod",
+            name: "a".into(),
+            source: Box::new(source),
+        };
+        for (code, expected) in [
+            (403, true),
+            (422, true),
+            (408, false),
+            (409, false),
+            (429, false),
+            (500, false),
+            (504, false),
+        ] {
+            let status = kube::core::Status::failure("message", "Reason").with_code(code);
+            assert_eq!(
+                error(kube::Error::Api(Box::new(status))).is_refusal(),
+                expected,
+                "{code}"
+            );
+        }
+        assert!(!error(kube::Error::Service("timed out".into())).is_refusal());
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! GPUs that are promised but not yet held by pods in the cache, so that no GPU is promised twice.
 //!
 //! A promise is made under one lock with the decision it belongs to, and lasts until the job's cached status shows it;
-//! from then on the status stands for it. So promises survive the operator.
+//! from then on the status stands for it. So promises survive the operator. A promise of which it is not known whether
+//! it was recorded is kept, until the job makes another or a status without it is written.
 
 use std::collections::HashMap;
 
@@ -19,6 +20,18 @@ impl Ledger {
     /// Makes a promise.
     pub(crate) fn reserve(&mut self, reservation: Reservation) {
         self.0.insert(reservation.job.clone(), reservation);
+    }
+
+    /// Whether a job was promised something that its status, which is at this attempt, does not show.
+    pub(crate) fn is_open(&self, job: &str, attempt: i32) -> bool {
+        self.0.get(job).is_some_and(|promise| promise.attempt > attempt)
+    }
+
+    /// Takes back what a job was promised and its status, which is at this attempt, does not show.
+    pub(crate) fn release_open(&mut self, job: &str, attempt: i32) {
+        if self.is_open(job, attempt) {
+            self.0.remove(job);
+        }
     }
 
     /// Takes a promise back, where it could not be recorded.

@@ -173,10 +173,7 @@ async fn round(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error>
     let applied = apply::apply(context, &observation.job, changes).await;
     // 6. Status: one write, and only if something changed. It is due after a failed call, too.
     let written = write_status(context, &observation, &plan).await;
-    if let (Plan::Place { attempt, .. }, Err(_)) = (&plan, &written) {
-        let uid = observation.job.uid().unwrap_or_default();
-        lock(&context.ledger).release(&uid, *attempt);
-    }
+    settle_promise(context, &observation, &plan, &written);
     applied?;
     let status = written?;
     Ok(Action::requeue(next_round(&plan, &status)))
@@ -185,6 +182,24 @@ async fn round(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error>
 fn lock(ledger: &Mutex<Ledger>) -> std::sync::MutexGuard<'_, Ledger> {
     // Promises are put in and taken out whole.
     ledger.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Takes back a promise that is certainly not recorded. Where that is not known, it stays.
+fn settle_promise(
+    context: &Context,
+    observation: &Observation,
+    plan: &Plan,
+    written: &Result<ViTTrainingJobStatus, Error>,
+) {
+    let uid = observation.job.uid().unwrap_or_default();
+    match (plan, written) {
+        (Plan::Place { attempt, .. }, Err(error)) if error.is_refusal() => {
+            lock(&context.ledger).release(&uid, *attempt);
+        }
+        (Plan::Place { .. }, _) | (_, Err(_)) => {}
+        // The server took a status made from a version without the promise: an earlier write never came to be.
+        (_, Ok(_)) => lock(&context.ledger).release_open(&uid, observation.status().attempt),
+    }
 }
 
 fn plan_and_reserve(
@@ -216,7 +231,9 @@ fn plan_and_reserve(
 fn free_for(context: &Context, ledger: &mut Ledger, job: &ViTTrainingJob) -> Inventory {
     let jobs = context.readable_jobs();
     let readable = || jobs.iter().filter_map(|job| job.0.as_ref().ok());
-    let reservations = ledger.reservations(readable());
+    let mut reservations = ledger.reservations(readable());
+    // What this job was promised before, without that having been recorded, is free for itself.
+    reservations.remove(&job.uid().unwrap_or_default());
     let mut inventory = context.caches.inventory(&reservations);
     ledger::give_way_to_older(&mut inventory, job, readable(), |uid| {
         reservations.contains_key(uid)
@@ -232,7 +249,9 @@ async fn write_status(
     let job = &*observation.job;
     let last = observation.status();
     let next = status::next(observation, plan);
-    if next == last {
+    // Where an earlier write may have promised something, only the server knows whether this is the last status.
+    let is_open = lock(&context.ledger).is_open(&job.uid().unwrap_or_default(), last.attempt);
+    if next == last && !is_open {
         return Ok(next);
     }
     let name = job.name_any();

@@ -432,26 +432,89 @@ async fn two_jobs_applied_at_once_never_share_a_gpu() {
     drop(handle);
 }
 
-#[tokio::test]
-async fn a_promise_that_cannot_be_recorded_is_taken_back() {
-    let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
-    drop(handle);
+/// Goes through rounds of a new job, one for each answer to a write of its status (`None`: the server stored it, but
+/// nobody heard of that); returns what is promised to it after each.
+async fn promises_after(nodes: [Vec<Node>; 2], answers: [Option<u16>; 2]) -> [bool; 2] {
+    let (service, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
     let (store, mut writer) = reflector::store();
-    let nodes = ["a", "b"].map(|name| fixtures::node(name, "Tesla-T4", 1));
-    let context = Arc::new(Context::new(
+    let server = tokio::spawn(async move {
+        let mut answers = answers.into_iter();
+        while let Some((request, answer)) = handle.next_request().await {
+            let code = if request.uri().path().ends_with("/status") {
+                answers.next().flatten()
+            } else {
+                Some(500)
+            };
+            let response = match code {
+                None => {
+                    answer.send_error("the connection was closed");
+                    continue;
+                }
+                Some(200) => serde_json::to_value(fixtures::job()).expect("a job"),
+                Some(code) => failure(code, "Failed"),
+            };
+            let response = Response::builder()
+                .status(code.unwrap_or_default())
+                .body(Body::from(serde_json::to_vec(&response).expect("serializes")));
+            answer.send_response(response.expect("a response"));
+        }
+    });
+    let mut context = Context::new(
         Client::new(service, "default"),
         store,
-        Caches::holding(&nodes, &[], &[]),
+        Caches::holding(&[], &[], &[]),
         Arc::new(Metrics::new().expect("metrics")),
         "test".into(),
-    ));
+    );
     let guarded = DeserializeGuard(Ok(fixtures::job()));
     writer.apply_watcher_event(&WatchEvent::Apply(guarded.clone()));
-    let error = reconcile(Arc::new(guarded), Arc::clone(&context))
-        .await
-        .expect_err("there is no server");
-    assert_eq!(error.category(), "Network");
-    assert!(lock(&context.ledger).reservations([&fixtures::job()]).is_empty());
+    let mut promised = [false; 2];
+    for (nodes, promised) in nodes.iter().zip(&mut promised) {
+        context.caches = Caches::holding(nodes, &[], &[]);
+        let shared = Arc::new(context);
+        let _ = reconcile(Arc::new(guarded.clone()), Arc::clone(&shared)).await;
+        *promised = !lock(&shared.ledger).reservations([&fixtures::job()]).is_empty();
+        context = Arc::into_inner(shared).expect("the only one");
+    }
+    drop(context);
+    server.await.expect("served");
+    promised
+}
+
+fn two_nodes() -> Vec<Node> {
+    ["a", "b"].map(|name| fixtures::node(name, "Tesla-T4", 1)).into()
+}
+
+#[tokio::test]
+async fn a_promise_whose_record_is_refused_is_taken_back() {
+    assert_eq!(
+        promises_after([two_nodes(), two_nodes()], [Some(403), Some(422)]).await,
+        [false, false]
+    );
+}
+
+#[tokio::test]
+async fn a_promise_that_may_have_been_recorded_is_kept_and_does_not_stand_in_its_own_way() {
+    for answer in [None, Some(500), Some(504), Some(409)] {
+        // The second round places the job again: what it was promised is free for itself.
+        assert_eq!(
+            promises_after([two_nodes(), two_nodes()], [answer, Some(403)]).await,
+            [true, false],
+            "{answer:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_promise_that_may_have_been_recorded_is_taken_back_once_the_server_takes_another_status() {
+    assert_eq!(
+        promises_after([two_nodes(), vec![]], [None, Some(200)]).await,
+        [true, false]
+    );
+    assert_eq!(
+        promises_after([two_nodes(), vec![]], [None, Some(409)]).await,
+        [true, true]
+    );
 }
 
 fn sorted<S: Into<String> + Clone>(calls: impl AsRef<[S]>) -> Vec<String> {
