@@ -52,7 +52,7 @@ pub mod reasons {
     pub const GANG_CREATED: &str = "GangCreated";
     /// Event: an attempt failed.
     pub const ATTEMPT_FAILED: &str = "AttemptFailed";
-    /// Event: a call to the API server failed during reconciliation.
+    /// Running is false, and Event: a call to the API server failed during reconciliation.
     pub const RECONCILE_FAILED: &str = "ReconcileFailed";
     /// Event: the job is deleted because its time after finishing is over.
     pub const EXPIRED: &str = "TimeToLiveExpired";

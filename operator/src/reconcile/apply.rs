@@ -100,7 +100,8 @@ async fn create_gang(
             }
             result
         })
-        .buffer_unordered(PODS_AT_ONCE)
+        // In their order, so that of several errors the same one is told every time.
+        .buffered(PODS_AT_ONCE)
         .collect()
         .await;
     results.into_iter().collect::<Result<(), Error>>()?;

@@ -172,7 +172,7 @@ async fn round(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error>
     // 5. Apply: create and delete.
     let applied = apply::apply(context, &observation.job, changes).await;
     // 6. Status: one write, and only if something changed. It is due after a failed call, too.
-    let written = write_status(context, &observation, &plan).await;
+    let written = write_status(context, &observation, &plan, applied.as_ref().err()).await;
     settle_promise(context, &observation, &plan, &written);
     applied?;
     let status = written?;
@@ -245,10 +245,14 @@ async fn write_status(
     context: &Context,
     observation: &Observation,
     plan: &Plan,
+    hindrance: Option<&Error>,
 ) -> Result<ViTTrainingJobStatus, Error> {
     let job = &*observation.job;
     let last = observation.status();
-    let next = status::next(observation, plan);
+    let mut next = status::next(observation, plan);
+    if let Some(error) = hindrance.filter(|error| !error.is_conflict()) {
+        next = status::hindered(observation, next, error);
+    }
     // Where an earlier write may have promised something, only the server knows whether this is the last status.
     let is_open = lock(&context.ledger).is_open(&job.uid().unwrap_or_default(), last.attempt);
     if next == last && !is_open {
@@ -298,12 +302,8 @@ fn count(
     next: &ViTTrainingJobStatus,
     now: jiff::Timestamp,
 ) {
-    if last.phase != Some(Phase::Restarting)
-        && next.phase == Some(Phase::Restarting)
-        && last.restarts != next.restarts
-        && let Some(failure) = &next.last_failure
-    {
-        context.metrics.restarted(&failure.class);
+    if let Some(class) = restarted_after(last, next) {
+        context.metrics.restarted(class);
     }
     if last.phase != Some(Phase::Running)
         && next.phase == Some(Phase::Running)
@@ -314,6 +314,15 @@ fn count(
             .metrics
             .first_run_after(now.duration_since(created.0).as_secs_f64());
     }
+}
+
+/// The class of the failure after which a gang was placed again, which is known for good by then. A job that had to
+/// wait for GPUs meanwhile was pending; one that changed its size did not fail.
+fn restarted_after<'a>(last: &ViTTrainingJobStatus, next: &'a ViTTrainingJobStatus) -> Option<&'a str> {
+    let failure = next.last_failure.as_ref()?;
+    let is_placed =
+        matches!(last.phase, Some(Phase::Restarting | Phase::Pending)) && next.phase == Some(Phase::Starting);
+    (is_placed && failure.attempt == last.attempt).then_some(failure.class.as_str())
 }
 
 /// When to look again if nothing happens until then.

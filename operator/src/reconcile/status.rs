@@ -12,6 +12,7 @@ use kube::ResourceExt as _;
 
 use super::observe::Observation;
 use super::plan::Plan;
+use crate::error::Error;
 use crate::policy::failure::Failure;
 use crate::policy::gang::{PodState, PodView};
 use crate::policy::placement::Placement;
@@ -105,6 +106,28 @@ pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStat
         Plan::Drain { .. } | Plan::CleanUp { .. } | Plan::Expire | Plan::Rest(_) => {}
     }
     next.status.observed_generation = next.generation;
+    next.status
+}
+
+/// The status where the plan could not be carried out: a gang that starts tells what is in its way.
+pub(crate) fn hindered(
+    observation: &Observation,
+    status: ViTTrainingJobStatus,
+    error: &Error,
+) -> ViTTrainingJobStatus {
+    let mut next = Next {
+        status,
+        generation: observation.job.metadata.generation,
+        now: observation.now,
+    };
+    if next.status.phase == Some(Phase::Starting) {
+        next.set(
+            types::RUNNING,
+            false,
+            reasons::RECONCILE_FAILED,
+            &error.to_string(),
+        );
+    }
     next.status
 }
 

@@ -99,6 +99,10 @@ async fn serve(
         let path: Vec<&str> = parts.uri.path().trim_matches('/').split('/').collect();
         let (code, response, object) = match (&parts.method, &path[..]) {
             (&Method::PATCH, [.., "status"]) => write_status(&stored, &body),
+            // An Event that is told again becomes a series.
+            (&Method::PATCH, [.., "events", _]) => {
+                (200, body.clone(), format!("event {}", text(&body["reason"])))
+            }
             (&Method::POST, [.., "events"]) => {
                 (201, body.clone(), format!("event {}", text(&body["reason"])))
             }
@@ -333,13 +337,67 @@ async fn an_object_of_someone_else_is_left_alone() {
         foreign: &["services"],
         ..Rounds::fresh()
     };
-    let (calls, _, result) = rounds.run(fixtures::job_in(Phase::Starting, 1), 1).await;
+    let (calls, job, result) = rounds.run(fixtures::job_in(Phase::Starting, 1), 1).await;
     assert_eq!(calls, Scenario::NameTaken.calls());
     let error = result.expect_err("refused");
     assert_eq!(error.category(), "NameTaken");
     assert_eq!(
         error.to_string(),
         "failed to create Service digits: there is one that does not belong to this job; delete it or rename the job"
+    );
+    let status = job.status.expect("a status");
+    let running = fixtures::condition_of(&status, conditions::types::RUNNING).expect("a condition");
+    assert_eq!(
+        (running.status.as_str(), running.reason.as_str(), &running.message),
+        ("False", conditions::reasons::RECONCILE_FAILED, &error.to_string())
+    );
+}
+
+#[test]
+fn a_restart_is_counted_by_its_cause_when_the_next_gang_is_placed() {
+    let failed_in = |phase, attempt| {
+        let mut status = fixtures::status(phase, attempt);
+        status.last_failure = Some(crds::status::FailureStatus {
+            attempt: 1,
+            class: "Killed".into(),
+            ..crds::status::FailureStatus::default()
+        });
+        status
+    };
+    let starting = failed_in(Phase::Starting, 2);
+    for phase in [Phase::Restarting, Phase::Pending] {
+        assert_eq!(restarted_after(&failed_in(phase, 1), &starting), Some("Killed"));
+    }
+    // Not when it fails, nor while the gang starts, nor where the second attempt is replaced by one of another size.
+    let running = fixtures::status(Phase::Running, 1);
+    assert_eq!(restarted_after(&running, &failed_in(Phase::Restarting, 1)), None);
+    assert_eq!(restarted_after(&starting, &starting), None);
+    let resized = failed_in(Phase::Restarting, 2);
+    assert_eq!(restarted_after(&resized, &failed_in(Phase::Starting, 3)), None);
+    // A job that never failed.
+    let never = fixtures::status(Phase::Starting, 1);
+    assert_eq!(
+        restarted_after(&fixtures::status(Phase::Pending, 0), &never),
+        None
+    );
+}
+
+#[tokio::test]
+async fn what_is_in_the_way_of_a_gang_is_written_once() {
+    let rounds = Rounds {
+        foreign: &["pods"],
+        ..Rounds::fresh()
+    };
+    let (calls, job, result) = rounds.run(fixtures::job_in(Phase::Starting, 1), 3).await;
+    assert_eq!(result.expect_err("refused").category(), "NameTaken");
+    let written = calls.iter().filter(|call| call.starts_with("PATCH status"));
+    assert_eq!(written.count(), 1, "{calls:?}");
+    let status = job.status.expect("a status");
+    let running = fixtures::condition_of(&status, conditions::types::RUNNING).expect("a condition");
+    assert!(
+        running.message.starts_with("failed to create Pod digits-1-0: "),
+        "{}",
+        running.message
     );
 }
 
