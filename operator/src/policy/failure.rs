@@ -84,7 +84,7 @@ fn classify(pod: &PodView, end: &End) -> (FailureClass, String) {
         // Nobody here told it to stop.
         None => (
             FailureClass::PodLost,
-            own_words("the trainer was told to stop from outside, saved a checkpoint and stopped".into()),
+            own_words("the trainer was told to stop from outside and stopped".into()),
         ),
     }
 }
