@@ -12,6 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
 /// A Lease that was not renewed for this long is free.
@@ -95,16 +96,21 @@ impl Candidate {
         }
     }
 
-    /// Waits until the Lease is held.
-    pub(crate) async fn acquire(&mut self) {
-        loop {
+    /// Waits until the Lease is held, or `stop` is cancelled; whether it is held. A try under way is finished: it would
+    /// not be known what came of it.
+    pub(crate) async fn acquire(&mut self, stop: &CancellationToken) -> bool {
+        while !stop.is_cancelled() {
             match self.try_once().await {
-                Ok(true) => return,
+                Ok(true) => return true,
                 Ok(false) => debug!("another replica leads"),
                 Err(error) => warn!(%error, "failed to reach for the lease"),
             }
-            tokio::time::sleep(RETRY).await;
+            tokio::select! {
+                () = tokio::time::sleep(RETRY) => {}
+                () = stop.cancelled() => {}
+            }
         }
+        false
     }
 
     /// Renews the Lease for as long as that works; ends once it is lost, or could not be renewed in time.
@@ -311,12 +317,12 @@ mod tests {
         let (client, stored) = server();
         let mut first = Candidate::new(client.clone(), "default", "first".into());
         let mut second = Candidate::new(client, "default", "second".into());
-        first.acquire().await;
+        first.acquire(&CancellationToken::new()).await;
         assert_eq!(holder(&stored).as_deref(), Some("first"));
         assert!(!second.try_once().await.expect("answered"));
         first.release().await.expect("released");
         let started = Instant::now();
-        second.acquire().await;
+        second.acquire(&CancellationToken::new()).await;
         assert!(started.elapsed() < RETRY, "an empty lease is taken at once");
         assert_eq!(holder(&stored).as_deref(), Some("second"));
         // The first may not take back what it gave up.
@@ -324,14 +330,33 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_replica_that_is_told_to_stop_while_it_waits_ends_and_leaves_the_lease_alone() {
+        let (client, stored) = server();
+        let stop = CancellationToken::new();
+        let mut first = Candidate::new(client.clone(), "default", "first".into());
+        assert!(first.acquire(&stop).await);
+        let mut second = Candidate::new(client, "default", "second".into());
+        let waiting = second.acquire(&stop);
+        let stopping = async {
+            tokio::time::sleep(RETRY / 2).await;
+            stop.cancel();
+        };
+        let (is_held, ()) = tokio::time::timeout(RETRY, futures::future::join(waiting, stopping))
+            .await
+            .expect("it ends before its next try");
+        assert!(!is_held);
+        assert_eq!(holder(&stored).as_deref(), Some("first"));
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_replica_that_is_dead_is_followed_after_the_duration_of_its_lease() {
         let (client, stored) = server();
         Candidate::new(client.clone(), "default", "dead".into())
-            .acquire()
+            .acquire(&CancellationToken::new())
             .await;
         let mut heir = Candidate::new(client, "default", "heir".into());
         let started = Instant::now();
-        heir.acquire().await;
+        heir.acquire(&CancellationToken::new()).await;
         assert!(started.elapsed() >= DURATION && started.elapsed() <= DURATION + 2 * RETRY);
         assert_eq!(holder(&stored).as_deref(), Some("heir"));
     }
@@ -340,7 +365,7 @@ mod tests {
     async fn a_holder_whose_lease_was_taken_or_cannot_be_renewed_gives_up() {
         let (client, stored) = server();
         let mut candidate = Candidate::new(client, "default", "first".into());
-        candidate.acquire().await;
+        candidate.acquire(&CancellationToken::new()).await;
         if let Some(lease) = stored.lock().expect("a lease").as_mut() {
             lease.spec.get_or_insert_default().holder_identity = Some("second".into());
             lease.metadata.resource_version = Some("9".into());

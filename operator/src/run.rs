@@ -120,17 +120,16 @@ pub async fn run_with(
     info!(identity, namespace, %metrics_address, "the operator has started");
 
     let lead = async {
-        caches
-            .synced()
-            .await
-            .map_err(|error| RunError::Watch(error.to_string()))?;
+        tokio::select! {
+            synced = caches.synced() => synced.map_err(|error| RunError::Watch(error.to_string()))?,
+            () = stop.cancelled() => return Ok(()),
+        }
         is_ready.store(true, Ordering::Relaxed);
         let lease_namespace =
             leader_election_namespace.unwrap_or_else(|| client.default_namespace().to_owned());
         let mut candidate = Candidate::new(client.clone(), &lease_namespace, identity);
-        tokio::select! {
-            () = candidate.acquire() => {}
-            () = stop.cancelled() => return Ok(()),
+        if !candidate.acquire(&stop).await {
+            return Ok(());
         }
         info!("this replica leads");
         metrics.leads();
