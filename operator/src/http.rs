@@ -46,16 +46,10 @@ fn router(endpoints: Endpoints) -> Router {
 }
 
 async fn metrics(State(endpoints): State<Endpoints>) -> Response {
+    // A job that has no status yet waits, too.
     let phases = endpoints.jobs.state().into_iter().filter_map(|job| {
-        Some(
-            job.0
-                .as_ref()
-                .ok()?
-                .status
-                .as_ref()?
-                .phase
-                .unwrap_or(Phase::Pending),
-        )
+        let status = job.0.as_ref().ok()?.status.as_ref();
+        Some(status.and_then(|status| status.phase).unwrap_or(Phase::Pending))
     });
     match endpoints.metrics.render(phases) {
         Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
@@ -81,9 +75,11 @@ mod tests {
     use http_body_util::{BodyExt as _, Empty};
     use hyper_util::client::legacy::Client;
     use hyper_util::rt::TokioExecutor;
-    use kube::runtime::reflector;
+    use kube::core::DeserializeGuard;
+    use kube::runtime::{reflector, watcher};
 
     use super::*;
+    use crate::fixtures;
 
     async fn get(address: std::net::SocketAddr, path: &str) -> (StatusCode, String) {
         let client: Client<_, Empty<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
@@ -96,7 +92,8 @@ mod tests {
 
     #[tokio::test]
     async fn the_operator_is_ready_once_its_caches_are_filled_and_alive_before() {
-        let (jobs, _writer) = reflector::store();
+        let (jobs, mut writer) = reflector::store();
+        writer.apply_watcher_event(&watcher::Event::Apply(DeserializeGuard(Ok(fixtures::job()))));
         let is_ready = Arc::new(AtomicBool::new(false));
         let endpoints = Endpoints {
             metrics: Arc::new(Metrics::new().expect("metrics")),
@@ -115,6 +112,10 @@ mod tests {
         assert!(
             text.contains("# TYPE vit_operator_reconciles_total counter"),
             "{text}"
+        );
+        assert!(
+            text.contains("vit_operator_jobs{phase=\"Pending\"} 1"),
+            "a job without a status is not counted: {text}"
         );
         server.abort();
     }
