@@ -32,6 +32,3 @@ pub mod validate;
 pub use spec::{ViTTrainingJob, ViTTrainingJobSpec};
 pub use status::{Phase, ViTTrainingJobStatus};
 pub use validate::{InvalidJob, ValidatedJob, validate};
-
-/// API group of every type here.
-pub const GROUP: &str = "vit-operator.dev";
