@@ -126,7 +126,7 @@ mod tests {
             .expect_err("refused")
             .to_string();
         assert!(
-            message.starts_with("spec.model.hiddenSize is ")
+            message.contains(": spec.model.hiddenSize is ")
                 && message.ends_with(": must be a multiple of model.heads (5)"),
             "{message}"
         );
