@@ -255,11 +255,33 @@ fn stop_on_signal(stop: CancellationToken) -> Result<impl Future<Output = ()>, R
 
 #[cfg(test)]
 mod tests {
+    use ::http::{Request, Response};
+    use kube::client::Body;
     use kube::core::DeserializeGuard;
     use kube::runtime::reflector;
 
     use super::*;
     use crate::fixtures;
+
+    #[tokio::test]
+    async fn an_operator_whose_api_server_never_answers_can_be_stopped() {
+        let (service, silent) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let arguments = RunArguments {
+            namespace: None,
+            leader_election_namespace: None,
+            replica: None,
+            metrics_address: ([127, 0, 0, 1], 0).into(),
+            log_filter: "info".into(),
+        };
+        let stop = CancellationToken::new();
+        stop.cancel();
+        let running = run_with(Client::new(service, "default"), arguments, stop);
+        tokio::time::timeout(Duration::from_secs(10), running)
+            .await
+            .expect("it ends")
+            .expect("it ends well");
+        drop(silent);
+    }
 
     #[tokio::test(start_paused = true)]
     async fn changes_of_capacity_are_gathered_and_told_to_waiting_jobs_only() {
