@@ -1,7 +1,8 @@
 //! Checkpoints: a folder `step-<n>` each, complete or not there at all.
 //!
 //! A checkpoint is written into a hidden folder beside its place, every file and the folder are flushed to storage,
-//! and the folder is renamed. Whoever is killed in between leaves a hidden folder, which the next run removes.
+//! and the folder is renamed: first to a hidden name that says that it is complete, then to its place. Whoever is killed
+//! in between leaves a hidden folder, which the next run removes, or puts in its place where it is complete.
 //!
 //! ```text
 //! <checkpoint folder>/log.jsonl
@@ -20,7 +21,10 @@ use tch::Tensor;
 
 pub(crate) use state::{Position, State};
 
+/// Half written or half removed.
 const PARTIAL_PREFIX: &str = ".partial-";
+/// Complete, on its way to its place.
+const COMPLETE_PREFIX: &str = ".complete-";
 const STEP_PREFIX: &str = "step-";
 const MODEL_FILE: &str = "model.safetensors";
 const OPTIMIZER_FILE: &str = "optimizer.safetensors";
@@ -70,19 +74,32 @@ pub(crate) struct CheckpointFolder {
 pub(crate) type Named = [(String, Tensor)];
 
 impl CheckpointFolder {
-    /// Opens the folder, makes it where it is missing, and removes what an interrupted write left.
+    /// Opens the folder, makes it where it is missing, and finishes or removes what an interrupted write left.
     pub(crate) fn open(path: &Path, keep: u32) -> Result<Self, CheckpointError> {
         fs::create_dir_all(path).map_err(CheckpointError::Folder)?;
-        for entry in fs::read_dir(path).map_err(CheckpointError::Folder)? {
-            let entry = entry.map_err(CheckpointError::Folder)?;
-            if entry.file_name().to_string_lossy().starts_with(PARTIAL_PREFIX) {
-                fs::remove_dir_all(entry.path()).map_err(CheckpointError::Folder)?;
-            }
-        }
-        Ok(Self {
+        let folder = Self {
             path: path.into(),
             keep: keep as usize,
-        })
+        };
+        folder.clean_up().map_err(CheckpointError::Folder)?;
+        Ok(folder)
+    }
+
+    fn clean_up(&self) -> std::io::Result<()> {
+        let names = fs::read_dir(&self.path)?
+            .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+            .collect::<std::io::Result<Vec<_>>>()?;
+        // Before anything is put in its place: that may need a name of what is removed here.
+        for name in names.iter().filter(|name| name.starts_with(PARTIAL_PREFIX)) {
+            fs::remove_dir_all(self.path.join(name))?;
+        }
+        for step in names
+            .iter()
+            .filter_map(|name| step_of(name.strip_prefix(COMPLETE_PREFIX)?))
+        {
+            self.put_in_place(step)?;
+        }
+        Ok(())
     }
 
     /// Writes a checkpoint and removes those beyond the number to keep. Gives its folder.
@@ -104,12 +121,9 @@ impl CheckpointFolder {
             tensors::write(&partial.join(OPTIMIZER_FILE), optimizer)?;
             state.write(&partial.join(STATE_FILE))?;
             sync_folder(&partial)?;
-            if target.exists() {
-                // The same step again, after a resume from it.
-                fs::remove_dir_all(&target)?;
-            }
-            fs::rename(&partial, &target)?;
-            sync_folder(&self.path)
+            fs::rename(&partial, self.complete(step))?;
+            sync_folder(&self.path)?;
+            self.put_in_place(step)
         };
         if let Err(error) = write() {
             // Free the space again; the write's own error is the one to report.
@@ -161,6 +175,28 @@ impl CheckpointFolder {
         }
     }
 
+    /// Gives a complete checkpoint its name. Where the same step was saved before, as after a resume from it, the older
+    /// one goes; at every moment one of the two is complete under a name that [`Self::open`] knows.
+    fn put_in_place(&self, step: u64) -> std::io::Result<()> {
+        let target = self.folder(step);
+        if target.exists() {
+            self.remove(step)?;
+        }
+        fs::rename(self.complete(step), target)?;
+        sync_folder(&self.path)
+    }
+
+    /// Removes the checkpoint of a step. It is renamed first: a half-removed folder must not look complete.
+    fn remove(&self, step: u64) -> std::io::Result<()> {
+        let doomed = self.path.join(format!("{PARTIAL_PREFIX}removed-{step:08}"));
+        fs::rename(self.folder(step), &doomed)?;
+        fs::remove_dir_all(doomed)
+    }
+
+    fn complete(&self, step: u64) -> PathBuf {
+        self.path.join(format!("{COMPLETE_PREFIX}{STEP_PREFIX}{step:08}"))
+    }
+
     fn folder(&self, step: u64) -> PathBuf {
         self.path.join(format!("{STEP_PREFIX}{step:08}"))
     }
@@ -170,10 +206,7 @@ impl CheckpointFolder {
         let mut steps = Vec::new();
         for entry in fs::read_dir(&self.path).map_err(CheckpointError::Folder)? {
             let name = entry.map_err(CheckpointError::Folder)?.file_name();
-            let step: Option<u64> = name
-                .to_str()
-                .and_then(|name| name.strip_prefix(STEP_PREFIX)?.parse().ok());
-            steps.extend(step);
+            steps.extend(name.to_str().and_then(step_of));
         }
         steps.sort_unstable();
         Ok(steps)
@@ -182,10 +215,7 @@ impl CheckpointFolder {
     fn prune(&self) -> Result<(), CheckpointError> {
         let steps = self.steps()?;
         for step in &steps[..steps.len().saturating_sub(self.keep)] {
-            // Renamed first: a half-removed folder must not look complete.
-            let doomed = self.path.join(format!("{PARTIAL_PREFIX}removed-{step:08}"));
-            fs::rename(self.folder(*step), &doomed).map_err(CheckpointError::Folder)?;
-            fs::remove_dir_all(&doomed).map_err(CheckpointError::Folder)?;
+            self.remove(*step).map_err(CheckpointError::Folder)?;
         }
         Ok(())
     }
@@ -212,6 +242,11 @@ fn load(
         tensors::copy(&values?, targets);
     }
     Ok(state)
+}
+
+/// The step that a checkpoint's folder is named for.
+fn step_of(name: &str) -> Option<u64> {
+    name.strip_prefix(STEP_PREFIX)?.parse().ok()
 }
 
 /// Makes the names in a folder durable.
@@ -331,6 +366,62 @@ mod tests {
         let folder = CheckpointFolder::open(place.path(), 3).expect("opens");
         assert!(load_into(&folder).expect("reads").is_none());
         assert_eq!(fs::read_dir(place.path()).expect("lists").count(), 0);
+    }
+
+    #[test]
+    fn saving_a_step_again_loses_nothing_at_whatever_moment_it_is_killed() {
+        const OLD: f64 = 7.0;
+        const NEW: f64 = 8.0;
+        let place = tempfile::tempdir().expect("a folder");
+        let target = "step-00000007";
+        let partial = ".partial-step-00000007";
+        let complete = ".complete-step-00000007";
+        let doomed = ".partial-removed-00000007";
+        // What lies in the folder when the kill comes, in the order in which a save passes through it.
+        let moments: [(&[(&str, f64)], f64); 5] = [
+            (&[(target, OLD), (partial, NEW)], OLD),
+            (&[(target, OLD), (complete, NEW)], NEW),
+            (&[(doomed, OLD), (complete, NEW)], NEW),
+            (&[(complete, NEW)], NEW),
+            (&[(target, NEW)], NEW),
+        ];
+        for (number, (left, expected)) in moments.into_iter().enumerate() {
+            let path = place.path().join(number.to_string());
+            for (name, value) in left {
+                let folder = CheckpointFolder::open(&place.path().join("source"), 1).expect("opens");
+                let saved = folder
+                    .save(&state(7), &named(*value), &named(*value))
+                    .expect("saves, over the one before too");
+                fs::create_dir_all(&path).expect("makes");
+                fs::rename(saved, path.join(name)).expect("renames");
+                if [partial, doomed].contains(name) {
+                    fs::remove_file(path.join(name).join(MODEL_FILE)).expect("removes");
+                }
+            }
+            let folder = CheckpointFolder::open(&path, 1).expect("opens");
+            assert_eq!(
+                load_into(&folder).expect("reads"),
+                Some((7, expected, expected)),
+                "{left:?}"
+            );
+            let names: Vec<_> = fs::read_dir(&path)
+                .expect("lists")
+                .map(|entry| entry.expect("an entry").file_name())
+                .collect();
+            assert_eq!(names, [target], "{left:?}");
+        }
+    }
+
+    #[test]
+    fn a_step_saved_again_is_the_newer_one() {
+        let place = tempfile::tempdir().expect("a folder");
+        let folder = CheckpointFolder::open(place.path(), 1).expect("opens");
+        save(&folder, 7);
+        folder
+            .save(&state(7), &named(9.0), &named(9.5))
+            .expect("saves again");
+        assert_eq!(load_into(&folder).expect("reads"), Some((7, 9.0, 9.5)));
+        assert_eq!(fs::read_dir(place.path()).expect("lists").count(), 1);
     }
 
     #[test]
