@@ -252,10 +252,7 @@ impl Trainer {
             loss,
             train_accuracy: self.position.correct as f64 / self.position.counted as f64,
             learning_rate: rate,
-            memory_bytes: match self.accelerator {
-                Accelerator::Cpu => resident_bytes(),
-                Accelerator::Cuda { .. } => None,
-            },
+            resident_bytes: resident_bytes(),
         });
         Ok(stop_requests > 0.0)
     }

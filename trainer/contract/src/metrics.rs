@@ -36,8 +36,8 @@ pub const EPOCH: &str = "vit_epoch";
 pub const STEP: &str = "vit_step";
 /// Gauge: optimizer step of the newest complete checkpoint.
 pub const CHECKPOINT_STEP: &str = "vit_checkpoint_step";
-/// Gauge: memory in use by this rank's process on its device, in bytes (resident set on a CPU).
-pub const DEVICE_MEMORY_BYTES: &str = "vit_device_memory_bytes";
+/// Gauge: host memory of this rank's process, its resident set in bytes; on a GPU too, whose own memory it leaves out.
+pub const PROCESS_RESIDENT_MEMORY_BYTES: &str = "vit_process_resident_memory_bytes";
 
 /// Parts of an optimizer step, in order; together they are the whole step.
 pub const STEP_PHASES: [&str; 6] = [

@@ -43,8 +43,8 @@ pub(crate) struct StepReport {
     pub(crate) train_accuracy: f64,
     /// Learning rate of the step.
     pub(crate) learning_rate: f64,
-    /// Resident memory of this process, where tensors live on the CPU.
-    pub(crate) memory_bytes: Option<u64>,
+    /// Resident memory of this process, where `/proc` tells it.
+    pub(crate) resident_bytes: Option<u64>,
 }
 
 /// Seconds of an optimizer step by phase, named as [`contract::metrics::STEP_PHASES`]; together the whole step.

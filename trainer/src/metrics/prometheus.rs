@@ -65,7 +65,7 @@ impl Metrics {
         rank.learning_rate.set(step.learning_rate);
         rank.epoch.set(f64::from(step.epoch));
         rank.step.set(step.step as f64);
-        if let Some(bytes) = step.memory_bytes {
+        if let Some(bytes) = step.resident_bytes {
             rank.memory.with_label_values::<&str>(&[]).set(bytes as f64);
         }
     }
@@ -160,8 +160,8 @@ impl RankMetrics {
                 })
                 .transpose()?,
             memory: gauges(
-                names::DEVICE_MEMORY_BYTES,
-                "Memory in use by this rank's process on its device (resident set on a CPU).",
+                names::PROCESS_RESIDENT_MEMORY_BYTES,
+                "Host memory of this rank's process, its resident set.",
                 &[],
             )?,
         })
@@ -197,7 +197,7 @@ mod tests {
             loss: 1.5,
             train_accuracy: 0.75,
             learning_rate: 0.001,
-            memory_bytes: Some(4096),
+            resident_bytes: Some(4096),
         };
         metrics.step(1, &step);
         metrics.step(1, &step);
@@ -211,7 +211,7 @@ mod tests {
             r#"vit_step_seconds_sum{job_name="digits",namespace="vision",phase="forward",rank="3"} 0.5"#
                 .to_owned(),
             format!("vit_step{{{labels}}} 7"),
-            format!("vit_device_memory_bytes{{{labels}}} 4096"),
+            format!("vit_process_resident_memory_bytes{{{labels}}} 4096"),
         ] {
             assert!(
                 text.lines().any(|found| found == line),

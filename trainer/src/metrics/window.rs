@@ -124,7 +124,7 @@ mod tests {
             loss,
             train_accuracy: 0.5,
             learning_rate: 0.1,
-            memory_bytes: None,
+            resident_bytes: None,
         };
         let mut window = Window::new();
         window.add(&step(1.0, 1.0, 1.0));
