@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use tch::{Kind, Tensor};
-use torch_ext::{Cuda, ProcessGroup, Reducer, Rendezvous, Store};
+use torch_ext::{Cuda, CudaError, ProcessGroup, Reducer, Rendezvous, Store};
 
 use crate::error::TrainError;
 
@@ -36,14 +36,20 @@ impl Accelerator {
                     cuda,
                     index: local_rank as usize,
                 }),
-                Err(reason) => {
-                    if local_rank == 0 {
-                        tracing::info!("training on the CPU: {reason}");
-                    }
-                    Ok(Self::Cpu)
-                }
+                Err(reason) => Self::instead_of_cuda(reason, local_rank),
             },
         }
+    }
+
+    /// The CPU where there is no GPU. One that is there but cannot be used is a fault: falling back would hide it.
+    fn instead_of_cuda(reason: CudaError, local_rank: u32) -> Result<Self, TrainError> {
+        if !matches!(reason, CudaError::NoDevice) {
+            return Err(TrainError::UnusableGpu(reason));
+        }
+        if local_rank == 0 {
+            tracing::warn!("training on the CPU: {reason}");
+        }
+        Ok(Self::Cpu)
     }
 
     pub(crate) fn device(self) -> tch::Device {
@@ -51,6 +57,22 @@ impl Accelerator {
             Self::Cpu => tch::Device::Cpu,
             Self::Cuda { index, .. } => tch::Device::Cuda(index),
         }
+    }
+}
+
+/// An error on every rank where some have a GPU and some have none: they would wait for one another over different
+/// libraries until the time limit.
+fn agree_on_device(control: &ProcessGroup, accelerator: Accelerator, ranks: u32) -> Result<(), TrainError> {
+    let mut with_gpu = Tensor::from(i64::from(matches!(accelerator, Accelerator::Cuda { .. })));
+    control.all_reduce_sum(&mut with_gpu)?;
+    same_device(with_gpu.int64_value(&[]).cast_unsigned(), ranks)
+}
+
+fn same_device(with_gpu: u64, ranks: u32) -> Result<(), TrainError> {
+    if with_gpu == 0 || with_gpu == u64::from(ranks) {
+        Ok(())
+    } else {
+        Err(TrainError::MixedDevices { with_gpu, ranks })
     }
 }
 
@@ -90,6 +112,7 @@ impl World {
             timeout: RENDEZVOUS_TIMEOUT,
         })?;
         let control = ProcessGroup::gloo(&store, "control", place.address, COLLECTIVE_TIMEOUT)?;
+        agree_on_device(&control, accelerator, place.world_size)?;
         let gradients = match accelerator {
             Accelerator::Cpu => ProcessGroup::gloo(&store, "gradients", place.address, COLLECTIVE_TIMEOUT)?,
             Accelerator::Cuda { cuda, .. } => {
@@ -152,5 +175,41 @@ impl World {
             &self.control,
             bucket_bytes,
         )?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::ExitCode;
+
+    use super::*;
+
+    #[test]
+    fn only_a_machine_without_a_gpu_falls_back_to_the_cpu() {
+        let found = Accelerator::instead_of_cuda(CudaError::NoDevice, 0).expect("the CPU");
+        assert!(matches!(found, Accelerator::Cpu));
+        let missing = CudaError::Library {
+            library: "libvit_nccl.so",
+            message: "cannot open shared object file".into(),
+        };
+        for (reason, named) in [
+            (missing, "libvit_nccl.so"),
+            (CudaError::Unusable, "no usable GPU"),
+        ] {
+            let error = Accelerator::instead_of_cuda(reason, 0).expect_err("a fault");
+            assert_eq!(error.exit_code(), ExitCode::DeviceFault);
+            let message = error.to_string();
+            assert!(message.contains(named), "{message}");
+            assert!(message.contains("set workers.device to cpu"), "{message}");
+        }
+    }
+
+    #[test]
+    fn ranks_on_different_devices_are_a_fault() {
+        same_device(0, 4).expect("all on the CPU");
+        same_device(4, 4).expect("all on GPUs");
+        let error = same_device(3, 4).expect_err("one fell back");
+        assert_eq!(error.exit_code(), ExitCode::DeviceFault);
+        assert!(error.to_string().contains("3 of 4 ranks"), "{error}");
     }
 }

@@ -24,6 +24,16 @@ pub(crate) enum TrainError {
     /// No usable GPU although the configuration demands one.
     #[error("workers.device is cuda, but {0}")]
     Device(#[from] torch_ext::CudaError),
+    /// A GPU that cannot be used although the machine has one. Training on the CPU instead would go unnoticed.
+    #[error(
+        "workers.device is auto and this machine has a GPU, but {0}; to train on the CPU on purpose, set workers.device to cpu"
+    )]
+    UnusableGpu(#[source] torch_ext::CudaError),
+    /// Ranks that would wait for one another on different devices for ever.
+    #[error(
+        "workers.device is auto, and {with_gpu} of {ranks} ranks found a GPU: all must, or set workers.device to cpu"
+    )]
+    MixedDevices { with_gpu: u64, ranks: u32 },
     /// The coordinator did not appear.
     #[error("{0}")]
     Rendezvous(String),
@@ -65,7 +75,7 @@ impl TrainError {
             }
             Self::Checkpoint(_) => ExitCode::Storage,
             Self::Torch(error) => of_kind(error.kind),
-            Self::Device(_) => ExitCode::DeviceFault,
+            Self::Device(_) | Self::UnusableGpu(_) | Self::MixedDevices { .. } => ExitCode::DeviceFault,
             Self::Rendezvous(_) => ExitCode::PeerLost,
             Self::LossNotFinite { .. } | Self::GradientNotFinite { .. } => ExitCode::Diverged,
             Self::Panic(message) => of_kind(ErrorKind::of_message(message)),

@@ -181,7 +181,8 @@ pub struct Parallelism {
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Device {
-    /// A GPU where there is one, otherwise the CPU, and the log says which.
+    /// The GPUs of a machine that has some; one that cannot be used is
+    /// [`ExitCode::DeviceFault`](crate::ExitCode::DeviceFault). The CPU, with a warning, where there are none.
     Auto,
     /// A GPU, or [`ExitCode::DeviceFault`](crate::ExitCode::DeviceFault).
     Cuda,

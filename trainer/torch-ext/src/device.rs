@@ -1,7 +1,7 @@
 //! Finding CUDA at run time, so that one binary serves machines with and without it.
 
 use std::ffi::c_void;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
@@ -9,6 +9,9 @@ use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 const TORCH_CUDA: &str = "libtorch_cuda.so";
 /// This project's plugin over NCCL, built by `scripts/build-nccl-plugin`.
 const PLUGIN: &str = "libvit_nccl.so";
+
+/// Files of the NVIDIA driver; a machine with a GPU has at least one of them.
+const DEVICE_FILES: [&str; 2] = ["/dev/nvidiactl", "/dev/nvidia0"];
 
 /// CUDA and NCCL, loaded for the rest of the process's life.
 #[derive(Clone, Copy, Debug)]
@@ -25,9 +28,9 @@ impl Cuda {
 /// Why this process cannot use a GPU.
 #[derive(Debug, thiserror::Error)]
 pub enum CudaError {
-    /// No driver.
-    #[error("no GPU is visible: {0} does not exist")]
-    NoDevice(PathBuf),
+    /// No device of the NVIDIA driver.
+    #[error("no GPU is visible: neither {} nor {} exists", DEVICE_FILES[0], DEVICE_FILES[1])]
+    NoDevice,
     /// A library that is missing or does not fit.
     #[error("failed to load {library}: {message}")]
     Library {
@@ -41,12 +44,10 @@ pub enum CudaError {
     Unusable,
 }
 
-/// Loads libtorch's CUDA half and the NCCL plugin, where the NVIDIA driver's control device shows that there is a
-/// GPU. The libraries are looked for where the loader looks (`LD_LIBRARY_PATH`, rpath).
+/// Loads libtorch's CUDA half and the NCCL plugin, where a device file of the NVIDIA driver shows that there is a GPU. The libraries are looked for where the loader looks (`LD_LIBRARY_PATH`, rpath).
 pub fn load_cuda() -> Result<Cuda, CudaError> {
-    let control = Path::new("/dev/nvidiactl");
-    if !control.exists() {
-        return Err(CudaError::NoDevice(control.into()));
+    if !DEVICE_FILES.iter().any(|file| Path::new(file).exists()) {
+        return Err(CudaError::NoDevice);
     }
     // libtorch_cuda registers its kernels with libtorch_cpu as it is loaded, and the plugin links against it.
     let torch_cuda = open(TORCH_CUDA)?;
