@@ -155,7 +155,10 @@ fn the_termination_record_names_the_failure() {
 
 #[test]
 fn a_gpu_that_was_demanded_and_is_not_there_is_a_device_fault() {
-    if Path::new("/dev/nvidiactl").exists() {
+    if ["/dev/nvidiactl", "/dev/nvidia0"]
+        .iter()
+        .any(|file| Path::new(file).exists())
+    {
         return;
     }
     let folder = tempfile::tempdir().expect("a folder");
@@ -167,7 +170,7 @@ fn a_gpu_that_was_demanded_and_is_not_there_is_a_device_fault() {
     assert_eq!(failure.class, FailureClass::DeviceFault);
     assert_eq!(
         failure.message,
-        "workers.device is cuda, but no GPU is visible: /dev/nvidiactl does not exist"
+        "workers.device is cuda, but no GPU is visible: neither /dev/nvidiactl nor /dev/nvidia0 exists"
     );
 }
 
