@@ -25,7 +25,7 @@ pub struct Workers {
     #[serde(default = "default_gpu_resource")]
     #[schemars(regex(pattern = "^[a-z0-9.-]+/[A-Za-z0-9._-]+$"), length(max = 253))]
     pub gpu_resource: String,
-    /// device is where tensors live: auto (a GPU where the trainer sees one, otherwise the CPU), cuda or cpu.
+    /// device is where tensors live: auto (GPUs where the node has GPU devices, otherwise the CPU), cuda or cpu.
     #[serde(default)]
     pub device: Device,
     /// resources are further requests and limits of each pod, such as cpu and memory. GPUs are added by gpusPerNode.
@@ -70,7 +70,7 @@ fn default_gpu_resource() -> String {
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum Device {
-    /// A GPU where the trainer sees one, otherwise the CPU.
+    /// GPUs where the node has GPU devices, otherwise the CPU.
     #[default]
     Auto,
     /// A GPU; without one the job fails.
