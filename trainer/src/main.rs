@@ -23,6 +23,7 @@ mod rank;
 mod resume;
 mod run;
 mod schedule;
+mod signals;
 mod threads;
 mod train;
 

@@ -17,12 +17,12 @@ use std::sync::{Arc, RwLock};
 
 use contract::progress::FAILURE_MESSAGE_BYTES;
 use contract::{ExitCode, FailureRecord, Progress, RunConfig, TerminationRecord, environment};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::config;
 use crate::error::TrainError;
 use crate::metrics::prometheus::Metrics;
+use crate::signals::stop_on_signal;
 
 pub(crate) use output::Output;
 
@@ -104,7 +104,7 @@ impl Ended {
 }
 
 async fn attempt(options: Options) -> Result<Ended, TrainError> {
-    let stop = stop_on_signal(options.stop_with_parent)?;
+    let stop = told_to_stop(options.stop_with_parent)?;
     let config = config::read_run_config()?;
     let pod = pod(&config)?;
     let first_rank = pod.node_rank * config.ranks_per_node;
@@ -139,19 +139,8 @@ async fn attempt(options: Options) -> Result<Ended, TrainError> {
 }
 
 /// A token that SIGTERM and SIGINT cancel, and where asked for the end of standard input.
-fn stop_on_signal(stop_with_parent: bool) -> Result<CancellationToken, TrainError> {
-    let stop = CancellationToken::new();
-    for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
-        let mut signals = signal(kind).map_err(|error| TrainError::System {
-            action: "failed to listen for signals",
-            error,
-        })?;
-        let stop = stop.clone();
-        tokio::spawn(async move {
-            signals.recv().await;
-            stop.cancel();
-        });
-    }
+fn told_to_stop(stop_with_parent: bool) -> Result<CancellationToken, TrainError> {
+    let stop = stop_on_signal()?;
     if stop_with_parent {
         let stop = stop.clone();
         std::thread::spawn(move || {

@@ -9,10 +9,9 @@ use std::time::Instant;
 
 use contract::{DataFormat, ExitCode, RunConfig};
 use crds::ViTTrainingJob;
-use tokio::signal::unix::{SignalKind, signal};
-use tokio_util::sync::CancellationToken;
 
 use crate::error::TrainError;
+use crate::signals::stop_on_signal;
 
 /// The command line of `run`.
 #[derive(Debug, clap::Args)]
@@ -49,18 +48,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
 
 async fn run(config: &RunConfig) -> Result<ExitCode, TrainError> {
     let start = Instant::now();
-    let stop = CancellationToken::new();
-    for kind in [SignalKind::interrupt(), SignalKind::terminate()] {
-        let mut signals = signal(kind).map_err(|error| TrainError::System {
-            action: "failed to listen for signals",
-            error,
-        })?;
-        let stop = stop.clone();
-        tokio::spawn(async move {
-            signals.recv().await;
-            stop.cancel();
-        });
-    }
+    let stop = stop_on_signal()?;
     let mut display = display::Display::new(config);
     let end = agents::run(config, stop, |progress| display.progress(progress)).await?;
     display.end(config, &end, start.elapsed());
