@@ -67,10 +67,11 @@ impl ClusterConfig {
         }
     }
 
-    /// Three nodes of one GPU product and one of another, a GPU each, with Prometheus.
-    pub fn demo(name: ClusterName) -> Self {
-        let node =
-            |index: usize, product: &GpuProduct| NodeConfig::with_gpus(format!("node{index}"), product, 1);
+    /// Three nodes of one GPU product and one of another, with so many GPUs each, and Prometheus.
+    pub fn demo(name: ClusterName, gpus_per_node: u32) -> Self {
+        let node = |index: usize, product: &GpuProduct| {
+            NodeConfig::with_gpus(format!("node{index}"), product, gpus_per_node)
+        };
         Self {
             name,
             nodes: vec![
@@ -239,7 +240,7 @@ mod tests {
 
     #[test]
     fn the_demo_has_three_nodes_of_one_product_and_one_of_another() {
-        let config = ClusterConfig::demo(name("demo"));
+        let config = ClusterConfig::demo(name("demo"), 1);
         config.validate().unwrap();
         let products: Vec<_> = config
             .nodes

@@ -145,7 +145,7 @@ async fn run(action: Action) -> Result<()> {
             reuse,
         } => {
             let config = match nodes {
-                Preset::Demo => ClusterConfig::demo(name),
+                Preset::Demo => ClusterConfig::demo(name, 1),
                 Preset::None => ClusterConfig::control_plane(name),
             };
             let config = config.images(images);

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, ensure};
 use fs_err as fs;
 
-use crate::config::GpuProduct;
-use crate::{Cluster, ClusterConfig, ClusterName, NodeConfig, cluster, image, packages};
+use crate::{Cluster, ClusterConfig, ClusterName, cluster, image, packages};
 
 /// Namespace, release and Deployment of the operator.
 pub const OPERATOR: &str = "vit-operator";
@@ -19,12 +18,7 @@ pub async fn cluster_with_operator(name: &ClusterName, gpus_per_node: u32) -> Re
     packages::install_missing()?;
     let images = images()?;
     cluster::down(name)?;
-    let config = ClusterConfig {
-        nodes: nodes(gpus_per_node),
-        ..ClusterConfig::demo(name.clone())
-    }
-    .images(images);
-    let cluster = Cluster::up(config).await?;
+    let cluster = Cluster::up(ClusterConfig::demo(name.clone(), gpus_per_node).images(images)).await?;
     let (repository, tag) = image::OPERATOR
         .rsplit_once(':')
         .context("the operator's image has a tag")?;
@@ -34,20 +28,6 @@ pub async fn cluster_with_operator(name: &ClusterName, gpus_per_node: u32) -> Re
     ];
     cluster.helm_upgrade(OPERATOR, OPERATOR, &root().join("charts/vit-operator"), &values)?;
     Ok(cluster)
-}
-
-fn nodes(gpus: u32) -> Vec<NodeConfig> {
-    let products = [
-        GpuProduct::TESLA_T4,
-        GpuProduct::TESLA_T4,
-        GpuProduct::TESLA_T4,
-        GpuProduct::H200,
-    ];
-    products
-        .iter()
-        .enumerate()
-        .map(|(index, gpu)| NodeConfig::with_gpus(format!("node{index}"), gpu, gpus))
-        .collect()
 }
 
 /// Top of the source tree.

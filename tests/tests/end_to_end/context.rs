@@ -321,6 +321,17 @@ impl Namespace<'_> {
     }
 }
 
+/// Asserts how many attempts a job has had, and how many of them followed a failure.
+pub(crate) fn check_attempts(status: &ViTTrainingJobStatus, attempt: i32, restarts: i32) -> Result<()> {
+    ensure!(
+        status.attempt == attempt && status.restarts == restarts,
+        "attempt {}, restarts {}",
+        status.attempt,
+        status.restarts
+    );
+    Ok(())
+}
+
 /// JSON merge patch (RFC 7386), for objects.
 fn merge(target: &mut Value, patch: Value) {
     match (target, patch) {

@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use crds::Phase;
 use serde_json::json;
 
-use crate::context::Context;
+use crate::context::{Context, check_attempts};
 
 pub(crate) fn suspend_and_resume(context: &Context) -> Result<()> {
     let namespace = context.namespace("suspend")?;
@@ -23,12 +23,7 @@ pub(crate) fn suspend_and_resume(context: &Context) -> Result<()> {
 
     namespace.patch("digits", json!({"suspend": false}))?;
     let status = namespace.wait_phase("digits", Phase::Succeeded)?;
-    ensure!(
-        status.attempt == 2 && status.restarts == 0,
-        "attempt {}, restarts {}",
-        status.attempt,
-        status.restarts
-    );
+    check_attempts(&status, 2, 0)?;
     let total_steps = status.progress.context("progress is told")?.total_steps;
     namespace.check_steps("digits", total_steps)
 }
@@ -42,12 +37,7 @@ pub(crate) fn scale(context: &Context) -> Result<()> {
     namespace.wait_checkpoint("digits")?;
     context.kubectl(["-n", "scale", "scale", "vtj/digits", "--replicas=2"])?;
     let status = namespace.wait_phase("digits", Phase::Succeeded)?;
-    ensure!(
-        status.attempt == 2 && status.restarts == 0,
-        "attempt {}, restarts {}",
-        status.attempt,
-        status.restarts
-    );
+    check_attempts(&status, 2, 0)?;
     let nodes = status.placement.context("placement is told")?.nodes;
     ensure!(nodes.len() == 2, "nodes: {nodes:?}");
     let progress = status.progress.context("progress is told")?;
