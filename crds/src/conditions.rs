@@ -18,8 +18,12 @@ pub mod types {
 pub mod reasons {
     /// Placed: the gang fits one group of like GPUs.
     pub const GANG_FITS: &str = "GangFits";
+    /// Placed: no group of like GPUs fits the gang, or none was asked for; its GPUs are of several kinds.
+    pub const MIXED_GPUS: &str = "MixedGpus";
     /// Placed is false: no group of like GPUs fits the gang now.
     pub const NO_FITTING_GROUP: &str = "NoFittingGroup";
+    /// Placed is false: the PriorityClass of `workers.priorityClassName` does not exist.
+    pub const NO_PRIORITY_CLASS: &str = "PriorityClassNotFound";
     /// Placed is false: the job holds no GPUs, because it is suspended.
     pub const NOT_PLACED_SUSPENDED: &str = "Suspended";
     /// Placed is false: the job is over and holds no GPUs.
@@ -48,12 +52,18 @@ pub mod reasons {
     pub const NOT_RETRYABLE: &str = "NotRetryable";
     /// Failed: `failurePolicy.maxRestarts` is used up.
     pub const RESTARTS_EXHAUSTED: &str = "RestartsExhausted";
+    /// Failed: `spec.activeDeadlineSeconds` is over.
+    pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
     /// Event: pods of an attempt were created.
     pub const GANG_CREATED: &str = "GangCreated";
     /// Event: an attempt failed.
     pub const ATTEMPT_FAILED: &str = "AttemptFailed";
     /// Running is false, and Event: a call to the API server failed during reconciliation.
     pub const RECONCILE_FAILED: &str = "ReconcileFailed";
+    /// Event: a rank stays slower than the others, which wait for it in every step.
+    pub const STRAGGLER_FOUND: &str = "StragglerFound";
+    /// Event: a rank that was slower than the others is so no longer.
+    pub const STRAGGLER_GONE: &str = "StragglerGone";
     /// Event: the job is deleted because its time after finishing is over.
     pub const EXPIRED: &str = "TimeToLiveExpired";
 }

@@ -1,5 +1,7 @@
 //! What the operator tells about a job.
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::KubeSchema;
 use schemars::JsonSchema;
@@ -30,7 +32,7 @@ pub struct ViTTrainingJobStatus {
     /// selector matches the job's pods, for the scale subresource.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub selector: Option<String>,
-    /// startTime is when the first gang was created.
+    /// startTime is when the first gang was created, or the first one after the job was suspended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
     /// completionTime is when the job finished, well or not.
@@ -51,6 +53,19 @@ pub struct ViTTrainingJobStatus {
     /// lastFailure is the failure that ended the last failed attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_failure: Option<FailureStatus>,
+    /// stragglers are the ranks of the latest gang that stay slower than the others, which wait for them in every step.
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["rank".into()]))]
+    #[schemars(length(max = 16))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stragglers: Vec<StragglerStatus>,
+    /// failedNodes are the nodes on which attempts failed within the last hour, for reasons that may be the node's.
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["node".into()]))]
+    #[schemars(length(max = 16))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failed_nodes: Vec<FailedNodeStatus>,
+    /// failedSize is the size at which an elastic gang failed twice without a new checkpoint, within the last hour.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub failed_size: Option<FailedSizeStatus>,
 }
 
 /// phase is the state of the job in one word.
@@ -111,15 +126,44 @@ impl Phase {
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PlacementStatus {
-    /// group is the group of like GPUs that was chosen.
+    /// group is the group of like GPUs that was chosen; absent where the gang's GPUs are of several kinds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<GpuGroup>,
+    /// mixed are the kinds of GPUs of a gang whose GPUs are not alike, which placement.homogeneity allows.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub mixed: Vec<MixedGroup>,
+    /// topology tells over which parts of the cluster the gang is spread.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub topology: Vec<TopologySpread>,
     /// nodes hold the pods, in the order of their node rank.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
+    /// time at which it was decided.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time: Option<Time>,
     /// rejected are the groups that were not chosen, and why.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rejected: Vec<RejectedGroup>,
+}
+
+/// MixedGroup is one kind of GPUs of a gang whose GPUs are not alike.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct MixedGroup {
+    /// group is what these GPUs have in common.
+    pub group: GpuGroup,
+    /// nodes is the number of the gang's nodes that have them.
+    pub nodes: i32,
+}
+
+/// TopologySpread tells over which values of a node label the gang is spread.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct TopologySpread {
+    /// key is the node label.
+    pub key: String,
+    /// domains are its values on the gang's nodes, in the order of ranks; nodes without the label are left out.
+    pub domains: Vec<String>,
 }
 
 /// GpuGroup is what GPUs have in common to count as alike.
@@ -138,6 +182,9 @@ pub struct GpuGroup {
     /// driverMajor is the major version of the GPU driver, where a label tells it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub driver_major: Option<String>,
+    /// labels are the values of the labels of placement.groupBy.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub labels: BTreeMap<String, String>,
 }
 
 /// RejectedGroup is a group of nodes that was not chosen, and why.
@@ -187,6 +234,9 @@ pub struct ProgressStatus {
     /// validationAccuracy is the share of held-out images classified right at the last evaluation, 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_accuracy: Option<f64>,
+    /// emaValidationAccuracy is the same of the averaged weights, where training.ema is set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ema_validation_accuracy: Option<f64>,
     /// imagesPerSecond over all ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub images_per_second: Option<f64>,
@@ -233,12 +283,58 @@ pub struct FailureStatus {
     /// exitCode of the rank, 128 + n for signal n.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub exit_code: Option<i32>,
-    /// class of the failure: BadConfig, BadData, PeerLost, DeviceFault, OutOfMemory, Diverged, Storage, Killed, Crashed
-    /// or PodLost.
+    /// class of the failure: BadConfig, BadData, PeerLost, DeviceFault, OutOfMemory, Diverged, Storage, Killed, Crashed,
+    /// PodLost, StartFailed or Stalled.
     pub class: String,
     /// message in the trainer's or the kubelet's own words.
     pub message: String,
     /// time at which the operator saw it; the wait before the next attempt counts from here.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time: Option<Time>,
+}
+
+/// StragglerStatus is a rank that stays slower than the others.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct StragglerStatus {
+    /// rank that is slow.
+    #[schemars(range(min = 0))]
+    pub rank: i32,
+    /// node it is on.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// slowdown is its compute time of a step (data, forward and backward pass, and no waiting) over the median of the
+    /// other ranks' times, as it was last reported. A rank is named once the mean over about half a minute is above 1.33,
+    /// and until it is below 1.2.
+    pub slowdown: f64,
+}
+
+/// FailedSizeStatus is a size at which an elastic gang failed twice without a new checkpoint.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FailedSizeStatus {
+    /// nodes of that gang.
+    #[schemars(range(min = 1))]
+    pub nodes: i32,
+    /// avoidedUntil is until when gangs are smaller than that, where the job allows it.
+    pub avoided_until: Time,
+}
+
+/// FailedNodeStatus is a node on which attempts failed.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct FailedNodeStatus {
+    /// node is its name.
+    pub node: String,
+    /// failures counts the attempts that failed there, each within an hour of the one before.
+    #[schemars(range(min = 1))]
+    pub failures: i32,
+    /// class of the last one.
+    pub class: String,
+    /// time of the last one.
+    pub time: Time,
+    /// avoidedUntil is until when gangs do without the node where they can, if failurePolicy.excludeFailedNodes is set;
+    /// absent after a single failure that may have been chance.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub avoided_until: Option<Time>,
 }

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize};
 use super::Volume;
 
 /// Checkpoint sets where the state of training is kept, and whether it is continued from. One is written at the end of
-/// every epoch, and when the job is told to stop.
+/// every epoch, when the job is told to stop, and as often as everySteps and everySeconds say. Training goes on while a
+/// checkpoint is written; one that becomes due meanwhile is put off until that write has ended.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Checkpoint {
@@ -18,8 +19,17 @@ pub struct Checkpoint {
     #[serde(default = "default_keep")]
     #[schemars(range(min = 1, max = 10_000))]
     pub keep: i32,
-    /// resume says whether the first attempt continues from a checkpoint that is there (Auto), or fails if one is
-    /// there (Never). Later attempts of the same job always continue.
+    /// everySteps is how many optimizer steps lie between two checkpoints within an epoch: one is due at each multiple.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_000_000_000))]
+    pub every_steps: Option<i32>,
+    /// everySeconds is after how many seconds without a checkpoint the next one is due. Both may be given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 31_536_000))]
+    pub every_seconds: Option<i32>,
+    /// resume says what becomes of a checkpoint that is there when the job starts: Auto continues from it, whichever
+    /// job of this namespace made it; Never fails, unless an earlier attempt of this very job made it (jobs are told
+    /// apart by their uid). A checkpoint of a job in another namespace is always refused.
     #[serde(default)]
     pub resume: Resume,
 }

@@ -2,18 +2,22 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Volume;
+use super::{Augmentation, Volume};
 
 /// Data is the data set.
-#[derive(KubeSchema, Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(
     validation = Rule::new("(self.format == 'synthetic') != has(self.volume)").message("volume must be given for every format but synthetic, which has no files"),
-    validation = Rule::new("(self.format == 'synthetic') == has(self.syntheticImages)").message("syntheticImages must be given for format synthetic, and for no other")
+    validation = Rule::new("(self.format == 'synthetic') == has(self.syntheticImages)").message("syntheticImages must be given for format synthetic, and for no other"),
+    validation = Rule::new("self.format == 'webDataset' || (!has(self.trainShards) && !has(self.validationShards))").message("trainShards and validationShards are for format webDataset")
 )]
 pub struct Data {
-    /// format is the layout of the files: cifar10 or cifar100 (binary version), or synthetic (random images made in
-    /// memory: to measure, not to learn from).
+    /// format is the layout of the files: cifar10 or cifar100 (binary version); imageFolder (train/CLASS/*.jpg or png,
+    /// and val/CLASS/..., classes numbered by their sorted names); webDataset (tar files of key.jpg or key.png with
+    /// key.cls or key.json); numpy (train.npz and val.npz with images and labels, or train_images.npy,
+    /// train_labels.npy, val_images.npy and val_labels.npy; images of uint8 or float32, with channels first or last);
+    /// or synthetic (random images made in memory: to measure, not to learn from).
     pub format: DataFormat,
     /// path is the folder at which the volume is mounted in the pod, read-only; the files lie in it.
     #[serde(default = "default_path")]
@@ -26,10 +30,57 @@ pub struct Data {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 100_000_000))]
     pub synthetic_images: Option<i64>,
+    /// trainShards are the file names of format webDataset to train on, relative to path, with a range such as
+    /// train-{000000..000012}.tar, or one *; train-*.tar if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 256))]
+    pub train_shards: Option<String>,
+    /// validationShards are the file names of format webDataset to evaluate, relative to path; val-*.tar, as far as
+    /// there are any, if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 256))]
+    pub validation_shards: Option<String>,
+    /// fraction is the share of the training images that is used: the first ones in the order of the files; of an
+    /// imageFolder the first ones of every class.
+    #[serde(default = "default_fraction")]
+    #[schemars(range(min = 0.000_001, max = 1.0))]
+    pub fraction: f64,
+    /// decodeThreads is the number of threads of each rank that decode files of imageFolder and webDataset; an equal
+    /// share of the pod's processors if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 256))]
+    pub decode_threads: Option<i32>,
+    /// maxCorruptFraction is the share of the images that may be unreadable in an epoch, over all ranks. The first
+    /// hundred of each rank and epoch are named in the log, and the next one takes its place in a training batch; with one more, training ends. 0 allows none.
+    #[serde(default)]
+    #[schemars(range(min = 0.0, max = 0.999))]
+    pub max_corrupt_fraction: f64,
+    /// interpolation is the filter with which images are resized to model.imageSize: bicubic or bilinear.
+    #[serde(default)]
+    pub interpolation: Interpolation,
+    /// cropFraction is the side of the centre crop of validation images from files over their shorter side (crop_pct of
+    /// timm): they are resized to model.imageSize / cropFraction, then cropped.
+    #[serde(default = "default_crop_fraction")]
+    #[schemars(range(min = 0.01, max = 1.0))]
+    pub crop_fraction: f64,
+    /// normalization of the channels.
+    #[serde(default)]
+    pub normalization: Normalization,
+    /// augmentation of training images; none by default.
+    #[serde(default)]
+    pub augmentation: Augmentation,
 }
 
 fn default_path() -> String {
     "/data".into()
+}
+
+fn default_fraction() -> f64 {
+    1.0
+}
+
+fn default_crop_fraction() -> f64 {
+    0.875
 }
 
 /// Layout of a data set.
@@ -40,6 +91,52 @@ pub enum DataFormat {
     Cifar10,
     /// CIFAR-100 binary version.
     Cifar100,
+    /// Folders of JPEG and PNG files, one a class.
+    ImageFolder,
+    /// Tar files of images and labels.
+    WebDataset,
+    /// NumPy arrays.
+    Numpy,
     /// Random images with random labels.
     Synthetic,
+}
+
+/// Filters to resize with, with antialiasing where an image gets smaller.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Interpolation {
+    /// Bicubic (Catmull-Rom).
+    #[default]
+    Bicubic,
+    /// Bilinear.
+    Bilinear,
+}
+
+/// Normalization subtracts a mean and divides by a deviation, of pixels scaled to 0..1 (values of float32 arrays are
+/// taken as they are). ImageNet's are mean [0.485, 0.456, 0.406] and std [0.229, 0.224, 0.225]; timm's ViT presets
+/// have 0.5 for both.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Normalization {
+    /// mean is subtracted: one value, or one for each channel.
+    #[serde(default = "default_half")]
+    #[schemars(length(min = 1, max = 64))]
+    pub mean: Vec<f64>,
+    /// std divides: one value, or one for each channel.
+    #[serde(default = "default_half")]
+    #[schemars(length(min = 1, max = 64), inner(range(min = 1e-9)))]
+    pub std: Vec<f64>,
+}
+
+fn default_half() -> Vec<f64> {
+    vec![0.5]
+}
+
+impl Default for Normalization {
+    fn default() -> Self {
+        Self {
+            mean: default_half(),
+            std: default_half(),
+        }
+    }
 }

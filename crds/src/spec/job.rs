@@ -2,7 +2,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Checkpoint, Data, Model, Placement, Training, Workers};
+use super::{Checkpoint, Data, Elastic, Model, Placement, Training, Workers};
 use crate::status::ViTTrainingJobStatus;
 
 /// ViTTrainingJob trains a Vision Transformer data-parallel on a set of like GPUs.
@@ -30,7 +30,7 @@ use crate::status::ViTTrainingJobStatus;
     printcolumn(name = "Epoch", type_ = "integer", description = "Epochs finished", json_path = ".status.progress.epoch"),
     printcolumn(name = "Images/s", type_ = "number", description = "Training images a second over all ranks", json_path = ".status.progress.imagesPerSecond"),
     printcolumn(name = "Sync", type_ = "number", description = "Share of step time spent waiting for synchronisation, 0 to 1", json_path = ".status.progress.syncShare"),
-    printcolumn(name = "Nodes", type_ = "integer", json_path = ".spec.workers.nodes"),
+    printcolumn(name = "Nodes", type_ = "integer", description = "Nodes of the gang; 0 while it holds no GPUs", json_path = ".status.workers.desired"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     printcolumn(name = "GPU", type_ = "string", priority = 1, json_path = ".status.placement.group.product"),
     printcolumn(name = "Loss", type_ = "number", priority = 1, json_path = ".status.progress.loss"),
@@ -41,6 +41,7 @@ use crate::status::ViTTrainingJobStatus;
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(
     validation = Rule::new("self.image == oldSelf.image && self.imagePullPolicy == oldSelf.imagePullPolicy && self.imagePullSecrets == oldSelf.imagePullSecrets").message("image, imagePullPolicy and imagePullSecrets cannot be changed; create a new job"),
+    validation = Rule::new("has(self.managedBy) == has(oldSelf.managedBy) && (!has(self.managedBy) || self.managedBy == oldSelf.managedBy)").message("managedBy cannot be changed; create a new job"),
     validation = Rule::new("self.model == oldSelf.model").message("model cannot be changed; create a new job"),
     validation = Rule::new("self.data == oldSelf.data").message("data cannot be changed; create a new job"),
     validation = Rule::new("self.training == oldSelf.training").message("training cannot be changed; create a new job"),
@@ -49,7 +50,13 @@ use crate::status::ViTTrainingJobStatus;
     validation = Rule::new("self.checkpoint == oldSelf.checkpoint").message("checkpoint cannot be changed; create a new job"),
     validation = Rule::new("self.data.format != 'cifar10' || self.model.numClasses >= 10").message("model.numClasses must be at least 10 for data.format cifar10"),
     validation = Rule::new("self.data.format != 'cifar100' || self.model.numClasses >= 100").message("model.numClasses must be at least 100 for data.format cifar100"),
-    validation = Rule::new("self.data.format == 'synthetic' || self.model.channels == 3").message("model.channels must be 3 for CIFAR images"),
+    validation = Rule::new("!(self.data.format in ['cifar10', 'cifar100']) || self.model.channels == 3").message("model.channels must be 3 for CIFAR images"),
+    validation = Rule::new("!(self.data.format in ['imageFolder', 'webDataset']) || self.model.channels in [1, 3]").message("model.channels must be 1 or 3 for JPEG and PNG files"),
+    validation = Rule::new("self.model.channels == 3 || (!has(self.data.augmentation.randAugment) && !self.data.augmentation.threeAugment && self.data.augmentation.colorJitter == 0.0)").message("model.channels must be 3 for colorJitter, randAugment and threeAugment of data.augmentation"),
+    validation = Rule::new("(self.data.augmentation.mixup == 0.0 && self.data.augmentation.cutmix == 0.0) || self.data.augmentation.mixupProbability == 0.0 || self.training.microBatchSize % 2 == 0").message("training.microBatchSize must be even for mixup and cutmix, which mix pairs of images"),
+    validation = Rule::new("[1, self.model.channels].exists(n, size(self.data.normalization.mean) == n) && [1, self.model.channels].exists(n, size(self.data.normalization.std) == n)").message("data.normalization.mean and std must have one value, or one for each of model.channels"),
+    validation = Rule::new("!has(self.elastic) || self.workers.nodes == oldSelf.workers.nodes").message("workers.nodes cannot be changed while elastic is given, because it makes the global batch; change elastic"),
+    validation = Rule::new("!has(self.elastic) || (self.elastic.minNodes <= self.workers.nodes && (!has(self.elastic.maxNodes) || self.elastic.maxNodes >= self.workers.nodes))").message("elastic.minNodes must be at most workers.nodes, and elastic.maxNodes at least that"),
     validation = Rule::new("!has(self.data.volume) || self.data.path != self.checkpoint.path").message("data.path and checkpoint.path must be different folders")
 )]
 pub struct ViTTrainingJobSpec {
@@ -74,14 +81,32 @@ pub struct ViTTrainingJobSpec {
     pub parallelism: Parallelism,
     /// workers sets how many pods there are, with how many GPUs each, and what else they get.
     pub workers: Workers,
+    /// elastic lets the gang train on fewer or more nodes than workers.nodes. The global batch stays what workers.nodes
+    /// makes it: on another number of nodes ranks take more or fewer micro-batches a step, or smaller ones, and numbers of
+    /// nodes among which the images of a step cannot be shared evenly are left out. A gang takes as many nodes as are free,
+    /// of the kind of GPUs that it had before where there are any, and grows after a new checkpoint, where more are free and
+    /// no waiting job could use them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub elastic: Option<Elastic>,
     /// placement says which GPUs will do.
     #[serde(default)]
     pub placement: Placement,
+    /// scheduling says how pods get to their nodes, and how long that may take.
+    #[serde(default)]
+    pub scheduling: Scheduling,
     /// checkpoint sets where the state of training is kept, and whether it is continued from.
     pub checkpoint: Checkpoint,
-    /// failurePolicy bounds how often the gang is restarted.
+    /// failurePolicy says what counts as a failure, how often the gang is restarted, and where.
     #[serde(default)]
     pub failure_policy: FailurePolicy,
+    /// managedBy names the controller that runs the job, such as kueue.x-k8s.io/multikueue, which runs it in another
+    /// cluster. This operator leaves jobs of others alone; its own have vit-operator.dev/vit-operator here, or nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        length(min = 1, max = 63),
+        regex(pattern = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9._-]+$")
+    )]
+    pub managed_by: Option<String>,
     /// suspend stops the job after a checkpoint and gives its GPUs back, until it is set to false again.
     #[serde(default)]
     pub suspend: bool,
@@ -89,17 +114,51 @@ pub struct ViTTrainingJobSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub ttl_seconds_after_finished: Option<i32>,
+    /// activeDeadlineSeconds is how long the job may take, in seconds since its first gang was created, or since the
+    /// first one after it was suspended; then it is stopped and fails. Waiting for the first GPUs does not count.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1))]
+    pub active_deadline_seconds: Option<i32>,
+}
+
+/// What [`ViTTrainingJobSpec::managed_by`] says of the jobs that this project's operator runs, or nothing.
+pub const CONTROLLER: &str = "vit-operator.dev/vit-operator";
+
+impl ViTTrainingJob {
+    /// Whether this project's operator is to run the job.
+    pub fn is_for_vit_operator(&self) -> bool {
+        self.spec
+            .managed_by
+            .as_deref()
+            .is_none_or(|controller| controller == CONTROLLER)
+    }
 }
 
 /// Parallelism sets how gradients are reduced over the ranks.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Parallelism {
-    /// bucketMegabytes is the size in MiB at which a bucket of gradients is reduced while backward goes on
-    /// (bucket_cap_mb of PyTorch's DDP): smaller buckets start earlier, larger ones use the network better.
+    /// bucketMegabytes is the largest size in MiB of a bucket of gradients, each of which is reduced while backward
+    /// goes on (bucket_cap_mb of PyTorch's DDP): smaller buckets start earlier, larger ones use the network better.
+    /// Where it would make fewer than 16 buckets, they are a sixteenth of the gradients instead, and at least 1 MiB.
     #[serde(default = "default_bucket_megabytes")]
     #[schemars(range(min = 1, max = 1024))]
     pub bucket_megabytes: i32,
+    /// compressGradients is the form in which gradients are sent: none (their own type), or bf16, which halves the bytes
+    /// of fp32 gradients and rounds them to 8 bits of mantissa; weights and moments keep their precision.
+    #[serde(default)]
+    pub compress_gradients: GradientCompression,
+}
+
+/// Form in which gradients are sent.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum GradientCompression {
+    /// Their own type.
+    #[default]
+    None,
+    /// bfloat16.
+    Bf16,
 }
 
 fn default_bucket_megabytes() -> i32 {
@@ -110,11 +169,40 @@ impl Default for Parallelism {
     fn default() -> Self {
         Self {
             bucket_megabytes: default_bucket_megabytes(),
+            compress_gradients: GradientCompression::default(),
         }
     }
 }
 
-/// FailurePolicy bounds how often the gang is restarted.
+/// Scheduling says how pods get to their nodes, and how long that may take.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Scheduling {
+    /// schedulerName is the scheduler that binds the pods to the nodes that were chosen; kube-scheduler if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub scheduler_name: Option<String>,
+    /// startTimeoutSeconds is how long a gang may take from its placement until every pod is ready, in seconds, image
+    /// pulls included. After it the gang gives its GPUs back, which counts as a failure of the attempt.
+    #[serde(default = "default_start_timeout")]
+    #[schemars(range(min = 10, max = 86_400))]
+    pub start_timeout_seconds: i32,
+}
+
+fn default_start_timeout() -> i32 {
+    900
+}
+
+impl Default for Scheduling {
+    fn default() -> Self {
+        Self {
+            scheduler_name: None,
+            start_timeout_seconds: default_start_timeout(),
+        }
+    }
+}
+
+/// FailurePolicy says what counts as a failure, how often the gang is restarted, and where.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct FailurePolicy {
@@ -124,16 +212,52 @@ pub struct FailurePolicy {
     #[serde(default = "default_max_restarts")]
     #[schemars(range(min = 0, max = 1000))]
     pub max_restarts: i32,
+    /// nodeLostSeconds is how long a node may be not ready before its pods count as lost, in seconds. Their gang then
+    /// trains again elsewhere, and the pods are deleted without waiting for the node's kubelet. A pod of a ready node that is
+    /// still there so long after it should have been deleted, because its process cannot be killed, is not waited for either:
+    /// it keeps its GPUs until it ends, and its gang trains again on others.
+    #[serde(default = "default_node_lost")]
+    #[schemars(range(min = 1, max = 86_400))]
+    pub node_lost_seconds: i32,
+    /// stallTimeoutSeconds is how long a running gang may finish no step, and no batch of an evaluation, in seconds; without
+    /// it, 10 times the median time of its latest steps and at least 300. Then the gang trains again from the last
+    /// checkpoint, if the agents of its pods confirm that no rank gets on. Time in which the job starts or takes a checkpoint
+    /// does not count.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 5, max = 86_400))]
+    pub stall_timeout_seconds: Option<i32>,
+    /// excludeFailedNodes says whether the job's next gangs do without nodes on which its attempts failed: at once after a
+    /// DeviceFault, else after two failures that may be the node's (Killed, Crashed, PodLost, StartFailed, Stalled), and
+    /// until an hour has gone by without another. A gang that fits nowhere else uses them nevertheless.
+    #[serde(default = "default_exclude_failed_nodes")]
+    pub exclude_failed_nodes: bool,
+    /// excludeStragglers says whether the next gang does without the nodes of ranks that stayed slower than the others
+    /// (status.stragglers), if it fits elsewhere. No gang is stopped for being slow, and an elastic one, which would be
+    /// smaller without them, keeps them.
+    #[serde(default)]
+    pub exclude_stragglers: bool,
+}
+
+fn default_exclude_failed_nodes() -> bool {
+    true
 }
 
 fn default_max_restarts() -> i32 {
     5
 }
 
+fn default_node_lost() -> i32 {
+    30
+}
+
 impl Default for FailurePolicy {
     fn default() -> Self {
         Self {
             max_restarts: default_max_restarts(),
+            node_lost_seconds: default_node_lost(),
+            stall_timeout_seconds: None,
+            exclude_failed_nodes: default_exclude_failed_nodes(),
+            exclude_stragglers: false,
         }
     }
 }

@@ -1,7 +1,9 @@
 //! The manifest, a file a section.
 
+mod augmentation;
 mod checkpoint;
 mod data;
+mod elastic;
 mod job;
 mod model;
 mod placement;
@@ -9,11 +11,19 @@ mod training;
 mod volume;
 mod workers;
 
+pub use augmentation::{Augmentation, RandomCrop, RandomResizedCrop};
 pub use checkpoint::{Checkpoint, Resume};
-pub use data::{Data, DataFormat};
-pub use job::{FailurePolicy, Parallelism, ViTTrainingJob, ViTTrainingJobSpec};
-pub use model::{Model, Pooling};
-pub use placement::{GpuRequirements, Placement};
-pub use training::{Optimizer, OptimizerName, Schedule, ScheduleName, Training};
+pub use data::{Data, DataFormat, Interpolation, Normalization};
+pub use elastic::Elastic;
+pub use job::{
+    CONTROLLER, FailurePolicy, GradientCompression, Parallelism, Scheduling, ViTTrainingJob,
+    ViTTrainingJobSpec,
+};
+pub use model::{Model, Pooling, Pretrained};
+pub use placement::{GpuRequirements, Homogeneity, Placement, Topology};
+pub use training::{
+    ActivationCheckpointing, Ema, LearningRateScaling, LossScale, Optimizer, OptimizerName, Precision,
+    ScalingRule, Schedule, ScheduleName, Training,
+};
 pub use volume::{HostPath, PersistentVolumeClaim, Volume};
 pub use workers::{Device, ImagePullPolicy, Workers};

@@ -2,9 +2,11 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::Volume;
+
 /// Model is the Vision Transformer that is trained: a preset by timm's name, sizes of one's own, or a preset with some
 /// sizes changed.
-#[derive(KubeSchema, Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(
     validation = Rule::new("has(self.name) || (has(self.imageSize) && has(self.patchSize) && has(self.hiddenSize) && has(self.depth) && has(self.heads))").message("give name (a preset such as vit_base_patch16_224), or all of imageSize, patchSize, hiddenSize, depth and heads"),
@@ -12,8 +14,9 @@ use serde::{Deserialize, Serialize};
     validation = Rule::new("!has(self.imageSize) || !has(self.patchSize) || self.imageSize % self.patchSize == 0").message("imageSize must be a multiple of patchSize")
 )]
 pub struct Model {
-    /// name is a preset by timm's name, such as vit_tiny_patch16_224, vit_small_patch16_224, vit_base_patch16_224 or
-    /// vit_large_patch16_224. Sizes given beside it replace the preset's.
+    /// name is a preset by timm's or torchvision's name, such as vit_tiny_patch16_224, vit_base_patch16_384,
+    /// vit_huge_patch14_224, vit_medium_patch16_reg4_gap_256, vit_small_patch14_dinov2 or vit_b_16. Sizes given beside it
+    /// replace the preset's.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64))]
     pub name: Option<String>,
@@ -48,21 +51,54 @@ pub struct Model {
     #[serde(default = "default_channels")]
     #[schemars(range(min = 1, max = 64))]
     pub channels: i32,
-    /// pooling is what the classifier reads: the class token (token), or the mean over all patches (average).
+    /// pooling is what the classifier reads.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pooling: Option<Pooling>,
+    /// registerTokens is the number of learned tokens beside the patches that the classifier does not read (arXiv
+    /// 2309.16588); the preset's, else 0, if not given. With some, the position embedding covers the patches only.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 64))]
+    pub register_tokens: Option<i32>,
+    /// layerScale is the initial value of a learned factor for each channel of a block's branches, as 1e-5 (arXiv
+    /// 2103.17239); 0 is no such factor. The preset's, else 0, if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 10.0))]
+    pub layer_scale: Option<f64>,
+    /// dropPath is the share of images that skip a branch of the last block in a training step (stochastic depth); it
+    /// rises linearly from 0 in the first block.
     #[serde(default)]
-    pub pooling: Pooling,
+    #[schemars(range(min = 0.0, max = 0.99))]
+    pub drop_path: f64,
+    /// pretrained is a file of weights that training starts from, in place of random ones.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pretrained: Option<Pretrained>,
+}
+
+/// pretrained is a file of weights that training starts from, in place of random ones: safetensors with timm's or
+/// torchvision's names. The head stays random where the number of classes differs; the position embedding is resized to
+/// imageSize, and the patch embedding adapted to channels, as timm does.
+// An optional field is described in the schema by its type.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Pretrained {
+    /// volume holds the file; pods mount it read-only.
+    pub volume: Volume,
+    /// path of the file in the volume.
+    #[schemars(regex(pattern = "^[^/:][^:]*$"), length(max = 256))]
+    pub path: String,
 }
 
 fn default_channels() -> i32 {
     3
 }
 
-/// What the classifier reads.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+/// pooling is what the classifier reads: the class token (token), or the mean over all patches (average); the preset's,
+/// else token, if not given.
+// An optional field is described in the schema by its type.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub enum Pooling {
     /// The class token.
-    #[default]
     Token,
     /// The mean over all patches; there is no class token.
     Average,

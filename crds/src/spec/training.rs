@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(
-    validation = Rule::new("self.schedule.warmupEpochs <= double(self.epochs)").message("schedule.warmupEpochs must be at most epochs")
+    validation = Rule::new("self.schedule.warmupEpochs <= double(self.epochs)").message("schedule.warmupEpochs must be at most epochs"),
+    validation = Rule::new("!self.masterWeights || self.precision != 'fp32'").message("masterWeights needs precision bf16 or fp16"),
+    validation = Rule::new("!has(self.lossScale) || self.precision == 'fp16'").message("lossScale needs precision fp16")
 )]
 pub struct Training {
     /// epochs is the number of passes over the training images.
@@ -27,6 +29,14 @@ pub struct Training {
     /// optimizer and its parameters.
     #[serde(default)]
     pub optimizer: Optimizer,
+    /// learningRateScaling is how the learning rate grows with the global batch.
+    #[serde(default)]
+    pub learning_rate_scaling: LearningRateScaling,
+    /// layerDecay makes the learning rate of a layer this times the one of the layer above it: the classifier takes the
+    /// whole, the patch embedding the least (timm's layer_decay).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.01, max = 1.0))]
+    pub layer_decay: Option<f64>,
     /// schedule of the learning rate.
     #[serde(default)]
     pub schedule: Schedule,
@@ -38,6 +48,42 @@ pub struct Training {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1e-6, max = 1e6))]
     pub clip_grad_norm: Option<f64>,
+    /// wallClockBreakdown says whether the trainer logs, beside its own lines, the time of a step's parts in the line
+    /// that DeepSpeed prints under wall_clock_breakdown.
+    #[serde(default)]
+    pub wall_clock_breakdown: bool,
+    /// precision of matrix products: fp32, bf16 or fp16. Weights stay in 32 bits and are cast where they are used
+    /// (autocast), unless masterWeights is set.
+    #[serde(default)]
+    pub precision: Precision,
+    /// masterWeights keeps the model itself in half precision, its gradients too as they are reduced over the ranks, and
+    /// 32-bit weights and moments in the optimizer.
+    #[serde(default)]
+    pub master_weights: bool,
+    /// lossScale of precision fp16, named as in DeepSpeed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub loss_scale: Option<LossScale>,
+    /// ema keeps an exponential moving average of the weights, which is evaluated and saved beside them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ema: Option<Ema>,
+    /// activationCheckpointing is what the backward pass computes again in place of keeping it, which takes less memory
+    /// and more time.
+    #[serde(default)]
+    pub activation_checkpointing: ActivationCheckpointing,
+}
+
+/// activationCheckpointing is what the backward pass computes again in place of keeping it, which takes less memory and
+/// more time: nothing (none), each block whole (block), or norms and activation functions only (selective).
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum ActivationCheckpointing {
+    /// Nothing.
+    #[default]
+    None,
+    /// Each block whole: one tensor a block is kept.
+    Block,
+    /// Norms and activation functions: what matrix products and attention gave is kept.
+    Selective,
 }
 
 fn default_accumulation() -> i32 {
@@ -45,28 +91,40 @@ fn default_accumulation() -> i32 {
 }
 
 /// Optimizer and its parameters, named as in PyTorch.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[x_kube(
+    validation = Rule::new("self.name == 'sgd' || !(has(self.momentum) || has(self.nesterov))").message("momentum and nesterov are parameters of sgd"),
+    validation = Rule::new("self.name != 'sgd' || !(has(self.betas) || has(self.epsilon))").message("betas and epsilon are parameters of adamw and lamb")
+)]
 pub struct Optimizer {
-    /// name of the optimizer: adamw.
+    /// name of the optimizer: adamw, sgd or lamb.
     #[serde(default)]
     pub name: OptimizerName,
-    /// learningRate at its peak.
+    /// learningRate at its peak, before learningRateScaling.
     #[serde(default = "default_learning_rate")]
-    #[schemars(range(min = 1e-9, max = 10.0))]
+    #[schemars(range(min = 1e-9, max = 100.0))]
     pub learning_rate: f64,
-    /// weightDecay, decoupled from the gradient; biases and norms are not decayed.
+    /// weightDecay, which biases, norms, the class token and the position embedding do not get. adamw takes it off the
+    /// weights, sgd adds it to the gradient, lamb to the step whose length its trust ratio sets.
     #[serde(default = "default_weight_decay")]
     #[schemars(range(min = 0.0, max = 10.0))]
     pub weight_decay: f64,
-    /// betas are the decay of the first and of the second moment.
-    #[serde(default = "default_betas")]
+    /// betas of adamw and lamb are the decay of the first and of the second moment; 0.9 and 0.999 if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 2, max = 2), inner(range(min = 0.0, max = 0.999_999)))]
-    pub betas: Vec<f64>,
-    /// epsilon is added to the denominator.
-    #[serde(default = "default_epsilon")]
+    pub betas: Option<Vec<f64>>,
+    /// epsilon of adamw and lamb is added to the denominator; 1e-8 for adamw and 1e-6 for lamb if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1e-16, max = 1.0))]
-    pub epsilon: f64,
+    pub epsilon: Option<f64>,
+    /// momentum of sgd is the share of the last step that is taken again; 0.9 if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 0.999_999))]
+    pub momentum: Option<f64>,
+    /// nesterov reads the gradient of sgd ahead of the momentum; false if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nesterov: Option<bool>,
 }
 
 fn default_learning_rate() -> f64 {
@@ -77,22 +135,16 @@ fn default_weight_decay() -> f64 {
     0.05
 }
 
-fn default_betas() -> Vec<f64> {
-    vec![0.9, 0.999]
-}
-
-fn default_epsilon() -> f64 {
-    1e-8
-}
-
 impl Default for Optimizer {
     fn default() -> Self {
         Self {
             name: OptimizerName::default(),
             learning_rate: default_learning_rate(),
             weight_decay: default_weight_decay(),
-            betas: default_betas(),
-            epsilon: default_epsilon(),
+            betas: None,
+            epsilon: None,
+            momentum: None,
+            nesterov: None,
         }
     }
 }
@@ -104,28 +156,149 @@ pub enum OptimizerName {
     /// AdamW, arXiv 1711.05101.
     #[default]
     Adamw,
+    /// SGD with momentum.
+    Sgd,
+    /// LAMB, arXiv 1904.00962.
+    Lamb,
+}
+
+/// LearningRateScaling makes the learning rate grow with the global batch, which is
+/// microBatchSize x gradientAccumulationSteps x nodes x gpusPerNode.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct LearningRateScaling {
+    /// rule: none, linear (in proportion), or sqrt (with the square root).
+    #[serde(default)]
+    pub rule: ScalingRule,
+    /// referenceBatchSize is the global batch for which optimizer.learningRate is meant.
+    #[serde(default = "default_reference_batch_size")]
+    #[schemars(range(min = 1, max = 1_048_576))]
+    pub reference_batch_size: i32,
+}
+
+fn default_reference_batch_size() -> i32 {
+    256
+}
+
+impl Default for LearningRateScaling {
+    fn default() -> Self {
+        Self {
+            rule: ScalingRule::default(),
+            reference_batch_size: default_reference_batch_size(),
+        }
+    }
+}
+
+/// Laws by which the learning rate grows with the global batch.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum ScalingRule {
+    /// Not at all.
+    #[default]
+    None,
+    /// In proportion.
+    Linear,
+    /// With the square root.
+    Sqrt,
+}
+
+/// Number formats.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub enum Precision {
+    /// 32 bits.
+    #[default]
+    Fp32,
+    /// bfloat16.
+    Bf16,
+    /// float16, with a dynamic loss scale.
+    Fp16,
+}
+
+/// LossScale keeps the gradients of precision fp16 within its range: the loss is multiplied by a scale, which is halved
+/// when gradients overflow (that step is skipped) and doubled after a while without. Names, defaults and behaviour are
+/// DeepSpeed's.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct LossScale {
+    /// initialScalePower: the first scale is 2 to this power.
+    #[serde(default = "default_initial_scale_power")]
+    #[schemars(range(min = 0, max = 32))]
+    pub initial_scale_power: i32,
+    /// lossScaleWindow is the number of steps without an overflow after which the scale is doubled.
+    #[serde(default = "default_loss_scale_window")]
+    #[schemars(range(min = 1, max = 1_000_000))]
+    pub loss_scale_window: i32,
+    /// hysteresis is the number of overflows until the scale is halved.
+    #[serde(default = "default_hysteresis")]
+    #[schemars(range(min = 1, max = 1000))]
+    pub hysteresis: i32,
+    /// minLossScale is the least scale; an overflow there ends the run.
+    #[serde(default = "default_min_loss_scale")]
+    #[schemars(range(min = 1, max = 65536))]
+    pub min_loss_scale: i32,
+}
+
+fn default_initial_scale_power() -> i32 {
+    16
+}
+
+fn default_loss_scale_window() -> i32 {
+    1000
+}
+
+fn default_hysteresis() -> i32 {
+    2
+}
+
+fn default_min_loss_scale() -> i32 {
+    1
+}
+
+/// Ema is an exponential moving average of the weights, as timm's ModelEmaV3.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Ema {
+    /// decay is the share of the average that a step keeps.
+    #[serde(default = "default_ema_decay")]
+    #[schemars(range(min = 0.0, max = 0.999_999_9))]
+    pub decay: f64,
+    /// warmup lets the decay rise to its value as 1 - (1 + step)^(-2/3), so that the first weights are soon forgotten.
+    #[serde(default)]
+    pub warmup: bool,
+}
+
+fn default_ema_decay() -> f64 {
+    0.9999
 }
 
 /// Schedule of the learning rate.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[x_kube(
+    validation = Rule::new("(self.name == 'step') == has(self.decayEpochs)").message("the schedule step needs decayEpochs, and no other schedule has it"),
+    validation = Rule::new("self.name == 'step' || !has(self.decayRate)").message("decayRate is a parameter of the schedule step")
+)]
 pub struct Schedule {
-    /// name: constant, or cosine (down to zero at the end).
+    /// name: constant, cosine (down to minLearningRate at the end), or step.
     #[serde(default)]
     pub name: ScheduleName,
     /// warmupEpochs is over how many epochs the learning rate first rises linearly from zero; parts of epochs are fine.
     #[serde(default)]
     #[schemars(range(min = 0.0, max = 100_000.0))]
     pub warmup_epochs: f64,
-}
-
-impl Default for Schedule {
-    fn default() -> Self {
-        Self {
-            name: ScheduleName::default(),
-            warmup_epochs: 0.0,
-        }
-    }
+    /// minLearningRate is what the learning rate does not fall below once it is warmed up.
+    #[serde(default)]
+    #[schemars(range(min = 0.0, max = 10.0))]
+    pub min_learning_rate: f64,
+    /// decayEpochs of the schedule step is the number of epochs between two falls, counted from the end of the warm-up.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1e-3, max = 100_000.0))]
+    pub decay_epochs: Option<f64>,
+    /// decayRate of the schedule step is what the learning rate is multiplied by at a fall; 0.1 if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1e-6, max = 1.0))]
+    pub decay_rate: Option<f64>,
 }
 
 /// Shapes of a schedule.
@@ -134,7 +307,9 @@ impl Default for Schedule {
 pub enum ScheduleName {
     /// Stays at its peak after the warm-up.
     Constant,
-    /// Falls to zero along half a cosine after the warm-up.
+    /// Falls to the least learning rate along half a cosine after the warm-up.
     #[default]
     Cosine,
+    /// Is multiplied by a factor every so many epochs.
+    Step,
 }

@@ -13,8 +13,9 @@ use serde::{Deserialize, Serialize};
     validation = Rule::new("self.gpusPerNode == oldSelf.gpusPerNode && self.gpuResource == oldSelf.gpuResource && self.device == oldSelf.device").message("gpusPerNode, gpuResource and device cannot be changed; create a new job")
 )]
 pub struct Workers {
-    /// nodes is the number of pods, each on a node of its own. It can be changed (also by kubectl scale): the gang then
-    /// saves, stops, and continues in the new size from its checkpoint.
+    /// nodes is the number of pods, each on a node of its own. It can be changed (also by kubectl scale) where elastic is
+    /// not given: the gang then saves, stops, and continues in the new size, with a global batch of its own, from its
+    /// checkpoint.
     #[schemars(range(min = 1, max = 4096))]
     pub nodes: i32,
     /// gpusPerNode is the number of GPUs of each pod, and of ranks in it.
@@ -44,7 +45,8 @@ pub struct Workers {
     #[schemars(length(max = 64))]
     #[x_kube(validation = Rule::new("self.all(e, !e.name.startsWith('VIT_'))").message("names that start with VIT_ are taken by the operator"))]
     pub env: Vec<EnvVar>,
-    /// priorityClassName of the pods.
+    /// priorityClassName is the PriorityClass of the pods, and with its value the job's place among those that wait for
+    /// GPUs: higher ones first, then older ones. Without one, the cluster's default class counts, or 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub priority_class_name: Option<String>,

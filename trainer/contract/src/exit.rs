@@ -104,11 +104,15 @@ pub enum FailureClass {
     Crashed,
     /// The pod was deleted, evicted or preempted, or its node went away.
     PodLost,
+    /// A pod could not be started, or not in time: its image, its volumes, or its node.
+    StartFailed,
+    /// No rank finished a step any more, though none had ended.
+    Stalled,
 }
 
 impl FailureClass {
     /// Every class, for tests and for metrics that start at zero.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 12] = [
         Self::BadConfig,
         Self::BadData,
         Self::PeerLost,
@@ -119,6 +123,8 @@ impl FailureClass {
         Self::Killed,
         Self::Crashed,
         Self::PodLost,
+        Self::StartFailed,
+        Self::Stalled,
     ];
 
     /// Whether a new attempt on the same plan can go better.
@@ -129,7 +135,9 @@ impl FailureClass {
             | Self::Storage
             | Self::Killed
             | Self::Crashed
-            | Self::PodLost => true,
+            | Self::PodLost
+            | Self::StartFailed
+            | Self::Stalled => true,
             Self::BadConfig | Self::BadData | Self::OutOfMemory | Self::Diverged => false,
         }
     }
@@ -153,6 +161,8 @@ impl FailureClass {
             Self::Killed => "Killed",
             Self::Crashed => "Crashed",
             Self::PodLost => "PodLost",
+            Self::StartFailed => "StartFailed",
+            Self::Stalled => "Stalled",
         }
     }
 }

@@ -6,6 +6,7 @@
 //!   manifest -> RunConfig  --(ConfigMap)-->    agent -> ranks
 //!   pod spec -> environment names  -------->   agent
 //!   status   <- Progress   <--(GET /progress)- agent (of the pod that holds rank 0)
+//!   stalls   <- Heartbeats <--(GET /heartbeats) agents
 //!   status   <- TerminationRecord, ExitCode <- agent (container termination message)
 //! ```
 //!
@@ -14,15 +15,20 @@
 
 pub mod environment;
 pub mod exit;
+pub mod heartbeat;
 pub mod metrics;
 pub mod preset;
 pub mod progress;
 pub mod run_config;
 
 pub use exit::{ExitCode, FailureClass};
+pub use heartbeat::{Activity, Heartbeat, Heartbeats, ProcessState};
 pub use preset::ModelPreset;
-pub use progress::{CheckpointRecord, FailureRecord, Progress, TerminationRecord};
+pub use progress::{CheckpointRecord, FailureRecord, Progress, SlowRank, TerminationRecord};
 pub use run_config::{
-    AdamW, CheckpointConfig, ConfigError, DataConfig, DataFormat, Device, JobName, ModelConfig, Parallelism,
-    Pooling, Resume, RunConfig, Schedule, TrainingConfig,
+    ActivationCheckpointing, Augmentation, BatchShare, CheckpointConfig, ConfigError, Course, DataConfig,
+    DataFormat, Device, Ema, GradientCompression, Interpolation, JobIdentity, LearningRateScaling,
+    LossScaleConfig, ModelConfig, NoRandAugment, Normalization, Optimizer, Parallelism, Pooling, Precision,
+    RandAugment, RandomCrop, RandomResizedCrop, Resume, RunConfig, ScalingRule, Schedule, Shards,
+    TrainingConfig,
 };

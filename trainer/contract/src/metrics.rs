@@ -9,11 +9,12 @@ pub const LABEL_NAMESPACE: &str = "namespace";
 pub const LABEL_JOB_NAME: &str = "job_name";
 /// Global rank.
 pub const LABEL_RANK: &str = "rank";
-/// Part of a step, on [`STEP_SECONDS`]: one of [`STEP_PHASES`].
+/// Part of a step, on [`STEP_SECONDS`]: one of [`STEP_PHASES`]; part of a checkpoint, on
+/// [`CHECKPOINT_SECONDS_TOTAL`]: one of [`CHECKPOINT_PHASES`].
 pub const LABEL_PHASE: &str = "phase";
 /// Kind of synchronisation cost, on [`SYNC_SECONDS_TOTAL`]: one of [`SYNC_KINDS`].
 pub const LABEL_KIND: &str = "kind";
-/// Part of the data set, on [`ACCURACY_RATIO`]: `train` or `validation`.
+/// Part of the data set, on [`ACCURACY_RATIO`]: `train`, `validation`, or `validation_ema` for the averaged weights.
 pub const LABEL_SPLIT: &str = "split";
 
 /// Counter: training images this rank has processed.
@@ -30,12 +31,20 @@ pub const LOSS: &str = "vit_loss";
 pub const ACCURACY_RATIO: &str = "vit_accuracy_ratio";
 /// Gauge: learning rate of the last step.
 pub const LEARNING_RATE: &str = "vit_learning_rate";
+/// Gauge: optimizer steps that were skipped because gradients overflowed fp16.
+pub const SKIPPED_STEPS: &str = "vit_skipped_steps";
 /// Gauge: epochs finished.
 pub const EPOCH: &str = "vit_epoch";
 /// Gauge: optimizer steps finished.
 pub const STEP: &str = "vit_step";
 /// Gauge: optimizer step of the newest complete checkpoint.
 pub const CHECKPOINT_STEP: &str = "vit_checkpoint_step";
+/// Counter: checkpoints this rank has completed on storage.
+pub const CHECKPOINTS_TOTAL: &str = "vit_checkpoints_total";
+/// Counter: bytes of all files of those checkpoints.
+pub const CHECKPOINT_BYTES_TOTAL: &str = "vit_checkpoint_bytes_total";
+/// Counter: seconds of checkpointing, by phase: one of [`CHECKPOINT_PHASES`].
+pub const CHECKPOINT_SECONDS_TOTAL: &str = "vit_checkpoint_seconds_total";
 /// Gauge: host memory of this rank's process, its resident set in bytes; on a GPU too, whose own memory it leaves out.
 pub const PROCESS_RESIDENT_MEMORY_BYTES: &str = "vit_process_resident_memory_bytes";
 
@@ -49,8 +58,11 @@ pub const STEP_PHASES: [&str; 6] = [
     "optimizer",
 ];
 
+/// Parts of a checkpoint: `snapshot`, while training stands still, and `write`, while it goes on.
+pub const CHECKPOINT_PHASES: [&str; 2] = ["snapshot", "write"];
+
 /// Kinds of synchronisation cost:
-/// - `total`: time in which gradient all-reduces were under way, without waiting for late ranks;
+/// - `total`: time in which a gradient all-reduce was under way that every rank had begun;
 /// - `exposed`: the part of it that the step waited for;
 /// - `straggler`: own arrival at the last all-reduce to the last rank's arrival.
 ///

@@ -3,10 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 use crate::exit::FailureClass;
+use crate::heartbeat::Heartbeat;
 
 /// Progress of a run as rank 0 knows it, the answer to `GET /progress`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct Progress {
     /// Attempt that this record is of, from 1.
     pub attempt: u32,
@@ -27,6 +28,9 @@ pub struct Progress {
     /// Share of held-out images classified right at the last evaluation, 0..1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_accuracy: Option<f64>,
+    /// The same of the averaged weights, where the run keeps an average.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ema_validation_accuracy: Option<f64>,
     /// Training images a second over all ranks, mean of the last log interval.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub images_per_second: Option<f64>,
@@ -34,6 +38,10 @@ pub struct Progress {
     /// 0..1, mean of the last log interval.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sync_share: Option<f64>,
+    /// Ranks that computed for longer than the others in the last log interval, the slowest first; at most
+    /// [`MOST_SLOW_RANKS`]. The agent leaves them out of its last words.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub slow_ranks: Vec<SlowRank>,
     /// Seconds to the end of the run at the present speed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eta_seconds: Option<u64>,
@@ -42,6 +50,10 @@ pub struct Progress {
     pub last_checkpoint: Option<CheckpointRecord>,
     /// When this record was made, RFC 3339 in UTC.
     pub updated_at: String,
+    /// Rank 0 at the moment of the answer: the record itself stays as it is where training stands still. The agent adds
+    /// it to what it answers, and to nothing else.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub heartbeat: Option<Heartbeat>,
 }
 
 impl Progress {
@@ -54,9 +66,25 @@ impl Progress {
     }
 }
 
+/// A rank that computes for longer than the others.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SlowRank {
+    /// Global rank.
+    pub rank: u32,
+    /// Its time from the start of a step until its last gradient is ready (data, forward and backward pass, and no
+    /// waiting), over the median of the other ranks' times; at least [`LEAST_SLOWDOWN`].
+    pub slowdown: f64,
+}
+
+/// Least slowdown that is told.
+pub const LEAST_SLOWDOWN: f64 = 1.2;
+/// Slow ranks that are told at most: with more of them, others are the exception.
+pub const MOST_SLOW_RANKS: usize = 16;
+
 /// A checkpoint that is complete on storage.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct CheckpointRecord {
     /// Optimizer steps it holds.
     pub step: u64,
@@ -68,7 +96,7 @@ pub struct CheckpointRecord {
 
 /// The first rank of a pod that failed.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct FailureRecord {
     /// Global rank; `None` where the agent itself failed.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -83,7 +111,7 @@ pub struct FailureRecord {
 
 /// The last words of a pod's agent, left in the container's termination message.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase")]
 pub struct TerminationRecord {
     /// Last progress; only from the pod that holds rank 0.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -129,8 +157,10 @@ mod tests {
                 loss: Some(-f64::MIN_POSITIVE),
                 train_accuracy: Some(1.0 / 3.0),
                 validation_accuracy: Some(1.0 / 3.0),
+                ema_validation_accuracy: Some(1.0 / 3.0),
                 images_per_second: Some(f64::MAX / 3.0),
                 sync_share: Some(1.0 / 3.0),
+                slow_ranks: Vec::new(),
                 eta_seconds: Some(u64::MAX),
                 last_checkpoint: Some(CheckpointRecord {
                     step: u64::MAX,
@@ -138,6 +168,7 @@ mod tests {
                     time: "2026-01-01T00:00:00.000000000Z".into(),
                 }),
                 updated_at: "2026-01-01T00:00:00.000000000Z".into(),
+                heartbeat: None,
             }),
             failure: Some(FailureRecord {
                 rank: Some(u32::MAX),

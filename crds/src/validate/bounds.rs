@@ -1,0 +1,166 @@
+//! The bounds of numbers that the schema sets. An API server refuses what breaks them at apply; outside a cluster this
+//! is what does.
+
+use std::sync::LazyLock;
+
+use contract::ConfigError;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    JSONSchemaProps, JSONSchemaPropsOrArray,
+};
+use kube::CustomResourceExt as _;
+use serde_json::Value;
+
+use crate::spec::{ViTTrainingJob, ViTTrainingJobSpec};
+
+/// The schema of `spec`, which does not change while the program runs.
+pub(super) static SCHEMA: LazyLock<JSONSchemaProps> = LazyLock::new(|| {
+    let versions = ViTTrainingJob::crd().spec.versions;
+    let schema = versions.into_iter().find_map(|version| version.schema);
+    let properties = schema
+        .and_then(|schema| schema.open_api_v3_schema)
+        .and_then(|schema| schema.properties);
+    properties
+        .and_then(|mut properties| properties.remove("spec"))
+        .unwrap_or_default()
+});
+
+/// Every number of the manifest that is out of its bounds, with the value as it was written.
+pub(super) fn broken(spec: &ViTTrainingJobSpec) -> Vec<ConfigError> {
+    let mut errors = Vec::new();
+    // Only a map whose keys are no text could fail to become JSON, and a spec has none.
+    let value = serde_json::to_value(spec).unwrap_or_default();
+    check(&SCHEMA, &value, "", &mut errors);
+    errors
+}
+
+fn check(schema: &JSONSchemaProps, value: &Value, path: &str, errors: &mut Vec<ConfigError>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                let field = schema.properties.as_ref().and_then(|fields| fields.get(name));
+                if let Some(schema) = field {
+                    let path = if path.is_empty() {
+                        name.clone()
+                    } else {
+                        format!("{path}.{name}")
+                    };
+                    check(schema, value, &path, errors);
+                }
+            }
+        }
+        Value::Array(values) => {
+            if let Some(JSONSchemaPropsOrArray::Schema(schema)) = &schema.items {
+                for (index, value) in values.iter().enumerate() {
+                    check(schema, value, &format!("{path}[{index}]"), errors);
+                }
+            }
+        }
+        Value::Number(number) => {
+            let value = number.as_f64();
+            let below = schema.minimum.filter(|least| value < Some(*least));
+            let above = schema.maximum.filter(|most| value > Some(*most));
+            let expected = match (below, above) {
+                (Some(least), _) => format!("must be at least {least}"),
+                (None, Some(most)) => format!("must be at most {most}"),
+                (None, None) => return,
+            };
+            errors.push(ConfigError {
+                field: path.to_owned().into(),
+                value: number.to_string(),
+                expected,
+            });
+        }
+        Value::Null | Value::Bool(_) | Value::String(_) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::validate;
+
+    /// Types of Kubernetes: the API server checks what is in them when it takes a pod.
+    const FOREIGN: [&str; 3] = ["workers.resources", "workers.tolerations", "workers.env"];
+
+    /// A manifest in which every number may be given.
+    fn manifest() -> Value {
+        json!({
+            "apiVersion": "vit-operator.dev/v1alpha1",
+            "kind": "ViTTrainingJob",
+            "metadata": {"name": "digits", "namespace": "research"},
+            "spec": {
+                "image": "trainer",
+                "model": {"name": "vit_tiny_patch16_224", "numClasses": 10},
+                "data": {"format": "cifar10", "volume": {"persistentVolumeClaim": {"claimName": "digits"}}},
+                "training": {
+                    "epochs": 3, "microBatchSize": 16, "precision": "fp16", "schedule": {"warmupEpochs": 2.0}
+                },
+                "workers": {"nodes": 2},
+                "checkpoint": {"volume": {"hostPath": {"path": "/srv/checkpoints"}}}
+            }
+        })
+    }
+
+    /// Paths of all whole numbers in a schema, with their least and greatest value.
+    fn counts(schema: &JSONSchemaProps, path: &str, found: &mut Vec<(String, Option<f64>, Option<f64>)>) {
+        if schema.type_.as_deref() == Some("integer") {
+            found.push((path.into(), schema.minimum, schema.maximum));
+        }
+        for (name, field) in schema.properties.iter().flatten() {
+            let path = format!("{path}.{name}");
+            if !FOREIGN.contains(&path.trim_start_matches('.')) {
+                counts(field, &path, found);
+            }
+        }
+    }
+
+    fn refusal(path: &str, number: f64) -> String {
+        let mut manifest = manifest();
+        if path == ".data.syntheticImages" {
+            manifest["spec"]["data"] = json!({"format": "synthetic"});
+        }
+        let mut place = &mut manifest["spec"];
+        for part in path.trim_start_matches('.').split('.') {
+            place = &mut place[part];
+        }
+        *place = json!(number as i64);
+        let job = serde_json::from_value(manifest).expect("a manifest");
+        validate(&job).expect_err(path).to_string()
+    }
+
+    #[test]
+    fn every_count_has_a_bound_and_is_refused_beyond_it_as_it_was_written() {
+        let mut found = Vec::new();
+        counts(&SCHEMA, "", &mut found);
+        assert!(found.len() > 30, "{found:?}");
+        for (path, least, most) in found {
+            let least = least.unwrap_or_else(|| panic!("the schema lets spec{path} be negative"));
+            assert!(least >= 0.0, "the schema lets spec{path} be negative");
+            for number in [-1.0, least - 1.0] {
+                assert_eq!(
+                    refusal(&path, number),
+                    format!("spec{path} is {number}: must be at least {least}")
+                );
+            }
+            if let Some(most) = most {
+                assert_eq!(
+                    refusal(&path, most + 1.0),
+                    format!("spec{path} is {}: must be at most {most}", most + 1.0)
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_in_lists_are_told_with_their_place() {
+        let mut manifest = manifest();
+        manifest["spec"]["training"]["optimizer"] = json!({"betas": [0.9, 1.5]});
+        let job = serde_json::from_value(manifest).expect("a manifest");
+        assert_eq!(
+            validate(&job).expect_err("refused").to_string(),
+            "spec.training.optimizer.betas[1] is 1.5: must be at most 0.999999"
+        );
+    }
+}

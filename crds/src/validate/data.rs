@@ -1,0 +1,181 @@
+//! `spec.data`.
+
+use contract::{ConfigError, DataConfig};
+
+use super::{count, volume};
+use crate::spec;
+
+pub(super) fn data(data: &spec::Data, errors: &mut Vec<ConfigError>) -> DataConfig {
+    let format = match data.format {
+        spec::DataFormat::Cifar10 => contract::DataFormat::Cifar10,
+        spec::DataFormat::Cifar100 => contract::DataFormat::Cifar100,
+        spec::DataFormat::ImageFolder => contract::DataFormat::ImageFolder,
+        spec::DataFormat::WebDataset => contract::DataFormat::WebDataset,
+        spec::DataFormat::Numpy => contract::DataFormat::Numpy,
+        spec::DataFormat::Synthetic => contract::DataFormat::Synthetic,
+    };
+    match &data.volume {
+        Some(_) if !format.has_files() => errors.push(ConfigError {
+            field: "data.volume".into(),
+            value: "given".into(),
+            expected: "is not for format synthetic, which has no files".into(),
+        }),
+        Some(files) => volume("data.volume", files, errors),
+        None if format.has_files() => errors.push(ConfigError {
+            field: "data.volume".into(),
+            value: "missing".into(),
+            expected: "must say where the files are, for every format but synthetic".into(),
+        }),
+        None => {}
+    }
+    if let Some(images) = data.synthetic_images.filter(|_| format.has_files()) {
+        errors.push(ConfigError {
+            field: "data.syntheticImages".into(),
+            value: images.to_string(),
+            expected: "is only for format synthetic".into(),
+        });
+    }
+    DataConfig {
+        format,
+        path: format.has_files().then(|| data.path.clone().into()),
+        synthetic_images: data
+            .synthetic_images
+            .map(|images| u64::try_from(images).unwrap_or(0)),
+        shards: shards(data, format, errors),
+        fraction: data.fraction,
+        decode_threads: data.decode_threads.map(count),
+        max_corrupt_fraction: data.max_corrupt_fraction,
+        interpolation: interpolation(data.interpolation),
+        crop_fraction: data.crop_fraction,
+        normalization: contract::Normalization {
+            mean: data.normalization.mean.clone(),
+            std: data.normalization.std.clone(),
+        },
+        augmentation: augmentation(&data.augmentation, errors),
+    }
+}
+
+fn shards(
+    data: &spec::Data,
+    format: contract::DataFormat,
+    errors: &mut Vec<ConfigError>,
+) -> Option<contract::Shards> {
+    if format == contract::DataFormat::WebDataset {
+        let pattern = |given: &Option<String>, default: &str| given.clone().unwrap_or_else(|| default.into());
+        return Some(contract::Shards {
+            train: pattern(&data.train_shards, "train-*.tar"),
+            validation: pattern(&data.validation_shards, "val-*.tar"),
+        });
+    }
+    for (field, given) in [
+        ("data.trainShards", &data.train_shards),
+        ("data.validationShards", &data.validation_shards),
+    ] {
+        if let Some(pattern) = given {
+            errors.push(ConfigError {
+                field: field.into(),
+                value: pattern.clone(),
+                expected: "is only for format webDataset".into(),
+            });
+        }
+    }
+    None
+}
+
+fn augmentation(augmentation: &spec::Augmentation, errors: &mut Vec<ConfigError>) -> contract::Augmentation {
+    contract::Augmentation {
+        random_resized_crop: augmentation.random_resized_crop.as_ref().map(|crop| {
+            contract::RandomResizedCrop {
+                scale: pair("data.augmentation.randomResizedCrop.scale", &crop.scale, errors),
+                ratio: pair("data.augmentation.randomResizedCrop.ratio", &crop.ratio, errors),
+                interpolation: interpolation(crop.interpolation),
+            }
+        }),
+        random_crop: augmentation
+            .random_crop
+            .as_ref()
+            .map(|crop| contract::RandomCrop {
+                padding: count(crop.padding),
+            }),
+        horizontal_flip: augmentation.horizontal_flip,
+        color_jitter: augmentation.color_jitter,
+        rand_augment: augmentation.rand_augment.as_ref().and_then(|text| {
+            let policy = text.parse::<contract::RandAugment>();
+            policy
+                .map_err(|error| {
+                    errors.push(ConfigError {
+                        field: "data.augmentation.randAugment".into(),
+                        value: text.clone(),
+                        expected: error.to_string(),
+                    });
+                })
+                .ok()
+        }),
+        three_augment: augmentation.three_augment,
+        mixup: augmentation.mixup,
+        cutmix: augmentation.cutmix,
+        mixup_probability: augmentation.mixup_probability,
+        mixup_switch_probability: augmentation.mixup_switch_probability,
+        random_erasing: augmentation.random_erasing,
+        repeated_augmentation: count(augmentation.repeated_augmentation),
+    }
+}
+
+fn pair(field: &'static str, values: &[f64], errors: &mut Vec<ConfigError>) -> [f64; 2] {
+    <[f64; 2]>::try_from(values).unwrap_or_else(|_| {
+        errors.push(ConfigError {
+            field: field.into(),
+            value: format!("a list of {}", values.len()),
+            expected: "must be two numbers, the smaller one first".into(),
+        });
+        [1.0, 1.0]
+    })
+}
+
+fn interpolation(interpolation: spec::Interpolation) -> contract::Interpolation {
+    match interpolation {
+        spec::Interpolation::Bicubic => contract::Interpolation::Bicubic,
+        spec::Interpolation::Bilinear => contract::Interpolation::Bilinear,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::validate::bounds::SCHEMA;
+
+    #[test]
+    fn schema_manifest_and_wire_have_the_same_defaults_of_augmentation() {
+        let wire = serde_json::to_value(contract::Augmentation::default()).expect("JSON");
+        let not_given = serde_json::to_value(spec::Augmentation::default()).expect("JSON");
+        assert_eq!(not_given, wire, "a manifest without augmentation");
+        let empty: spec::Augmentation = serde_json::from_value(json!({})).expect("every field has a default");
+        assert_eq!(
+            serde_json::to_value(empty).expect("JSON"),
+            wire,
+            "augmentation: {{}}"
+        );
+
+        let properties =
+            |schema: &k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::JSONSchemaProps| {
+                schema.properties.clone().unwrap_or_default()
+            };
+        let schema = properties(&properties(&SCHEMA)["data"])["augmentation"].clone();
+        assert_eq!(
+            schema.default.as_ref().map(|default| &default.0),
+            Some(&wire),
+            "what an API server fills in without augmentation"
+        );
+        let filled_in: serde_json::Map<String, Value> = properties(&schema)
+            .into_iter()
+            .filter_map(|(name, field)| Some((name, field.default?.0)))
+            .collect();
+        assert_eq!(
+            Value::Object(filled_in),
+            wire,
+            "what an API server fills in into augmentation"
+        );
+    }
+}

@@ -1,0 +1,600 @@
+//! From the manifest as it was written to a job that can be run: defaults filled in, presets resolved, every rule
+//! checked. All of a user's errors are found here, and all at once, but for rules between fields whose own values
+//! are wrong.
+
+mod bounds;
+mod data;
+mod elastic;
+mod model;
+mod training;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+use std::time::Duration;
+
+use contract::{CheckpointConfig, ConfigError, JobIdentity, RunConfig};
+use k8s_openapi::api::core::v1::{EnvVar, ResourceRequirements, Toleration};
+use kube::ResourceExt;
+
+use crate::spec::{self, ViTTrainingJob, Volume};
+
+/// A job that can be run. It can only be made by [`validate`].
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct ValidatedJob {
+    /// What the trainer gets on `workers.nodes` nodes. Holds the job's name.
+    pub run_config: RunConfig,
+    /// The numbers of nodes that the gang may have, the greatest first: one for a job that is not elastic.
+    pub sizes: Vec<u32>,
+    /// What goes into every pod.
+    pub pod: PodSettings,
+    /// Which GPUs will do.
+    pub placement: PlacementRules,
+    /// Restarts without a new checkpoint in between.
+    pub max_restarts: u32,
+    /// How long a gang may take to start.
+    pub start_timeout: Duration,
+    /// How long a node may be not ready before its pods count as lost.
+    pub node_lost_after: Duration,
+    /// Whether gangs do without nodes on which attempts failed, where they can.
+    pub exclude_failed_nodes: bool,
+    /// Whether gangs do without nodes on which ranks were slow, where they can.
+    pub exclude_stragglers: bool,
+    /// How long the job may take since it first had GPUs.
+    pub active_deadline: Option<Duration>,
+    /// Whether the job is to hold no GPUs.
+    pub suspend: bool,
+    /// Seconds a finished job is kept; `None` is for ever.
+    pub ttl_seconds_after_finished: Option<u32>,
+}
+
+/// What goes into every pod of a job.
+#[derive(Clone, Debug, PartialEq)]
+pub struct PodSettings {
+    /// Container image of the trainer.
+    pub image: String,
+    /// When kubelets pull it.
+    pub image_pull_policy: spec::ImagePullPolicy,
+    /// Names of Secrets with credentials for its registry.
+    pub image_pull_secrets: Vec<String>,
+    /// Name of the extended resource by which nodes count GPUs.
+    pub gpu_resource: String,
+    /// Further requests and limits.
+    pub resources: ResourceRequirements,
+    /// Labels that nodes must have.
+    pub node_selector: BTreeMap<String, String>,
+    /// Taints that do not matter.
+    pub tolerations: Vec<Toleration>,
+    /// Further environment variables.
+    pub env: Vec<EnvVar>,
+    /// Priority class.
+    pub priority_class_name: Option<String>,
+    /// Scheduler, where it is not the cluster's default.
+    pub scheduler_name: Option<String>,
+    /// User id of the trainer.
+    pub run_as_user: Option<i64>,
+    /// Group that owns volumes.
+    pub fs_group: Option<i64>,
+    /// Where the data set is mounted, read-only.
+    pub data: Option<Mount>,
+    /// Where pretrained weights are mounted, read-only.
+    pub pretrained: Option<Mount>,
+    /// Where checkpoints are mounted.
+    pub checkpoint: Mount,
+}
+
+/// A volume and the folder at which pods mount it.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Mount {
+    /// The storage.
+    pub volume: Volume,
+    /// Folder in the container.
+    pub path: String,
+}
+
+/// Which GPUs will do, and how near to one another.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct PlacementRules {
+    /// Whether GPUs must be alike.
+    pub homogeneity: spec::Homogeneity,
+    /// Further node labels that tell GPUs apart.
+    pub group_by: Vec<String>,
+    /// Whether shares of GPUs count as GPUs.
+    pub allow_shared: bool,
+    /// Node label of which all nodes must have the same value.
+    pub required_topology: Option<String>,
+    /// Node labels from the widest part of the cluster to the closest, over few values of which the gang is spread.
+    pub preferred_topology: Vec<String>,
+    /// Products that will do; any if empty.
+    pub products: BTreeSet<String>,
+    /// Least memory of a GPU in MiB.
+    pub min_memory_mebibytes: Option<i64>,
+    /// Nodes that are not used.
+    pub exclude_nodes: BTreeSet<String>,
+}
+
+/// Why a manifest cannot be run: every broken rule.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("{}", .0.iter().map(|error| format!("spec.{error}")).collect::<Vec<_>>().join("; "))]
+pub struct InvalidJob(pub Vec<ConfigError>);
+
+impl ValidatedJob {
+    /// What the trainer gets on that many nodes. The global batch stays the same where the gang may have that size; a
+    /// gang of another one, to which the job was just changed, is about to be replaced.
+    pub fn run_config_on(&self, nodes: u32) -> RunConfig {
+        let same_batch = self
+            .sizes
+            .contains(&nodes)
+            .then(|| self.run_config.on_nodes(nodes));
+        same_batch.flatten().unwrap_or_else(|| RunConfig {
+            nodes,
+            ..self.run_config.clone()
+        })
+    }
+
+    /// GPUs of each pod.
+    pub fn gpus_per_node(&self) -> u32 {
+        self.run_config.ranks_per_node
+    }
+}
+
+/// Checks every rule and fills in every default.
+pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
+    let spec = &job.spec;
+    let mut errors = bounds::broken(spec);
+    let model = model::model(&spec.model, &mut errors);
+    let numbers_are_sound = errors.is_empty();
+    let name = JobIdentity {
+        namespace: job.namespace().unwrap_or_else(|| "default".into()),
+        name: job.name_any(),
+        uid: job.uid(),
+    };
+    let run_config = RunConfig {
+        model,
+        data: data::data(&spec.data, &mut errors),
+        training: training::training(&spec.training, &mut errors),
+        parallelism: contract::Parallelism {
+            bucket_megabytes: count(spec.parallelism.bucket_megabytes),
+            compress_gradients: match spec.parallelism.compress_gradients {
+                spec::GradientCompression::None => contract::GradientCompression::None,
+                spec::GradientCompression::Bf16 => contract::GradientCompression::Bf16,
+            },
+        },
+        nodes: count(spec.workers.nodes),
+        ranks_per_node: count(spec.workers.gpus_per_node),
+        device: match spec.workers.device {
+            spec::Device::Auto => contract::Device::Auto,
+            spec::Device::Cuda => contract::Device::Cuda,
+            spec::Device::Cpu => contract::Device::Cpu,
+        },
+        checkpoint: CheckpointConfig {
+            path: Path::new(&spec.checkpoint.path).join(&name.name),
+            keep: count(spec.checkpoint.keep),
+            every_steps: spec.checkpoint.every_steps.map(count),
+            every_seconds: spec.checkpoint.every_seconds.map(count),
+            resume: match spec.checkpoint.resume {
+                spec::Resume::Auto => contract::Resume::Auto,
+                spec::Resume::Never => contract::Resume::Never,
+            },
+        },
+        job: name,
+    };
+    // Where a number stands in for one that cannot be, what it breaks together with others is no news.
+    let mut sizes = vec![];
+    if numbers_are_sound {
+        errors.extend(run_config.errors());
+        sizes = elastic::sizes(spec.elastic.as_ref(), &run_config, &mut errors);
+    }
+    volume("checkpoint.volume", &spec.checkpoint.volume, &mut errors);
+    folders(spec, &mut errors);
+    if let Some(entry) = spec
+        .workers
+        .env
+        .iter()
+        .find(|entry| entry.name.starts_with("VIT_"))
+    {
+        errors.push(ConfigError {
+            field: "workers.env".into(),
+            value: entry.name.clone(),
+            expected: "names that start with VIT_ are taken by the operator".into(),
+        });
+    }
+    if !errors.is_empty() {
+        return Err(InvalidJob(errors));
+    }
+    Ok(ValidatedJob {
+        run_config,
+        sizes,
+        pod: pod_settings(spec),
+        placement: PlacementRules {
+            homogeneity: spec.placement.homogeneity,
+            group_by: spec.placement.group_by.clone(),
+            allow_shared: spec.placement.gpu.allow_shared,
+            required_topology: spec.placement.topology.required.clone(),
+            preferred_topology: spec.placement.topology.preferred.clone(),
+            products: spec.placement.gpu.products.iter().cloned().collect(),
+            min_memory_mebibytes: spec.placement.gpu.min_memory_mebibytes,
+            exclude_nodes: spec.placement.exclude_nodes.iter().cloned().collect(),
+        },
+        max_restarts: count(spec.failure_policy.max_restarts),
+        start_timeout: seconds(spec.scheduling.start_timeout_seconds),
+        node_lost_after: seconds(spec.failure_policy.node_lost_seconds),
+        exclude_failed_nodes: spec.failure_policy.exclude_failed_nodes,
+        exclude_stragglers: spec.failure_policy.exclude_stragglers,
+        active_deadline: spec.active_deadline_seconds.map(seconds),
+        suspend: spec.suspend,
+        ttl_seconds_after_finished: spec.ttl_seconds_after_finished.map(count),
+    })
+}
+
+/// Counts are signed in the schema, as Kubernetes wants it. A negative one has been refused by its bound; 0 stands in
+/// for it.
+fn count(value: i32) -> u32 {
+    u32::try_from(value).unwrap_or(0)
+}
+
+fn seconds(value: i32) -> Duration {
+    Duration::from_secs(u64::from(count(value)))
+}
+
+/// Finds two volumes in one place.
+fn folders(spec: &spec::ViTTrainingJobSpec, errors: &mut Vec<ConfigError>) {
+    let is = |path: &str, other: &str| Path::new(path) == Path::new(other);
+    let (data, checkpoints) = (&spec.data.path, &spec.checkpoint.path);
+    if spec.data.volume.is_some() && is(data, checkpoints) {
+        errors.push(ConfigError {
+            field: "checkpoint.path".into(),
+            value: checkpoints.clone(),
+            expected: "must be another folder: data.path is there".into(),
+        });
+    }
+    for (field, path) in [("data.path", data), ("checkpoint.path", checkpoints)] {
+        if spec.model.pretrained.is_some() && is(path, model::PRETRAINED_FOLDER) {
+            errors.push(ConfigError {
+                field: field.into(),
+                value: path.clone(),
+                expected: "must be another folder: pretrained weights are mounted there".into(),
+            });
+        }
+    }
+}
+
+fn volume(field: &'static str, volume: &Volume, errors: &mut Vec<ConfigError>) {
+    if volume.persistent_volume_claim.is_some() == volume.host_path.is_some() {
+        errors.push(ConfigError {
+            field: field.into(),
+            value: if volume.host_path.is_some() {
+                "two sources"
+            } else {
+                "without a source"
+            }
+            .into(),
+            expected: "give exactly one of persistentVolumeClaim and hostPath".into(),
+        });
+    }
+}
+
+fn pod_settings(spec: &spec::ViTTrainingJobSpec) -> PodSettings {
+    let workers = &spec.workers;
+    PodSettings {
+        image: spec.image.clone(),
+        image_pull_policy: spec.image_pull_policy,
+        image_pull_secrets: spec.image_pull_secrets.clone(),
+        gpu_resource: workers.gpu_resource.clone(),
+        resources: workers.resources.clone(),
+        node_selector: workers.node_selector.clone(),
+        tolerations: workers.tolerations.clone(),
+        env: workers.env.clone(),
+        priority_class_name: workers.priority_class_name.clone(),
+        scheduler_name: spec.scheduling.scheduler_name.clone(),
+        run_as_user: workers.run_as_user,
+        fs_group: workers.fs_group,
+        data: spec.data.volume.clone().map(|volume| Mount {
+            volume,
+            path: spec.data.path.clone(),
+        }),
+        pretrained: spec.model.pretrained.as_ref().map(|pretrained| Mount {
+            volume: pretrained.volume.clone(),
+            path: model::PRETRAINED_FOLDER.into(),
+        }),
+        checkpoint: Mount {
+            volume: spec.checkpoint.volume.clone(),
+            path: spec.checkpoint.path.clone(),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MANIFEST: &str = r"
+apiVersion: vit-operator.dev/v1alpha1
+kind: ViTTrainingJob
+metadata: {name: digits, namespace: research}
+spec:
+  image: localhost/vit-trainer:dev
+  model: {name: vit_tiny_patch16_224, numClasses: 10}
+  data: {format: cifar10, volume: {persistentVolumeClaim: {claimName: digits}}}
+  training: {epochs: 3, microBatchSize: 16}
+  workers: {nodes: 2}
+  checkpoint: {volume: {hostPath: {path: /srv/checkpoints}}}
+";
+
+    fn job(change: impl FnOnce(&mut ViTTrainingJob)) -> ViTTrainingJob {
+        let mut job = serde_saphyr::from_str(MANIFEST).expect("the manifest parses");
+        change(&mut job);
+        job
+    }
+
+    fn errors(change: impl FnOnce(&mut ViTTrainingJob)) -> String {
+        validate(&job(change)).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn presets_and_defaults_are_filled_in() {
+        let valid = validate(&job(|_| {})).expect("valid");
+        let config = &valid.run_config;
+        assert_eq!(
+            (
+                config.model.hidden_size,
+                config.model.depth,
+                config.model.mlp_size
+            ),
+            (192, 12, 768)
+        );
+        assert_eq!(config.checkpoint.path, Path::new("/checkpoints/digits"));
+        assert_eq!(
+            (config.checkpoint.every_steps, config.checkpoint.every_seconds),
+            (None, None)
+        );
+        assert_eq!(
+            config.training.schedule,
+            contract::Schedule {
+                course: contract::Course::Cosine,
+                warmup_epochs: 0.0,
+                min_learning_rate: 0.0
+            }
+        );
+        assert_eq!(
+            (config.job.namespace.as_str(), config.world_size()),
+            ("research", 2)
+        );
+        assert_eq!(valid.pod.data.expect("data is mounted").path, "/data");
+        assert_eq!(valid.max_restarts, 5);
+    }
+
+    #[test]
+    fn sizes_beside_a_preset_replace_its_own() {
+        let valid = validate(&job(|job| {
+            job.spec.model.hidden_size = Some(96);
+            job.spec.model.image_size = Some(32);
+        }))
+        .expect("valid");
+        let model = valid.run_config.model;
+        assert_eq!(
+            (model.hidden_size, model.mlp_size, model.image_size, model.heads),
+            (96, 384, 32, 3)
+        );
+    }
+
+    #[test]
+    fn intervals_between_checkpoints_reach_the_trainer() {
+        let valid = validate(&job(|job| {
+            job.spec.checkpoint.every_steps = Some(500);
+            job.spec.checkpoint.every_seconds = Some(600);
+        }))
+        .expect("valid");
+        let checkpoint = valid.run_config.checkpoint;
+        assert_eq!(
+            (checkpoint.every_steps, checkpoint.every_seconds),
+            (Some(500), Some(600))
+        );
+        assert_eq!(
+            errors(|job| job.spec.checkpoint.every_steps = Some(-1)),
+            "spec.checkpoint.everySteps is -1: must be at least 1"
+        );
+    }
+
+    #[test]
+    fn an_unknown_preset_is_refused_with_the_known_ones() {
+        let message = errors(|job| job.spec.model.name = Some("vit_mega".into()));
+        assert!(
+            message.starts_with("spec.model.name is vit_mega: must be vit_SIZE_patchP_PIXELS (SIZE tiny, ")
+                && !message.contains("; spec."),
+            "{message}"
+        );
+        assert_eq!(
+            errors(|job| {
+                job.spec.model.name = None;
+                job.spec.model.depth = Some(2);
+                job.spec.model.heads = Some(3);
+                job.spec.model.image_size = Some(32);
+            }),
+            "spec.model.patchSize is missing: must be given, or model.name a preset that has one; \
+             spec.model.hiddenSize is missing: must be given, or model.name a preset that has one"
+        );
+    }
+
+    #[test]
+    fn what_a_preset_and_own_sizes_break_together_is_found() {
+        assert_eq!(
+            errors(|job| job.spec.model.image_size = Some(100)),
+            "spec.model.imageSize is 100: must be a multiple of model.patchSize (16)"
+        );
+    }
+
+    #[test]
+    fn what_the_schema_refuses_is_refused_without_it() {
+        assert_eq!(
+            errors(|job| job.spec.checkpoint.path.clone_from(&job.spec.data.path)),
+            "spec.checkpoint.path is /data: must be another folder: data.path is there"
+        );
+        assert_eq!(
+            errors(|job| job.spec.data.synthetic_images = Some(64)),
+            "spec.data.syntheticImages is 64: is only for format synthetic"
+        );
+        assert_eq!(
+            errors(|job| {
+                job.spec.data.format = spec::DataFormat::Synthetic;
+                job.spec.data.synthetic_images = Some(64);
+            }),
+            "spec.data.volume is given: is not for format synthetic, which has no files"
+        );
+    }
+
+    #[test]
+    fn all_errors_are_told_at_once() {
+        let message = errors(|job| {
+            job.spec.workers.nodes = -1;
+            job.spec.training.optimizer.betas = Some(vec![0.9]);
+            job.spec.checkpoint.volume.host_path = None;
+            job.spec.data.volume = None;
+        });
+        for part in [
+            "spec.workers.nodes",
+            "spec.training.optimizer.betas",
+            "spec.checkpoint.volume",
+            "spec.data.volume",
+        ] {
+            assert!(message.contains(part), "{part} is not in: {message}");
+        }
+    }
+
+    #[test]
+    fn parameters_of_another_optimizer_schedule_or_precision_are_refused() {
+        let refused = errors(|job| {
+            job.spec.training.optimizer.momentum = Some(0.9);
+            job.spec.training.schedule.decay_rate = Some(0.5);
+            job.spec.training.loss_scale = serde_json::from_str("{}").ok();
+        });
+        assert_eq!(
+            refused,
+            "spec.training.optimizer.momentum is given: is a parameter of sgd only; \
+             spec.training.schedule.decayRate is 0.5: is a parameter of the schedule step only; \
+             spec.training.lossScale is given: needs training.precision fp16: other formats have no loss scale"
+        );
+        let refused = errors(|job| {
+            job.spec.training.optimizer.name = spec::OptimizerName::Sgd;
+            job.spec.training.optimizer.epsilon = Some(1e-8);
+            job.spec.training.schedule.name = spec::ScheduleName::Step;
+        });
+        assert_eq!(
+            refused,
+            "spec.training.optimizer.epsilon is given: is a parameter of adamw and lamb only; \
+             spec.training.schedule.decayEpochs is missing: the schedule step needs the number of epochs between two falls"
+        );
+    }
+
+    #[test]
+    fn data_defaults_are_those_of_the_contract_and_a_recipe_is_carried_over() {
+        let valid = validate(&job(|_| {})).expect("valid");
+        assert_eq!(
+            valid.run_config.data,
+            contract::DataConfig {
+                path: Some("/data".into()),
+                ..contract::DataConfig::plain(contract::DataFormat::Cifar10)
+            }
+        );
+        let recipe = "{format: webDataset, volume: {hostPath: {path: /srv}}, validationShards: \"val.tar\", \
+            decodeThreads: 3, maxCorruptFraction: 0.01, augmentation: {randomResizedCrop: {interpolation: bilinear}, \
+            horizontalFlip: 0.5, randAugment: rand-m9-mstd0.5-inc1, mixup: 0.8, cutmix: 1.0, randomErasing: 0.25, \
+            repeatedAugmentation: 3}}";
+        let data = validate(&job(|job| {
+            job.spec.data = serde_saphyr::from_str(recipe).expect("parses");
+        }))
+        .expect("valid")
+        .run_config
+        .data;
+        assert_eq!(
+            data.shards,
+            Some(contract::Shards {
+                train: "train-*.tar".into(),
+                validation: "val.tar".into()
+            })
+        );
+        assert_eq!((data.decode_threads, data.max_corrupt_fraction), (Some(3), 0.01));
+        assert_eq!(
+            data.augmentation,
+            contract::Augmentation {
+                random_resized_crop: Some(contract::RandomResizedCrop {
+                    scale: [0.08, 1.0],
+                    ratio: [0.75, 4.0 / 3.0],
+                    interpolation: contract::Interpolation::Bilinear,
+                }),
+                horizontal_flip: 0.5,
+                rand_augment: "rand-m9-mstd0.5-inc1".parse().ok(),
+                mixup: 0.8,
+                cutmix: 1.0,
+                random_erasing: 0.25,
+                repeated_augmentation: 3,
+                ..contract::Augmentation::default()
+            }
+        );
+    }
+
+    #[test]
+    fn an_unknown_policy_and_a_pattern_without_shards_are_refused() {
+        let message = errors(|job| {
+            job.spec.data.augmentation.rand_augment = Some("v0".into());
+            job.spec.data.train_shards = Some("*.tar".into());
+        });
+        for part in [
+            "spec.data.augmentation.randAugment is v0: must be rand, then any of -mN",
+            "spec.data.trainShards is *.tar: is only for format webDataset",
+        ] {
+            assert!(message.contains(part), "{part} is not in: {message}");
+        }
+    }
+
+    #[test]
+    fn an_elastic_job_has_every_size_that_shares_its_global_batch() {
+        let sizes = |elastic: Option<(i32, Option<i32>)>| {
+            let valid = validate(&job(|job| {
+                job.spec.workers.nodes = 4;
+                job.spec.elastic =
+                    elastic.map(|(min_nodes, max_nodes)| spec::Elastic { min_nodes, max_nodes });
+            }))
+            .expect("valid");
+            let batch = valid.run_config.global_batch_size();
+            for nodes in &valid.sizes {
+                let config = valid.run_config_on(*nodes);
+                assert_eq!((config.nodes, config.global_batch_size()), (*nodes, batch));
+            }
+            valid.sizes
+        };
+        assert_eq!(sizes(None), [4]);
+        assert_eq!(sizes(Some((4, None))), [4]);
+        assert_eq!(sizes(Some((3, Some(5)))), [4]);
+        // 4 x 16 images.
+        assert_eq!(sizes(Some((1, None))), [4, 2, 1]);
+        assert_eq!(sizes(Some((2, Some(9)))), [8, 4, 2]);
+    }
+
+    #[test]
+    fn bounds_of_an_elastic_job_that_say_nothing_are_refused() {
+        let message = |min_nodes, max_nodes| {
+            errors(|job| {
+                job.spec.workers.nodes = 4;
+                job.spec.elastic = Some(spec::Elastic {
+                    min_nodes,
+                    max_nodes: Some(max_nodes),
+                });
+            })
+        };
+        assert_eq!(
+            message(5, 3),
+            "spec.elastic.minNodes is 5: must be at most workers.nodes, which is 4; \
+             spec.elastic.maxNodes is 3: must be at least workers.nodes, which is 4"
+        );
+    }
+
+    #[test]
+    fn an_unknown_field_is_refused_by_name() {
+        let manifest = MANIFEST.replace("epochs: 3", "epochs: 3, epoch: 4");
+        let error = serde_saphyr::from_str::<ViTTrainingJob>(&manifest)
+            .expect_err("refused")
+            .to_string();
+        assert!(error.contains("epoch"), "{error}");
+    }
+}

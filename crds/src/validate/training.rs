@@ -1,0 +1,175 @@
+//! `spec.training`.
+
+use contract::{ConfigError, Course, LossScaleConfig, TrainingConfig};
+
+use super::count;
+use crate::spec;
+
+/// Decay of the first and of the second moment where the manifest gives none, as in PyTorch.
+const BETAS: [f64; 2] = [0.9, 0.999];
+/// PyTorch's epsilon for AdamW.
+const ADAMW_EPSILON: f64 = 1e-8;
+/// timm's epsilon for LAMB.
+const LAMB_EPSILON: f64 = 1e-6;
+/// timm's momentum.
+const MOMENTUM: f64 = 0.9;
+/// Factor of the schedule step, as in timm and PyTorch.
+const DECAY_RATE: f64 = 0.1;
+
+pub(super) fn training(training: &spec::Training, errors: &mut Vec<ConfigError>) -> TrainingConfig {
+    TrainingConfig {
+        epochs: count(training.epochs),
+        micro_batch_size: count(training.micro_batch_size),
+        gradient_accumulation_steps: count(training.gradient_accumulation_steps),
+        seed: u64::try_from(training.seed).unwrap_or(0),
+        optimizer: optimizer(&training.optimizer, errors),
+        learning_rate_scaling: contract::LearningRateScaling {
+            rule: match training.learning_rate_scaling.rule {
+                spec::ScalingRule::None => contract::ScalingRule::None,
+                spec::ScalingRule::Linear => contract::ScalingRule::Linear,
+                spec::ScalingRule::Sqrt => contract::ScalingRule::Sqrt,
+            },
+            reference_batch_size: count(training.learning_rate_scaling.reference_batch_size),
+        },
+        layer_decay: training.layer_decay.unwrap_or(1.0),
+        schedule: schedule(&training.schedule, errors),
+        label_smoothing: training.label_smoothing,
+        clip_grad_norm: training.clip_grad_norm,
+        wall_clock_breakdown: training.wall_clock_breakdown,
+        precision: match training.precision {
+            spec::Precision::Fp32 => contract::Precision::Fp32,
+            spec::Precision::Bf16 => contract::Precision::Bf16,
+            spec::Precision::Fp16 => contract::Precision::Fp16,
+        },
+        master_weights: training.master_weights,
+        loss_scale: loss_scale(training, errors),
+        ema: training.ema.as_ref().map(|ema| contract::Ema {
+            decay: ema.decay,
+            warmup: ema.warmup,
+        }),
+        activation_checkpointing: match training.activation_checkpointing {
+            spec::ActivationCheckpointing::None => contract::ActivationCheckpointing::None,
+            spec::ActivationCheckpointing::Block => contract::ActivationCheckpointing::Block,
+            spec::ActivationCheckpointing::Selective => contract::ActivationCheckpointing::Selective,
+        },
+    }
+}
+
+fn optimizer(optimizer: &spec::Optimizer, errors: &mut Vec<ConfigError>) -> contract::Optimizer {
+    let spec::Optimizer {
+        name,
+        learning_rate,
+        weight_decay,
+        ref betas,
+        epsilon,
+        momentum,
+        nesterov,
+    } = *optimizer;
+    let mut only_of = |owners: &str, field: &'static str, is_given: bool| {
+        if is_given {
+            errors.push(ConfigError {
+                field: field.into(),
+                value: "given".into(),
+                expected: format!("is a parameter of {owners} only"),
+            });
+        }
+    };
+    match name {
+        spec::OptimizerName::Sgd => {
+            only_of("adamw and lamb", "training.optimizer.betas", betas.is_some());
+            only_of("adamw and lamb", "training.optimizer.epsilon", epsilon.is_some());
+        }
+        spec::OptimizerName::Adamw | spec::OptimizerName::Lamb => {
+            only_of("sgd", "training.optimizer.momentum", momentum.is_some());
+            only_of("sgd", "training.optimizer.nesterov", nesterov.is_some());
+        }
+    }
+    let betas = betas.as_ref().map_or(BETAS, |betas| {
+        <[f64; 2]>::try_from(betas.as_slice()).unwrap_or_else(|_| {
+            errors.push(ConfigError {
+                field: "training.optimizer.betas".into(),
+                value: format!("a list of {}", betas.len()),
+                expected: "must be two numbers, the decay of the first and of the second moment".into(),
+            });
+            BETAS
+        })
+    });
+    match name {
+        spec::OptimizerName::Adamw => contract::Optimizer::Adamw {
+            learning_rate,
+            weight_decay,
+            betas,
+            epsilon: epsilon.unwrap_or(ADAMW_EPSILON),
+        },
+        spec::OptimizerName::Sgd => contract::Optimizer::Sgd {
+            learning_rate,
+            weight_decay,
+            momentum: momentum.unwrap_or(MOMENTUM),
+            nesterov: nesterov.unwrap_or(false),
+        },
+        spec::OptimizerName::Lamb => contract::Optimizer::Lamb {
+            learning_rate,
+            weight_decay,
+            betas,
+            epsilon: epsilon.unwrap_or(LAMB_EPSILON),
+        },
+    }
+}
+
+fn schedule(schedule: &spec::Schedule, errors: &mut Vec<ConfigError>) -> contract::Schedule {
+    let course = match (schedule.name, schedule.decay_epochs) {
+        (spec::ScheduleName::Step, None) => {
+            errors.push(ConfigError {
+                field: "training.schedule.decayEpochs".into(),
+                value: "missing".into(),
+                expected: "the schedule step needs the number of epochs between two falls".into(),
+            });
+            Course::Constant
+        }
+        (spec::ScheduleName::Step, Some(decay_epochs)) => Course::Step {
+            decay_epochs,
+            decay_rate: schedule.decay_rate.unwrap_or(DECAY_RATE),
+        },
+        (spec::ScheduleName::Constant, _) => Course::Constant,
+        (spec::ScheduleName::Cosine, _) => Course::Cosine,
+    };
+    let given = [
+        ("training.schedule.decayEpochs", schedule.decay_epochs),
+        ("training.schedule.decayRate", schedule.decay_rate),
+    ];
+    for (field, value) in given {
+        if let Some(value) = value
+            && schedule.name != spec::ScheduleName::Step
+        {
+            errors.push(ConfigError {
+                field: field.into(),
+                value: value.to_string(),
+                expected: "is a parameter of the schedule step only".into(),
+            });
+        }
+    }
+    contract::Schedule {
+        course,
+        warmup_epochs: schedule.warmup_epochs,
+        min_learning_rate: schedule.min_learning_rate,
+    }
+}
+
+fn loss_scale(training: &spec::Training, errors: &mut Vec<ConfigError>) -> LossScaleConfig {
+    let Some(scale) = &training.loss_scale else {
+        return LossScaleConfig::default();
+    };
+    if training.precision != spec::Precision::Fp16 {
+        errors.push(ConfigError {
+            field: "training.lossScale".into(),
+            value: "given".into(),
+            expected: "needs training.precision fp16: other formats have no loss scale".into(),
+        });
+    }
+    LossScaleConfig {
+        initial_scale_power: count(scale.initial_scale_power),
+        loss_scale_window: count(scale.loss_scale_window),
+        hysteresis: count(scale.hysteresis),
+        min_loss_scale: count(scale.min_loss_scale),
+    }
+}

@@ -1,0 +1,219 @@
+//! The data set.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::rules::Rules;
+use super::{Augmentation, ModelConfig, TrainingConfig};
+
+/// A data set, and how its images become the model's input.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct DataConfig {
+    /// Layout of the files.
+    pub format: DataFormat,
+    /// Folder that holds the files; `None` for [`DataFormat::Synthetic`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
+    /// Training images of [`DataFormat::Synthetic`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub synthetic_images: Option<u64>,
+    /// File names of [`DataFormat::WebDataset`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub shards: Option<Shards>,
+    /// Share of the training images that is used, above 0 and at most 1.
+    pub fraction: f64,
+    /// Threads of each rank that decode files; an equal share of the processors if not set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub decode_threads: Option<u32>,
+    /// Share of the images of an epoch that may be unreadable and are then left out.
+    pub max_corrupt_fraction: f64,
+    /// Filter with which images are resized to the model's size.
+    pub interpolation: Interpolation,
+    /// Side of the centre crop over the shorter side of a validation image from a file (`crop_pct` of timm).
+    pub crop_fraction: f64,
+    /// What is subtracted from and divides each channel.
+    pub normalization: Normalization,
+    /// How training images are varied.
+    pub augmentation: Augmentation,
+}
+
+/// Layout of a data set.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum DataFormat {
+    /// CIFAR-10 binary version: `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`, records of 3,073 bytes.
+    Cifar10,
+    /// CIFAR-100 binary version: `train.bin` and `test.bin`, records of 3,074 bytes (coarse label, fine label, pixels).
+    Cifar100,
+    /// Folders of JPEG and PNG files: `train/<class>/` and `val/<class>/`, classes numbered by their sorted names.
+    ImageFolder,
+    /// Tar files (shards) of `key.jpg` or `key.png` with `key.cls` or `key.json` beside it.
+    WebDataset,
+    /// `NumPy` arrays: `train.npz` and `val.npz` with `images` and `labels`, or each array in a file of its own.
+    Numpy,
+    /// Random images with random labels, made in memory: to measure, not to learn from.
+    Synthetic,
+}
+
+/// File names of a [`DataFormat::WebDataset`], in its folder: one `{first..last}` range or one `*`.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Shards {
+    /// Shards to train on.
+    pub train: String,
+    /// Shards to evaluate; they may be missing.
+    pub validation: String,
+}
+
+/// Filters to resize with. Both widen where they shrink an image (antialiasing), as Pillow's do.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Interpolation {
+    /// Bilinear.
+    Bilinear,
+    /// Bicubic (Catmull-Rom).
+    Bicubic,
+}
+
+/// Mean and deviation of pixels scaled to 0..1; one value for all channels, or one a channel.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Normalization {
+    /// Subtracted.
+    pub mean: Vec<f64>,
+    /// Divides.
+    pub std: Vec<f64>,
+}
+
+impl DataFormat {
+    /// Whether there are files to read.
+    pub fn has_files(self) -> bool {
+        self != Self::Synthetic
+    }
+}
+
+impl DataConfig {
+    /// All images of `format`, resized and normalised as timm's ViT presets do it, and not augmented.
+    pub fn plain(format: DataFormat) -> Self {
+        Self {
+            format,
+            path: None,
+            synthetic_images: None,
+            shards: None,
+            fraction: 1.0,
+            decode_threads: None,
+            max_corrupt_fraction: 0.0,
+            interpolation: Interpolation::Bicubic,
+            crop_fraction: 0.875,
+            normalization: Normalization {
+                mean: vec![0.5],
+                std: vec![0.5],
+            },
+            augmentation: Augmentation::default(),
+        }
+    }
+
+    pub(super) fn check(&self, model: &ModelConfig, training: &TrainingConfig, rules: &mut Rules) {
+        self.check_format(model, rules);
+        rules.require(
+            self.fraction > 0.0 && self.fraction <= 1.0,
+            "data.fraction",
+            self.fraction,
+            || "must be above 0 and at most 1".into(),
+        );
+        rules.require(self.decode_threads != Some(0), "data.decodeThreads", 0, || {
+            "must be at least 1".into()
+        });
+        rules.require(
+            (0.0..1.0).contains(&self.max_corrupt_fraction),
+            "data.maxCorruptFraction",
+            self.max_corrupt_fraction,
+            || "must be at least 0 and below 1".into(),
+        );
+        rules.require(
+            self.crop_fraction > 0.0 && self.crop_fraction <= 1.0,
+            "data.cropFraction",
+            self.crop_fraction,
+            || "must be above 0 and at most 1".into(),
+        );
+        self.normalization.check(model.channels, rules);
+        self.augmentation.check(model, training, rules);
+    }
+
+    fn check_format(&self, model: &ModelConfig, rules: &mut Rules) {
+        rules.require(
+            self.path.is_some() || !self.format.has_files(),
+            "data.path",
+            "missing",
+            || "must name the folder of the data set".into(),
+        );
+        match self.format {
+            DataFormat::Cifar10 | DataFormat::Cifar100 => {
+                rules.require(model.channels == 3, "model.channels", model.channels, || {
+                    "must be 3: CIFAR images have 3 channels".into()
+                });
+                let classes = if self.format == DataFormat::Cifar10 {
+                    10
+                } else {
+                    100
+                };
+                rules.require(
+                    model.num_classes >= classes,
+                    "model.numClasses",
+                    model.num_classes,
+                    || format!("must be at least {classes}, the classes of the data set"),
+                );
+            }
+            DataFormat::ImageFolder | DataFormat::WebDataset => rules.require(
+                [1, 3].contains(&model.channels),
+                "model.channels",
+                model.channels,
+                || "must be 1 (grey) or 3 (red, green, blue) for JPEG and PNG files; format numpy takes any number".into(),
+            ),
+            DataFormat::Numpy => {}
+            DataFormat::Synthetic => rules.require(
+                self.synthetic_images.is_some_and(|images| images > 0),
+                "data.syntheticImages",
+                self.synthetic_images
+                    .map_or_else(|| "missing".to_owned(), |images| images.to_string()),
+                || "must be at least 1 for synthetic data".into(),
+            ),
+        }
+        rules.require(
+            (self.format == DataFormat::WebDataset) == self.shards.is_some(),
+            "data.shards",
+            if self.shards.is_some() { "given" } else { "missing" },
+            || "must be given for format webDataset, and for no other".into(),
+        );
+    }
+}
+
+impl Normalization {
+    fn check(&self, channels: u32, rules: &mut Rules) {
+        for (field, values) in [
+            ("data.normalization.mean", &self.mean),
+            ("data.normalization.std", &self.std),
+        ] {
+            rules.require(
+                values.len() == 1 || values.len() == channels as usize,
+                field,
+                format_args!("a list of {}", values.len()),
+                || {
+                    format!(
+                        "must have one value, or one for each of the {channels} channels (model.channels)"
+                    )
+                },
+            );
+        }
+        for value in &self.mean {
+            rules.require(value.is_finite(), "data.normalization.mean", value, || {
+                "must be finite".into()
+            });
+        }
+        for value in &self.std {
+            rules.above_zero("data.normalization.std", *value);
+        }
+    }
+}

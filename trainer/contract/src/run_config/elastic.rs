@@ -1,0 +1,99 @@
+//! The same run on another number of nodes.
+
+use super::RunConfig;
+
+/// How a rank takes its images of an optimizer step.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct BatchShare {
+    /// Images of a micro-batch.
+    pub micro_batch_size: u32,
+    /// Micro-batches of a step.
+    pub gradient_accumulation_steps: u32,
+}
+
+/// Numbers of micro-batches that are tried.
+const TRIED: usize = 1024;
+
+impl RunConfig {
+    /// How ranks on `nodes` nodes share the same global batch: with micro-batches that are no larger, so that they fit
+    /// into memory, and as few of them as that allows. `None` where the images cannot be shared evenly, or only in more
+    /// than twice as many micro-batches as would hold them.
+    pub fn batch_share(&self, nodes: u32) -> Option<BatchShare> {
+        let micro_batch_size = u64::from(self.training.micro_batch_size);
+        let on_one_node =
+            micro_batch_size * u64::from(self.training.gradient_accumulation_steps) * u64::from(self.nodes);
+        if nodes == 0 || micro_batch_size == 0 || !on_one_node.is_multiple_of(nodes.into()) {
+            return None;
+        }
+        let images = on_one_node / u64::from(nodes);
+        let least = images.div_ceil(micro_batch_size);
+        let steps = (least..=2 * least).take(TRIED).find(|steps| {
+            let is_whole = *steps > 0 && images.is_multiple_of(*steps);
+            is_whole && (!self.data.augmentation.mixes() || (images / steps).is_multiple_of(2))
+        })?;
+        Some(BatchShare {
+            micro_batch_size: u32::try_from(images / steps).ok()?,
+            gradient_accumulation_steps: u32::try_from(steps).ok()?,
+        })
+    }
+
+    /// The same run on `nodes` nodes, with the same global batch.
+    pub fn on_nodes(&self, nodes: u32) -> Option<Self> {
+        let share = self.batch_share(nodes)?;
+        let mut config = self.clone();
+        config.nodes = nodes;
+        config.training.micro_batch_size = share.micro_batch_size;
+        config.training.gradient_accumulation_steps = share.gradient_accumulation_steps;
+        Some(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::config;
+
+    /// What becomes of a micro-batch size, micro-batches and nodes on another number of nodes.
+    fn share(micro: u32, steps: u32, nodes: u32, other: u32, mixes: bool) -> Option<(u32, u32)> {
+        let mut config = config();
+        config.nodes = nodes;
+        config.training.micro_batch_size = micro;
+        config.training.gradient_accumulation_steps = steps;
+        config.data.augmentation.mixup = if mixes { 0.2 } else { 0.0 };
+        let changed = config.on_nodes(other)?;
+        assert_eq!(changed.global_batch_size(), config.global_batch_size());
+        assert!(changed.training.micro_batch_size <= micro);
+        Some((
+            changed.training.micro_batch_size,
+            changed.training.gradient_accumulation_steps,
+        ))
+    }
+
+    #[test]
+    fn the_global_batch_is_kept_and_micro_batches_never_grow() {
+        for (micro, steps, nodes, other, expected) in [
+            (32, 1, 4, 4, Some((32, 1))),
+            (32, 1, 4, 2, Some((32, 2))),
+            (32, 1, 4, 1, Some((32, 4))),
+            (32, 1, 4, 8, Some((16, 1))),
+            (32, 4, 2, 8, Some((32, 1))),
+            (24, 1, 4, 3, Some((16, 2))),
+            (7, 3, 5, 5, Some((7, 3))),
+            // 128 images do not go into three nodes, nor one image into two.
+            (32, 1, 4, 3, None),
+            (1, 1, 1, 2, None),
+            // 47 images are prime: one by one would take 47 times as many micro-batches.
+            (40, 47, 2, 80, None),
+            (32, 1, 4, 0, None),
+        ] {
+            let found = share(micro, steps, nodes, other, false);
+            assert_eq!(found, expected, "{micro} x {steps} on {nodes}, then {other}");
+        }
+    }
+
+    #[test]
+    fn mixed_images_stay_in_pairs() {
+        assert_eq!(share(6, 1, 2, 4, false), Some((3, 1)));
+        assert_eq!(share(6, 1, 2, 4, true), None);
+        assert_eq!(share(6, 1, 4, 3, true), Some((4, 2)));
+    }
+}

@@ -1,0 +1,220 @@
+//! The network.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::rules::Rules;
+
+/// More would outnumber the patches of a small image.
+const MOST_REGISTER_TOKENS: u32 = 64;
+
+/// A Vision Transformer. Lengths in pixels and in channels of the residual stream.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ModelConfig {
+    /// Side of the square input, pixels; images of another size are resized to it.
+    pub image_size: u32,
+    /// Side of a square patch, pixels.
+    pub patch_size: u32,
+    /// Width of the residual stream.
+    pub hidden_size: u32,
+    /// Transformer blocks.
+    pub depth: u32,
+    /// Attention heads of a block.
+    pub heads: u32,
+    /// Width of the hidden layer of a block's MLP.
+    pub mlp_size: u32,
+    /// Classes of the classifier.
+    pub num_classes: u32,
+    /// Channels of the input.
+    pub channels: u32,
+    /// What the classifier reads.
+    pub pooling: Pooling,
+    /// Learned tokens beside the patches that nothing reads in the end (arXiv 2309.16588). With some, the position
+    /// embedding covers the patches only, as in every timm model that has them.
+    #[serde(default)]
+    pub register_tokens: u32,
+    /// Initial value of a learned factor for each channel of a block's two branches (arXiv 2103.17239); no such factor
+    /// where missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layer_scale: Option<f64>,
+    /// Share of images that skip a branch of the last block in a training step (stochastic depth, arXiv 1603.09382);
+    /// it rises linearly from 0 in the first block.
+    #[serde(default)]
+    pub drop_path: f64,
+    /// Safetensors file with the weights that training starts from, under timm's or torchvision's names; random ones
+    /// where missing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pretrained: Option<PathBuf>,
+}
+
+/// What the classifier reads from the last block.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Pooling {
+    /// The class token.
+    Token,
+    /// The mean over all patches; there is no class token.
+    Average,
+}
+
+impl std::fmt::Display for Pooling {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            Self::Token => "token",
+            Self::Average => "average",
+        })
+    }
+}
+
+impl ModelConfig {
+    pub(super) fn check(&self, rules: &mut Rules) {
+        rules.positive("model.imageSize", self.image_size);
+        rules.positive("model.patchSize", self.patch_size);
+        rules.positive("model.hiddenSize", self.hidden_size);
+        rules.positive("model.depth", self.depth);
+        rules.positive("model.heads", self.heads);
+        rules.positive("model.mlpSize", self.mlp_size);
+        rules.positive("model.channels", self.channels);
+        rules.require(
+            self.num_classes >= 2,
+            "model.numClasses",
+            self.num_classes,
+            || "must be at least 2".into(),
+        );
+        rules.divides(
+            "model.patchSize",
+            self.patch_size,
+            "model.imageSize",
+            self.image_size,
+        );
+        rules.divides("model.heads", self.heads, "model.hiddenSize", self.hidden_size);
+        rules.require(
+            self.register_tokens <= MOST_REGISTER_TOKENS,
+            "model.registerTokens",
+            self.register_tokens,
+            || format!("must be at most {MOST_REGISTER_TOKENS}"),
+        );
+        if let Some(value) = self.layer_scale {
+            rules.above_zero("model.layerScale", value);
+        }
+        rules.require(
+            (0.0..1.0).contains(&self.drop_path),
+            "model.dropPath",
+            self.drop_path,
+            || "must be at least 0 and below 1".into(),
+        );
+    }
+
+    /// How the weights of `other` differ in number or shape, in words, field by field; `None` where weights of one fit
+    /// the other.
+    pub fn difference(&self, other: &Self) -> Option<String> {
+        let numbers = |model: &Self| {
+            [
+                ("imageSize", model.image_size),
+                ("patchSize", model.patch_size),
+                ("hiddenSize", model.hidden_size),
+                ("depth", model.depth),
+                ("heads", model.heads),
+                ("mlpSize", model.mlp_size),
+                ("numClasses", model.num_classes),
+                ("channels", model.channels),
+                ("registerTokens", model.register_tokens),
+            ]
+        };
+        let mut differences: Vec<String> = numbers(self)
+            .into_iter()
+            .zip(numbers(other))
+            .filter(|(own, others)| own != others)
+            .map(|((name, own), (_, others))| format!("{name} is {own} instead of {others}"))
+            .collect();
+        if self.pooling != other.pooling {
+            differences.push(format!(
+                "pooling is {} instead of {}",
+                self.pooling, other.pooling
+            ));
+        }
+        if self.layer_scale.is_some() != other.layer_scale.is_some() {
+            let say = |model: &Self| {
+                if model.layer_scale.is_some() {
+                    "present"
+                } else {
+                    "absent"
+                }
+            };
+            differences.push(format!("layerScale is {} instead of {}", say(self), say(other)));
+        }
+        (!differences.is_empty()).then(|| differences.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model() -> ModelConfig {
+        ModelConfig {
+            image_size: 32,
+            patch_size: 8,
+            hidden_size: 64,
+            depth: 2,
+            heads: 4,
+            mlp_size: 256,
+            num_classes: 10,
+            channels: 3,
+            pooling: Pooling::Token,
+            register_tokens: 0,
+            layer_scale: None,
+            drop_path: 0.0,
+            pretrained: None,
+        }
+    }
+
+    fn messages(change: impl FnOnce(&mut ModelConfig)) -> Vec<String> {
+        let mut model = model();
+        change(&mut model);
+        let mut rules = Rules::default();
+        model.check(&mut rules);
+        rules.0.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn what_is_out_of_bounds_is_named() {
+        assert_eq!(messages(|_| {}), [] as [&str; 0]);
+        assert_eq!(
+            messages(|model| model.drop_path = 1.0),
+            ["model.dropPath is 1: must be at least 0 and below 1"]
+        );
+        assert_eq!(
+            messages(|model| model.layer_scale = Some(-0.1)),
+            ["model.layerScale is -0.1: must be above 0"]
+        );
+        assert_eq!(
+            messages(|model| model.register_tokens = 65),
+            ["model.registerTokens is 65: must be at most 64"]
+        );
+    }
+
+    #[test]
+    fn only_what_shapes_weights_makes_another_model() {
+        let same = ModelConfig {
+            drop_path: 0.2,
+            pretrained: Some("/pretrained/vit.safetensors".into()),
+            ..model()
+        };
+        assert_eq!(model().difference(&same), None);
+        let other = ModelConfig {
+            depth: 3,
+            pooling: Pooling::Average,
+            layer_scale: Some(1e-5),
+            ..model()
+        };
+        assert_eq!(
+            model().difference(&other).as_deref(),
+            Some(
+                "depth is 2 instead of 3, pooling is token instead of average, layerScale is absent instead of present"
+            )
+        );
+    }
+}

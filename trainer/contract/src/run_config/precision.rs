@@ -1,0 +1,88 @@
+//! Number formats, the loss scale that half precision needs, and the average of weights.
+
+use serde::{Deserialize, Serialize};
+
+use super::rules::Rules;
+
+/// Number format of matrix products, and with master weights of everything between them.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Precision {
+    /// 32 bits.
+    Fp32,
+    /// bfloat16: the range of 32 bits, 8 bits of precision.
+    Bf16,
+    /// float16: 11 bits of precision, the largest number 65,504; needs a loss scale.
+    Fp16,
+}
+
+/// Dynamic loss scale of [`Precision::Fp16`], with the names, defaults and behaviour of DeepSpeed's `fp16`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct LossScaleConfig {
+    /// The first scale is 2 to this power.
+    pub initial_scale_power: u32,
+    /// Steps without an overflow after which the scale doubles.
+    pub loss_scale_window: u32,
+    /// Overflows until the scale is halved.
+    pub hysteresis: u32,
+    /// The scale does not fall below this; an overflow there ends the run.
+    pub min_loss_scale: u32,
+}
+
+impl Default for LossScaleConfig {
+    fn default() -> Self {
+        Self {
+            initial_scale_power: 16,
+            loss_scale_window: 1000,
+            hysteresis: 2,
+            min_loss_scale: 1,
+        }
+    }
+}
+
+impl LossScaleConfig {
+    pub(super) fn check(&self, rules: &mut Rules) {
+        rules.require(
+            self.initial_scale_power <= 32,
+            "training.lossScale.initialScalePower",
+            self.initial_scale_power,
+            || "must be at most 32".into(),
+        );
+        rules.positive("training.lossScale.lossScaleWindow", self.loss_scale_window);
+        rules.positive("training.lossScale.hysteresis", self.hysteresis);
+        rules.require(
+            self.min_loss_scale >= 1
+                && u64::from(self.min_loss_scale) <= 1 << self.initial_scale_power.min(32),
+            "training.lossScale.minLossScale",
+            self.min_loss_scale,
+            || {
+                format!(
+                    "must be between 1 and 2 to the power of training.lossScale.initialScalePower ({})",
+                    self.initial_scale_power
+                )
+            },
+        );
+    }
+}
+
+/// Exponential moving average of the weights, as timm's `ModelEmaV3`.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Ema {
+    /// Share of the average that a step keeps.
+    pub decay: f64,
+    /// Whether the decay rises to its value as 1 - (1 + step)^(-2/3), so that the first weights are soon forgotten.
+    pub warmup: bool,
+}
+
+impl Ema {
+    pub(super) fn check(&self, rules: &mut Rules) {
+        rules.require(
+            (0.0..1.0).contains(&self.decay),
+            "training.ema.decay",
+            self.decay,
+            || "must be at least 0 and below 1".into(),
+        );
+    }
+}

@@ -1,0 +1,56 @@
+//! Checks of values, and what is said of one that fails.
+
+use std::borrow::Cow;
+
+/// A value that breaks a rule.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("{field} is {value}: {expected}")]
+pub struct ConfigError {
+    /// Path of the field, as in the manifest's spec.
+    pub field: Cow<'static, str>,
+    /// The value it has.
+    pub value: String,
+    /// What would be right.
+    pub expected: String,
+}
+
+/// Collects broken rules.
+#[derive(Default)]
+pub(super) struct Rules(pub(super) Vec<ConfigError>);
+
+impl Rules {
+    pub(super) fn require(
+        &mut self,
+        holds: bool,
+        field: &'static str,
+        value: impl std::fmt::Display,
+        expected: impl FnOnce() -> String,
+    ) {
+        if !holds {
+            self.0.push(ConfigError {
+                field: field.into(),
+                value: value.to_string(),
+                expected: expected(),
+            });
+        }
+    }
+
+    pub(super) fn positive(&mut self, field: &'static str, value: u32) {
+        self.require(value > 0, field, value, || "must be at least 1".into());
+    }
+
+    pub(super) fn above_zero(&mut self, field: &'static str, value: f64) {
+        self.require(value.is_finite() && value > 0.0, field, value, || {
+            "must be above 0".into()
+        });
+    }
+
+    pub(super) fn divides(&mut self, part: &'static str, divisor: u32, whole: &'static str, value: u32) {
+        self.require(
+            divisor == 0 || value.is_multiple_of(divisor),
+            whole,
+            value,
+            || format!("must be a multiple of {part} ({divisor})"),
+        );
+    }
+}

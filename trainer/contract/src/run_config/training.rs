@@ -1,0 +1,108 @@
+//! Epochs, batches and the loss.
+
+use serde::{Deserialize, Serialize};
+
+use super::rules::Rules;
+use super::{Ema, LearningRateScaling, LossScaleConfig, Optimizer, Precision, Schedule};
+
+/// How the model is trained.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct TrainingConfig {
+    /// Passes over the training images.
+    pub epochs: u32,
+    /// Images a rank puts through the model at once.
+    pub micro_batch_size: u32,
+    /// Micro-batches a rank accumulates before gradients are reduced.
+    pub gradient_accumulation_steps: u32,
+    /// Seed of weights and of the order of images.
+    pub seed: u64,
+    /// The optimizer.
+    pub optimizer: Optimizer,
+    /// How the learning rate grows with the global batch.
+    pub learning_rate_scaling: LearningRateScaling,
+    /// The learning rate of a layer is this times the one of the layer above it; 1 for the same rate everywhere.
+    pub layer_decay: f64,
+    /// How the learning rate moves.
+    pub schedule: Schedule,
+    /// Weight of the uniform distribution in the target, 0..1.
+    pub label_smoothing: f64,
+    /// Largest global norm of the gradients; larger ones are scaled down to it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clip_grad_norm: Option<f64>,
+    /// Whether the line that DeepSpeed prints under `wall_clock_breakdown` is logged.
+    #[serde(default)]
+    pub wall_clock_breakdown: bool,
+    /// Number format.
+    pub precision: Precision,
+    /// Whether the model itself is in half precision, and the optimizer keeps weights in 32 bits.
+    pub master_weights: bool,
+    /// Loss scale of [`Precision::Fp16`].
+    pub loss_scale: LossScaleConfig,
+    /// Average of the weights.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ema: Option<Ema>,
+    /// What the backward pass computes again in place of keeping it.
+    #[serde(default)]
+    pub activation_checkpointing: ActivationCheckpointing,
+}
+
+/// What the backward pass computes again in place of keeping it: less memory for more time.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ActivationCheckpointing {
+    /// Nothing.
+    #[default]
+    None,
+    /// Each block whole: one tensor a block is kept.
+    Block,
+    /// Norms and activation functions: what matrix products and attention gave is kept.
+    Selective,
+}
+
+impl TrainingConfig {
+    /// The learning rate at the schedule's peak, for a global batch.
+    pub fn peak_learning_rate(&self, global_batch_size: u64) -> f64 {
+        self.optimizer.learning_rate() * self.learning_rate_scaling.factor(global_batch_size)
+    }
+
+    pub(super) fn check(&self, global_batch_size: u64, rules: &mut Rules) {
+        rules.positive("training.epochs", self.epochs);
+        rules.positive("training.microBatchSize", self.micro_batch_size);
+        rules.positive(
+            "training.gradientAccumulationSteps",
+            self.gradient_accumulation_steps,
+        );
+        rules.require(
+            (0.0..1.0).contains(&self.label_smoothing),
+            "training.labelSmoothing",
+            self.label_smoothing,
+            || "must be at least 0 and below 1".into(),
+        );
+        if let Some(norm) = self.clip_grad_norm {
+            rules.above_zero("training.clipGradNorm", norm);
+        }
+        self.optimizer.check(rules);
+        self.learning_rate_scaling.check(rules);
+        rules.require(
+            self.layer_decay > 0.0 && self.layer_decay <= 1.0,
+            "training.layerDecay",
+            self.layer_decay,
+            || "must be above 0 and at most 1".into(),
+        );
+        if global_batch_size > 0 && self.learning_rate_scaling.reference_batch_size > 0 {
+            let peak = self.peak_learning_rate(global_batch_size);
+            self.schedule.check(self.epochs, peak, rules);
+        }
+        rules.require(
+            !self.master_weights || self.precision != Precision::Fp32,
+            "training.masterWeights",
+            self.master_weights,
+            || "needs training.precision bf16 or fp16: fp32 weights are their own masters".into(),
+        );
+        self.loss_scale.check(rules);
+        if let Some(ema) = &self.ema {
+            ema.check(rules);
+        }
+    }
+}
