@@ -2,7 +2,16 @@
 
 use std::path::PathBuf;
 
-const SOURCES: [&str; 4] = ["error.cpp", "optim.cpp", "process_group.cpp", "reducer.cpp"];
+const SOURCES: [&str; 8] = [
+    "autocast.cpp",
+    "device.cpp",
+    "error.cpp",
+    "memory.cpp",
+    "optim.cpp",
+    "process_group.cpp",
+    "recompute.cpp",
+    "reducer.cpp",
+];
 
 fn main() {
     println!("cargo:rerun-if-env-changed=LIBTORCH");
@@ -16,7 +25,8 @@ fn main() {
         "LIBTORCH is {}, which holds no libtorch headers: run `scripts/fetch-libtorch` and use the folder it prints",
         libtorch.display()
     );
-    cc::Build::new()
+    let mut build = cc::Build::new();
+    build
         .cpp(true)
         .std("c++17")
         .warnings(false)
@@ -24,8 +34,14 @@ fn main() {
         .include("cpp/gloo_declarations")
         .include(&headers)
         .include(headers.join("torch/csrc/api/include"))
+        .include("cpp");
+    build
+        .clone()
         .files(SOURCES.iter().map(|file| format!("cpp/{file}")))
         .compile("torch_ext");
+    // For this crate's tests: of an archive, only those who name its functions take them.
+    println!("cargo:rerun-if-changed=tests/reducer/delay.cpp");
+    build.file("tests/reducer/delay.cpp").compile("torch_ext_tests");
     println!(
         "cargo:rustc-link-search=native={}",
         libtorch.join("lib").display()

@@ -1,4 +1,6 @@
 // Multi-tensor operations on all parameters at once, which tch's generator leaves out.
+#include <cmath>
+
 #include <ATen/ATen.h>
 
 #include "error.hpp"
@@ -7,29 +9,139 @@
 using vit::guarded;
 using vit::tensor_list;
 
+namespace vit {
+
+// Numbers of a step of AdamW or LAMB.
+struct AdamNumbers {
+  double learning_rate;
+  double beta1;
+  double beta2;
+  double weight_decay;
+  double epsilon;
+};
+
+// Numbers of a step of SGD.
+struct SgdNumbers {
+  double learning_rate;
+  double momentum;
+  double weight_decay;
+  bool nesterov;
+};
+
+}  // namespace vit
+
+namespace {
+
+// Uninitialised tensors shaped like those of `list`, all in one flat piece of memory, so that one kernel can go over
+// them together.
+std::pair<at::Tensor, std::vector<at::Tensor>> flat_like(const std::vector<at::Tensor>& list) {
+  int64_t total = 0;
+  for (const auto& tensor : list) {
+    total += tensor.numel();
+  }
+  auto flat = at::empty({total}, list.at(0).options());
+  std::vector<at::Tensor> views;
+  views.reserve(list.size());
+  int64_t start = 0;
+  for (const auto& tensor : list) {
+    views.push_back(flat.narrow(0, start, tensor.numel()).view(tensor.sizes()));
+    start += tensor.numel();
+  }
+  return {flat, views};
+}
+
+// Elements that LAMB updates at a time: bounds the memory of its intermediate values, four times this many floats.
+constexpr int64_t kLambElements = 1 << 24;
+
+void lamb(const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>& gradients,
+          const std::vector<at::Tensor>& first, const std::vector<at::Tensor>& second, const at::Tensor& sizes, double step,
+          const vit::AdamNumbers& numbers) {
+  const auto beta1 = numbers.beta1;
+  const auto beta2 = numbers.beta2;
+  at::_foreach_lerp_(first, gradients, 1.0 - beta1);
+  at::_foreach_mul_(second, beta2);
+  at::_foreach_addcmul_(second, gradients, gradients, 1.0 - beta2);
+
+  auto denominators = at::_foreach_sqrt(second);
+  at::_foreach_div_(denominators, std::sqrt(1.0 - std::pow(beta2, step)));
+  at::_foreach_add_(denominators, numbers.epsilon);
+  auto [flat, updates] = flat_like(weights);
+  at::_foreach_copy_(updates, first);
+  at::_foreach_div_(updates, 1.0 - std::pow(beta1, step));
+  at::_foreach_div_(updates, denominators);
+  if (numbers.weight_decay != 0.0) {
+    at::_foreach_add_(updates, weights, numbers.weight_decay);
+    const auto weight_norms = at::stack(at::_foreach_norm(weights, 2));
+    const auto update_norms = at::stack(at::_foreach_norm(updates, 2));
+    const auto is_usable = (weight_norms > 0).logical_and_(update_norms > 0);
+    const auto ratios = at::where(is_usable, weight_norms / update_norms, 1.0).to(flat.scalar_type());
+    // One multiplication over the flat memory, where a factor for each tensor would be a launch for each.
+    flat.mul_(at::repeat_interleave(ratios, sizes, 0, flat.numel()));
+  }
+  at::_foreach_add_(weights, updates, -numbers.learning_rate);
+}
+
+}  // namespace
+
 extern "C" {
 
 // One AdamW step of all parameters in one call. `step` is a float scalar on the parameters' device, 1 for the first
 // step. Contract of at::_fused_adamw_: the caller has counted the step already.
 vit::Status vit_fused_adamw(at::Tensor* const* parameters, at::Tensor* const* gradients, at::Tensor* const* first_moments,
-                            at::Tensor* const* second_moments, size_t count, at::Tensor* step, double learning_rate,
-                            double beta1, double beta2, double weight_decay, double epsilon) {
+                            at::Tensor* const* second_moments, size_t count, at::Tensor* step,
+                            const vit::AdamNumbers* numbers) {
   return guarded([&] {
     c10::NoGradGuard no_grad;
     const auto list = tensor_list(parameters, count);
     const std::vector<at::Tensor> steps(count, *step);
     at::_fused_adamw_(list, tensor_list(gradients, count), tensor_list(first_moments, count),
-                      tensor_list(second_moments, count), /*max_exp_avg_sqs=*/{}, steps, learning_rate, beta1, beta2,
-                      weight_decay, epsilon, /*amsgrad=*/false, /*maximize=*/false);
+                      tensor_list(second_moments, count), /*max_exp_avg_sqs=*/{}, steps, numbers->learning_rate,
+                      numbers->beta1, numbers->beta2, numbers->weight_decay, numbers->epsilon, /*amsgrad=*/false,
+                      /*maximize=*/false);
   });
 }
 
-// Euclidean norm over the elements of all tensors together.
-vit::Status vit_global_norm(at::Tensor* const* tensors, size_t count, double* norm) {
+// One SGD step of all parameters in one call; without momentum there are no buffers. A buffer of zeros before the
+// first step gives what torch.optim.SGD gets by starting from the first gradient, as dampening is 0.
+vit::Status vit_fused_sgd(at::Tensor* const* parameters, at::Tensor* const* gradients, at::Tensor* const* momentum_buffers,
+                          size_t count, const vit::SgdNumbers* numbers) {
   return guarded([&] {
     c10::NoGradGuard no_grad;
-    const auto norms = at::_foreach_norm(tensor_list(tensors, count), 2);
-    *norm = at::linalg_vector_norm(at::stack(norms), 2).item<double>();
+    const auto buffers = numbers->momentum == 0.0 ? std::vector<at::Tensor>{} : tensor_list(momentum_buffers, count);
+    at::_fused_sgd_(tensor_list(parameters, count), tensor_list(gradients, count), buffers, numbers->weight_decay,
+                    numbers->momentum, numbers->learning_rate, /*dampening=*/0.0, numbers->nesterov,
+                    /*maximize=*/false, /*is_first_step=*/false);
+  });
+}
+
+// One LAMB step of all parameters; as timm's Lamb, the trust ratio is applied where there is weight decay. `step` is 1
+// for the first. `sizes` holds the numbers of elements of the parameters, int32 on their device.
+vit::Status vit_lamb(at::Tensor* const* parameters, at::Tensor* const* gradients, at::Tensor* const* first_moments,
+                     at::Tensor* const* second_moments, size_t count, at::Tensor* sizes, double step,
+                     const vit::AdamNumbers* numbers) {
+  return guarded([&] {
+    c10::NoGradGuard no_grad;
+    for (size_t start = 0; start < count;) {
+      size_t end = start;
+      for (int64_t elements = 0; end < count && (end == start || elements + parameters[end]->numel() <= kLambElements);
+           ++end) {
+        elements += parameters[end]->numel();
+      }
+      const auto part = [&](at::Tensor* const* list) { return tensor_list(list + start, end - start); };
+      lamb(part(parameters), part(gradients), part(first_moments), part(second_moments),
+           sizes->narrow(0, static_cast<int64_t>(start), static_cast<int64_t>(end - start)), step, *numbers);
+      start = end;
+    }
+  });
+}
+
+// Writes the Euclidean norm over the elements of all tensors together into the float scalar `norm`, which is on their
+// device.
+vit::Status vit_global_norm(at::Tensor* const* tensors, size_t count, at::Tensor* norm) {
+  return guarded([&] {
+    c10::NoGradGuard no_grad;
+    const auto norms = at::_foreach_norm(tensor_list(tensors, count), 2, at::kFloat);
+    norm->copy_(at::linalg_vector_norm(at::stack(norms), 2));
   });
 }
 
@@ -46,6 +158,22 @@ vit::Status vit_zero(at::Tensor* const* tensors, size_t count) {
   return guarded([&] {
     c10::NoGradGuard no_grad;
     at::_foreach_zero_(tensor_list(tensors, count));
+  });
+}
+
+// Copies `values` into `targets`, which may be of another number format.
+vit::Status vit_copy(at::Tensor* const* targets, at::Tensor* const* values, size_t count) {
+  return guarded([&] {
+    c10::NoGradGuard no_grad;
+    at::_foreach_copy_(tensor_list(targets, count), tensor_list(values, count));
+  });
+}
+
+// Moves `averages` towards `values` by the share `weight` of the way.
+vit::Status vit_lerp(at::Tensor* const* averages, at::Tensor* const* values, size_t count, double weight) {
+  return guarded([&] {
+    c10::NoGradGuard no_grad;
+    at::_foreach_lerp_(tensor_list(averages, count), tensor_list(values, count), weight);
   });
 }
 }

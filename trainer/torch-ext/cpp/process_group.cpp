@@ -5,6 +5,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <torch/csrc/distributed/c10d/comm.hpp>
 
 #include "error.hpp"
 #include "tensors.hpp"
@@ -13,6 +14,9 @@ using vit::guarded;
 using Milliseconds = std::chrono::milliseconds;
 
 namespace {
+
+// Tensors are sent together in buffers of about this size: one by one, each would wait for the network's delay.
+constexpr size_t kBroadcastBytes = size_t{25} << 20;
 
 vit::Group* wrap(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size, c10::DeviceType device,
                  c10d::ProcessGroup::BackendType type, const c10::intrusive_ptr<c10d::Backend>& backend) {
@@ -88,16 +92,11 @@ vit::Status vit_group_all_reduce_sum(vit::Group* group, at::Tensor* tensor) {
   });
 }
 
-// Gives every rank the values that `root` has.
-vit::Status vit_group_broadcast(vit::Group* group, at::Tensor* const* tensors, size_t count, int64_t root) {
+// Gives every rank the values that `root` has, as DistributedDataParallel does when it starts.
+vit::Status vit_group_broadcast(vit::Group* group, at::Tensor* const* tensors, size_t count, int root) {
   return guarded([&] {
     c10::NoGradGuard no_grad;
-    c10d::BroadcastOptions options;
-    options.rootRank = root;
-    for (auto& tensor : vit::tensor_list(tensors, count)) {
-      std::vector<at::Tensor> one{tensor};
-      group->group->broadcast(one, options)->wait();
-    }
+    c10d::broadcast_coalesced(group->group, vit::tensor_list(tensors, count), kBroadcastBytes, root);
   });
 }
 

@@ -1,9 +1,15 @@
 // Gradient averaging by the Reducer of PyTorch's DistributedDataParallel, with a communication hook that times it.
 //
 // The hook does what AllReduceCommHook does (torch/csrc/distributed/c10d/default_comm_hooks.hpp): divides a bucket by
-// the world size and adds it up over all ranks without waiting. Besides, it notes when each bucket's all-reduce
-// starts and ends, and just before the step's last bucket it starts the *arrival*: an all-reduce of a few numbers on
-// a group of its own, which ends when the last rank has its last gradient. See vit_reducer_finish for what follows.
+// the world size and adds it up over all ranks without waiting; where asked to, in bf16, as bf16_compress_hook of
+// PyTorch's Python side does. Besides, it notes when each bucket's all-reduce starts and ends, and just before the
+// step's last bucket it starts the *arrival*: an all-reduce of a few numbers on a group of its own, which ends when the
+// last rank has its last gradient.
+//
+// An all-reduce ends no sooner than its last rank has begun it, so its duration on one rank is communication and wait.
+// The rank that came last did not wait: the least duration over the ranks is what communication took. At the end of a
+// step the ranks exchange their durations (one small all-reduce that nobody waits for), and each takes from its own
+// ones what was wait. No clocks are compared. See vit_reducer_times for what follows.
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -34,18 +40,24 @@ struct Interval {
   Clock::time_point end;
 };
 
-// Length of the union of intervals whose starts ascend.
-Clock::duration covered(const std::vector<std::shared_ptr<Interval>>& intervals) {
+// Length of the union of intervals, each cut at its start to the duration given for it.
+double covered(const std::vector<std::shared_ptr<Interval>>& intervals, const double* durations) {
+  std::vector<Interval> cut;
+  for (const auto& interval : intervals) {
+    const auto duration = std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(*durations++));
+    cut.push_back({std::max(interval->start, interval->end - duration), interval->end});
+  }
+  std::sort(cut.begin(), cut.end(), [](const auto& left, const auto& right) { return left.start < right.start; });
   Clock::duration sum{0};
   Clock::time_point reached = Clock::time_point::min();
-  for (const auto& interval : intervals) {
-    const auto start = std::max(interval->start, reached);
-    if (interval->end > start) {
-      sum += interval->end - start;
-      reached = interval->end;
+  for (const auto& interval : cut) {
+    const auto start = std::max(interval.start, reached);
+    if (interval.end > start) {
+      sum += interval.end - start;
+      reached = interval.end;
     }
   }
-  return sum;
+  return seconds(sum);
 }
 
 // What one step's backward pass noted. The ends are written by the process groups' threads, each before the future
@@ -58,12 +70,17 @@ struct Step {
   FuturePtr arrived;
   Clock::time_point own_ready;
   Clock::time_point all_ready;
+  Clock::time_point usable;
+  // Durations of the arrival and of each bucket's all-reduce, the least over the ranks once `exchanged`.
+  at::Tensor least;
+  c10::intrusive_ptr<c10d::Work> exchanged;
 };
 
 class TimedAllReduce : public c10d::CommHookInterface {
  public:
-  TimedAllReduce(c10::intrusive_ptr<c10d::ProcessGroup> gradients, c10::intrusive_ptr<c10d::ProcessGroup> control)
-      : gradients_(std::move(gradients)), control_(std::move(control)) {}
+  TimedAllReduce(c10::intrusive_ptr<c10d::ProcessGroup> gradients, c10::intrusive_ptr<c10d::ProcessGroup> control,
+                 bool in_bf16)
+      : gradients_(std::move(gradients)), control_(std::move(control)), in_bf16_(in_bf16) {}
 
   FuturePtr runHook(c10d::GradBucket& bucket) override {
     auto& buffer = bucket.getBufferRef();
@@ -79,17 +96,21 @@ class TimedAllReduce : public c10d::CommHookInterface {
     if (bucket.isLast()) {
       start_arrival();
     }
-    step->bytes += buffer.nbytes();
+    const bool compress = in_bf16_ && buffer.scalar_type() != at::kBFloat16;
+    const auto sent = compress ? buffer.to(at::kBFloat16) : buffer;
+    step->bytes += sent.nbytes();
     auto interval = std::make_shared<Interval>(Interval{Clock::now(), Clock::time_point::min()});
-    std::vector<at::Tensor> tensors{buffer};
+    std::vector<at::Tensor> tensors{sent};
     auto work = gradients_->allreduce(tensors);
-    if (!buffer.is_cpu()) {
+    auto reduced = work->getFuture();
+    if (buffer.is_cpu()) {
+      step->buckets.push_back(interval);
+      reduced = noting_end(reduced, [interval] { interval->end = Clock::now(); });
+    } else {
       // A future of a CUDA backend is complete once its kernels are queued: their own timers are read at the end.
       step->device_works.push_back(work);
-      return work->getFuture();
     }
-    step->buckets.push_back(interval);
-    return noting_end(work->getFuture(), [interval] { interval->end = Clock::now(); });
+    return compress ? copied_back(reduced, sent, buffer) : reduced;
   }
 
   at::Tensor parseHookResult(const c10::IValue& result) override {
@@ -110,6 +131,18 @@ class TimedAllReduce : public c10d::CommHookInterface {
         future->elementType());
   }
 
+  // A future of `buffer` once it has the values of `sent`. On CUDA a callback runs on a stream that waits for the
+  // future's kernels, and those that wait for the result wait for this stream.
+  static FuturePtr copied_back(const FuturePtr& future, at::Tensor sent, at::Tensor buffer) {
+    return future->then(
+        [sent = std::move(sent), buffer = std::move(buffer)](Future& done) -> c10::IValue {
+          c10::NoGradGuard no_grad;
+          TORCH_CHECK(!done.hasError(), done.tryRetrieveErrorMessage());
+          return buffer.copy_(sent);
+        },
+        c10::TensorType::get());
+  }
+
   void start_arrival() {
     // For a CUDA tensor this copy waits for the stream, and with it for the last gradient.
     step->arrival = step->arrival.to(at::kCPU, at::kDouble).clone();
@@ -120,7 +153,24 @@ class TimedAllReduce : public c10d::CommHookInterface {
 
   c10::intrusive_ptr<c10d::ProcessGroup> gradients_;
   c10::intrusive_ptr<c10d::ProcessGroup> control_;
+  bool in_bf16_;
 };
+
+// Starts to find the least of the ranks' durations.
+void exchange(Step& step, c10d::ProcessGroup& control) {
+  std::vector<double> durations{seconds(step.all_ready - step.own_ready)};
+  for (const auto& bucket : step.buckets) {
+    durations.push_back(seconds(bucket->end - bucket->start));
+  }
+  for (const auto& work : step.device_works) {
+    durations.push_back(work->getDuration() / 1000.0);
+  }
+  step.least = at::tensor(durations, at::kDouble);
+  c10d::AllreduceOptions options;
+  options.reduceOp = c10d::ReduceOp::MIN;
+  std::vector<at::Tensor> tensors{step.least};
+  step.exchanged = control.allreduce(tensors, options);
+}
 
 }  // namespace
 
@@ -129,7 +179,9 @@ namespace vit {
 struct Reducer {
   std::unique_ptr<c10d::Reducer> reducer;
   TimedAllReduce* hook;  // owned by `reducer`
+  c10::intrusive_ptr<c10d::ProcessGroup> control;
   at::Device device;
+  std::shared_ptr<Step> finished;
 };
 
 struct SyncTimes {
@@ -145,7 +197,7 @@ extern "C" {
 
 // Hooks into the gradients of `parameters`, which must be the same in number, order and shape on every rank.
 vit::Status vit_reducer_new(at::Tensor* const* parameters, size_t count, vit::Group* gradients, vit::Group* control,
-                            size_t bucket_bytes, vit::Reducer** out) {
+                            size_t bucket_bytes, bool in_bf16, vit::Reducer** out) {
   return guarded([&] {
     auto list = vit::tensor_list(parameters, count);
     const auto device = list.at(0).device();
@@ -160,13 +212,13 @@ vit::Status vit_reducer_new(at::Tensor* const* parameters, size_t count, vit::Gr
         /*param_names=*/std::unordered_map<size_t, std::string>{}, static_cast<int64_t>(first_bucket),
         /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false,
         /*bucket_bytes_cap_list=*/std::vector<int64_t>{});
-    auto hook = std::make_unique<TimedAllReduce>(gradients->group, control->group);
+    auto hook = std::make_unique<TimedAllReduce>(gradients->group, control->group, in_bf16);
     auto* borrowed = hook.get();
     reducer->register_comm_hook(std::move(hook));
     if (!device.is_cpu()) {
       gradients->group->enableCollectivesTiming();
     }
-    *out = new vit::Reducer{std::move(reducer), borrowed, device};
+    *out = new vit::Reducer{std::move(reducer), borrowed, control->group, device, nullptr};
   });
 }
 
@@ -187,38 +239,51 @@ vit::Status vit_reducer_prepare(vit::Reducer* reducer, at::Tensor* arrival) {
   });
 }
 
-// Call it right after the backward pass: gives the step's times and writes the sums of `arrival` (as many as it has
-// elements, in double precision).
-//
-// straggler: own last gradient ready -> every rank's last gradient ready (the arrival ended).
-// exposed:   from then -> averaged gradients usable (now).
-// total:     time in which any gradient all-reduce was under way, less the straggler wait, and at least `exposed`.
-//
-// A rank that is late by D lengthens the others' straggler by D and the union of their all-reduces by D, so that
-// exposed stays, and total too but for pauses between all-reduces, which the wait fills. A slower wire lengthens
-// total and exposed only.
-vit::Status vit_reducer_finish(vit::Reducer* reducer, double* sums, size_t count, vit::SyncTimes* times) {
+// Call it right after the backward pass: writes the sums of `arrival` (as many as it has elements, in double precision).
+vit::Status vit_reducer_finish(vit::Reducer* reducer, double* sums, size_t count) {
   return guarded([&] {
     const auto step = std::move(reducer->hook->step);
     TORCH_CHECK(step != nullptr, "the step was not prepared");
-    *times = {0.0, 0.0, 0.0, step->bytes};
     if (step->arrived) {
       if (!reducer->device.is_cpu()) {
         c10::impl::VirtualGuardImpl(reducer->device.type()).getStream(reducer->device).synchronize();
       }
-      const auto usable = Clock::now();
+      step->usable = Clock::now();
       step->arrived->waitAndThrow();
-      times->straggler = seconds(step->all_ready - step->own_ready);
-      times->exposed = seconds(usable - step->all_ready);
-      double under_way = seconds(covered(step->buckets));
-      for (const auto& work : step->device_works) {
-        under_way += work->getDuration() / 1000.0;
-      }
-      times->total = std::max(under_way - times->straggler, times->exposed);
+      exchange(*step, *reducer->control);
     }
     TORCH_CHECK(step->arrival.is_cpu() && static_cast<size_t>(step->arrival.numel()) == count,
                 "the backward pass reduced no gradients");
     std::copy_n(step->arrival.const_data_ptr<double>(), count, sums);
+    reducer->finished = step;
+  });
+}
+
+// The times of the step that was finished last. Called some work later, it waits for nothing.
+//
+// straggler: own last gradient ready -> every rank's last gradient ready.
+// exposed:   from then -> averaged gradients usable.
+// total:     time in which any gradient all-reduce was under way that every rank had begun, and at least `exposed`.
+//
+// A rank that is late by D lengthens the others' straggler by D and nothing else. A slower network lengthens total, and
+// exposed where no computation hides it, and not straggler: the arrival, slower too, is as slow on every rank.
+vit::Status vit_reducer_times(vit::Reducer* reducer, vit::SyncTimes* times) {
+  return guarded([&] {
+    const auto step = std::move(reducer->finished);
+    TORCH_CHECK(step != nullptr, "no step was finished since the last call");
+    *times = {0.0, 0.0, 0.0, step->bytes};
+    if (!step->exchanged) {
+      return;
+    }
+    step->exchanged->wait();
+    const auto* least = step->least.const_data_ptr<double>();
+    times->straggler = std::max(0.0, seconds(step->all_ready - step->own_ready) - least[0]);
+    times->exposed = std::max(0.0, seconds(step->usable - step->own_ready) - times->straggler);
+    double under_way = covered(step->buckets, least + 1);
+    for (size_t index = 0; index < step->device_works.size(); ++index) {
+      under_way += least[1 + index];
+    }
+    times->total = std::max(under_way, times->exposed);
   });
 }
 }

@@ -1,9 +1,12 @@
 //! Finding CUDA at run time, so that one binary serves machines with and without it.
 
-use std::ffi::c_void;
-use std::path::Path;
+use std::ffi::{c_int, c_void};
+use std::path::{Path, PathBuf};
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+
+use crate::error::{Error, check};
+use crate::sys;
 
 /// libtorch's CUDA half.
 const TORCH_CUDA: &str = "libtorch_cuda.so";
@@ -23,6 +26,29 @@ impl Cuda {
     pub(crate) fn nccl_backend_new(&self) -> *const c_void {
         self.backend_new
     }
+
+    /// Most memory that tensors on the GPU of this number have had at once, bytes.
+    pub fn peak_bytes(&self, index: usize) -> Result<u64, Error> {
+        let mut bytes = 0;
+        // SAFETY: `bytes` is a valid place.
+        let status = unsafe { sys::vit_peak_cuda_bytes(index as c_int, &raw mut bytes) };
+        check(status, || "failed to ask for the memory of a GPU".into())?;
+        Ok(bytes)
+    }
+
+    /// Product name of the GPU of this number in the order of the bus, as the driver tells it in `/proc`.
+    pub fn product(&self, index: usize) -> Option<String> {
+        product_in(Path::new("/proc/driver/nvidia/gpus"), index)
+    }
+}
+
+fn product_in(folder: &Path, index: usize) -> Option<String> {
+    let entries = std::fs::read_dir(folder).ok()?;
+    let mut gpus: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    gpus.sort();
+    let information = std::fs::read_to_string(gpus.get(index)?.join("information")).ok()?;
+    let model = information.lines().find_map(|line| line.strip_prefix("Model:"))?;
+    Some(model.trim().to_owned())
 }
 
 /// Why this process cannot use a GPU.
@@ -75,4 +101,30 @@ fn open(library: &'static str) -> Result<Library, CudaError> {
         library,
         message: error.to_string(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_product_is_read_from_the_drivers_files() {
+        let folder = tempfile::tempdir().expect("a folder");
+        for (bus, name) in [
+            ("0000:41:00.0", "NVIDIA A100-SXM4-40GB"),
+            ("0000:07:00.0", "NVIDIA H200"),
+        ] {
+            let gpu = folder.path().join(bus);
+            std::fs::create_dir(&gpu).expect("a folder");
+            let text = format!("Model: \t\t {name}\nIRQ:   \t\t 61\n");
+            std::fs::write(gpu.join("information"), text).expect("writes");
+        }
+        assert_eq!(product_in(folder.path(), 0).as_deref(), Some("NVIDIA H200"));
+        assert_eq!(
+            product_in(folder.path(), 1).as_deref(),
+            Some("NVIDIA A100-SXM4-40GB")
+        );
+        assert_eq!(product_in(folder.path(), 2), None);
+        assert_eq!(product_in(Path::new("/nowhere"), 0), None);
+    }
 }

@@ -1,19 +1,23 @@
-//! Safe wrappers over the parts of libtorch that tch lacks: process groups and the gradient reducer of c10d, and
-//! optimizer steps over all parameters at once.
+//! Safe wrappers over the parts of libtorch that tch lacks: process groups and the gradient reducer of c10d,
+//! optimizer steps over all parameters at once, and activation checkpointing.
 //!
 //! The only unsafe code of the workspace is here. Each C++ function (folder `cpp`, a file a concern) catches every
 //! exception and returns a status; each has one safe wrapper. Handles are freed when dropped.
 #![allow(unsafe_code)]
 
+mod autocast;
 pub mod device;
 mod error;
 mod handle;
+pub mod memory;
 pub mod optim;
 pub mod process_group;
+pub mod recompute;
 pub mod reducer;
 mod sys;
 
+pub use autocast::autocast;
 pub use device::{Cuda, CudaError, load_cuda};
 pub use error::{Error, ErrorKind, exit_now};
 pub use process_group::{ProcessGroup, Rendezvous, Store};
-pub use reducer::{Reducer, SyncTimes};
+pub use reducer::{Compression, Reducer, SyncTimes};

@@ -1,72 +1,180 @@
 //! Operations over all parameters in one call each.
 
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use crate::error::{Error, check};
-use crate::sys;
+use crate::sys::{self, RawAdamNumbers, RawSgdNumbers};
 
-/// Numbers of one AdamW step (arXiv 1711.05101).
+/// Numbers of a step of AdamW (arXiv 1711.05101) or LAMB (arXiv 1904.00962).
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamWStep {
+pub struct AdamNumbers {
     /// Learning rate of this step.
     pub learning_rate: f64,
-    /// Decay of the first moment.
-    pub beta1: f64,
-    /// Decay of the second moment.
-    pub beta2: f64,
-    /// Decoupled weight decay.
+    /// Decay of the first and the second moment.
+    pub betas: [f64; 2],
+    /// Weight decay.
     pub weight_decay: f64,
     /// Added to the denominator.
     pub epsilon: f64,
 }
 
-/// One fused AdamW step (`at::_fused_adamw_`) of `parameters` and their moments, all lists in the same order. `step`
-/// is a float scalar on the parameters' device that counts this step already: 1 for the first.
+impl AdamNumbers {
+    fn raw(self) -> RawAdamNumbers {
+        let [beta1, beta2] = self.betas;
+        RawAdamNumbers {
+            learning_rate: self.learning_rate,
+            beta1,
+            beta2,
+            weight_decay: self.weight_decay,
+            epsilon: self.epsilon,
+        }
+    }
+}
+
+/// Numbers of a step of SGD with momentum.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SgdNumbers {
+    /// Learning rate of this step.
+    pub learning_rate: f64,
+    /// Share of the last step that is taken again.
+    pub momentum: f64,
+    /// Weight decay, added to the gradient.
+    pub weight_decay: f64,
+    /// Whether the gradient is read ahead of the momentum.
+    pub nesterov: bool,
+}
+
+fn assert_same_length(lists: &[&[Tensor]]) {
+    assert!(
+        lists.windows(2).all(|pair| pair[0].len() == pair[1].len()),
+        "lists of an optimizer differ in length"
+    );
+}
+
+/// One fused AdamW step (`at::_fused_adamw_`) of `parameters` and their first and second `moments`, all lists in the
+/// same order. `step` is a float scalar on the parameters' device that counts this step already: 1 for the first.
 ///
 /// # Panics
 /// Where the lists differ in length.
 pub fn fused_adamw(
     parameters: &[Tensor],
     gradients: &[Tensor],
-    first_moments: &[Tensor],
-    second_moments: &[Tensor],
+    [first_moments, second_moments]: [&[Tensor]; 2],
     step: &Tensor,
-    numbers: AdamWStep,
+    numbers: AdamNumbers,
 ) -> Result<(), Error> {
-    let count = parameters.len();
-    assert!(
-        [gradients, first_moments, second_moments]
-            .iter()
-            .all(|list| list.len() == count),
-        "lists of AdamW differ in length"
-    );
-    let [parameters, gradients, first_moments, second_moments] =
-        [parameters, gradients, first_moments, second_moments].map(sys::pointers);
-    // SAFETY: all four lists hold `count` pointers to tensors that are borrowed for the call.
+    let lists = [parameters, gradients, first_moments, second_moments];
+    assert_same_length(&lists);
+    let [parameters, gradients, first_moments, second_moments] = lists.map(sys::pointers);
+    let numbers = numbers.raw();
+    // SAFETY: all four lists hold as many pointers to tensors, which are borrowed for the call, as is the step; the
+    // numbers have the layout of the C++ struct.
     let status = unsafe {
         sys::vit_fused_adamw(
             parameters.as_ptr(),
             gradients.as_ptr(),
             first_moments.as_ptr(),
             second_moments.as_ptr(),
-            count,
+            parameters.len(),
             step.as_ptr().cast(),
-            numbers.learning_rate,
-            numbers.beta1,
-            numbers.beta2,
-            numbers.weight_decay,
-            numbers.epsilon,
+            &raw const numbers,
         )
     };
     check(status, || "failed to take an AdamW step".into())
 }
 
-/// Euclidean norm over all elements of all tensors.
-pub fn global_norm(tensors: &[Tensor]) -> Result<f64, Error> {
+/// One fused SGD step (`at::_fused_sgd_`) of `parameters`. `momentum_buffers` start at zero; they are empty where the
+/// momentum is 0.
+///
+/// # Panics
+/// Where the lists differ in length.
+pub fn fused_sgd(
+    parameters: &[Tensor],
+    gradients: &[Tensor],
+    momentum_buffers: &[Tensor],
+    numbers: SgdNumbers,
+) -> Result<(), Error> {
+    assert_same_length(&[parameters, gradients]);
+    assert!(
+        numbers.momentum.abs() < f64::MIN_POSITIVE || momentum_buffers.len() == parameters.len(),
+        "momentum needs a buffer for each parameter"
+    );
+    let [parameters, gradients, momentum_buffers] =
+        [parameters, gradients, momentum_buffers].map(sys::pointers);
+    let raw = RawSgdNumbers {
+        learning_rate: numbers.learning_rate,
+        momentum: numbers.momentum,
+        weight_decay: numbers.weight_decay,
+        nesterov: numbers.nesterov,
+    };
+    // SAFETY: the lists hold as many pointers to tensors, which are borrowed for the call (the buffers are not read
+    // where there is no momentum); the numbers have the layout of the C++ struct.
+    let status = unsafe {
+        sys::vit_fused_sgd(
+            parameters.as_ptr(),
+            gradients.as_ptr(),
+            momentum_buffers.as_ptr(),
+            parameters.len(),
+            &raw const raw,
+        )
+    };
+    check(status, || "failed to take an SGD step".into())
+}
+
+/// Numbers of elements of `parameters`, as [`lamb`] wants them.
+///
+/// # Panics
+/// Where a parameter has 2^31 elements or more.
+pub fn sizes(parameters: &[Tensor]) -> Tensor {
+    let sizes: Vec<i32> = parameters
+        .iter()
+        .map(|parameter| i32::try_from(parameter.numel()).expect("fewer than 2^31 elements"))
+        .collect();
+    let device = parameters.first().map_or(tch::Device::Cpu, Tensor::device);
+    Tensor::from_slice(&sizes).to_device(device)
+}
+
+/// One LAMB step of `parameters`, equal to that of timm's `Lamb`, in a number of kernels that does not grow with the
+/// number of parameters. `sizes` is what [`sizes`] gives for them; `step` is 1 for the first.
+///
+/// # Panics
+/// Where the lists differ in length.
+pub fn lamb(
+    parameters: &[Tensor],
+    gradients: &[Tensor],
+    [first_moments, second_moments]: [&[Tensor]; 2],
+    sizes: &Tensor,
+    step: u64,
+    numbers: AdamNumbers,
+) -> Result<(), Error> {
+    let lists = [parameters, gradients, first_moments, second_moments];
+    assert_same_length(&lists);
+    let [parameters, gradients, first_moments, second_moments] = lists.map(sys::pointers);
+    let numbers = numbers.raw();
+    // SAFETY: all four lists hold as many pointers to tensors, which are borrowed for the call, as are the sizes; the
+    // numbers have the layout of the C++ struct.
+    let status = unsafe {
+        sys::vit_lamb(
+            parameters.as_ptr(),
+            gradients.as_ptr(),
+            first_moments.as_ptr(),
+            second_moments.as_ptr(),
+            parameters.len(),
+            sizes.as_ptr().cast(),
+            step as f64,
+            &raw const numbers,
+        )
+    };
+    check(status, || "failed to take a LAMB step".into())
+}
+
+/// Euclidean norm over all elements of all tensors, a float scalar on their device.
+pub fn global_norm(tensors: &[Tensor]) -> Result<Tensor, Error> {
+    let device = tensors.first().map_or(tch::Device::Cpu, Tensor::device);
+    let norm = Tensor::zeros([], (Kind::Float, device));
     let pointers = sys::pointers(tensors);
-    let mut norm = 0.0;
-    // SAFETY: the tensors are borrowed for the call and `norm` is a valid place.
-    let status = unsafe { sys::vit_global_norm(pointers.as_ptr(), pointers.len(), &raw mut norm) };
+    // SAFETY: the tensors are borrowed for the call, the norm too.
+    let status = unsafe { sys::vit_global_norm(pointers.as_ptr(), pointers.len(), norm.as_ptr().cast()) };
     check(status, || "failed to take the norm of the gradients".into())?;
     Ok(norm)
 }
@@ -87,6 +195,30 @@ pub fn zero(tensors: &[Tensor]) -> Result<(), Error> {
     check(status, || "failed to zero the gradients".into())
 }
 
+/// Copies `values` into `targets`, which may be of another number format.
+///
+/// # Panics
+/// Where the lists differ in length.
+pub fn copy(targets: &[Tensor], values: &[Tensor]) -> Result<(), Error> {
+    assert_same_length(&[targets, values]);
+    let [targets, values] = [targets, values].map(sys::pointers);
+    // SAFETY: both lists hold as many pointers to tensors, which are borrowed for the call.
+    let status = unsafe { sys::vit_copy(targets.as_ptr(), values.as_ptr(), targets.len()) };
+    check(status, || "failed to copy tensors".into())
+}
+
+/// Moves `averages` towards `values` by the share `weight` of the way.
+///
+/// # Panics
+/// Where the lists differ in length.
+pub fn lerp(averages: &[Tensor], values: &[Tensor], weight: f64) -> Result<(), Error> {
+    assert_same_length(&[averages, values]);
+    let [averages, values] = [averages, values].map(sys::pointers);
+    // SAFETY: both lists hold as many pointers to tensors, which are borrowed for the call.
+    let status = unsafe { sys::vit_lerp(averages.as_ptr(), values.as_ptr(), averages.len(), weight) };
+    check(status, || "failed to average tensors".into())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -95,46 +227,113 @@ mod tests {
         Vec::try_from(tensor.to_kind(tch::Kind::Double)).expect("a vector")
     }
 
-    #[test]
-    fn an_adamw_step_is_the_papers() {
-        let parameters = [
-            Tensor::from_slice(&[1.0_f32, -2.0]),
-            Tensor::from_slice(&[0.5_f32]),
-        ];
-        let gradients = [
-            Tensor::from_slice(&[0.1_f32, -0.3]),
-            Tensor::from_slice(&[2.0_f32]),
-        ];
-        let zeros = || parameters.iter().map(Tensor::zeros_like).collect::<Vec<_>>();
-        let (first, second) = (zeros(), zeros());
-        let numbers = AdamWStep {
-            learning_rate: 0.01,
-            beta1: 0.9,
-            beta2: 0.999,
-            weight_decay: 0.1,
-            epsilon: 1e-8,
-        };
-        fused_adamw(
-            &parameters,
-            &gradients,
-            &first,
-            &second,
-            &Tensor::from(1.0_f32),
-            numbers,
-        )
-        .expect("steps");
-        // In the first step the corrected moments are g and g^2: w - lr * wd * w - lr * sign(g).
-        let expected = [
-            1.0 * (1.0 - 0.001) - 0.01,
-            -2.0 * (1.0 - 0.001) + 0.01,
-            0.5 * (1.0 - 0.001) - 0.01,
-        ];
-        let found: Vec<f64> = parameters.iter().flat_map(values).collect();
+    fn close(found: &[Tensor], expected: &[f64]) {
+        let found: Vec<f64> = found.iter().flat_map(values).collect();
+        assert_eq!(found.len(), expected.len());
         for (found, expected) in found.iter().zip(expected) {
             assert!((found - expected).abs() < 1e-6, "{found} is not {expected}");
         }
+    }
+
+    fn parameters() -> [Tensor; 2] {
+        [
+            Tensor::from_slice(&[1.0_f32, -2.0]),
+            Tensor::from_slice(&[0.5_f32]),
+        ]
+    }
+
+    fn gradients() -> [Tensor; 2] {
+        [
+            Tensor::from_slice(&[0.1_f32, -0.3]),
+            Tensor::from_slice(&[2.0_f32]),
+        ]
+    }
+
+    fn zeros() -> Vec<Tensor> {
+        parameters().iter().map(Tensor::zeros_like).collect()
+    }
+
+    const NUMBERS: AdamNumbers = AdamNumbers {
+        learning_rate: 0.01,
+        betas: [0.9, 0.999],
+        weight_decay: 0.1,
+        epsilon: 1e-8,
+    };
+
+    #[test]
+    fn an_adamw_step_is_the_papers() {
+        let (parameters, first, second) = (parameters(), zeros(), zeros());
+        fused_adamw(
+            &parameters,
+            &gradients(),
+            [&first, &second],
+            &Tensor::from(1.0_f32),
+            NUMBERS,
+        )
+        .expect("steps");
+        // In the first step the corrected moments are g and g^2: w - lr * wd * w - lr * sign(g).
+        close(
+            &parameters,
+            &[
+                1.0 * (1.0 - 0.001) - 0.01,
+                -2.0 * (1.0 - 0.001) + 0.01,
+                0.5 * (1.0 - 0.001) - 0.01,
+            ],
+        );
         assert!((values(&first[1])[0] - 0.2).abs() < 1e-6);
         assert!((values(&second[1])[0] - 0.004).abs() < 1e-6);
+    }
+
+    #[test]
+    fn an_sgd_step_adds_decay_to_the_gradient_and_remembers_it() {
+        let (parameters, buffers) = (parameters(), zeros());
+        let numbers = SgdNumbers {
+            learning_rate: 0.1,
+            momentum: 0.5,
+            weight_decay: 0.1,
+            nesterov: true,
+        };
+        for _ in 0..2 {
+            fused_sgd(&parameters, &gradients(), &buffers, numbers).expect("steps");
+        }
+        let expected = |start: f64, gradient: f64| {
+            let (mut weight, mut buffer) = (start, 0.0);
+            for _ in 0..2 {
+                let decayed = gradient + 0.1 * weight;
+                buffer = 0.5 * buffer + decayed;
+                weight -= 0.1 * (decayed + 0.5 * buffer);
+            }
+            weight
+        };
+        close(
+            &parameters,
+            &[expected(1.0, 0.1), expected(-2.0, -0.3), expected(0.5, 2.0)],
+        );
+    }
+
+    #[test]
+    fn a_lamb_step_is_as_long_as_the_weights_it_decays() {
+        let (parameters, first, second) = (parameters(), zeros(), zeros());
+        lamb(
+            &parameters,
+            &gradients(),
+            [&first, &second],
+            &sizes(&parameters),
+            1,
+            NUMBERS,
+        )
+        .expect("steps");
+        // In the first step the update is sign(g) + wd * w; its length becomes that of w.
+        let (first_update, second_update) = ([1.0 + 0.1, -1.0 - 0.2], 1.0 + 0.05);
+        let ratio = 5.0_f64.sqrt() / (1.1_f64 * 1.1 + 1.2 * 1.2).sqrt();
+        close(
+            &parameters,
+            &[
+                1.0 - 0.01 * ratio * first_update[0],
+                -2.0 - 0.01 * ratio * first_update[1],
+                0.5 - 0.01 * 0.5 / second_update * second_update,
+            ],
+        );
     }
 
     #[test]
@@ -143,11 +342,32 @@ mod tests {
             Tensor::from_slice(&[3.0_f32]),
             Tensor::from_slice(&[0.0_f32, 4.0]),
         ];
-        assert!((global_norm(&tensors).expect("a norm") - 5.0).abs() < 1e-6);
+        let norm = |tensors: &[Tensor]| global_norm(tensors).expect("a norm").double_value(&[]);
+        assert!((norm(&tensors) - 5.0).abs() < 1e-6);
         scale(&tensors, 0.5).expect("scales");
         assert_eq!(values(&tensors[1]), [0.0, 2.0]);
         zero(&tensors).expect("zeroes");
-        assert!(global_norm(&tensors).expect("a norm").abs() < f64::EPSILON);
+        assert!(norm(&tensors).abs() < f64::EPSILON);
+    }
+
+    #[test]
+    fn the_norm_of_half_precision_is_taken_in_32_bits() {
+        let tensors = [
+            Tensor::full([4], 60_000.0, (Kind::Half, tch::Device::Cpu)),
+            Tensor::zeros([1], (Kind::Float, tch::Device::Cpu)),
+        ];
+        let norm = global_norm(&tensors).expect("a norm").double_value(&[]);
+        assert!((norm / 120_000.0 - 1.0).abs() < 1e-3, "{norm}");
+    }
+
+    #[test]
+    fn copies_change_the_number_format_and_averages_move_by_the_weight() {
+        let halves = [Tensor::from_slice(&[1.5_f32, -2.0]).to_kind(Kind::BFloat16)];
+        let floats = [Tensor::from_slice(&[0.0_f32, 0.0])];
+        copy(&floats, &halves).expect("copies");
+        assert_eq!(values(&floats[0]), [1.5, -2.0]);
+        lerp(&floats, &[Tensor::from_slice(&[2.5_f32, 2.0])], 0.25).expect("moves");
+        assert_eq!(values(&floats[0]), [1.75, -1.0]);
     }
 
     #[test]

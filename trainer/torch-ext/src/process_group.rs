@@ -167,6 +167,12 @@ impl ProcessGroup {
         Ok(Self { handle })
     }
 
+    /// The C++ object, for this crate's tests.
+    #[doc(hidden)]
+    pub fn as_raw(&self) -> *mut std::ffi::c_void {
+        self.handle.as_ptr().cast()
+    }
+
     /// Replaces `tensor` by the sum of all ranks' tensors.
     pub fn all_reduce_sum(&self, tensor: &mut Tensor) -> Result<(), Error> {
         // SAFETY: group and tensor are valid and borrowed for the call.
@@ -174,17 +180,13 @@ impl ProcessGroup {
         check(status, || "failed to add up a tensor over the ranks".into())
     }
 
-    /// Replaces `tensors` by those of rank `root`.
+    /// Replaces `tensors` by those of rank `root`. They may differ in type and shape, not in device.
     pub fn broadcast(&self, tensors: &[Tensor], root: u32) -> Result<(), Error> {
         let pointers = sys::pointers(tensors);
+        let root = c_integer(root, "a rank")?;
         // SAFETY: group and tensors are valid and borrowed for the call.
         let status = unsafe {
-            sys::vit_group_broadcast(
-                self.handle.as_ptr(),
-                pointers.as_ptr(),
-                pointers.len(),
-                i64::from(root),
-            )
+            sys::vit_group_broadcast(self.handle.as_ptr(), pointers.as_ptr(), pointers.len(), root)
         };
         check(status, || format!("failed to get the parameters of rank {root}"))
     }

@@ -10,7 +10,7 @@ use crate::sys::{self, RawReducer, RawSyncTimes};
 /// What gradient synchronisation cost one rank in one step, seconds. The step waited `exposed + straggler`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SyncTimes {
-    /// Time in which a gradient all-reduce was under way, less `straggler`; at least `exposed`.
+    /// Time in which a gradient all-reduce was under way that every rank had begun; at least `exposed`.
     pub total: f64,
     /// From the moment every rank had its last gradient until averaged gradients were usable.
     pub exposed: f64,
@@ -20,6 +20,16 @@ pub struct SyncTimes {
     pub bytes: u64,
 }
 
+/// In what form gradients are added up over the ranks. Parameters keep gradients of their own type either way.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Compression {
+    /// In their own type.
+    #[default]
+    None,
+    /// In bf16, which halves the bytes of fp32 gradients and keeps 8 bits of their mantissa.
+    Bf16,
+}
+
 /// The Reducer of PyTorch's `DistributedDataParallel` with a communication hook that measures [`SyncTimes`].
 ///
 /// Sources: `torch/csrc/distributed/c10d/{reducer,comm,default_comm_hooks}.hpp` of PyTorch 2.11. Gradients are views
@@ -27,6 +37,8 @@ pub struct SyncTimes {
 #[derive(Debug)]
 pub struct Reducer {
     handle: Handle<RawReducer>,
+    /// Elements of the arrival tensor of the present step.
+    arrival_numbers: usize,
 }
 
 impl Reducer {
@@ -38,6 +50,7 @@ impl Reducer {
         gradients: &ProcessGroup,
         control: &ProcessGroup,
         bucket_bytes: usize,
+        compression: Compression,
     ) -> Result<Self, Error> {
         let pointers = sys::pointers(parameters);
         let handle = Handle::new(sys::vit_reducer_free, |out| {
@@ -50,12 +63,16 @@ impl Reducer {
                     gradients.handle.as_ptr(),
                     control.handle.as_ptr(),
                     bucket_bytes,
+                    compression == Compression::Bf16,
                     out,
                 )
             };
             check(status, || "failed to hook into the gradients".into())
         })?;
-        Ok(Self { handle })
+        Ok(Self {
+            handle,
+            arrival_numbers: 0,
+        })
     }
 
     /// Makes the backward pass that follows average gradients over the ranks, and add up `arrival` with them. A
@@ -63,34 +80,41 @@ impl Reducer {
     ///
     /// `arrival` is read when this rank's last gradient is ready.
     pub fn prepare(&mut self, arrival: &Tensor) -> Result<(), Error> {
+        self.arrival_numbers = arrival.numel();
         // SAFETY: reducer and tensor are valid; the C++ side keeps a reference to the tensor of its own.
         let status = unsafe { sys::vit_reducer_prepare(self.handle.as_ptr(), arrival.as_ptr().cast()) };
         check(status, || "failed to prepare the reduction of gradients".into())
     }
 
-    /// Ends the step whose backward pass has just returned: the sums of its arrival tensor, which had `N` elements,
-    /// and what synchronisation cost.
-    pub fn finish<const N: usize>(&mut self) -> Result<([f64; N], SyncTimes), Error> {
-        let mut sums = [0.0; N];
-        let mut times = RawSyncTimes::default();
-        // SAFETY: the reducer is valid, `sums` has room for N numbers, `times` has the layout of the C++ struct.
-        let status =
-            unsafe { sys::vit_reducer_finish(self.handle.as_ptr(), sums.as_mut_ptr(), N, &raw mut times) };
+    /// Ends the step whose backward pass has just returned: the sums of its arrival tensor.
+    pub fn finish(&mut self) -> Result<Vec<f64>, Error> {
+        let mut sums = vec![0.0; self.arrival_numbers];
+        // SAFETY: the reducer is valid and `sums` has room for as many numbers as it is said to.
+        let status = unsafe { sys::vit_reducer_finish(self.handle.as_ptr(), sums.as_mut_ptr(), sums.len()) };
         check(status, || "failed to average gradients over the ranks".into())?;
+        Ok(sums)
+    }
+
+    /// What synchronisation cost in the step that was finished last. The ranks compare their measurements beside what
+    /// happens between [`Reducer::finish`] and this call; called at once, it waits for that.
+    pub fn times(&mut self) -> Result<SyncTimes, Error> {
+        let mut times = RawSyncTimes::default();
+        // SAFETY: the reducer is valid and `times` has the layout of the C++ struct.
+        let status = unsafe { sys::vit_reducer_times(self.handle.as_ptr(), &raw mut times) };
+        check(status, || {
+            "failed to compare the times of synchronisation over the ranks".into()
+        })?;
         let RawSyncTimes {
             total,
             exposed,
             straggler,
             bytes,
         } = times;
-        Ok((
-            sums,
-            SyncTimes {
-                total,
-                exposed,
-                straggler,
-                bytes,
-            },
-        ))
+        Ok(SyncTimes {
+            total,
+            exposed,
+            straggler,
+            bytes,
+        })
     }
 }

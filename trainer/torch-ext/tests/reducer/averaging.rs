@@ -1,0 +1,173 @@
+//! What reaches the optimizer is the mean gradient, in fp32 or by way of bf16.
+
+#![allow(clippy::float_cmp, reason = "means and sums of small whole numbers are exact")]
+
+use std::time::Duration;
+
+use tch::{Device, Kind, Tensor};
+use torch_ext::{Compression, ErrorKind, Reducer, Rendezvous, Store, SyncTimes};
+
+use crate::ranks::{LOOPBACK, Worker, on_ranks};
+
+/// `steps` steps of two parameters whose gradient is `rank + 1`.
+fn train(rank: &Worker, steps: usize) -> (Vec<f64>, Vec<f64>, Vec<SyncTimes>) {
+    let parameters: Vec<Tensor> = (0..2)
+        .map(|_| Tensor::zeros([1000], (Kind::Float, Device::Cpu)).set_requires_grad(true))
+        .collect();
+    let mut reducer = Reducer::new(
+        &parameters,
+        &rank.gradients,
+        &rank.control,
+        1024,
+        Compression::None,
+    )
+    .expect("a reducer");
+    let mut times = Vec::new();
+    let mut sums = Vec::new();
+    for _ in 0..steps {
+        for parameter in &parameters {
+            if parameter.grad().defined() {
+                let _ = parameter.grad().zero_();
+            }
+        }
+        let arrival = Tensor::from_slice(&[f64::from(rank.rank), 1.0]);
+        reducer.prepare(&arrival).expect("prepares");
+        let loss = (&parameters[0] + &parameters[1]).sum(Kind::Float) * f64::from(rank.rank + 1);
+        loss.backward();
+        sums = reducer.finish().expect("finishes");
+        times.push(reducer.times().expect("compares"));
+    }
+    let gradients = parameters
+        .iter()
+        .map(|parameter| parameter.grad().mean(Kind::Float).double_value(&[]))
+        .collect();
+    (gradients, sums, times)
+}
+
+#[test]
+fn every_rank_gets_the_mean_gradient_and_the_sum_of_arrivals() {
+    for (gradients, sums, times) in on_ranks(3, |rank| train(&rank, 3)) {
+        assert_eq!(gradients, [2.0, 2.0], "the mean of 1, 2 and 3");
+        assert_eq!(sums, [3.0, 3.0], "ranks 0 + 1 + 2, and three of them");
+        assert!(
+            times
+                .iter()
+                .all(|sync| sync.bytes == 8000 && sync.total >= sync.exposed),
+            "{times:?}"
+        );
+    }
+}
+
+#[test]
+fn a_single_rank_pays_nothing() {
+    for (gradients, sums, times) in on_ranks(1, |rank| train(&rank, 3)) {
+        assert_eq!(gradients, [1.0, 1.0]);
+        assert_eq!(sums, [0.0, 1.0]);
+        assert!(
+            times.iter().all(|sync| *sync == SyncTimes::default()),
+            "{times:?}"
+        );
+    }
+}
+
+#[test]
+fn a_backward_pass_that_was_not_prepared_only_accumulates() {
+    let gradients = on_ranks(2, |rank| {
+        let parameter = Tensor::zeros([10], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let parameters = [parameter];
+        let mut reducer = Reducer::new(
+            &parameters,
+            &rank.gradients,
+            &rank.control,
+            1024,
+            Compression::None,
+        )
+        .expect("a reducer");
+        let loss = || parameters[0].sum(Kind::Float) * f64::from(rank.rank + 1);
+        loss().backward();
+        reducer
+            .prepare(&Tensor::from_slice(&[0.0_f64]))
+            .expect("prepares");
+        loss().backward();
+        reducer.finish().expect("finishes");
+        parameters[0].grad().mean(Kind::Float).double_value(&[])
+    });
+    assert_eq!(gradients, [3.0, 3.0], "the mean of twice 1 and twice 2");
+}
+
+#[test]
+fn a_broadcast_gives_every_rank_the_roots_values() {
+    let values = on_ranks(3, |rank| {
+        let mut tensor = Tensor::from_slice(&[f64::from(rank.rank)]);
+        rank.control
+            .broadcast(std::slice::from_ref(&tensor), 2)
+            .expect("broadcasts");
+        let received = tensor.double_value(&[0]);
+        rank.control.all_reduce_sum(&mut tensor).expect("adds up");
+        rank.control.barrier().expect("meets");
+        (received, tensor.double_value(&[0]))
+    });
+    assert_eq!(values, [(2.0, 6.0); 3]);
+}
+
+#[test]
+fn a_rendezvous_without_peers_says_where_it_waited_and_for_how_many() {
+    let error = Store::connect(&Rendezvous {
+        host: LOOPBACK.to_string(),
+        port: 1,
+        rank: 1,
+        world_size: 2,
+        prefix: "test".into(),
+        timeout: Duration::from_secs(1),
+    })
+    .expect_err("nobody is there");
+    assert_eq!(error.kind, ErrorKind::Communication);
+    assert!(
+        error
+            .to_string()
+            .starts_with("failed to meet 2 ranks at 127.0.0.1:1 within 1 s: "),
+        "{error}"
+    );
+}
+
+#[test]
+fn gradients_sent_in_bf16_are_half_the_bytes_and_nearly_the_mean() {
+    const SIZE: i64 = 10_000;
+    let own = |rank: u32| {
+        // The same on every call, and different on every rank.
+        let places = Tensor::arange(SIZE, (Kind::Float, Device::Cpu));
+        (places * 0.37 + f64::from(rank)).sin()
+    };
+    let ranks = on_ranks(3, |rank| {
+        let parameter = Tensor::zeros([SIZE], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let parameters = [parameter];
+        let mut reducer = Reducer::new(
+            &parameters,
+            &rank.gradients,
+            &rank.control,
+            1 << 20,
+            Compression::Bf16,
+        )
+        .expect("a reducer");
+        reducer
+            .prepare(&Tensor::from_slice(&[1.0_f64]))
+            .expect("prepares");
+        (&parameters[0] * own(rank.rank)).sum(Kind::Float).backward();
+        let sums = reducer.finish().expect("finishes");
+        assert_eq!(sums, [3.0], "the arrival stays exact");
+        let gradient = parameters[0].grad();
+        assert_eq!(gradient.kind(), Kind::Float);
+        (gradient, reducer.times().expect("compares").bytes)
+    });
+    let mean = (own(0) + own(1) + own(2)) / 3.0;
+    for (gradient, bytes) in &ranks {
+        assert_eq!(*bytes, 2 * SIZE as u64);
+        // Each of three addends below 1/3 and two sums below 1 are rounded to 8 bits.
+        let error = (gradient - &mean).abs().max().double_value(&[]);
+        assert!(error > 0.0 && error < 5.0 / 512.0, "off by {error}");
+        assert_eq!(
+            gradient, &ranks[0].0,
+            "the same on every rank, or weights drift apart"
+        );
+    }
+}

@@ -1,0 +1,85 @@
+// For tests only: a process group whose all-reduces take longer by a given time, as over a slow network. It lies in an
+// archive of its own, from which a program that does not name it takes nothing.
+#include <cstdlib>
+#include <thread>
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+
+#include "error.hpp"
+#include "process_group.hpp"
+
+using vit::guarded;
+
+namespace {
+
+// A process has one FlightRecorder (torch/csrc/distributed/c10d/FlightRecorderDetail.hpp). It notes a group's first
+// collective in a map without a lock: one rank per process never does that twice at once, ranks that are threads do.
+// Libraries read the environment once it is in use, so it is switched off before main.
+__attribute__((constructor)) void switch_flight_recorder_off() { setenv("TORCH_FR_BUFFER_SIZE", "0", 1); }
+
+using Future = c10::ivalue::Future;
+using Milliseconds = std::chrono::milliseconds;
+
+class DelayedWork : public c10d::Work {
+ public:
+  explicit DelayedWork(c10::intrusive_ptr<Future> future) : future_(std::move(future)) {}
+
+  c10::intrusive_ptr<Future> getFuture() override { return future_; }
+
+  bool wait(Milliseconds) override {
+    future_->waitAndThrow();
+    return true;
+  }
+
+ private:
+  c10::intrusive_ptr<Future> future_;
+};
+
+class DelayedBackend : public c10d::Backend {
+ public:
+  DelayedBackend(c10::intrusive_ptr<c10d::Backend> inner, Milliseconds delay)
+      : Backend(inner->getRank(), inner->getSize()), inner_(std::move(inner)), delay_(delay) {}
+
+  const std::string getBackendName() const override { return "delayed"; }
+
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
+                                           const c10d::BroadcastOptions& options) override {
+    return inner_->broadcast(tensors, options);
+  }
+
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
+                                           const c10d::AllreduceOptions& options) override {
+    auto work = inner_->allreduce(tensors, options);
+    auto done = c10::make_intrusive<Future>(c10::ListType::create(c10::TensorType::get()));
+    std::thread([work, done, tensors, delay = delay_]() mutable {
+      work->wait();
+      // The group may be gone, and the process about to end, once the work is marked as done.
+      work.reset();
+      std::this_thread::sleep_for(delay);
+      done->markCompleted(c10::IValue(std::move(tensors)));
+    }).detach();
+    return c10::make_intrusive<DelayedWork>(done);
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Backend> inner_;
+  Milliseconds delay_;
+};
+
+}  // namespace
+
+extern "C" {
+
+// Makes every all-reduce of the group end so much later.
+vit::Status vit_group_delay(vit::Group* group, int64_t delay_ms) {
+  return guarded([&] {
+    auto inner = group->group->getDefaultBackend();
+    auto delayed = c10::make_intrusive<DelayedBackend>(inner, Milliseconds(delay_ms));
+    auto outer = c10::make_intrusive<c10d::ProcessGroup>(inner->getRank(), inner->getSize());
+    const auto type = c10d::ProcessGroup::BackendType::CUSTOM;
+    outer->setBackend(c10::DeviceType::CPU, type, c10::intrusive_ptr<c10d::Backend>(delayed));
+    outer->setDefaultBackend(type);
+    group->group = outer;
+  });
+}
+}

@@ -1,0 +1,6 @@
+//! The reducer over ranks that are threads of one process.
+#![allow(missing_docs, reason = "tests say what they show by their names")]
+
+mod averaging;
+mod ranks;
+mod sync_cost;

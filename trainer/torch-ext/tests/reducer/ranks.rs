@@ -1,0 +1,56 @@
+//! Ranks as threads of one process, each with groups and a model of its own.
+
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::time::Duration;
+
+use torch_ext::{ProcessGroup, Rendezvous, Store};
+
+pub(crate) const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+pub(crate) struct Worker {
+    pub(crate) rank: u32,
+    pub(crate) world_size: u32,
+    pub(crate) gradients: ProcessGroup,
+    pub(crate) control: ProcessGroup,
+    _store: Store,
+}
+
+/// Runs `body` on each of `world_size` ranks at once and gives their results in order.
+pub(crate) fn on_ranks<T: Send>(world_size: u32, body: impl Fn(Worker) -> T + Sync) -> Vec<T> {
+    let port = TcpListener::bind((LOOPBACK, 0))
+        .and_then(|socket| socket.local_addr())
+        .expect("a port")
+        .port();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..world_size)
+            .map(|rank| {
+                let body = &body;
+                scope.spawn(move || {
+                    let store = Store::connect(&Rendezvous {
+                        host: LOOPBACK.to_string(),
+                        port,
+                        rank,
+                        world_size,
+                        prefix: "test".into(),
+                        timeout: TIMEOUT,
+                    })
+                    .expect("all ranks meet");
+                    let group = |name| ProcessGroup::gloo(&store, name, LOOPBACK, TIMEOUT).expect("a group");
+                    let (gradients, control) = (group("gradients"), group("control"));
+                    body(Worker {
+                        rank,
+                        world_size,
+                        gradients,
+                        control,
+                        _store: store,
+                    })
+                })
+            })
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| thread.join().expect("the rank ends well"))
+            .collect()
+    })
+}

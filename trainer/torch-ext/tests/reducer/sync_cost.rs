@@ -1,0 +1,176 @@
+//! The three kinds of synchronisation cost against delays that are put in on purpose: each moves by the delay that it is
+//! made to measure, within 15 %, and by no other.
+
+#![allow(unsafe_code, reason = "the delaying process group is C++")]
+
+use std::ffi::{c_int, c_void};
+use std::time::Duration;
+
+use tch::{Device, Kind, Tensor};
+use torch_ext::{Compression, ProcessGroup, Reducer, SyncTimes};
+
+use crate::ranks::{Worker, on_ranks};
+
+/// Far above what a busy machine adds by itself.
+const DELAY: Duration = Duration::from_millis(600);
+/// Share of the delay by which a measurement may be off.
+const TOLERANCE: f64 = 0.15;
+/// Steps whose median counts, after the first two: those make connections and rebuild buckets.
+const STEPS: usize = 5;
+const WARM_UP: usize = 2;
+
+unsafe extern "C" {
+    /// `tests/reducer/delay.cpp`.
+    fn vit_group_delay(group: *mut c_void, delay_ms: i64) -> c_int;
+}
+
+/// Makes every all-reduce of the group end `delay` later.
+fn delay(group: &ProcessGroup, delay: Duration) {
+    let milliseconds = i64::try_from(delay.as_millis()).expect("a short delay");
+    // SAFETY: the pointer is that of a live group, and the function takes such a one.
+    assert_eq!(unsafe { vit_group_delay(group.as_raw(), milliseconds) }, 0);
+}
+
+/// Where a delay is put in.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Delayed {
+    Nothing,
+    /// The last rank begins its backward pass late.
+    LastRank,
+    /// All-reduces of gradients take longer.
+    Gradients,
+    /// Those of everything else do too, as over a slow network.
+    Network,
+}
+
+/// A chain of matrix products, a bucket each: their gradients become ready one after the other, with pauses between.
+struct Layers {
+    weights: Vec<Tensor>,
+    input: Tensor,
+}
+
+impl Layers {
+    fn new(count: usize, size: i64) -> Self {
+        let options = (Kind::Float, Device::Cpu);
+        Self {
+            weights: (0..count)
+                .map(|_| (Tensor::rand([size, size], options) / size as f64).set_requires_grad(true))
+                .collect(),
+            input: Tensor::rand([size, size], options),
+        }
+    }
+
+    fn loss(&self) -> Tensor {
+        let output = self
+            .weights
+            .iter()
+            .fold(self.input.shallow_clone(), |values, weight| values.matmul(weight));
+        output.sum(Kind::Float)
+    }
+}
+
+/// The median over steps of what synchronisation costs this rank.
+fn cost(rank: &Worker, layers: &Layers, delayed: Delayed) -> SyncTimes {
+    if matches!(delayed, Delayed::Gradients | Delayed::Network) {
+        delay(&rank.gradients, DELAY);
+    }
+    if delayed == Delayed::Network {
+        delay(&rank.control, DELAY);
+    }
+    let mut reducer = Reducer::new(
+        &layers.weights,
+        &rank.gradients,
+        &rank.control,
+        1024,
+        Compression::None,
+    )
+    .expect("a reducer");
+    let mut steps = Vec::new();
+    for _ in 0..WARM_UP + STEPS {
+        for weight in &layers.weights {
+            let mut gradient = weight.grad();
+            if gradient.defined() {
+                let _ = gradient.zero_();
+            }
+        }
+        reducer
+            .prepare(&Tensor::from_slice(&[0.0_f64]))
+            .expect("prepares");
+        let loss = layers.loss();
+        if delayed == Delayed::LastRank && rank.rank + 1 == rank.world_size {
+            // The delay under test, not a wait for something.
+            std::thread::sleep(DELAY);
+        }
+        loss.backward();
+        reducer.finish().expect("finishes");
+        steps.push(reducer.times().expect("compares"));
+    }
+    let median = |seconds: fn(&SyncTimes) -> f64| {
+        let mut sorted: Vec<f64> = steps[WARM_UP..].iter().map(seconds).collect();
+        sorted.sort_by(f64::total_cmp);
+        sorted[STEPS / 2]
+    };
+    SyncTimes {
+        total: median(|times| times.total),
+        exposed: median(|times| times.exposed),
+        straggler: median(|times| times.straggler),
+        bytes: steps[0].bytes,
+    }
+}
+
+/// What a delay adds to total, exposed and straggler on each of two ranks, as shares of the delay.
+fn added(layers: usize, size: i64, delayed: Delayed) -> Vec<[f64; 3]> {
+    let costs = |delayed| on_ranks(2, |rank| cost(&rank, &Layers::new(layers, size), delayed));
+    let (plain, late) = (costs(Delayed::Nothing), costs(delayed));
+    plain
+        .iter()
+        .zip(&late)
+        .map(|(plain, late)| {
+            [
+                late.total - plain.total,
+                late.exposed - plain.exposed,
+                late.straggler - plain.straggler,
+            ]
+            .map(|seconds| seconds / DELAY.as_secs_f64())
+        })
+        .collect()
+}
+
+#[track_caller]
+fn assert_near(found: [f64; 3], expected: [f64; 3]) {
+    for (kind, (found, expected)) in ["total", "exposed", "straggler"]
+        .iter()
+        .zip(found.iter().zip(expected))
+    {
+        assert!(
+            (found - expected).abs() < TOLERANCE,
+            "{kind} moves by {found:.3} delays instead of {expected}"
+        );
+    }
+}
+
+#[test]
+fn a_late_rank_is_the_others_straggler_wait_and_nothing_else() {
+    // Pauses between all-reduces of some 100 ms a step, which the wait for the late rank fills.
+    let added = added(4, 768, Delayed::LastRank);
+    assert_near(added[0], [0.0, 0.0, 1.0]);
+    assert_near(added[1], [0.0, 0.0, 0.0]);
+}
+
+#[test]
+fn a_slow_all_reduce_is_total_and_exposed_cost_on_every_rank_and_no_straggler() {
+    for delayed in [Delayed::Gradients, Delayed::Network] {
+        for added in added(1, 64, delayed) {
+            assert_near(added, [1.0, 1.0, 0.0]);
+        }
+    }
+}
+
+#[test]
+fn communication_that_computation_hides_is_not_exposed() {
+    // All all-reduces but the last one begin while the pass goes on.
+    let costs = on_ranks(2, |rank| cost(&rank, &Layers::new(4, 768), Delayed::Nothing));
+    for cost in costs {
+        assert!(cost.total > 1.5 * cost.exposed, "{cost:?}");
+    }
+}
