@@ -5,7 +5,8 @@ use std::path::Path;
 
 use tch::Tensor;
 
-use super::{DataError, Dataset, Splits};
+use super::DataError;
+use super::resident::Resident;
 
 const CHANNELS: usize = 3;
 const SIDE: usize = 32;
@@ -43,20 +44,21 @@ pub(super) const CIFAR_100: Layout = Layout {
     expected: "the binary version of CIFAR-100 has train.bin and test.bin",
 };
 
-pub(super) fn load(folder: &Path, layout: &Layout) -> Result<Splits, DataError> {
+/// The images to train on and those to evaluate.
+pub(super) fn load(folder: &Path, layout: &Layout) -> Result<(Resident, Option<Resident>), DataError> {
     if !folder.is_dir() {
         return Err(DataError::Missing {
             path: folder.into(),
             expected: layout.expected,
         });
     }
-    Ok(Splits {
-        train: read(folder, layout.train, layout)?,
-        validation: Some(read(folder, &[layout.test], layout)?),
-    })
+    Ok((
+        read(folder, layout.train, layout)?,
+        Some(read(folder, &[layout.test], layout)?),
+    ))
 }
 
-fn read(folder: &Path, files: &[&str], layout: &Layout) -> Result<Dataset, DataError> {
+fn read(folder: &Path, files: &[&str], layout: &Layout) -> Result<Resident, DataError> {
     let mut images = Vec::new();
     let mut labels = Vec::new();
     for file in files {
@@ -72,7 +74,7 @@ fn read(folder: &Path, files: &[&str], layout: &Layout) -> Result<Dataset, DataE
     }
     let count = labels.len();
     let shape = [count, CHANNELS, SIDE, SIDE].map(|size| size as i64);
-    Ok(Dataset::new(
+    Ok(Resident::new(
         Tensor::from_slice(&images).reshape(shape),
         Tensor::from_slice(&labels),
         count as u64,
@@ -157,20 +159,18 @@ mod tests {
     #[test]
     fn both_variants_are_read_whole_and_in_order() {
         let files = cifar_10();
-        let splits = load(folder(&files).path(), &CIFAR_10).expect("reads");
-        assert_eq!(splits.train.len(), 10);
-        let labels: Vec<i64> = Vec::try_from(&splits.train.labels).expect("labels");
+        let (train, validation) = load(folder(&files).path(), &CIFAR_10).expect("reads");
+        assert_eq!(train.len(), 10);
+        let labels: Vec<i64> = Vec::try_from(train.stored().1).expect("labels");
         assert_eq!(labels, [1, 9, 2, 9, 3, 9, 4, 9, 5, 9]);
-        let validation = splits.validation.expect("a test file");
-        assert_eq!(
-            (validation.len(), validation.images.size()),
-            (2, vec![2, 3, 32, 32])
-        );
-        assert_eq!(validation.images.max().int64_value(&[]), 6);
+        let validation = validation.expect("a test file");
+        let (images, _) = validation.stored();
+        assert_eq!((validation.len(), images.size()), (2, vec![2, 3, 32, 32]));
+        assert_eq!(images.max().int64_value(&[]), 6);
 
         let files = [("train.bin", record(2, 99, 1)), ("test.bin", record(2, 0, 2))];
-        let splits = load(folder(&files).path(), &CIFAR_100).expect("reads");
-        assert_eq!(Vec::<i64>::try_from(&splits.train.labels).expect("labels"), [99]);
+        let (train, _) = load(folder(&files).path(), &CIFAR_100).expect("reads");
+        assert_eq!(Vec::<i64>::try_from(train.stored().1).expect("labels"), [99]);
     }
 
     #[test]

@@ -1,141 +1,413 @@
-//! Data sets: read once, held as bytes, normalised batch by batch.
+//! Data sets, and the batches that are made of them.
+//!
+//! ```text
+//!   files -> Splits { train, validation } -> Batches -> Batch { images, labels, targets }
+//! ```
+//! Small sets are held on the device as they are stored, and every batch is made there. Images in files are decoded
+//! and resized by threads of their own while the model works on earlier batches.
 
+mod augment;
+mod batches;
 mod cifar;
+mod decode;
+mod draws;
+mod error;
+mod image_folder;
+pub(crate) mod inspect;
+mod npy;
+mod numpy;
+mod pipeline;
+mod resident;
 mod sampler;
+mod source;
 mod synthetic;
+mod web_dataset;
 
-use std::path::PathBuf;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
 
-use contract::{DataConfig, DataFormat, ModelConfig};
-use tch::{Device, Kind, Tensor};
+use contract::{DataConfig, DataFormat, ModelConfig, RunConfig};
+use tch::{Device, Tensor};
 
-pub(crate) use sampler::EpochOrder;
+pub(crate) use batches::{Batches, Share};
+pub(crate) use error::DataError;
 
-/// What is wrong with a data set. No retry helps.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum DataError {
-    /// A folder or file that is not there.
-    #[error("{path} does not exist: {expected}")]
-    Missing { path: PathBuf, expected: &'static str },
-    /// A file that cannot be read.
-    #[error("failed to read the data set: {0}")]
-    Read(#[source] std::io::Error),
-    /// A file without a record.
-    #[error("{path} is empty: expected records of {record_bytes} bytes")]
-    Empty { path: PathBuf, record_bytes: usize },
-    /// A file that ends within a record.
-    #[error(
-        "{path} is truncated: the record at byte {offset} has {found_bytes} of {record_bytes} bytes (file of {file_bytes} bytes)"
-    )]
-    Truncated {
-        path: PathBuf,
-        offset: usize,
-        found_bytes: usize,
-        record_bytes: usize,
-        file_bytes: usize,
-    },
-    /// A label that the data set does not have.
-    #[error("{path}: label at byte {offset} is {label}, but the data set has {classes} classes (0 to {})", .classes - 1)]
-    Label {
-        path: PathBuf,
-        offset: usize,
-        label: u8,
-        classes: usize,
-    },
-    /// Fewer images than one optimizer step takes.
-    #[error(
-        "the data set has {images} training images, fewer than one step of {global_batch_size} (microBatchSize x gradientAccumulationSteps x ranks): lower microBatchSize or use fewer ranks"
-    )]
-    TooSmall { images: u64, global_batch_size: u64 },
+use crate::threads;
+use augment::{Preparation, Values};
+use batches::{Item, Readable, ResidentBatches, Task};
+use pipeline::Pipeline;
+use resident::Resident;
+use sampler::EpochOrder;
+use source::Source;
+
+/// Images as the model takes them, and what it is to say of them.
+#[derive(Debug)]
+pub(crate) struct Batch {
+    /// Normalised floats, BCHW, on the device.
+    pub(crate) images: Tensor,
+    /// The class of each image, before any mixing.
+    pub(crate) labels: Tensor,
+    /// What the loss compares with.
+    pub(crate) targets: Targets,
 }
 
-/// Labelled images, all of one size, as bytes.
+/// What the loss compares with.
 #[derive(Debug)]
-pub(crate) struct Dataset {
-    /// Bytes, [stored, channels, height, width].
-    images: Tensor,
-    /// Class indices, [stored].
-    labels: Tensor,
-    /// Images the set counts; a synthetic set stores fewer and repeats them.
-    len: u64,
+pub(crate) enum Targets {
+    /// [`Batch::labels`], to which label smoothing is still to be added.
+    Classes,
+    /// Distributions over the classes, [batch, classes], with label smoothing in them.
+    Distribution(Tensor),
 }
 
 /// The parts of a data set.
 #[derive(Debug)]
 pub(crate) struct Splits {
     /// What is trained on.
-    pub(crate) train: Dataset,
-    /// What is only evaluated; synthetic data has none.
-    pub(crate) validation: Option<Dataset>,
+    pub(crate) train: DataSet,
+    /// What is only evaluated, if there is anything.
+    pub(crate) validation: Option<DataSet>,
 }
 
-/// Reads the data set into memory.
-pub(crate) fn load(config: &DataConfig, model: &ModelConfig, seed: u64) -> Result<Splits, DataError> {
-    let folder = config.path.as_deref().unwrap_or(std::path::Path::new("."));
-    match config.format {
-        DataFormat::Cifar10 => cifar::load(folder, &cifar::CIFAR_10),
-        DataFormat::Cifar100 => cifar::load(folder, &cifar::CIFAR_100),
-        DataFormat::Synthetic => Ok(Splits {
-            train: synthetic::generate(config.synthetic_images.unwrap_or(0), model, seed),
-            validation: None,
-        }),
+impl Splits {
+    /// The images to evaluate, of which there must be some.
+    pub(crate) fn held_out(self, format: DataFormat) -> Result<DataSet, DataError> {
+        let held_out = self.validation.filter(|images| images.len() > 0);
+        held_out.ok_or(DataError::NothingHeldOut {
+            expected: match format {
+                DataFormat::Cifar10 => "cifar10 has them in test_batch.bin",
+                DataFormat::Cifar100 => "cifar100 has them in test.bin",
+                DataFormat::Numpy => "numpy has them in val.npz, or val_images.npy and val_labels.npy",
+                DataFormat::ImageFolder => "an imageFolder has them in val/<class>/",
+                DataFormat::WebDataset => {
+                    "a webDataset has them in the files that data.validationShards names"
+                }
+                DataFormat::Synthetic => "synthetic images are all for training",
+            },
+        })
     }
 }
 
-impl Dataset {
-    /// `labels` and `images` have the same first dimension, which divides the order of images where `len` is larger.
-    fn new(images: Tensor, labels: Tensor, len: u64) -> Self {
-        Self { images, labels, len }
-    }
+/// Labelled images, and how batches are made of them.
+#[derive(Debug)]
+pub(crate) struct DataSet {
+    images: Images,
+    preparation: Arc<Preparation>,
+    seed: u64,
+    repeats: u32,
+    threads: usize,
+}
 
-    /// Number of images.
-    pub(crate) fn len(&self) -> u64 {
-        self.len
-    }
+/// What the model expects of a data set.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Expected {
+    channels: u32,
+    /// Labels are below this.
+    classes: u32,
+    /// Side of images in pixels; others are resized to it.
+    side: u32,
+}
 
-    /// Moves the bytes to where they are trained on.
-    pub(crate) fn to_device(&self, device: Device) -> Self {
-        Self::new(
-            self.images.to_device(device),
-            self.labels.to_device(device),
-            self.len,
-        )
+impl Expected {
+    fn of(model: &ModelConfig) -> Self {
+        Self {
+            channels: model.channels,
+            classes: model.num_classes,
+            side: model.image_size,
+        }
     }
+}
 
-    /// Images of these indices as floats in -1..1 (mean 0.5, deviation 0.5 of each channel, as timm's ViT presets),
-    /// BCHW with the given side, and their labels.
-    pub(crate) fn batch(&self, indices: &[u64], image_size: u32) -> (Tensor, Tensor) {
-        let stored = self.images.size()[0].cast_unsigned();
-        let rows: Vec<i64> = indices
-            .iter()
-            .map(|index| (index % stored).cast_signed())
-            .collect();
-        let rows = Tensor::from_slice(&rows).to_device(self.images.device());
-        let images = self.images.index_select(0, &rows).to_kind(Kind::Float) / 127.5 - 1.0;
-        let side = i64::from(image_size);
-        let images = if images.size()[2..] == [side, side] {
-            images
-        } else {
-            images.internal_upsample_bilinear2d_aa([side, side], false, None, None)
+/// Where images are.
+#[derive(Debug)]
+enum Images {
+    Resident(Rc<Resident>),
+    Files(Arc<dyn Source>),
+}
+
+/// Opens the data set; small ones are read whole, onto the device.
+pub(crate) fn load(config: &RunConfig, device: Device) -> Result<Splits, DataError> {
+    let threads = match config.data.decode_threads {
+        Some(threads) => threads as usize,
+        None => threads::per_rank(config.ranks_per_node),
+    };
+    let (train, validation) = open(
+        &config.data,
+        Expected::of(&config.model),
+        config.training.seed,
+        threads,
+    )?;
+    let set = |images: Images| {
+        let (images, values) = match images {
+            Images::Resident(images) => {
+                let images = images.to_device(device);
+                let values = images.values();
+                (Images::Resident(Rc::new(images)), values)
+            }
+            Images::Files(source) => (Images::Files(source), Values::Bytes),
         };
-        (images, self.labels.index_select(0, &rows))
+        DataSet {
+            images,
+            preparation: Arc::new(Preparation::new(config, values, device)),
+            seed: config.training.seed,
+            repeats: config.data.augmentation.repeated_augmentation,
+            threads,
+        }
+    };
+    Ok(Splits {
+        train: set(train),
+        validation: validation.map(set),
+    })
+}
+
+/// The images to train on and those to evaluate.
+fn open(
+    data: &DataConfig,
+    expected: Expected,
+    seed: u64,
+    threads: usize,
+) -> Result<(Images, Option<Images>), DataError> {
+    let folder = data.path.as_deref().unwrap_or(Path::new("."));
+    let (train, validation) = match data.format {
+        DataFormat::Cifar10 => cifar::load(folder, &cifar::CIFAR_10)?,
+        DataFormat::Cifar100 => cifar::load(folder, &cifar::CIFAR_100)?,
+        DataFormat::Numpy => numpy::load(folder, expected)?,
+        DataFormat::Synthetic => {
+            let images = data.synthetic_images.unwrap_or(0);
+            (synthetic::generate(images, expected, seed), None)
+        }
+        DataFormat::ImageFolder => {
+            let (train, validation) = image_folder::open(folder, expected.classes, data.fraction)?;
+            return Ok(files(train, validation));
+        }
+        DataFormat::WebDataset => {
+            let shards = data.shards.as_ref().expect("checked with the configuration");
+            let (train, validation) = web_dataset::open(folder, shards, data.fraction, threads)?;
+            return Ok(files(train, validation));
+        }
+    };
+    if train.values() == Values::Floats && data.augmentation.changes_colors() {
+        return Err(DataError::ColorsOfFloats { path: folder.into() });
+    }
+    let resident = |images: Resident| Images::Resident(Rc::new(images));
+    Ok((
+        resident(train.first_part(data.fraction)),
+        validation.map(resident),
+    ))
+}
+
+fn files<S: Source + 'static>(train: S, validation: Option<S>) -> (Images, Option<Images>) {
+    let files = |source: S| Images::Files(Arc::new(source));
+    (files(train), validation.map(files))
+}
+
+impl DataSet {
+    /// Number of images, which is also the number of places in an epoch's order.
+    pub(crate) fn len(&self) -> u64 {
+        match &self.images {
+            Images::Resident(images) => images.len(),
+            Images::Files(source) => source.len(),
+        }
+    }
+
+    /// Where batches are made.
+    pub(crate) fn device(&self) -> Device {
+        self.preparation.device()
+    }
+
+    /// One rank's micro-batches of what is left of an epoch after its first `done` places, in whole steps.
+    pub(crate) fn training(&self, epoch: u32, done: u64, share: Share) -> Result<Batches, DataError> {
+        let shards = match &self.images {
+            Images::Resident(_) => None,
+            Images::Files(source) => source.shards(),
+        };
+        let order = match shards {
+            Some(lengths) => EpochOrder::of_shards(self.seed, epoch, lengths, self.repeats),
+            None => EpochOrder::new(self.seed, epoch, self.len(), self.repeats),
+        };
+        let places = share.places(done..self.len());
+        let items = places.map(|place| Item {
+            image: order.image_at(place),
+            place,
+        });
+        self.batches(Task {
+            items: items.collect(),
+            batch_size: share.micro_batch as usize,
+            epoch: Some(epoch),
+            readable: self.readable(),
+        })
+    }
+
+    /// One rank's part of all images: every `ranks`-th, so that parts differ by one at most and no image is repeated
+    /// to fill up.
+    pub(crate) fn evaluation(&self, rank: u32, ranks: u32, batch_size: u32) -> Result<Batches, DataError> {
+        let images = (u64::from(rank)..self.len()).step_by(ranks as usize);
+        self.batches(Task {
+            items: images.map(|image| Item { image, place: image }).collect(),
+            batch_size: batch_size as usize,
+            epoch: None,
+            readable: self.readable(),
+        })
+    }
+
+    /// How many images may be unreadable.
+    pub(crate) fn readable(&self) -> Readable {
+        Readable::new(self.len(), self.preparation.max_corrupt_fraction())
+    }
+
+    fn batches(&self, task: Task) -> Result<Batches, DataError> {
+        let preparation = Arc::clone(&self.preparation);
+        match &self.images {
+            Images::Resident(images) => Ok(Batches::Resident(ResidentBatches {
+                images: Rc::clone(images),
+                preparation,
+                task,
+                done: 0,
+            })),
+            Images::Files(source) => {
+                Pipeline::start(Arc::clone(source), preparation, task, self.threads).map(Batches::Files)
+            }
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use tch::Kind;
+
     use super::*;
 
+    /// A run over `data`, with images of 24 pixels.
+    pub(super) fn config(data: &str) -> RunConfig {
+        let manifest = format!(
+            "apiVersion: vit-operator.dev/v1alpha1
+kind: ViTTrainingJob
+metadata: {{name: test}}
+spec:
+  image: unused
+  model: {{imageSize: 24, patchSize: 8, hiddenSize: 16, depth: 1, heads: 2, numClasses: 10}}
+  data: {data}
+  training: {{epochs: 2, microBatchSize: 4, labelSmoothing: 0.1, seed: 7}}
+  workers: {{nodes: 1, device: cpu}}
+  checkpoint: {{volume: {{hostPath: {{path: /unused}}}}}}
+"
+        );
+        let job = serde_saphyr::from_str(&manifest).expect("a manifest");
+        crds::validate(&job).expect("a sound manifest").run_config
+    }
+
+    pub(super) const EVERYTHING: &str = "{format: synthetic, syntheticImages: 80, augmentation: {horizontalFlip: 0.5, \
+        randAugment: rand-m9-mstd0.5-inc1, mixup: 0.8, cutmix: 1.0, randomErasing: 0.5, repeatedAugmentation: 3, ";
+
+    fn share(rank: u32, ranks: u32, micro_batch: u32, accumulation: u32) -> Share {
+        Share {
+            rank,
+            ranks,
+            micro_batch,
+            accumulation,
+        }
+    }
+
+    fn stored(data: &DataSet) -> (&Tensor, &Tensor) {
+        match &data.images {
+            Images::Resident(images) => images.stored(),
+            Images::Files(_) => panic!("in files"),
+        }
+    }
+
+    /// All batches as one.
+    fn all(batches: Result<Batches, DataError>) -> (Tensor, Tensor, Tensor) {
+        let mut batches = batches.expect("starts");
+        let (mut images, mut labels, mut targets) = (Vec::new(), Vec::new(), Vec::new());
+        while let Some(batch) = batches.next().expect("a batch") {
+            let Targets::Distribution(distribution) = batch.targets else {
+                panic!("mixed")
+            };
+            images.push(batch.images);
+            labels.push(batch.labels);
+            targets.push(distribution);
+        }
+        (
+            Tensor::cat(&images, 0),
+            Tensor::cat(&labels, 0),
+            Tensor::cat(&targets, 0),
+        )
+    }
+
     #[test]
-    fn a_batch_is_normalised_resized_and_in_the_order_asked_for() {
-        let images = Tensor::from_slice(&[0_u8, 0, 0, 0, 255, 255, 255, 255]).reshape([2, 1, 2, 2]);
-        let data = Dataset::new(images, Tensor::from_slice(&[3_i64, 4]), 2);
-        let (batch, labels) = data.batch(&[1, 0], 4);
-        assert_eq!(batch.size(), [2, 1, 4, 4]);
-        assert_eq!(Vec::<i64>::try_from(labels).expect("labels"), [4, 3]);
-        let means: Vec<f32> =
-            Vec::try_from(batch.mean_dim([1, 2, 3].as_slice(), false, Kind::Float)).expect("means");
-        assert_eq!(means, [1.0, -1.0]);
-        assert_eq!(data.batch(&[0], 2).0.size(), [1, 1, 2, 2]);
+    fn a_batch_is_normalised_and_in_the_order_of_the_images() {
+        let splits = load(&config("{format: synthetic, syntheticImages: 9}"), Device::Cpu).expect("loads");
+        let mut batches = splits.train.evaluation(1, 2, 3).expect("starts");
+        let batch = batches.next().expect("a batch").expect("one");
+        let (images, labels) = stored(&splits.train);
+        let rows = Tensor::from_slice(&[1_i64, 3, 5]);
+        let expected = images.index_select(0, &rows).to_kind(Kind::Float) / 127.5 - 1.0;
+        assert!((batch.images - expected).abs().max().double_value(&[]) < 1e-6);
+        assert!(batch.labels.equal(&labels.index_select(0, &rows)));
+        assert!(matches!(batch.targets, Targets::Classes));
+        assert_eq!(
+            batches.next().expect("a batch").expect("the rest").labels.size(),
+            [1]
+        );
+        assert!(batches.next().expect("no error").is_none());
+    }
+
+    #[test]
+    fn what_is_random_depends_on_neither_ranks_nor_batches_nor_restarts() {
+        for crop in ["randomCrop: {padding: 4}", "randomResizedCrop: {}"] {
+            let splits = load(&config(&format!("{EVERYTHING}{crop}}}}}")), Device::Cpu).expect("loads");
+            let train = &splits.train;
+            let whole = all(train.training(1, 0, share(0, 1, 8, 1)));
+            let equal = |what: &str, (images, labels, targets): (Tensor, Tensor, Tensor)| {
+                assert!(labels.equal(&whole.1), "{what}: labels");
+                assert!(targets.equal(&whole.2), "{what}: targets");
+                assert!(images.equal(&whole.0), "{crop}, {what}: images");
+            };
+            assert_eq!(whole.0.size(), [80, 3, 24, 24]);
+            equal("accumulation", all(train.training(1, 0, share(0, 1, 2, 4))));
+
+            let [first, second] = [0, 1].map(|rank| all(train.training(1, 0, share(rank, 2, 2, 2))));
+            let merge = |left: &Tensor, right: &Tensor| {
+                let mut shape = left.size();
+                shape.splice(0..1, [-1, 4]);
+                let both = Tensor::stack(&[left.reshape(&shape), right.reshape(&shape)], 1);
+                both.flatten(0, 2)
+            };
+            equal(
+                "two ranks",
+                (
+                    merge(&first.0, &second.0),
+                    merge(&first.1, &second.1),
+                    merge(&first.2, &second.2),
+                ),
+            );
+
+            let rest = all(train.training(1, 32, share(0, 1, 8, 1)));
+            assert!(rest.0.equal(&whole.0.narrow(0, 32, 48)), "a restart");
+            let other = all(train.training(0, 0, share(0, 1, 8, 1)));
+            assert!(!other.0.equal(&whole.0), "epochs differ");
+        }
+    }
+
+    #[test]
+    fn rows_of_targets_sum_to_one() {
+        let splits = load(&config(&format!("{EVERYTHING}}}}}")), Device::Cpu).expect("loads");
+        let (_, _, targets) = all(splits.train.training(0, 0, share(0, 1, 8, 1)));
+        let sums = targets.sum_dim_intlist([1_i64].as_slice(), false, Kind::Float);
+        assert!((sums - 1.0).abs().max().double_value(&[]) < 1e-6);
+        assert!(targets.min().double_value(&[]) > 0.0099, "label smoothing is in");
+    }
+
+    #[test]
+    fn a_fraction_is_the_first_images() {
+        let load_part = |fraction: &str| {
+            let data = format!("{{format: synthetic, syntheticImages: 50{fraction}}}");
+            load(&config(&data), Device::Cpu).expect("loads").train
+        };
+        let (whole, part) = (load_part(""), load_part(", fraction: 0.5"));
+        assert_eq!((whole.len(), part.len()), (50, 25));
+        assert!(stored(&part).0.equal(&stored(&whole).0.narrow(0, 0, 25)));
+        assert_eq!(load_part(", fraction: 0.001").len(), 1);
     }
 }

@@ -1,73 +1,100 @@
 //! The order in which an epoch sees the training images.
 //!
 //! The order depends on seed and epoch alone, not on the number of ranks: an optimizer step takes the next
-//! `global_batch_size` images, and each rank a slice of them. So a run continues after a restart with another number
+//! `global_batch_size` places, and each rank a slice of them. So a run continues after a restart with another number
 //! of ranks without seeing an image twice. What is left at the end of an epoch and is less than a step is dropped
 //! (`drop_last` of PyTorch's `DistributedSampler`): a mean over equal slices is then the mean over the batch, and the
 //! next epoch's order drops other images.
 
-use std::ops::Range;
+use crate::random::{SplitMix64, Stream, derive};
+
+/// Repeated augmentation repeats runs of this many images: variants of an image are then in the same global batch or
+/// the next, and neighbours, which mixup pairs, are different images.
+const REPEATED_RUN: u64 = 16;
+/// Shards that are read at the same time: their images are shuffled with one another.
+const SHARDS_AT_ONCE: usize = 8;
 
 /// The order of one epoch.
 #[derive(Debug)]
-pub(crate) struct EpochOrder(Vec<u32>);
+pub(crate) struct EpochOrder {
+    images: Vec<u32>,
+    repeats: u64,
+}
 
 impl EpochOrder {
-    /// A permutation of `0..len`, which seed and epoch determine.
+    /// A permutation of `0..len`, which seed and epoch determine, with each image at `repeats` places; the order has
+    /// `len` places all the same.
     ///
     /// # Panics
-    /// Where `len` exceeds `u32::MAX`: such a set does not fit in memory.
-    pub(crate) fn new(seed: u64, epoch: u32, len: u64) -> Self {
-        let mut order: Vec<u32> = (0..u32::try_from(len).expect("fewer than 4 billion images")).collect();
-        let mut random = SplitMix64(seed ^ (u64::from(epoch) + 1).wrapping_mul(0xa076_1d64_78bd_642f));
-        // Fisher and Yates.
-        for last in (1..order.len()).rev() {
-            order.swap(last, random.below(last as u64 + 1) as usize);
+    /// Where `len` exceeds `u32::MAX`: such a set cannot be listed in memory.
+    pub(crate) fn new(seed: u64, epoch: u32, len: u64, repeats: u32) -> Self {
+        let mut images: Vec<u32> = (0..u32::try_from(len).expect("fewer than 4 billion images")).collect();
+        shuffle(&mut images, &mut random(seed, epoch));
+        Self {
+            images,
+            repeats: u64::from(repeats),
         }
-        Self(order)
     }
 
-    /// Indices of the images at these places of the order.
-    pub(crate) fn slice(&self, places: Range<u64>) -> Vec<u64> {
-        self.0[places.start as usize..places.end as usize]
-            .iter()
-            .map(|index| u64::from(*index))
-            .collect()
+    /// As [`Self::new`], for images that lie in shards, of which `lengths` are known: shards come in random order, and
+    /// the images of a few shards in a row are shuffled. So few files are read at a time, each once.
+    pub(crate) fn of_shards(seed: u64, epoch: u32, lengths: &[u32], repeats: u32) -> Self {
+        let mut random = random(seed, epoch);
+        let mut shards = Vec::with_capacity(lengths.len());
+        let mut start = 0;
+        for length in lengths {
+            shards.push(start..start + length);
+            start += length;
+        }
+        shuffle(&mut shards, &mut random);
+        let mut images = Vec::with_capacity(start as usize);
+        for window in shards.chunks(SHARDS_AT_ONCE) {
+            let first = images.len();
+            images.extend(window.iter().cloned().flatten());
+            shuffle(&mut images[first..], &mut random);
+        }
+        Self {
+            images,
+            repeats: u64::from(repeats),
+        }
+    }
+
+    /// The image at a place.
+    pub(crate) fn image_at(&self, place: u64) -> u64 {
+        let cycle = REPEATED_RUN * self.repeats;
+        let position = place / cycle * REPEATED_RUN + place % cycle % REPEATED_RUN;
+        u64::from(self.images[position as usize])
     }
 }
 
-/// `SplitMix64` (Steele, Lea, Flood 2014), written out so that no upgrade of a library changes the order of a run that
-/// is to be resumed.
-struct SplitMix64(u64);
+fn random(seed: u64, epoch: u32) -> SplitMix64 {
+    SplitMix64::new(derive(seed, Stream::Order, u64::from(epoch), 0))
+}
 
-impl SplitMix64 {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    /// A number below `bound`, by the high half of a product (Lemire); its bias is below `bound` / 2^64.
-    fn below(&mut self, bound: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
+/// Fisher and Yates.
+fn shuffle<T>(values: &mut [T], random: &mut SplitMix64) {
+    for last in (1..values.len()).rev() {
+        values.swap(last, random.below(last as u64 + 1) as usize);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
     use super::*;
+
+    fn all(order: &EpochOrder, len: u64) -> Vec<u64> {
+        (0..len).map(|place| order.image_at(place)).collect()
+    }
 
     #[test]
     fn every_image_comes_once_an_epoch_and_epochs_differ() {
-        let [mut first, second] = [0, 1].map(|epoch| EpochOrder::new(5, epoch, 1000).slice(0..1000));
-        assert_eq!(
-            first,
-            EpochOrder::new(5, 0, 1000).slice(0..1000),
-            "the order is a function of its inputs"
-        );
-        assert_ne!(first, second);
-        assert_ne!(first, EpochOrder::new(6, 0, 1000).slice(0..1000));
+        let order = |seed, epoch| all(&EpochOrder::new(seed, epoch, 1000, 1), 1000);
+        let mut first = order(5, 0);
+        assert_eq!(first, order(5, 0), "the order is a function of its inputs");
+        assert_ne!(first, order(5, 1));
+        assert_ne!(first, order(6, 0));
         first.sort_unstable();
         assert_eq!(first, (0..1000).collect::<Vec<_>>());
     }
@@ -75,8 +102,60 @@ mod tests {
     #[test]
     fn the_order_is_pinned_because_checkpoints_rely_on_it() {
         assert_eq!(
-            EpochOrder::new(0, 0, 10).slice(0..10),
-            [9, 5, 1, 0, 3, 6, 4, 7, 8, 2]
+            all(&EpochOrder::new(0, 0, 10, 1), 10),
+            [8, 9, 7, 1, 2, 6, 3, 0, 4, 5]
         );
+    }
+
+    #[test]
+    fn few_shards_are_read_at_a_time_and_every_image_once() {
+        let lengths: Vec<u32> = (1..=20).collect();
+        let order = all(&EpochOrder::of_shards(1, 0, &lengths, 1), 210);
+        let shard_of = |image: u64| {
+            lengths
+                .iter()
+                .scan(0, |end, length| {
+                    *end += u64::from(*length);
+                    Some(*end)
+                })
+                .position(|end| image < end)
+                .expect("a shard")
+        };
+        let mut open = BTreeMap::new();
+        for (place, image) in order.iter().enumerate() {
+            let span = open.entry(shard_of(*image)).or_insert((place, place));
+            span.1 = place;
+        }
+        for place in 0..210 {
+            let at_once = open
+                .values()
+                .filter(|(first, last)| (*first..=*last).contains(&place))
+                .count();
+            assert!(at_once <= SHARDS_AT_ONCE, "{at_once} shards at place {place}");
+        }
+        let mut sorted = order.clone();
+        sorted.sort_unstable();
+        assert_eq!(sorted, (0..210).collect::<Vec<_>>());
+        assert_ne!(order, sorted);
+    }
+
+    #[test]
+    fn repeated_images_come_close_together_but_never_as_neighbours() {
+        for (len, repeats) in [(1000, 3), (7, 2), (33, 16), (96, 3)] {
+            let order = all(&EpochOrder::new(2, 0, len, repeats), len);
+            assert!(order.windows(2).all(|pair| pair[0] != pair[1]), "{order:?}");
+            let mut places = BTreeMap::<u64, Vec<usize>>::new();
+            for (place, image) in order.iter().enumerate() {
+                places.entry(*image).or_default().push(place);
+            }
+            for places in places.values() {
+                assert!(places.len() <= repeats as usize);
+                assert!(places.last().expect("a place") - places[0] < 16 * repeats as usize);
+            }
+        }
+        let order = all(&EpochOrder::new(2, 0, 96, 3), 96);
+        assert_eq!(order[..16], order[16..32]);
+        assert_eq!(order[..16], order[32..48]);
+        assert_ne!(order[..16], order[48..64]);
     }
 }

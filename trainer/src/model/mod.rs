@@ -1,7 +1,17 @@
 //! The network.
 
+mod block;
+mod drop_path;
+mod layers;
 mod parameters;
 mod vit;
+mod weights;
+
+#[cfg(test)]
+pub(crate) mod fixtures;
+#[cfg(test)]
+mod goldens;
 
 pub(crate) use parameters::Parameters;
-pub(crate) use vit::VisionTransformer;
+pub(crate) use vit::{Mode, VisionTransformer};
+pub(crate) use weights::{Fit, Naming, Weights, WeightsError};

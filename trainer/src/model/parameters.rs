@@ -9,8 +9,8 @@ pub(crate) struct Parameter {
     pub(crate) name: String,
     /// The values; shared with the layer that uses them.
     pub(crate) tensor: Tensor,
-    /// Whether weight decay applies. As in timm not to vectors (biases, norms) and not to the class token and the
-    /// position embedding (`no_weight_decay` of timm's `VisionTransformer`).
+    /// Whether weight decay applies. As in timm not to vectors (biases, norms, layer scales) and not to the class token,
+    /// the registers and the position embedding (`no_weight_decay` of timm's `VisionTransformer`).
     pub(crate) decays: bool,
 }
 
@@ -22,7 +22,7 @@ impl Parameters {
     /// Registers `values` as a trained tensor and gives the layer's handle to it.
     pub(super) fn add(&mut self, name: String, values: Tensor) -> Tensor {
         let tensor = values.set_requires_grad(true);
-        let decays = tensor.dim() > 1 && name != "cls_token" && name != "pos_embed";
+        let decays = tensor.dim() > 1 && !["cls_token", "reg_token", "pos_embed"].contains(&name.as_str());
         let handle = tensor.shallow_clone();
         self.0.push(Parameter { name, tensor, decays });
         handle

@@ -5,12 +5,23 @@
 //! Suffixes name the dimensions of a tensor: B images, C channels, H height, W width (pixels), N tokens, D width of
 //! the residual stream, h heads, d width of a head, P values of a patch, K classes.
 
-use contract::{ModelConfig, Pooling};
-use tch::{Device, Kind, Tensor};
+use contract::{ActivationCheckpointing, ModelConfig, Pooling};
+use tch::{Device, Tensor};
 
+use super::block::{Block, Wanted};
+use super::drop_path;
+use super::layers::{Builder, LayerNorm, Linear};
 use super::parameters::{Parameters, truncated_normal, uniform_fan_in};
+use crate::error::TrainError;
 
-const NORM_EPSILON: f64 = 1e-6;
+/// What a forward pass is for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Mode {
+    /// Drop path drops.
+    Train,
+    /// Every branch of every block for every image.
+    Evaluate,
+}
 
 /// A Vision Transformer that classifies square images.
 #[derive(Debug)]
@@ -20,76 +31,12 @@ pub(crate) struct VisionTransformer {
     patch_weight: Tensor,
     patch_bias: Tensor,
     class_token: Option<Tensor>,
+    registers: Option<Tensor>,
     position: Tensor,
     blocks: Vec<Block>,
     norm: LayerNorm,
     head: Linear,
-}
-
-#[derive(Debug)]
-struct Linear {
-    weight: Tensor,
-    bias: Tensor,
-}
-
-#[derive(Debug)]
-struct LayerNorm {
-    weight: Tensor,
-    bias: Tensor,
-}
-
-#[derive(Debug)]
-struct Block {
-    norm1: LayerNorm,
-    qkv: Linear,
-    projection: Linear,
-    norm2: LayerNorm,
-    fc1: Linear,
-    fc2: Linear,
-    heads: i64,
-}
-
-/// Makes layers and registers their parameters, all on one device.
-struct Builder {
-    parameters: Parameters,
-    device: Device,
-}
-
-impl Builder {
-    fn linear(&mut self, name: &str, input: i64, output: i64) -> Linear {
-        let weight = truncated_normal(&[output, input], self.device);
-        let bias = Tensor::zeros([output], (Kind::Float, self.device));
-        Linear {
-            weight: self.parameters.add(format!("{name}.weight"), weight),
-            bias: self.parameters.add(format!("{name}.bias"), bias),
-        }
-    }
-
-    fn layer_norm(&mut self, name: &str, size: i64) -> LayerNorm {
-        let options = (Kind::Float, self.device);
-        LayerNorm {
-            weight: self
-                .parameters
-                .add(format!("{name}.weight"), Tensor::ones([size], options)),
-            bias: self
-                .parameters
-                .add(format!("{name}.bias"), Tensor::zeros([size], options)),
-        }
-    }
-
-    fn block(&mut self, index: u32, config: &ModelConfig) -> Block {
-        let (hidden, mlp) = (i64::from(config.hidden_size), i64::from(config.mlp_size));
-        let name = |part: &str| format!("blocks.{index}.{part}");
-        Block {
-            norm1: self.layer_norm(&name("norm1"), hidden),
-            qkv: self.linear(&name("attn.qkv"), hidden, 3 * hidden),
-            projection: self.linear(&name("attn.proj"), hidden, hidden),
-            norm2: self.layer_norm(&name("norm2"), hidden),
-            fc1: self.linear(&name("mlp.fc1"), hidden, mlp),
-            fc2: self.linear(&name("mlp.fc2"), mlp, hidden),
-            heads: i64::from(config.heads),
-        }
-    }
+    checkpointing: ActivationCheckpointing,
 }
 
 impl VisionTransformer {
@@ -104,14 +51,10 @@ impl VisionTransformer {
             parameters: Parameters::default(),
             device,
         };
-        let class_token = match config.pooling {
-            Pooling::Token => {
-                let values = Tensor::randn([1, 1, hidden], (Kind::Float, device)) * 1e-6;
-                Some(builder.parameters.add("cls_token".into(), values))
-            }
-            Pooling::Average => None,
-        };
-        let tokens = patches + i64::from(class_token.is_some());
+        let class_token = (config.pooling == Pooling::Token).then(|| builder.tokens("cls_token", 1, hidden));
+        let count = i64::from(config.register_tokens);
+        let registers = (count > 0).then(|| builder.tokens("reg_token", count, hidden));
+        let tokens = patches + i64::from(class_token.is_some() && registers.is_none());
         let position = builder
             .parameters
             .add("pos_embed".into(), truncated_normal(&[1, tokens, hidden], device));
@@ -124,8 +67,10 @@ impl VisionTransformer {
             "patch_embed.proj.bias".into(),
             uniform_fan_in(&[hidden], fan_in, device),
         );
-        let blocks = (0..config.depth)
-            .map(|index| builder.block(index, config))
+        let blocks = drop_path::rates(config.drop_path, config.depth)
+            .into_iter()
+            .enumerate()
+            .map(|(index, rate)| Block::new(&mut builder, index, rate, config))
             .collect();
         let norm = match config.pooling {
             Pooling::Token => builder.layer_norm("norm", hidden),
@@ -138,11 +83,18 @@ impl VisionTransformer {
             patch_weight,
             patch_bias,
             class_token,
+            registers,
             position,
             blocks,
             norm,
             head,
+            checkpointing: ActivationCheckpointing::None,
         }
+    }
+
+    /// Sets what the backward pass computes again in place of keeping it.
+    pub(crate) fn checkpoint_activations(&mut self, checkpointing: ActivationCheckpointing) {
+        self.checkpointing = checkpointing;
     }
 
     /// The trained tensors.
@@ -150,23 +102,43 @@ impl VisionTransformer {
         &self.parameters
     }
 
+    /// What the model is.
+    pub(crate) fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Positions of the position embedding before those of the patches.
+    pub(super) fn position_prefix(&self) -> i64 {
+        i64::from(self.class_token.is_some() && self.registers.is_none())
+    }
+
     /// Logits BK of normalised images BCHW of the configured size.
-    pub(crate) fn forward(&self, images_bchw: &Tensor) -> Tensor {
-        let mut x_bnd = self.embed(images_bchw);
-        for block in &self.blocks {
-            x_bnd = block.forward(&x_bnd);
+    pub(crate) fn forward(&self, images_bchw: &Tensor, mode: Mode) -> Result<Tensor, TrainError> {
+        let mut x_bnd = self.embed(images_bchw)?;
+        for (index, block) in self.blocks.iter().enumerate() {
+            let wanted = if index + 1 == self.blocks.len() && self.config.pooling == Pooling::Token {
+                Wanted::First
+            } else {
+                Wanted::All
+            };
+            x_bnd = block.forward(&x_bnd, mode, wanted, self.checkpointing)?;
         }
         // timm norms before taking the class token and after averaging; norming a token alone is the same.
         let pooled_bd = match self.config.pooling {
-            Pooling::Token => x_bnd.select(1, 0),
-            Pooling::Average => x_bnd.mean_dim([1].as_slice(), false, Kind::Float),
+            Pooling::Token => x_bnd.f_select(1, 0)?,
+            Pooling::Average => {
+                let registers = i64::from(self.config.register_tokens);
+                let patches_bnd = x_bnd.f_slice(1, registers, None, 1)?;
+                patches_bnd.f_mean_dim([1].as_slice(), false, x_bnd.kind())?
+            }
         };
-        self.head.forward(&self.norm.forward(&pooled_bd))
+        self.head.forward(&self.norm.forward(&pooled_bd)?)
     }
 
     /// Tokens BND of images: each patch through one linear map (equal to timm's strided convolution, but one matrix
-    /// product), the class token in front, the position embedding added.
-    fn embed(&self, images_bchw: &Tensor) -> Tensor {
+    /// product), the class token and registers in front, the position embedding added. As in timm, the embedding covers
+    /// the class token only where there are no registers (`no_embed_class` of its models with registers).
+    fn embed(&self, images_bchw: &Tensor) -> Result<Tensor, TrainError> {
         let (batch, channels, patch) = (
             images_bchw.size()[0],
             i64::from(self.config.channels),
@@ -174,114 +146,40 @@ impl VisionTransformer {
         );
         let side = i64::from(self.config.image_size / self.config.patch_size);
         let patches_bnp = images_bchw
-            .reshape([batch, channels, side, patch, side, patch])
-            .permute([0, 2, 4, 1, 3, 5])
-            .reshape([batch, side * side, channels * patch * patch]);
-        let x_bnd = patches_bnp.linear(&self.patch_weight.flatten(1, -1), Some(&self.patch_bias));
-        let x_bnd = match &self.class_token {
-            Some(token) => Tensor::cat(&[token.expand([batch, -1, -1], false), x_bnd], 1),
-            None => x_bnd,
-        };
-        x_bnd + &self.position
-    }
-}
-
-impl Linear {
-    fn forward(&self, x: &Tensor) -> Tensor {
-        x.linear(&self.weight, Some(&self.bias))
-    }
-}
-
-impl LayerNorm {
-    fn forward(&self, x: &Tensor) -> Tensor {
-        let shape = self.weight.size();
-        x.layer_norm(shape, Some(&self.weight), Some(&self.bias), NORM_EPSILON, true)
-    }
-}
-
-impl Block {
-    fn forward(&self, x_bnd: &Tensor) -> Tensor {
-        let x_bnd = x_bnd + self.attention(&self.norm1.forward(x_bnd));
-        let hidden = self.fc1.forward(&self.norm2.forward(&x_bnd)).gelu("none");
-        x_bnd + self.fc2.forward(&hidden)
-    }
-
-    fn attention(&self, x_bnd: &Tensor) -> Tensor {
-        let (batch, tokens, width) = x_bnd.size3().expect("tokens are BND");
-        let mut qkv_bhnd = self
-            .qkv
-            .forward(x_bnd)
-            .reshape([batch, tokens, 3, self.heads, width / self.heads])
-            .permute([2, 0, 3, 1, 4])
-            .unbind(0)
-            .into_iter();
-        let mut next = || qkv_bhnd.next().expect("three of them");
-        let (query, key, value) = (next(), next(), next());
-        let mixed_bhnd = Tensor::scaled_dot_product_attention(
-            &query,
-            &key,
-            &value,
-            None::<&Tensor>,
-            0.0,
-            false,
-            None,
-            false,
-        );
-        self.projection
-            .forward(&mixed_bhnd.transpose(1, 2).reshape([batch, tokens, width]))
+            .f_to_kind(self.patch_weight.kind())?
+            .f_reshape([batch, channels, side, patch, side, patch])?
+            .f_permute([0, 2, 4, 1, 3, 5])?
+            .f_reshape([batch, side * side, channels * patch * patch])?;
+        let x_bnd = patches_bnp.f_linear(&self.patch_weight.f_flatten(1, -1)?, Some(&self.patch_bias))?;
+        let expand = |token: &Tensor| token.f_expand([batch, -1, -1], false);
+        Ok(match (&self.class_token, &self.registers) {
+            (None, None) => x_bnd.f_add(&self.position)?,
+            (Some(token), None) => Tensor::f_cat(&[expand(token)?, x_bnd], 1)?.f_add(&self.position)?,
+            (None, Some(registers)) => Tensor::f_cat(&[expand(registers)?, x_bnd.f_add(&self.position)?], 1)?,
+            (Some(token), Some(registers)) => Tensor::f_cat(
+                &[expand(token)?, expand(registers)?, x_bnd.f_add(&self.position)?],
+                1,
+            )?,
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use contract::ModelPreset;
+    use tch::Kind;
 
     use super::*;
-
-    pub(crate) fn small(pooling: Pooling) -> ModelConfig {
-        ModelConfig {
-            image_size: 8,
-            patch_size: 4,
-            hidden_size: 12,
-            depth: 2,
-            heads: 3,
-            mlp_size: 24,
-            num_classes: 5,
-            channels: 3,
-            pooling,
-        }
-    }
-
-    fn preset(name: &str) -> ModelConfig {
-        let ModelPreset {
-            image_size,
-            patch_size,
-            hidden_size,
-            depth,
-            heads,
-            mlp_size,
-            ..
-        } = ModelPreset::by_name(name).expect("a preset");
-        ModelConfig {
-            image_size,
-            patch_size,
-            hidden_size,
-            depth,
-            heads,
-            mlp_size,
-            num_classes: 1000,
-            channels: 3,
-            pooling: Pooling::Token,
-        }
-    }
+    use crate::model::fixtures::{preset, small};
 
     #[test]
     fn presets_have_as_many_parameters_as_timm_publishes() {
-        // timm's results tables: 5.72 M, 22.05 M and 86.57 M.
+        // timm's `sum(p.numel() for p in create_model(name, num_classes=1000).parameters())`.
         for (name, expected) in [
             ("vit_tiny_patch16_224", 5_717_416),
             ("vit_small_patch16_224", 22_050_664),
             ("vit_base_patch16_224", 86_567_656),
+            ("vit_medium_patch16_reg4_gap_256", 38_881_768),
+            ("vit_small_patch14_reg4_dinov2", 22_442_344),
         ] {
             let model = VisionTransformer::new(&preset(name), 0, Device::Cpu);
             let count: usize = model
@@ -345,18 +243,25 @@ mod tests {
             1,
         );
         let expected = convolved.flatten(2, -1).transpose(1, 2) + &model.position;
-        assert!(model.embed(&images).allclose(&expected, 1e-5, 1e-6, false));
+        assert!(
+            model
+                .embed(&images)
+                .expect("runs")
+                .allclose(&expected, 1e-5, 1e-6, false)
+        );
     }
 
     #[test]
     fn the_seed_determines_the_weights_and_every_parameter_gets_a_gradient() {
         for pooling in [Pooling::Token, Pooling::Average] {
-            let [first, second] =
-                [7, 7].map(|seed| VisionTransformer::new(&small(pooling), seed, Device::Cpu));
             let images = Tensor::randn([2, 3, 8, 8], (Kind::Float, Device::Cpu));
-            let logits = first.forward(&images);
+            let made = || VisionTransformer::new(&small(pooling), 7, Device::Cpu);
+            let logits = |model: &VisionTransformer| model.forward(&images, Mode::Evaluate).expect("runs");
+            // Tests that run side by side share the generator, and may draw between the seed and the weights.
+            assert!((0..20).any(|_| logits(&made()).equal(&logits(&made()))));
+            let first = made();
+            let logits = logits(&first);
             assert_eq!(logits.size(), [2, 5]);
-            assert!(logits.equal(&second.forward(&images)));
             logits.pow_tensor_scalar(2).sum(Kind::Float).backward();
             for parameter in first.parameters().iter() {
                 assert!(parameter.tensor.grad().defined(), "{}", parameter.name);

@@ -1,0 +1,147 @@
+"""Checks that timm and torchvision load what `vit-trainer export` writes, strictly, and compute the same with it.
+
+    make check-export
+
+For each model: trains it for a few steps on random images, evaluates the checkpoint (`vit-trainer eval --logits`), exports
+it, makes the model in Python with the call that the file's own metadata hold, and compares logits and mean loss on the
+held-out images. Ends with exit code 1 if a file does not load or a logit is further away than the tolerance.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import numpy
+import safetensors
+import safetensors.torch
+import timm
+import torch
+import torchvision
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+TOLERANCE = 1e-4
+TRAINED, HELD_OUT, CLASSES = 8, 12, 10
+SMALL = {"imageSize": 16, "patchSize": 4, "hiddenSize": 24, "depth": 2, "heads": 3, "mlpSize": 50}
+
+# A name for messages, spec.model, further fields of spec.training, what to export with, and the model's name in Python.
+CASES = [
+    ("a class token", SMALL, {}, [], "VisionTransformer"),
+    ("a class token", SMALL, {}, ["--names", "torchvision"], "VisionTransformer"),
+    ("the average of weights", SMALL, {"ema": {"decay": 0.5}}, ["--ema"], "VisionTransformer"),
+    ("masters of bf16 weights", SMALL, {"precision": "bf16", "masterWeights": True}, [], "VisionTransformer"),
+    ("average pooling", SMALL | {"pooling": "average"}, {}, [], "VisionTransformer"),
+    ("registers, layer scale", SMALL | {"registerTokens": 2, "layerScale": 0.5}, {}, [], "VisionTransformer"),
+    ("registers, average pooling", SMALL | {"registerTokens": 4, "pooling": "average"}, {}, [], "VisionTransformer"),
+    ("five channels", SMALL | {"channels": 5}, {}, [], "VisionTransformer"),
+    ("timm's ViT-Ti/16", {"name": "vit_tiny_patch16_224"}, {}, [], "vit_tiny_patch16_224"),
+    ("timm's ViT-Ti/16 at 64 pixels", {"name": "vit_tiny_patch16_224", "imageSize": 64}, {}, [], "vit_tiny_patch16_224"),
+    ("timm's DINOv2 with registers at 56 pixels", {"name": "vit_small_patch14_reg4_dinov2", "imageSize": 56}, {}, [],
+     "vit_small_patch14_reg4_dinov2"),
+    ("torchvision's ViT-B/32", {"name": "vit_b_32"}, {}, ["--names", "torchvision"], "vit_b_32"),
+]
+
+
+def run(options, *arguments):
+    """The trainer's standard output."""
+    command = [options.trainer, *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          env=os.environ | {"RUST_LOG": "warn"})
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def write_job(folder, model, training):
+    """The manifest, with random images in the data folder. Gives its image size and channels."""
+    side = model.get("imageSize", 224)
+    channels = model.get("channels", 3)
+    data = folder / "data"
+    data.mkdir()
+    random = numpy.random.default_rng(7)
+    for split, count in (("train", TRAINED), ("val", HELD_OUT)):
+        numpy.savez(
+            data / f"{split}.npz",
+            images=random.integers(256, size=(count, channels, side, side), dtype=numpy.uint8),
+            labels=random.integers(CLASSES, size=count),
+        )
+    job = {
+        "apiVersion": "vit-operator.dev/v1alpha1",
+        "kind": "ViTTrainingJob",
+        "metadata": {"name": "check"},
+        "spec": {
+            "image": "unused",
+            "model": model | {"numClasses": CLASSES},
+            "data": {"format": "numpy", "volume": {"hostPath": {"path": "/unused"}}},
+            "training": {"epochs": 1, "microBatchSize": 4, "optimizer": {"name": "sgd", "learningRate": 0.01}} | training,
+            "workers": {"nodes": 1, "device": "cpu"},
+            "checkpoint": {"volume": {"hostPath": {"path": "/unused"}}},
+        },
+    }
+    (folder / "job.yaml").write_text(json.dumps(job))
+
+
+def python_model(file, with_timm):
+    """The model that the file says it is, with its weights loaded strictly."""
+    with safetensors.safe_open(file, "pt") as opened:
+        metadata = opened.metadata()
+    name, arguments = metadata["model"], json.loads(metadata["arguments"])
+    if with_timm and name != "VisionTransformer":
+        model = timm.create_model(name, **arguments, checkpoint_path=str(file))
+    else:
+        model = getattr(timm.models if with_timm else torchvision.models, name)(**arguments)
+        model.load_state_dict(safetensors.torch.load_file(file), strict=True)
+    return name, model.eval()
+
+
+def check(folder, options, case):
+    about, sizes, training, arguments, expected_name = case
+    write_job(folder, sizes, training)
+    on_job = ["-f", folder / "job.yaml", "--data", folder / "data", "--checkpoints", folder / "runs"]
+    run(options, "run", *on_job)
+    weights = folder / "weights.safetensors"
+    run(options, "export", folder / "runs/check", "--output", weights, *arguments)
+    # In fp32, which is what the libraries compute in.
+    job = json.loads((folder / "job.yaml").read_text())
+    job["spec"]["training"] |= {"precision": "fp32", "masterWeights": False}
+    (folder / "job.yaml").write_text(json.dumps(job))
+    told = json.loads(run(options, "eval", *on_job, "--json", "--logits", folder / "logits.safetensors",
+                          *(argument for argument in arguments if argument == "--ema")))
+    ours = safetensors.torch.load_file(folder / "logits.safetensors")
+
+    with_timm = "torchvision" not in arguments
+    name, model = python_model(weights, with_timm)
+    held_out = numpy.load(folder / "data/val.npz")
+    images = torch.from_numpy(held_out["images"]).float().div(255).sub(0.5).div(0.5)
+    labels = torch.from_numpy(held_out["labels"])
+    with torch.no_grad():
+        logits = model(images)
+    loss = torch.nn.functional.cross_entropy(logits, labels).item()
+    distance = (logits - ours["logits"]).abs().max().item()
+    correct = (logits.argmax(1) == labels).sum().item()
+    good = (distance < TOLERANCE and abs(loss - told["loss"]) < TOLERANCE and correct == told["correct"]
+            and torch.equal(labels, ours["labels"]) and name == expected_name)
+    library = "timm" if with_timm else "torchvision"
+    print(f"{'ok' if good else 'FAILED':<7}{about}: {library} {name}, logits {distance:.1e} apart, "
+          f"loss {loss:.6f} and {told['loss']:.6f}, {correct} and {told['correct']} of {HELD_OUT} right", flush=True)
+    return good
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trainer", default=str(ROOT / "target/release/vit-trainer"))
+    options = parser.parse_args()
+    if shutil.which(options.trainer) is None:
+        sys.exit(f"{options.trainer} is not there: run `make build`")
+    good = []
+    for case in CASES:
+        with tempfile.TemporaryDirectory() as folder:
+            good.append(check(pathlib.Path(folder), options, case))
+    sys.exit(0 if all(good) else 1)
+
+
+main()

@@ -1,0 +1,172 @@
+"""Writes what PyTorch and timm compute for small models into tests/peers/goldens, for the trainer's tests to compare with.
+
+    make goldens
+
+A folder each:
+    model.json             the model as the trainer's run configuration has it (`spec.model` resolved)
+    model.safetensors      weights, as timm or torchvision name them
+    expected.safetensors   images, labels, logits; grad.NAME is the gradient of the mean cross-entropy
+`resized` (images of 24 pixels instead of 16) and `adapted_*` (another number of channels) have no weights of their own:
+they expect those of `class_token`, loaded as timm loads weights of another size. `training` starts from these too: batches
+and, in losses.json, the loss before each of ten steps with optimizers of torch and timm.
+
+Everything is seeded; made again with the versions of requirements.txt on a CPU, the files differ by rounding at most.
+"""
+
+import copy
+import json
+import pathlib
+
+import timm.optim
+import torch
+import torchvision
+from safetensors.torch import save_file
+from timm.models._manipulate import adapt_input_conv
+from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
+
+FOLDER = pathlib.Path(__file__).parent / "goldens"
+IMAGE, PATCH, HIDDEN, DEPTH, HEADS, MLP, CLASSES = 16, 4, 24, 2, 3, 48, 5
+BATCH = 3
+
+
+def configuration(**changes):
+    """The model as the trainer's run configuration names it."""
+    values = {
+        "imageSize": IMAGE, "patchSize": PATCH, "hiddenSize": HIDDEN, "depth": DEPTH, "heads": HEADS, "mlpSize": MLP,
+        "numClasses": CLASSES, "channels": 3, "pooling": "token",
+    }
+    return values | changes
+
+
+def timm_model(config):
+    """The same model, made by timm."""
+    model = VisionTransformer(
+        img_size=config["imageSize"],
+        patch_size=config["patchSize"],
+        in_chans=config["channels"],
+        num_classes=config["numClasses"],
+        embed_dim=config["hiddenSize"],
+        depth=config["depth"],
+        num_heads=config["heads"],
+        mlp_ratio=config["mlpSize"] / config["hiddenSize"],
+        class_token=config["pooling"] == "token",
+        global_pool={"token": "token", "average": "avg"}[config["pooling"]],
+        reg_tokens=config.get("registerTokens", 0),
+        no_embed_class=config.get("registerTokens", 0) > 0,
+        init_values=config.get("layerScale"),
+    )
+    return shaken(model)
+
+
+def shaken(model):
+    """Random values everywhere, so that no tensor is at a start that hides a mistake (zero biases, unit norms)."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape))
+    return model.eval()
+
+
+def write_case(name, config, model, borrowed=False):
+    """Weights of `model`, unless they are borrowed, with logits and gradients."""
+    folder = FOLDER / name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.json").write_text(json.dumps(config, indent=2) + "\n")
+    images = torch.randn(BATCH, config["channels"], config["imageSize"], config["imageSize"])
+    labels = torch.randint(config["numClasses"], (BATCH,))
+    logits = model(images)
+    torch.nn.functional.cross_entropy(logits, labels).backward()
+    expected = {"images": images, "labels": labels, "logits": logits.detach()}
+    if not borrowed:
+        save_file(model.state_dict(), folder / "model.safetensors")
+        expected |= {f"grad.{key}": parameter.grad.contiguous() for key, parameter in model.named_parameters()}
+    save_file(expected, folder / "expected.safetensors")
+
+
+def write_timm(name, **changes):
+    config = configuration(**changes)
+    model = timm_model(config)
+    write_case(name, config, model)
+    return model
+
+
+def write_resized(weights):
+    """The position embedding of 4 x 4 patches used for 6 x 6, as timm loads it."""
+    config = configuration(imageSize=24)
+    model = timm_model(config)
+    model.load_state_dict(checkpoint_filter_fn(dict(weights), model))
+    write_case("resized", config, model, borrowed=True)
+
+
+def write_adapted(weights, channels):
+    """Weights for three channels used for another number, as timm's build_model_with_cfg loads them."""
+    config = configuration(channels=channels)
+    model = timm_model(config)
+    name = "patch_embed.proj.weight"
+    model.load_state_dict(weights | {name: adapt_input_conv(channels, weights[name])})
+    write_case(f"adapted_{channels}", config, model, borrowed=True)
+
+
+def write_torchvision():
+    config = configuration()
+    model = torchvision.models.VisionTransformer(
+        image_size=IMAGE, patch_size=PATCH, num_layers=DEPTH, num_heads=HEADS, hidden_dim=HIDDEN, mlp_dim=MLP,
+        num_classes=CLASSES,
+    )
+    shaken(model)
+    write_case("torchvision", config, model)
+
+
+def write_training(model):
+    """Ten losses with each optimizer, from the weights of `class_token`."""
+    folder = FOLDER / "training"
+    folder.mkdir(exist_ok=True)
+    images = torch.randn(3, 4, 3, IMAGE, IMAGE)
+    labels = torch.randint(CLASSES, (3, 4))
+    save_file({"images": images, "labels": labels}, folder / "batches.safetensors")
+
+    runs = {
+        "adamw": (torch.optim.AdamW, {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.05}),
+        "sgd": (torch.optim.SGD, {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.01}),
+        "sgd_nesterov": (torch.optim.SGD, {"lr": 0.02, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+        "lamb": (timm.optim.Lamb, {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.05,
+                                   "max_grad_norm": None}),
+        "lamb_clipped": (timm.optim.Lamb, {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.05,
+                                           "max_grad_norm": 1.0}),
+    }
+    record = {}
+    for name, (optimizer_class, settings) in runs.items():
+        trained = copy.deepcopy(model).train()
+        groups = timm.optim.param_groups_weight_decay(
+            trained, settings["weight_decay"], no_weight_decay_list=trained.no_weight_decay()
+        )
+        optimizer = optimizer_class(groups, **settings)
+        losses = []
+        for step in range(10):
+            batch = step % len(images)
+            loss = torch.nn.functional.cross_entropy(trained(images[batch]), labels[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        record[name] = {"settings": settings, "losses": losses}
+    (folder / "losses.json").write_text(json.dumps(record, indent=2) + "\n")
+
+
+def main():
+    torch.manual_seed(20260)
+    torch.set_num_threads(1)
+    class_token = write_timm("class_token")
+    write_timm("pooled", pooling="average")
+    write_timm("registers", registerTokens=2)
+    write_timm("registers_pooled", registerTokens=4, pooling="average", layerScale=0.5)
+    write_timm("layer_scale", layerScale=0.1, channels=1)
+    write_timm("channels_5", channels=5, pooling="average")
+    write_resized(class_token.state_dict())
+    for channels in (1, 5):
+        write_adapted(class_token.state_dict(), channels)
+    write_torchvision()
+    write_training(class_token)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,273 @@
+//! Which part of an image is taken, and how it becomes the model's size.
+
+use contract::{Interpolation, RandomResizedCrop};
+use tch::{Kind, Tensor};
+
+use crate::data::draws::Draws;
+
+/// A part of an image, in pixels.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(in crate::data) struct Window {
+    pub(in crate::data) left: u32,
+    pub(in crate::data) top: u32,
+    pub(in crate::data) width: u32,
+    pub(in crate::data) height: u32,
+}
+
+/// Attempts at a window of random shape before the middle of the image is taken.
+const ATTEMPTS: usize = 10;
+
+/// The window of a random resized crop, as timm and torchvision choose it.
+pub(in crate::data) fn random_window(
+    crop: &RandomResizedCrop,
+    width: u32,
+    height: u32,
+    draws: &mut Draws,
+) -> Window {
+    let area = f64::from(width) * f64::from(height);
+    for _ in 0..ATTEMPTS {
+        let target = area * draws.between(crop.scale);
+        let ratio = draws.between(crop.ratio.map(f64::ln)).exp();
+        let [wide, high] = [target * ratio, target / ratio].map(|square| square.sqrt().round() as u32);
+        if (1..=width).contains(&wide) && (1..=height).contains(&high) {
+            return Window {
+                left: draws.below((width - wide) as usize + 1) as u32,
+                top: draws.below((height - high) as usize + 1) as u32,
+                width: wide,
+                height: high,
+            };
+        }
+    }
+    let [least, largest] = crop.ratio;
+    let ratio = (f64::from(width) / f64::from(height)).clamp(least, largest);
+    let wide = ((f64::from(height) * ratio).round() as u32).clamp(1, width);
+    let high = ((f64::from(width) / ratio).round() as u32).clamp(1, height);
+    Window {
+        left: (width - wide) / 2,
+        top: (height - high) / 2,
+        width: wide,
+        height: high,
+    }
+}
+
+/// Where in a margin of `padding` pixels the window begins: from the left, from the top.
+pub(in crate::data) fn random_offset(padding: u32, draws: &mut Draws) -> (u32, u32) {
+    let choices = 2 * padding as usize + 1;
+    (draws.below(choices) as u32, draws.below(choices) as u32)
+}
+
+/// Cuts a window out of each image and resizes it to a square, as two matrix products: so a batch of windows of many
+/// sizes takes as many operations as one. `images` are BCHW.
+pub(super) fn crop_and_resize(
+    images: &Tensor,
+    windows: &[Window],
+    side: i64,
+    interpolation: Interpolation,
+) -> Tensor {
+    let (_, _, height, width) = images.size4().expect("BCHW");
+    let column = |value: fn(&Window) -> u32| -> Tensor {
+        let values: Vec<f32> = windows.iter().map(|window| value(window) as f32).collect();
+        Tensor::from_slice(&values)
+            .reshape([-1, 1, 1])
+            .to_device(images.device())
+    };
+    let rows = weights(
+        &column(|window| window.top),
+        &column(|window| window.height),
+        height,
+        side,
+        interpolation,
+    );
+    let columns = weights(
+        &column(|window| window.left),
+        &column(|window| window.width),
+        width,
+        side,
+        interpolation,
+    );
+    rows.unsqueeze(1)
+        .matmul(&images.to_kind(Kind::Float))
+        .matmul(&columns.transpose(1, 2).unsqueeze(1))
+}
+
+/// How much each of `from` pixels adds to each of `side` pixels, [batch, side, from], where pixels `start` to
+/// `start + length` are resized.
+fn weights(start: &Tensor, length: &Tensor, from: i64, side: i64, interpolation: Interpolation) -> Tensor {
+    let options = (Kind::Float, start.device());
+    let scale = length / side as f64;
+    // Where the image shrinks, the filter widens: antialiasing.
+    let widened = scale.clamp_min(1.0);
+    let centre = (Tensor::arange(side, options).reshape([1, -1, 1]) + 0.5) * &scale;
+    let pixel = Tensor::arange(from, options).reshape([1, 1, -1]) - start;
+    let distance = ((&pixel + 0.5 - centre) / widened).abs();
+    let weight = match interpolation {
+        Interpolation::Bilinear => (1.0_f64 - distance).clamp_min(0.0),
+        Interpolation::Bicubic => {
+            let near: Tensor = (&distance * 1.5 - 2.5) * &distance * &distance + 1.0;
+            let far: Tensor = (((&distance - 5.0) * &distance + 8.0) * &distance - 4.0) * -0.5;
+            let far = far * distance.lt(2.0);
+            near.where_self(&distance.lt(1.0), &far)
+        }
+    };
+    let weight = weight * pixel.ge(0.0).logical_and(&pixel.lt_tensor(length));
+    &weight / weight.sum_dim_intlist([-1_i64].as_slice(), true, Kind::Float)
+}
+
+/// Shifts each image: the window of its own size at `(left, top)` of the image with a black margin.
+pub(super) fn shift(images: &Tensor, offsets: &[(u32, u32)], padding: u32) -> Tensor {
+    let (batch, _, height, width) = images.size4().expect("BCHW");
+    let margin = i64::from(padding);
+    let padded = images.constant_pad_nd([margin, margin, margin, margin]);
+    let device = images.device();
+    let index = |value: fn(&(u32, u32)) -> u32, length: i64| -> Tensor {
+        let starts: Vec<i64> = offsets.iter().map(|offset| i64::from(value(offset))).collect();
+        (Tensor::from_slice(&starts).reshape([-1, 1])
+            + Tensor::arange(length, (Kind::Int64, tch::Device::Cpu)))
+        .to_device(device)
+    };
+    let rows = index(|offset| offset.1, height).reshape([batch, height, 1]);
+    let columns = index(|offset| offset.0, width).reshape([batch, 1, width]);
+    let image = Tensor::arange(batch, (Kind::Int64, device)).reshape([batch, 1, 1]);
+    // Indices on both sides of a whole dimension put that dimension last.
+    padded
+        .index(&[Some(image), None, Some(rows), Some(columns)])
+        .permute([0, 3, 1, 2])
+        .contiguous()
+}
+
+/// Resizes whole images to a square; floats, but for images that have that size already.
+pub(super) fn resize(images: Tensor, side: i64, interpolation: Interpolation) -> Tensor {
+    if images.size()[2..] == [side, side] {
+        return images;
+    }
+    let images = images.to_kind(Kind::Float);
+    match interpolation {
+        Interpolation::Bilinear => images.internal_upsample_bilinear2d_aa([side, side], false, None, None),
+        Interpolation::Bicubic => images.internal_upsample_bicubic2d_aa([side, side], false, None, None),
+    }
+}
+
+/// Mirrors the images for which `flips` is true.
+pub(super) fn flip(images: Tensor, flips: &[bool]) -> Tensor {
+    if !flips.contains(&true) {
+        return images;
+    }
+    let mask = Tensor::from_slice(flips)
+        .reshape([-1, 1, 1, 1])
+        .to_device(images.device());
+    images.flip([3]).where_self(&mask, &images)
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Device;
+
+    use super::*;
+    use crate::random::Stream;
+
+    fn images(batch: i64, height: i64, width: i64) -> Tensor {
+        tch::manual_seed(1);
+        Tensor::randint(256, [batch, 3, height, width], (Kind::Uint8, Device::Cpu))
+    }
+
+    fn crop() -> RandomResizedCrop {
+        RandomResizedCrop {
+            scale: [0.08, 1.0],
+            ratio: [0.75, 4.0 / 3.0],
+            interpolation: Interpolation::Bicubic,
+        }
+    }
+
+    #[test]
+    fn windows_lie_inside_the_image_and_in_the_bounds() {
+        for (width, height) in [(224, 224), (500, 333), (1, 9), (3, 1000), (1, 1)] {
+            for place in 0..300 {
+                let window =
+                    random_window(&crop(), width, height, &mut Draws::new(0, Stream::Crop, 0, place));
+                assert!(
+                    window.width >= 1
+                        && window.height >= 1
+                        && window.left + window.width <= width
+                        && window.top + window.height <= height,
+                    "{window:?} of {width} x {height}"
+                );
+                if width == height && width > 1 {
+                    let share = f64::from(window.width * window.height) / f64::from(width * height);
+                    assert!((0.07..=1.0).contains(&share), "{share}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_whole_window_is_libtorchs_antialiased_resize() {
+        let images = images(2, 40, 24);
+        let whole = Window {
+            left: 0,
+            top: 0,
+            width: 24,
+            height: 40,
+        };
+        for interpolation in [Interpolation::Bilinear, Interpolation::Bicubic] {
+            for side in [16, 32, 56] {
+                let ours = crop_and_resize(&images, &[whole, whole], side, interpolation);
+                let theirs = resize(images.shallow_clone(), side, interpolation);
+                let distance = (ours - theirs).abs().max().double_value(&[]);
+                assert!(distance < 1e-2, "{interpolation:?} to {side}: {distance} of 255");
+            }
+        }
+    }
+
+    #[test]
+    fn a_window_sees_nothing_outside_of_it() {
+        let images = images(2, 30, 30);
+        let window = Window {
+            left: 5,
+            top: 7,
+            width: 12,
+            height: 20,
+        };
+        let part = images.narrow(2, 7, 20).narrow(3, 5, 12);
+        let ours = crop_and_resize(&images, &[window, window], 16, Interpolation::Bicubic);
+        let distance = (ours - resize(part, 16, Interpolation::Bicubic))
+            .abs()
+            .max()
+            .double_value(&[]);
+        assert!(distance < 1e-2, "{distance}");
+    }
+
+    #[test]
+    fn a_shift_moves_pixels_and_brings_in_black() {
+        let images = images(3, 8, 6);
+        let shifted = shift(&images, &[(2, 2), (0, 4), (3, 2)], 2);
+        assert!(
+            shifted.get(0).equal(&images.get(0)),
+            "the middle is the image itself"
+        );
+        assert_eq!(shifted.kind(), Kind::Uint8);
+        let down = shifted.get(1);
+        assert!(
+            down.narrow(1, 0, 6)
+                .narrow(2, 2, 4)
+                .equal(&images.get(1).narrow(1, 2, 6).narrow(2, 0, 4))
+        );
+        assert_eq!(down.narrow(1, 6, 2).max().int64_value(&[]), 0);
+        assert_eq!(down.narrow(2, 0, 2).max().int64_value(&[]), 0);
+        assert!(
+            shifted
+                .get(2)
+                .narrow(2, 0, 5)
+                .equal(&images.get(2).narrow(2, 1, 5))
+        );
+    }
+
+    #[test]
+    fn flipping_twice_is_the_identity_and_only_the_chosen_are_flipped() {
+        let images = images(3, 5, 4);
+        let flips = [true, false, true];
+        let once = flip(images.shallow_clone(), &flips);
+        assert!(once.get(1).equal(&images.get(1)));
+        assert!(once.get(0).equal(&images.get(0).flip([2])));
+        assert!(flip(once, &flips).equal(&images));
+    }
+}

@@ -1,0 +1,326 @@
+//! Mixup (arXiv 1710.09412), `CutMix` (arXiv 1905.04899) and random erasing (arXiv 1708.04896).
+
+use contract::Augmentation;
+use tch::{Device, Kind, Tensor};
+
+use crate::data::draws::Draws;
+
+/// A rectangle of an image.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Rectangle {
+    pub(super) top: i64,
+    pub(super) left: i64,
+    pub(super) height: i64,
+    pub(super) width: i64,
+}
+
+/// How two images are mixed: each keeps a share of itself and takes the rest from the other.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) enum Mixing {
+    /// All of itself.
+    None,
+    /// This share of every pixel.
+    Mixup(f64),
+    /// Everything but a rectangle.
+    CutMix(Rectangle),
+}
+
+impl Mixing {
+    /// As timm draws it, for images of `side` pixels.
+    pub(super) fn draw(augmentation: &Augmentation, side: i64, draws: &mut Draws) -> Self {
+        let Augmentation { mixup, cutmix, .. } = *augmentation;
+        if !draws.chance(augmentation.mixup_probability) {
+            return Self::None;
+        }
+        let switched = draws.chance(augmentation.mixup_switch_probability);
+        if cutmix > 0.0 && (mixup <= 0.0 || switched) {
+            let cut = (1.0 - draws.beta(cutmix)).sqrt();
+            let length = (side as f64 * cut) as i64;
+            let mut span = || {
+                let middle = draws.below(side as usize) as i64;
+                let start = (middle - length / 2).clamp(0, side);
+                (start, (middle + length / 2).clamp(0, side) - start)
+            };
+            let ((top, height), (left, width)) = (span(), span());
+            Self::CutMix(Rectangle {
+                top,
+                left,
+                height,
+                width,
+            })
+        } else {
+            Self::Mixup(draws.beta(mixup))
+        }
+    }
+
+    /// Share of itself that an image keeps.
+    fn kept(&self, side: i64) -> f64 {
+        match self {
+            Self::None => 1.0,
+            Self::Mixup(share) => *share,
+            Self::CutMix(cut) => 1.0 - (cut.height * cut.width) as f64 / (side * side) as f64,
+        }
+    }
+}
+
+/// Mixes images 0 and 1, 2 and 3, and so on, each pair in its own way.
+pub(super) fn mix_images(images: Tensor, mixings: &[Mixing]) -> Tensor {
+    let (batch, channels, height, width) = images.size4().expect("BCHW");
+    if mixings.iter().all(|mixing| *mixing == Mixing::None) {
+        return images;
+    }
+    let device = images.device();
+    let pairs = images.reshape([batch / 2, 2, channels, height, width]);
+    let column = |value: &dyn Fn(&Mixing) -> f64| -> Tensor {
+        let values: Vec<f32> = mixings.iter().map(|mixing| value(mixing) as f32).collect();
+        Tensor::from_slice(&values)
+            .reshape([-1, 1, 1, 1, 1])
+            .to_device(device)
+    };
+    let share = column(&|mixing| match mixing {
+        Mixing::Mixup(share) => *share,
+        Mixing::None | Mixing::CutMix(_) => 1.0,
+    });
+    let kept = if mixings.iter().any(|mixing| matches!(mixing, Mixing::CutMix(_))) {
+        let bound = |value: fn(&Rectangle) -> i64| {
+            column(&move |mixing| match mixing {
+                Mixing::CutMix(cut) => value(cut) as f64,
+                Mixing::None | Mixing::Mixup(_) => 0.0,
+            })
+        };
+        let inside = |length: i64, shape: [i64; 5], start: Tensor, end: Tensor| {
+            let at = Tensor::arange(length, (Kind::Float, device)).reshape(shape);
+            at.ge_tensor(&start).logical_and(&at.lt_tensor(&end))
+        };
+        let rows = inside(
+            height,
+            [1, 1, 1, height, 1],
+            bound(|cut| cut.top),
+            bound(|cut| cut.top + cut.height),
+        );
+        let columns = inside(
+            width,
+            [1, 1, 1, 1, width],
+            bound(|cut| cut.left),
+            bound(|cut| cut.left + cut.width),
+        );
+        share * rows.logical_and(&columns).logical_not()
+    } else {
+        share
+    };
+    let other = pairs.flip([1]);
+    other
+        .lerp_tensor(&pairs, &kept)
+        .reshape([batch, channels, height, width])
+}
+
+/// Distributions over the classes, [batch, classes], of mixed images; label smoothing as timm adds it.
+pub(super) fn mix_targets(
+    labels: &Tensor,
+    mixings: &[Mixing],
+    side: i64,
+    classes: i64,
+    label_smoothing: f64,
+) -> Tensor {
+    let kept: Vec<f32> = mixings
+        .iter()
+        .flat_map(|mixing| [mixing.kept(side) as f32; 2])
+        .collect();
+    let kept = Tensor::from_slice(&kept)
+        .reshape([-1, 1])
+        .to_device(labels.device());
+    let others = labels.reshape([-1, 2]).flip([1]).reshape([-1]);
+    let off = label_smoothing / classes as f64;
+    let one_hot =
+        |labels: &Tensor| labels.one_hot(classes).to_kind(Kind::Float) * (1.0 - label_smoothing) + off;
+    one_hot(labels) * &kept + one_hot(&others) * (1.0_f64 - &kept)
+}
+
+/// Least and largest share of the image that is erased, and least height over width; timm's defaults.
+const ERASED_AREA: [f64; 2] = [0.02, 1.0 / 3.0];
+const ERASED_ASPECT: f64 = 0.3;
+const ATTEMPTS: usize = 10;
+
+/// The rectangle that is erased from an image of `side` pixels, if any.
+pub(super) fn erased(probability: f64, side: i64, draws: &mut Draws) -> Option<Rectangle> {
+    if !draws.chance(probability) {
+        return None;
+    }
+    let area = (side * side) as f64;
+    for _ in 0..ATTEMPTS {
+        let target = draws.between(ERASED_AREA) * area;
+        let limit = ERASED_ASPECT.ln().abs();
+        let aspect = draws.between([-limit, limit]).exp();
+        let [height, width] = [target * aspect, target / aspect].map(|square| square.sqrt().round() as i64);
+        if height < side && width < side && height > 0 && width > 0 {
+            return Some(Rectangle {
+                top: draws.below((side - height) as usize + 1) as i64,
+                left: draws.below((side - width) as usize + 1) as i64,
+                height,
+                width,
+            });
+        }
+    }
+    None
+}
+
+/// Normally distributed numbers, enough for any rectangle at any of [`NOISE_STARTS`] places: rectangles take theirs
+/// from here, which costs one copy each.
+pub(super) fn noise(seed: u64, channels: u32, side: u32, device: Device) -> Tensor {
+    tch::manual_seed(seed.cast_signed());
+    let numbers = i64::from(channels) * i64::from(side) * i64::from(side) + NOISE_STARTS as i64;
+    Tensor::randn([numbers], (Kind::Float, Device::Cpu)).to_device(device)
+}
+
+/// Places in the noise where that of a rectangle may begin.
+pub(super) const NOISE_STARTS: usize = 65_536;
+
+/// Puts noise, from its number `start` on, into a rectangle of one image, CHW.
+pub(super) fn erase(image: &Tensor, rectangle: Rectangle, noise: &Tensor, start: usize) {
+    let Rectangle {
+        top,
+        left,
+        height,
+        width,
+    } = rectangle;
+    let channels = image.size()[0];
+    let numbers = noise
+        .narrow(0, start as i64, channels * height * width)
+        .reshape([channels, height, width]);
+    image
+        .narrow(1, top, height)
+        .narrow(2, left, width)
+        .copy_(&numbers);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Stream;
+
+    fn augmentation() -> Augmentation {
+        Augmentation {
+            mixup: 0.8,
+            cutmix: 1.0,
+            ..Augmentation::default()
+        }
+    }
+
+    fn draws(place: u64) -> Draws {
+        Draws::new(2, Stream::Mix, 0, place)
+    }
+
+    fn pictures(batch: i64) -> Tensor {
+        tch::manual_seed(9);
+        Tensor::rand([batch, 3, 8, 8], (Kind::Float, Device::Cpu))
+    }
+
+    #[test]
+    fn targets_sum_to_one_and_weigh_classes_by_what_is_seen_of_them() {
+        let mixings = [
+            Mixing::None,
+            Mixing::Mixup(0.3),
+            Mixing::CutMix(Rectangle {
+                top: 0,
+                left: 4,
+                height: 4,
+                width: 4,
+            }),
+        ];
+        let labels = Tensor::from_slice(&[0_i64, 1, 2, 3, 4, 4]);
+        let targets = mix_targets(&labels, &mixings, 8, 5, 0.1);
+        let sums: Vec<f32> =
+            Vec::try_from(targets.sum_dim_intlist([1_i64].as_slice(), false, Kind::Float)).expect("sums");
+        assert!(sums.iter().all(|sum| (sum - 1.0).abs() < 1e-6), "{sums:?}");
+        let at = |row, class| targets.double_value(&[row, class]);
+        let near = |found: f64, expected: f64| assert!((found - expected).abs() < 1e-6, "{found}");
+        near(at(0, 0), 0.92);
+        near(at(0, 1), 0.02);
+        near(at(2, 2), 0.9 * 0.3 + 0.02);
+        near(at(2, 3), 0.9 * 0.7 + 0.02);
+        near(at(3, 3), 0.9 * 0.3 + 0.02);
+        near(at(4, 4), 0.92);
+    }
+
+    #[test]
+    fn images_are_mixed_within_their_pair_alone() {
+        let images = pictures(6);
+        let cut = Rectangle {
+            top: 2,
+            left: 1,
+            height: 3,
+            width: 5,
+        };
+        let mixings = [Mixing::None, Mixing::Mixup(0.25), Mixing::CutMix(cut)];
+        let mixed = mix_images(images.shallow_clone(), &mixings);
+        assert!(mixed.narrow(0, 0, 2).equal(&images.narrow(0, 0, 2)));
+        let expected = images.get(2) * 0.25 + images.get(3) * 0.75;
+        assert!((mixed.get(2) - expected).abs().max().double_value(&[]) < 1e-6);
+        let part = |images: &Tensor, row| images.get(row).narrow(1, 2, 3).narrow(2, 1, 5);
+        assert!(part(&mixed, 4).equal(&part(&images, 5)));
+        assert!(part(&mixed, 5).equal(&part(&images, 4)));
+        let changed = mixed.get(4).ne_tensor(&images.get(4)).sum(Kind::Int64);
+        assert_eq!(changed.int64_value(&[]), 3 * 3 * 5);
+    }
+
+    #[test]
+    fn probabilities_and_the_switch_are_kept() {
+        let mut counts = [0_u32; 3];
+        let augmentation = Augmentation {
+            mixup_probability: 0.8,
+            mixup_switch_probability: 0.25,
+            ..augmentation()
+        };
+        for place in 0..4000 {
+            let mixing = Mixing::draw(&augmentation, 32, &mut draws(place));
+            assert!((0.0..=1.0).contains(&mixing.kept(32)), "{mixing:?}");
+            counts[match mixing {
+                Mixing::None => 0,
+                Mixing::Mixup(_) => 1,
+                Mixing::CutMix(cut) => {
+                    assert!(cut.top + cut.height <= 32 && cut.left + cut.width <= 32);
+                    2
+                }
+            }] += 1;
+        }
+        for (count, expected) in counts.iter().zip([800, 2400, 800]) {
+            assert!(count.abs_diff(expected) < 150, "{counts:?}");
+        }
+        let only = |mixup, cutmix| {
+            let augmentation = Augmentation {
+                mixup,
+                cutmix,
+                ..Augmentation::default()
+            };
+            Mixing::draw(&augmentation, 32, &mut draws(1))
+        };
+        assert!(matches!(only(0.2, 0.0), Mixing::Mixup(_)));
+        assert!(matches!(only(0.0, 0.2), Mixing::CutMix(_)));
+    }
+
+    #[test]
+    fn erased_rectangles_lie_inside_and_hold_noise() {
+        let mut count = 0;
+        for place in 0..2000 {
+            let Some(rectangle) = erased(0.25, 16, &mut draws(place)) else {
+                continue;
+            };
+            count += 1;
+            assert!(rectangle.top + rectangle.height <= 16 && rectangle.left + rectangle.width <= 16);
+            let share = (rectangle.height * rectangle.width) as f64 / 256.0;
+            assert!((0.01..0.36).contains(&share), "{rectangle:?}");
+        }
+        assert!((420..580).contains(&count), "{count} of 2000");
+
+        let noise = noise(1, 3, 8, Device::Cpu);
+        let image = Tensor::full([3, 8, 8], 9.0, (Kind::Float, Device::Cpu));
+        let rectangle = Rectangle {
+            top: 1,
+            left: 2,
+            height: 3,
+            width: 4,
+        };
+        erase(&image, rectangle, &noise, NOISE_STARTS);
+        assert_eq!(image.ne(9.0).sum(Kind::Int64).int64_value(&[]), 3 * 3 * 4);
+    }
+}

@@ -1,0 +1,326 @@
+//! From the bytes of a JPEG or PNG file to a square of pixels.
+
+use std::io::Cursor;
+
+use contract::{Interpolation, RandomResizedCrop};
+use fast_image_resize::images::{CroppedImage, Image, ImageRef};
+use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+use image::{ImageFormat, ImageReader, Limits};
+
+use super::augment::{Window, random_offset, random_window};
+use super::draws::Draws;
+
+/// No image is decoded that takes more memory than this: a small file can claim any size.
+const LARGEST_IMAGE_BYTES: u64 = 1 << 30;
+
+/// Pixels of one image, row by row, channels together.
+#[derive(Debug)]
+pub(super) struct Decoded {
+    pub(super) width: u32,
+    pub(super) height: u32,
+    pub(super) channels: u32,
+    /// Channels in the file.
+    pub(super) stored_channels: u8,
+    pub(super) pixels: Vec<u8>,
+}
+
+/// Which part of an image is taken.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Framing<'a> {
+    /// The middle: the shorter side becomes the square's over `crop_fraction`, then a square is cut out.
+    Centre {
+        crop_fraction: f64,
+        interpolation: Interpolation,
+    },
+    /// A part of random size and shape.
+    RandomResized(&'a RandomResizedCrop),
+    /// The shorter side becomes the square's, then a square is cut out of the image with a black margin.
+    Random {
+        padding: u32,
+        interpolation: Interpolation,
+    },
+}
+
+/// Decodes a file to grey (1 channel) or red, green, blue (3). The error says what is wrong with it.
+pub(super) fn decode(bytes: &[u8], channels: u32) -> Result<Decoded, String> {
+    let mut reader = ImageReader::new(Cursor::new(bytes))
+        .with_guessed_format()
+        .map_err(|error| error.to_string())?;
+    match reader.format() {
+        Some(ImageFormat::Jpeg) if is_truncated_jpeg(bytes) => {
+            return Err(format!("the JPEG file is truncated after {} bytes", bytes.len()));
+        }
+        Some(ImageFormat::Jpeg | ImageFormat::Png) => {}
+        _ => return Err("it is neither JPEG nor PNG".into()),
+    }
+    let mut limits = Limits::default();
+    limits.max_alloc = Some(LARGEST_IMAGE_BYTES);
+    reader.limits(limits);
+    let image = reader
+        .decode()
+        .map_err(|error| error.to_string().trim().to_owned())?;
+    let (width, height) = (image.width(), image.height());
+    let stored_channels = image.color().channel_count();
+    let pixels = if channels == 1 {
+        image.into_luma8().into_raw()
+    } else {
+        image.into_rgb8().into_raw()
+    };
+    Ok(Decoded {
+        width,
+        height,
+        channels,
+        stored_channels,
+        pixels,
+    })
+}
+
+/// Decoders fill up what is missing with grey; a file whose last scan does not end is missing something. Within a scan
+/// neither marker occurs.
+fn is_truncated_jpeg(bytes: &[u8]) -> bool {
+    let last = |marker: u8| bytes.windows(2).rposition(|pair| pair == [0xff, marker]);
+    last(0xd9) < last(0xda)
+}
+
+impl Decoded {
+    /// The square that is trained on or evaluated, `side` x `side`.
+    pub(super) fn frame(
+        &self,
+        framing: Framing<'_>,
+        side: u32,
+        resizer: &mut Resizer,
+        draws: &mut Draws,
+    ) -> Result<Vec<u8>, String> {
+        match framing {
+            Framing::RandomResized(crop) => {
+                let window = random_window(crop, self.width, self.height, draws);
+                self.resize(window, side, side, crop.interpolation, resizer)
+                    .map(|square| square.pixels)
+            }
+            Framing::Centre {
+                crop_fraction,
+                interpolation,
+            } => {
+                let shorter = ((f64::from(side) / crop_fraction) as u32).max(side);
+                let image = self.with_shorter_side(shorter, interpolation, resizer)?;
+                Ok(image.cut(
+                    i64::from((image.width - side) / 2),
+                    i64::from((image.height - side) / 2),
+                    side,
+                ))
+            }
+            Framing::Random {
+                padding,
+                interpolation,
+            } => {
+                let image = self.with_shorter_side(side, interpolation, resizer)?;
+                let (left, top) = random_offset(padding, draws);
+                // Along the longer side the window may lie anywhere.
+                let along = |length: u32, offset: u32, draws: &mut Draws| {
+                    i64::from(offset) - i64::from(padding) + draws.below((length - side) as usize + 1) as i64
+                };
+                let left = along(image.width, left, draws);
+                let top = along(image.height, top, draws);
+                Ok(image.cut(left, top, side))
+            }
+        }
+    }
+
+    fn with_shorter_side(
+        &self,
+        shorter: u32,
+        interpolation: Interpolation,
+        resizer: &mut Resizer,
+    ) -> Result<Self, String> {
+        let scaled = |length: u32| {
+            let product = u64::from(shorter) * u64::from(length);
+            ((product / u64::from(self.width.min(self.height).max(1))) as u32).max(shorter)
+        };
+        let whole = Window {
+            left: 0,
+            top: 0,
+            width: self.width,
+            height: self.height,
+        };
+        self.resize(
+            whole,
+            scaled(self.width),
+            scaled(self.height),
+            interpolation,
+            resizer,
+        )
+    }
+
+    fn resize(
+        &self,
+        window: Window,
+        width: u32,
+        height: u32,
+        interpolation: Interpolation,
+        resizer: &mut Resizer,
+    ) -> Result<Self, String> {
+        let pixel = if self.channels == 1 {
+            PixelType::U8
+        } else {
+            PixelType::U8x3
+        };
+        let image =
+            ImageRef::new(self.width, self.height, &self.pixels, pixel).map_err(|error| error.to_string())?;
+        // A view, not the resizer's own crop: its filter would see what lies around the window.
+        let part = CroppedImage::new(&image, window.left, window.top, window.width, window.height)
+            .map_err(|error| error.to_string())?;
+        let mut resized = Image::new(width, height, pixel);
+        let filter = match interpolation {
+            Interpolation::Bilinear => FilterType::Bilinear,
+            Interpolation::Bicubic => FilterType::CatmullRom,
+        };
+        let options = ResizeOptions::new()
+            .resize_alg(ResizeAlg::Convolution(filter))
+            .use_alpha(false);
+        resizer
+            .resize(&part, &mut resized, &options)
+            .map_err(|error| error.to_string())?;
+        Ok(Self {
+            width,
+            height,
+            channels: self.channels,
+            stored_channels: self.stored_channels,
+            pixels: resized.into_vec(),
+        })
+    }
+
+    /// A square whose corner is at (`left`, `top`), black where it is outside of the image.
+    fn cut(&self, left: i64, top: i64, side: u32) -> Vec<u8> {
+        let channels = self.channels as usize;
+        let side = i64::from(side);
+        let mut square = vec![0; (side * side) as usize * channels];
+        let columns = (-left).clamp(0, side)..(i64::from(self.width) - left).clamp(0, side);
+        for row in (-top).clamp(0, side)..(i64::from(self.height) - top).clamp(0, side) {
+            let from = ((row + top) * i64::from(self.width) + left + columns.start) as usize * channels;
+            let to = (row * side + columns.start) as usize * channels;
+            let length = (columns.end - columns.start).max(0) as usize * channels;
+            square[to..to + length].copy_from_slice(&self.pixels[from..from + length]);
+        }
+        square
+    }
+}
+
+/// Files for tests.
+#[cfg(test)]
+pub(super) mod samples {
+    use super::{Cursor, ImageFormat};
+
+    /// A file of an image in one colour.
+    pub(in crate::data) fn file(format: ImageFormat, width: u32, height: u32, color: [u8; 3]) -> Vec<u8> {
+        let image = image::RgbImage::from_pixel(width, height, image::Rgb(color));
+        let mut bytes = Cursor::new(Vec::new());
+        image.write_to(&mut bytes, format).expect("encodes");
+        bytes.into_inner()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::samples::file;
+    use super::*;
+    use crate::random::Stream;
+
+    /// Each pixel tells where it is.
+    fn gradient(width: u32, height: u32) -> Decoded {
+        let pixels = (0..height)
+            .flat_map(|row| (0..width).flat_map(move |column| [row as u8, column as u8, 0]))
+            .collect();
+        Decoded {
+            width,
+            height,
+            channels: 3,
+            stored_channels: 3,
+            pixels,
+        }
+    }
+
+    fn draws(place: u64) -> Draws {
+        Draws::new(0, Stream::Crop, 0, place)
+    }
+
+    #[test]
+    fn files_are_decoded_to_the_channels_of_the_model() {
+        for format in [ImageFormat::Jpeg, ImageFormat::Png] {
+            let bytes = file(format, 20, 10, [200, 100, 50]);
+            let color = decode(&bytes, 3).expect("decodes");
+            assert_eq!((color.width, color.height, color.pixels.len()), (20, 10, 600));
+            for (found, expected) in color.pixels.iter().zip([200_u8, 100, 50]) {
+                assert!(found.abs_diff(expected) <= 3, "{format:?}: {found}");
+            }
+            let grey = decode(&bytes, 1).expect("decodes");
+            assert_eq!(grey.pixels.len(), 200);
+            assert!(grey.pixels[0].abs_diff(124) <= 12, "{}", grey.pixels[0]);
+        }
+    }
+
+    #[test]
+    fn what_is_no_whole_image_is_refused() {
+        // The end marker of the one; the end chunk and what is left of the pixels' checksum of the other.
+        for (format, end) in [(ImageFormat::Jpeg, 2), (ImageFormat::Png, 14)] {
+            let bytes = file(format, 64, 64, [1, 2, 3]);
+            for length in [2, 30, bytes.len() / 2, bytes.len() - end] {
+                let error = decode(&bytes[..length], 3);
+                assert!(error.is_err(), "{format:?} of {length} bytes");
+            }
+        }
+        assert_eq!(
+            decode(b"GIF89a and more", 3).expect_err("refused"),
+            "it is neither JPEG nor PNG"
+        );
+        assert_eq!(decode(b"", 3).expect_err("refused"), "it is neither JPEG nor PNG");
+    }
+
+    #[test]
+    fn the_centre_is_the_middle_of_the_shorter_side() {
+        let framing = Framing::Centre {
+            crop_fraction: 0.5,
+            interpolation: Interpolation::Bilinear,
+        };
+        // The shorter side is 32 already: nothing is resized, and the 16 x 16 pixels in the middle remain.
+        let square = gradient(64, 32)
+            .frame(framing, 16, &mut Resizer::new(), &mut draws(0))
+            .expect("frames");
+        assert_eq!(square[..3], [8, 24, 0]);
+        assert_eq!(square[square.len() - 3..], [23, 39, 0]);
+    }
+
+    #[test]
+    fn random_squares_have_the_models_size_whatever_the_image() {
+        let crop = RandomResizedCrop {
+            scale: [0.08, 1.0],
+            ratio: [0.75, 4.0 / 3.0],
+            interpolation: Interpolation::Bicubic,
+        };
+        let random = Framing::Random {
+            padding: 4,
+            interpolation: Interpolation::Bicubic,
+        };
+        for (width, height) in [(1, 1), (300, 20), (17, 64), (16, 16)] {
+            let image = gradient(width.min(255), height);
+            for place in 0..20 {
+                for framing in [Framing::RandomResized(&crop), random] {
+                    let square = image
+                        .frame(framing, 16, &mut Resizer::new(), &mut draws(place))
+                        .expect("frames");
+                    assert_eq!(square.len(), 16 * 16 * 3);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn outside_of_the_image_is_black() {
+        let image = gradient(8, 8);
+        let square = image.cut(-2, 3, 8);
+        let pixel = |row: usize, column: usize| &square[(row * 8 + column) * 3..][..3];
+        assert_eq!(pixel(0, 1), [0, 0, 0]);
+        assert_eq!(pixel(0, 2), [3, 0, 0]);
+        assert_eq!(pixel(4, 7), [7, 5, 0]);
+        assert_eq!(pixel(5, 7), [0, 0, 0]);
+    }
+}

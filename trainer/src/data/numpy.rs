@@ -1,0 +1,289 @@
+//! Images in `NumPy` arrays: `train.npz` and `val.npz` with `images` and `labels`, or each array in a file of its own,
+//! such as `train_images.npy`. Images are uint8 or float32, with the channels first or last.
+
+use std::io::{BufReader, Read};
+use std::path::Path;
+
+use fs_err::File;
+use tch::{Device, Kind, Tensor};
+use zip::ZipArchive;
+use zip::result::ZipError;
+
+use super::npy::Npy;
+use super::resident::Resident;
+use super::{DataError, Expected};
+
+const EXPECTED: &str =
+    "a numpy data set has train.npz with images and labels, or train_images.npy and train_labels.npy";
+
+/// The images to train on and those to evaluate.
+pub(super) fn load(folder: &Path, expected: Expected) -> Result<(Resident, Option<Resident>), DataError> {
+    let train = split(folder, "train", expected)?.ok_or_else(|| DataError::Missing {
+        path: folder.join("train.npz"),
+        expected: EXPECTED,
+    })?;
+    Ok((train, split(folder, "val", expected)?))
+}
+
+fn split(folder: &Path, name: &str, expected: Expected) -> Result<Option<Resident>, DataError> {
+    let archive = folder.join(format!("{name}.npz"));
+    let [images_file, labels_file] =
+        ["images", "labels"].map(|array| folder.join(format!("{name}_{array}.npy")));
+    let (images, labels) = if archive.is_file() {
+        let file = File::open(&archive).map_err(DataError::Read)?;
+        let mut arrays = ZipArchive::new(BufReader::new(file)).map_err(|error| refused(&archive, error))?;
+        let images = images(
+            &archive,
+            in_archive(&archive, &mut arrays, "images")?,
+            expected.channels,
+        )?;
+        let labels = in_archive(&archive, &mut arrays, "labels")?;
+        let labels = self::labels(&archive, labels, images.size()[0], expected.classes)?;
+        (images, labels)
+    } else if images_file.is_file() {
+        if !labels_file.is_file() {
+            return Err(DataError::Missing {
+                path: labels_file,
+                expected: EXPECTED,
+            });
+        }
+        let images = images(&images_file, in_file(&images_file)?, expected.channels)?;
+        let labels = in_file(&labels_file)?;
+        let labels = self::labels(&labels_file, labels, images.size()[0], expected.classes)?;
+        (images, labels)
+    } else {
+        return Ok(None);
+    };
+    let count = images.size()[0].cast_unsigned();
+    Ok(Some(Resident::new(images, labels, count)))
+}
+
+fn in_file(path: &Path) -> Result<Npy<impl Read + use<>>, DataError> {
+    let file = File::open(path).map_err(DataError::Read)?;
+    let bytes = file.metadata().map_err(DataError::Read)?.len();
+    Npy::open(file, bytes).map_err(|error| refused(path, error))
+}
+
+fn in_archive<'a>(
+    path: &Path,
+    arrays: &'a mut ZipArchive<BufReader<File>>,
+    array: &str,
+) -> Result<Npy<impl Read + use<'a>>, DataError> {
+    let file = arrays
+        .by_name(&format!("{array}.npy"))
+        .map_err(|error| match error {
+            ZipError::FileNotFound => refused(path, format!("it has no array {array}")),
+            other => refused(path, other),
+        })?;
+    let bytes = file.size();
+    Npy::open(file, bytes).map_err(|error| refused(path, format!("{array}: {error}")))
+}
+
+fn refused(path: &Path, message: impl std::fmt::Display) -> DataError {
+    DataError::Array {
+        path: path.into(),
+        message: message.to_string(),
+    }
+}
+
+/// As [images, channels, height, width].
+fn images(path: &Path, array: Npy<impl Read>, channels: u32) -> Result<Tensor, DataError> {
+    let kind = array.kind;
+    if !matches!(kind, Kind::Uint8 | Kind::Float) {
+        return Err(refused(
+            path,
+            format!(
+                "images are {kind:?}, but must be uint8 or float32: convert them with .astype(numpy.float32)"
+            ),
+        ));
+    }
+    let stored = array.shape.clone();
+    let expected = i64::from(channels);
+    let (shape, channels_last) = match stored[..] {
+        [images, height, width] if expected == 1 => ([images, 1, height, width], false),
+        [images, first, height, width] if first == expected => ([images, first, height, width], false),
+        [images, height, width, last] if last == expected => ([images, last, height, width], true),
+        _ => {
+            return Err(refused(
+                path,
+                format!(
+                    "images have shape {stored:?}, but must be [images, {channels}, height, width] or [images, height, width, {channels}] for model.channels {channels} (with one channel also [images, height, width])"
+                ),
+            ));
+        }
+    };
+    if shape.contains(&0) {
+        return Err(refused(
+            path,
+            format!("images have shape {stored:?}: there are none"),
+        ));
+    }
+    together(path, array, &shape, |part| {
+        if kind == Kind::Float && part.isfinite().all().int64_value(&[]) == 0 {
+            return Err(refused(path, "images hold numbers that are not finite"));
+        }
+        Ok(if channels_last {
+            part.permute([0, 3, 1, 2])
+        } else {
+            part.reshape([-1, shape[1], shape[2], shape[3]])
+        })
+    })
+}
+
+fn labels(path: &Path, array: Npy<impl Read>, images: i64, classes: u32) -> Result<Tensor, DataError> {
+    if !matches!(
+        array.kind,
+        Kind::Uint8 | Kind::Int8 | Kind::Int16 | Kind::Int | Kind::Int64
+    ) {
+        return Err(refused(
+            path,
+            format!("labels are {:?}, but must be whole numbers", array.kind),
+        ));
+    }
+    if array.shape != [images] {
+        return Err(refused(
+            path,
+            format!(
+                "labels have shape {:?}, but must be one for each of {images} images",
+                array.shape
+            ),
+        ));
+    }
+    let labels = together(path, array, &[images], Ok)?.to_kind(Kind::Int64);
+    for label in [labels.min().int64_value(&[]), labels.max().int64_value(&[])] {
+        if !(0..i64::from(classes)).contains(&label) {
+            return Err(refused(
+                path,
+                format!(
+                    "a label is {label}, but model.numClasses is {classes} (labels 0 to {})",
+                    classes - 1
+                ),
+            ));
+        }
+    }
+    Ok(labels)
+}
+
+/// The whole array, of a shape into which `arrange` brings its rows.
+fn together(
+    path: &Path,
+    array: Npy<impl Read>,
+    shape: &[i64],
+    arrange: impl Fn(Tensor) -> Result<Tensor, DataError>,
+) -> Result<Tensor, DataError> {
+    let whole = Tensor::empty(shape, (array.kind, Device::Cpu));
+    let mut row = 0;
+    for part in array.parts() {
+        let part = arrange(part.map_err(|error| refused(path, error))?)?;
+        let rows = part.size()[0];
+        whole.narrow(0, row, rows).copy_(&part);
+        row += rows;
+    }
+    Ok(whole)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn expected(channels: u32) -> Expected {
+        Expected {
+            channels,
+            classes: 10,
+            side: 8,
+        }
+    }
+
+    fn array(kind: Kind, shape: &[i64]) -> Tensor {
+        Tensor::randint(10, shape, (kind, Device::Cpu))
+    }
+
+    fn files(arrays: &[(&str, Tensor)]) -> tempfile::TempDir {
+        let folder = tempfile::tempdir().expect("a folder");
+        for (name, tensor) in arrays {
+            tensor.write_npy(folder.path().join(name)).expect("writes");
+        }
+        folder
+    }
+
+    fn message(channels: u32, images: Tensor, labels: Tensor) -> String {
+        let folder = files(&[("train_images.npy", images), ("train_labels.npy", labels)]);
+        let error = load(folder.path(), expected(channels))
+            .expect_err("refused")
+            .to_string();
+        error.replace(folder.path().to_str().expect("a name"), "DIR")
+    }
+
+    #[test]
+    fn channels_may_be_first_or_last_and_of_any_number() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (images, labels) = (array(Kind::Float, &[4, 6, 7, 5]), array(Kind::Int, &[4]));
+        let arrays = [("labels", &labels), ("images", &images)];
+        Tensor::write_npz(&arrays, folder.path().join("train.npz")).expect("writes");
+        images
+            .narrow(0, 0, 2)
+            .permute([0, 3, 1, 2])
+            .contiguous()
+            .write_npy(folder.path().join("val_images.npy"))
+            .expect("writes");
+        labels
+            .narrow(0, 0, 2)
+            .write_npy(folder.path().join("val_labels.npy"))
+            .expect("writes");
+        let (train, validation) = load(folder.path(), expected(5)).expect("loads");
+        let validation = validation.expect("val");
+        assert_eq!(train.stored().0.size(), [4, 5, 6, 7]);
+        assert!(validation.stored().0.equal(&train.stored().0.narrow(0, 0, 2)));
+        assert!(train.stored().1.equal(&labels.to_kind(Kind::Int64)));
+
+        let grey = files(&[
+            ("train_images.npy", array(Kind::Uint8, &[3, 8, 9])),
+            ("train_labels.npy", array(Kind::Uint8, &[3])),
+        ]);
+        let (train, validation) = load(grey.path(), expected(1)).expect("loads");
+        assert_eq!(train.stored().0.size(), [3, 1, 8, 9]);
+        assert!(validation.is_none());
+    }
+
+    #[test]
+    fn arrays_that_do_not_fit_are_named_with_what_would() {
+        let labels = || array(Kind::Int64, &[4]);
+        assert_eq!(
+            message(5, array(Kind::Uint8, &[4, 3, 8, 8]), labels()),
+            "DIR/train_images.npy: images have shape [4, 3, 8, 8], but must be [images, 5, height, width] or [images, height, width, 5] for model.channels 5 (with one channel also [images, height, width])"
+        );
+        assert_eq!(
+            message(3, array(Kind::Double, &[4, 3, 8, 8]), labels()),
+            "DIR/train_images.npy: images are Double, but must be uint8 or float32: convert them with .astype(numpy.float32)"
+        );
+        assert_eq!(
+            message(3, array(Kind::Uint8, &[5, 3, 8, 8]), labels()),
+            "DIR/train_labels.npy: labels have shape [4], but must be one for each of 5 images"
+        );
+        assert_eq!(
+            message(3, array(Kind::Uint8, &[4, 3, 8, 8]), labels() + 20).replace(char::is_numeric, "9"),
+            "DIR/train_labels.npy: a label is 99, but model.numClasses is 99 (labels 9 to 9)"
+        );
+        assert_eq!(
+            message(
+                3,
+                array(Kind::Uint8, &[4, 3, 8, 8]),
+                labels().to_kind(Kind::Float)
+            ),
+            "DIR/train_labels.npy: labels are Float, but must be whole numbers"
+        );
+        assert_eq!(
+            message(3, array(Kind::Float, &[4, 3, 8, 8]) / 0.0, labels()),
+            "DIR/train_images.npy: images hold numbers that are not finite"
+        );
+        let folder = tempfile::tempdir().expect("a folder");
+        let missing = load(folder.path(), expected(3)).expect_err("refused").to_string();
+        assert!(
+            missing.contains("train.npz does not exist: a numpy data set has"),
+            "{missing}"
+        );
+        fs_err::write(folder.path().join("train.npz"), "no archive").expect("writes");
+        let broken = load(folder.path(), expected(3)).expect_err("refused").to_string();
+        assert!(broken.contains("train.npz: "), "{broken}");
+    }
+}

@@ -1,0 +1,42 @@
+//! Values for tests.
+
+use contract::{ModelConfig, ModelPreset, Pooling};
+
+/// A model small enough to train in a test: four patches of an image of 8 x 8 pixels, two blocks, five classes.
+pub(crate) fn small(pooling: Pooling) -> ModelConfig {
+    ModelConfig {
+        image_size: 8,
+        patch_size: 4,
+        hidden_size: 12,
+        depth: 2,
+        heads: 3,
+        mlp_size: 24,
+        num_classes: 5,
+        channels: 3,
+        pooling,
+        register_tokens: 0,
+        layer_scale: None,
+        drop_path: 0.0,
+        pretrained: None,
+    }
+}
+
+/// The preset of that name, with 1000 classes.
+pub(crate) fn preset(name: &str) -> ModelConfig {
+    let preset = ModelPreset::by_name(name).unwrap_or_else(|| panic!("no preset {name}"));
+    ModelConfig {
+        image_size: preset.image_size,
+        patch_size: preset.patch_size,
+        hidden_size: preset.hidden_size,
+        depth: preset.depth,
+        heads: preset.heads,
+        mlp_size: preset.mlp_size,
+        num_classes: 1000,
+        channels: 3,
+        pooling: preset.pooling,
+        register_tokens: preset.register_tokens,
+        layer_scale: preset.layer_scale,
+        drop_path: 0.0,
+        pretrained: None,
+    }
+}

@@ -1,0 +1,103 @@
+//! The layers that blocks are made of.
+
+use tch::{Device, Kind, Tensor};
+
+use super::parameters::{Parameters, truncated_normal};
+use crate::error::TrainError;
+use torch_ext::recompute::{gelu_linear, norm_linear};
+
+/// timm's and torchvision's; PyTorch's own default is larger.
+const NORM_EPSILON: f64 = 1e-6;
+
+#[derive(Debug)]
+pub(super) struct Linear {
+    weight: Tensor,
+    bias: Tensor,
+}
+
+#[derive(Debug)]
+pub(super) struct LayerNorm {
+    weight: Tensor,
+    bias: Tensor,
+}
+
+impl Linear {
+    pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor, TrainError> {
+        Ok(x.f_linear(&self.weight, Some(&self.bias))?)
+    }
+}
+
+impl Linear {
+    /// Of `gelu(x)`, which the backward pass computes again.
+    pub(super) fn forward_gelu(&self, x: &Tensor) -> Result<Tensor, TrainError> {
+        Ok(gelu_linear(x, &self.weight, &self.bias)?)
+    }
+
+    /// Of `norm(x)`, which the backward pass computes again.
+    pub(super) fn forward_normed(&self, norm: &LayerNorm, x: &Tensor) -> Result<Tensor, TrainError> {
+        let norm = [&norm.weight, &norm.bias];
+        Ok(norm_linear(x, norm, [&self.weight, &self.bias], NORM_EPSILON)?)
+    }
+
+    pub(super) fn tensors(&self) -> [&Tensor; 2] {
+        [&self.weight, &self.bias]
+    }
+
+    pub(super) fn shallow_clone(&self) -> Self {
+        let [weight, bias] = self.tensors().map(Tensor::shallow_clone);
+        Self { weight, bias }
+    }
+}
+
+impl LayerNorm {
+    pub(super) fn tensors(&self) -> [&Tensor; 2] {
+        [&self.weight, &self.bias]
+    }
+
+    pub(super) fn shallow_clone(&self) -> Self {
+        let [weight, bias] = self.tensors().map(Tensor::shallow_clone);
+        Self { weight, bias }
+    }
+
+    /// Statistics are in single precision, also for values in half.
+    pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor, TrainError> {
+        let shape = self.weight.size();
+        Ok(x.f_layer_norm(shape, Some(&self.weight), Some(&self.bias), NORM_EPSILON, true)?)
+    }
+}
+
+/// Makes layers and registers their parameters, all on one device.
+pub(super) struct Builder {
+    pub(super) parameters: Parameters,
+    pub(super) device: Device,
+}
+
+impl Builder {
+    pub(super) fn linear(&mut self, name: &str, input: i64, output: i64) -> Linear {
+        let weight = truncated_normal(&[output, input], self.device);
+        let bias = Tensor::zeros([output], (Kind::Float, self.device));
+        Linear {
+            weight: self.parameters.add(format!("{name}.weight"), weight),
+            bias: self.parameters.add(format!("{name}.bias"), bias),
+        }
+    }
+
+    pub(super) fn layer_norm(&mut self, name: &str, size: i64) -> LayerNorm {
+        LayerNorm {
+            weight: self.constant(&format!("{name}.weight"), size, 1.0),
+            bias: self.constant(&format!("{name}.bias"), size, 0.0),
+        }
+    }
+
+    /// A vector of equal values.
+    pub(super) fn constant(&mut self, name: &str, size: i64, value: f64) -> Tensor {
+        let values = Tensor::full([size], value, (Kind::Float, self.device));
+        self.parameters.add(name.into(), values)
+    }
+
+    /// Tokens that are learned, almost zero at first as in timm.
+    pub(super) fn tokens(&mut self, name: &str, count: i64, size: i64) -> Tensor {
+        let values = Tensor::randn([1, count, size], (Kind::Float, self.device)) * 1e-6;
+        self.parameters.add(name.into(), values)
+    }
+}

@@ -1,0 +1,215 @@
+//! Weights of a file put into a model, exactly or as timm adapts pretrained ones.
+
+use tch::{Kind, Tensor};
+
+use super::{Weights, WeightsError};
+use crate::model::VisionTransformer;
+use crate::model::parameters::Parameter;
+
+const PATCH_WEIGHT: &str = "patch_embed.proj.weight";
+const POSITION: &str = "pos_embed";
+const HEAD: [&str; 2] = ["head.weight", "head.bias"];
+/// Channels that images have for which pretrained weights were made.
+const COLOURS: i64 = 3;
+
+/// How weights must fit.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Fit {
+    /// Every tensor with its shape: the model is to do what it did.
+    Exact,
+    /// As a start for training on something else: the head stays random where the number of classes differs, the
+    /// position embedding is resized, the patch embedding gets another number of channels.
+    Adapted,
+}
+
+impl Weights {
+    /// Sets all parameters of `model`. Nothing is changed where an error is given.
+    pub(crate) fn load_into(&self, model: &VisionTransformer, fit: Fit) -> Result<(), WeightsError> {
+        let fitter = Fitter {
+            file: self,
+            model,
+            fit,
+        };
+        let head_is_kept = fitter.keeps_random_head()?;
+        let mut values = Vec::new();
+        for parameter in model.parameters().iter() {
+            if !(head_is_kept && HEAD.contains(&parameter.name.as_str())) {
+                values.push((&parameter.tensor, fitter.value(parameter)?));
+            }
+        }
+        self.refuse_others(model)?;
+        self.refuse_other_heads(model)?;
+        tch::no_grad(|| {
+            for (target, value) in values {
+                target.shallow_clone().copy_(&value);
+            }
+        });
+        Ok(())
+    }
+
+    fn refuse_other_heads(&self, model: &VisionTransformer) -> Result<(), WeightsError> {
+        let expected = model.config().heads;
+        match self.heads {
+            Some(found) if found != expected => Err(WeightsError::Heads {
+                path: self.path.clone(),
+                found,
+                expected,
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn refuse_others(&self, model: &VisionTransformer) -> Result<(), WeightsError> {
+        let known = |name: &str| model.parameters().iter().any(|parameter| parameter.name == name);
+        match self.tensors.iter().find(|(name, _)| !known(name)) {
+            None => Ok(()),
+            Some((name, tensor)) => Err(WeightsError::Unexpected {
+                path: self.path.clone(),
+                name: name.clone(),
+                found: tensor.size(),
+                hint: hint(name),
+            }),
+        }
+    }
+}
+
+struct Fitter<'a> {
+    file: &'a Weights,
+    model: &'a VisionTransformer,
+    fit: Fit,
+}
+
+impl Fitter<'_> {
+    /// Whether the file's head is for other classes, or the file has none.
+    fn keeps_random_head(&self) -> Result<bool, WeightsError> {
+        let expected = i64::from(self.model.config().num_classes);
+        let path = self.file.path.display();
+        if self.fit == Fit::Exact {
+            return Ok(false);
+        }
+        let [Some(weight), Some(_)] = HEAD.map(|name| self.file.tensors.get(name)) else {
+            if let Some(name) = HEAD.iter().find(|name| self.file.tensors.contains_key(**name)) {
+                let other = if *name == HEAD[0] { HEAD[1] } else { HEAD[0] };
+                return Err(self.missing(other, vec![expected]));
+            }
+            tracing::info!("{path} has no head: the head for {expected} classes starts at random weights");
+            return Ok(true);
+        };
+        let found = weight.size().first().copied().unwrap_or(0);
+        if found == expected {
+            return Ok(false);
+        }
+        tracing::info!(
+            "{path} is for {found} classes: the head for {expected} classes starts at random weights"
+        );
+        Ok(true)
+    }
+
+    fn value(&self, parameter: &Parameter) -> Result<Tensor, WeightsError> {
+        let (name, expected) = (parameter.name.as_str(), parameter.tensor.size());
+        let Some(tensor) = self.file.tensors.get(name) else {
+            return Err(self.missing(name, expected));
+        };
+        let found = tensor.size();
+        if found == expected {
+            return Ok(tensor.shallow_clone());
+        }
+        let adapted = match (self.fit, name) {
+            (Fit::Adapted, PATCH_WEIGHT) => other_channels(tensor, &expected),
+            (Fit::Adapted, POSITION) => resized(tensor, &expected, self.model.position_prefix()),
+            _ => None,
+        };
+        let Some(adapted) = adapted else {
+            return Err(WeightsError::Shape {
+                path: self.file.path.clone(),
+                name: name.into(),
+                found,
+                expected,
+                hint: hint(name),
+            });
+        };
+        tracing::info!(
+            "{}: {name} of shape {found:?} is adapted to {expected:?}",
+            self.file.path.display()
+        );
+        Ok(adapted)
+    }
+
+    fn missing(&self, name: &str, expected: Vec<i64>) -> WeightsError {
+        WeightsError::Missing {
+            path: self.file.path.clone(),
+            name: name.into(),
+            expected,
+            hint: hint(name),
+        }
+    }
+}
+
+/// What to change where a tensor does not fit.
+fn hint(name: &str) -> &'static str {
+    match name {
+        "cls_token" => ": it is there with model.pooling token, and not with average",
+        "norm.weight" | "norm.bias" => ": with model.pooling average it is called fc_norm",
+        "fc_norm.weight" | "fc_norm.bias" => {
+            ": with model.pooling token it is called norm; models that norm before they average (timm's fc_norm=False) are not supported"
+        }
+        "reg_token" => ": see model.registerTokens",
+        "head.weight" | "head.bias" => ": see model.numClasses and model.hiddenSize",
+        PATCH_WEIGHT => ": see model.hiddenSize, model.channels and model.patchSize",
+        POSITION => {
+            ": see model.imageSize, model.patchSize and model.pooling; without register tokens it covers the class token too, unlike timm's no_embed_class models (DeiT-3)"
+        }
+        name if name.ends_with("qkv.bias") => {
+            ": see model.hiddenSize; models without it (timm's qkv_bias=False) are not supported"
+        }
+        name if name.contains(".ls") => ": see model.layerScale",
+        name if name.starts_with("blocks.") => ": see model.hiddenSize, model.mlpSize and model.depth",
+        _ => "",
+    }
+}
+
+/// The patch embedding's weight for another number of channels, as timm's `adapt_input_conv`: one channel gets the
+/// sum; more get the three in turn, scaled so that activations keep their size.
+fn other_channels(weight: &Tensor, expected: &[i64]) -> Option<Tensor> {
+    let [out, channels, height, width] = expected else {
+        return None;
+    };
+    if weight.size() != [*out, COLOURS, *height, *width] {
+        return None;
+    }
+    if *channels == 1 {
+        return Some(weight.sum_dim_intlist([1].as_slice(), true, Kind::Float));
+    }
+    let repeats = (channels + COLOURS - 1) / COLOURS;
+    let repeated = weight.repeat([1, repeats, 1, 1]).narrow(1, 0, *channels);
+    Some(repeated * (COLOURS as f64 / *channels as f64))
+}
+
+/// The position embedding for another number of patches, as timm's `resample_abs_pos_embed`: bicubic with
+/// antialiasing; the first `prefix` positions stay.
+fn resized(position: &Tensor, expected: &[i64], prefix: i64) -> Option<Tensor> {
+    let [1, tokens, width] = position.size()[..] else {
+        return None;
+    };
+    let old_side = side(tokens - prefix)?;
+    let new_side = side(expected[1] - prefix)?;
+    if width != expected[2] {
+        return None;
+    }
+    let grid_1dhw = position
+        .narrow(1, prefix, tokens - prefix)
+        .reshape([1, old_side, old_side, width])
+        .permute([0, 3, 1, 2])
+        .contiguous();
+    let patches = grid_1dhw
+        .internal_upsample_bicubic2d_aa([new_side, new_side], false, None, None)
+        .permute([0, 2, 3, 1])
+        .reshape([1, new_side * new_side, width]);
+    Some(Tensor::cat(&[position.narrow(1, 0, prefix), patches], 1))
+}
+
+/// The side of a square of that many patches.
+fn side(patches: i64) -> Option<i64> {
+    let side = (patches.max(0) as f64).sqrt().round() as i64;
+    (patches > 0 && side * side == patches).then_some(side)
+}

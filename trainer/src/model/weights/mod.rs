@@ -1,0 +1,192 @@
+//! Weights in safetensors files, under the names of timm or torchvision.
+//!
+//! ```text
+//!   file -> Weights::read -> timm's names, 32 bits -> fitted to a model -> its parameters
+//!                                                  -> Weights::named  -> a file of either naming
+//! ```
+
+mod fit;
+#[cfg(test)]
+mod tests;
+mod torchvision;
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use contract::ModelConfig;
+use fs_err as fs;
+use safetensors::{Dtype, SafeTensors};
+use tch::{Kind, Tensor};
+
+pub(crate) use fit::Fit;
+
+/// Whose names tensors have.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, serde::Serialize, clap::ValueEnum)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum Naming {
+    /// Those of timm's `VisionTransformer`
+    Timm,
+    /// Those of torchvision's `VisionTransformer`
+    Torchvision,
+}
+
+impl std::fmt::Display for Naming {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            Self::Timm => "timm",
+            Self::Torchvision => "torchvision",
+        })
+    }
+}
+
+impl Naming {
+    /// What of a model these names cannot express, in words.
+    pub(crate) fn lacks(self, model: &ModelConfig) -> Vec<String> {
+        match self {
+            Self::Timm => Vec::new(),
+            Self::Torchvision => torchvision::lacks(model),
+        }
+    }
+}
+
+/// What is wrong with a file of weights. No retry helps.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum WeightsError {
+    /// A file that cannot be read. The messages of `fs_err` name the path.
+    #[error("failed to read the weights: {0}")]
+    Read(#[source] std::io::Error),
+    /// A file of another format, or cut off.
+    #[error("{path} is no safetensors file: {message}; weights in another format must be converted first")]
+    Format { path: PathBuf, message: String },
+    /// Numbers that are not floating point.
+    #[error("{path}: {name} holds {dtype} values: must be F32, F16, BF16 or F64")]
+    Kind {
+        path: PathBuf,
+        name: String,
+        dtype: String,
+    },
+    /// A tensor of the model that the file lacks.
+    #[error("{path} has no tensor {name}, which has shape {expected:?} in the model{hint}")]
+    Missing {
+        path: PathBuf,
+        name: String,
+        expected: Vec<i64>,
+        hint: &'static str,
+    },
+    /// A tensor that the model lacks.
+    #[error("{path} has a tensor {name} of shape {found:?}, which the model does not have{hint}")]
+    Unexpected {
+        path: PathBuf,
+        name: String,
+        found: Vec<i64>,
+        hint: &'static str,
+    },
+    /// A tensor that another library's model lacks.
+    #[error("{path} has a tensor {name}, for which {naming} has no name")]
+    Unnamed {
+        path: PathBuf,
+        name: String,
+        naming: Naming,
+    },
+    /// Heads, of which tensors of any number have the same shapes.
+    #[error(
+        "{path} is for {found} attention heads by its metadata, and model.heads is {expected}: set it to {found}, or give another file"
+    )]
+    Heads {
+        path: PathBuf,
+        found: u32,
+        expected: u32,
+    },
+    /// A tensor of another shape.
+    #[error("{path}: {name} has shape {found:?} in the file and {expected:?} in the model{hint}")]
+    Shape {
+        path: PathBuf,
+        name: String,
+        found: Vec<i64>,
+        expected: Vec<i64>,
+        hint: &'static str,
+    },
+}
+
+/// All tensors of a file, under timm's names and in 32 bits.
+#[derive(Debug)]
+pub(crate) struct Weights {
+    /// For messages.
+    path: PathBuf,
+    /// Attention heads, where the file tells them: what this trainer wrote does.
+    heads: Option<u32>,
+    pub(super) tensors: BTreeMap<String, Tensor>,
+}
+
+impl Weights {
+    /// Reads a file of either naming.
+    pub(crate) fn read(path: &Path) -> Result<Self, WeightsError> {
+        Self::parse(path, &fs::read(path).map_err(WeightsError::Read)?)
+    }
+
+    /// As [`Weights::read`], of a file whose content is at hand.
+    pub(crate) fn parse(path: &Path, content: &[u8]) -> Result<Self, WeightsError> {
+        let format = |error: safetensors::SafeTensorError| WeightsError::Format {
+            path: path.into(),
+            message: error.to_string(),
+        };
+        let file = SafeTensors::deserialize(content).map_err(format)?;
+        let (_, header) = SafeTensors::read_metadata(content).map_err(format)?;
+        let mut tensors = BTreeMap::new();
+        for (name, view) in file.iter() {
+            let kind = match view.dtype() {
+                Dtype::F32 => Kind::Float,
+                Dtype::F16 => Kind::Half,
+                Dtype::BF16 => Kind::BFloat16,
+                Dtype::F64 => Kind::Double,
+                other => {
+                    return Err(WeightsError::Kind {
+                        path: path.into(),
+                        name: name.into(),
+                        dtype: format!("{other:?}"),
+                    });
+                }
+            };
+            let shape: Vec<i64> = view.shape().iter().map(|size| *size as i64).collect();
+            let tensor = Tensor::from_data_size(view.data(), &shape, kind).to_kind(Kind::Float);
+            tensors.insert(name.to_owned(), tensor);
+        }
+        if torchvision::is_its(&tensors) {
+            tensors = torchvision::to_timm(tensors);
+        }
+        Ok(Self {
+            path: path.into(),
+            heads: header.metadata().as_ref().and_then(heads),
+            tensors,
+        })
+    }
+
+    /// The tensors under the names of a library.
+    pub(crate) fn named(self, naming: Naming) -> Result<Vec<(String, Tensor)>, WeightsError> {
+        let Self { path, tensors, .. } = self;
+        let renamed = tensors.into_iter().map(|(name, tensor)| {
+            let theirs = match naming {
+                Naming::Timm => Some(name.clone()),
+                Naming::Torchvision => torchvision::name_of(&name),
+            };
+            match theirs {
+                Some(theirs) => Ok((theirs, tensor)),
+                None => Err(WeightsError::Unnamed {
+                    path: path.clone(),
+                    name,
+                    naming,
+                }),
+            }
+        });
+        renamed.collect()
+    }
+}
+
+/// The heads that metadata of this trainer's own tell.
+fn heads(metadata: &HashMap<String, String>) -> Option<u32> {
+    let producer = metadata.get("producer")?;
+    let heads = metadata
+        .get("heads")
+        .filter(|_| producer.starts_with("vit-trainer"));
+    heads?.parse().ok()
+}

@@ -1,0 +1,117 @@
+//! Files written and read again, beside those that timm and torchvision wrote (`tests/peers/make_goldens.py`).
+
+use contract::{ModelConfig, Pooling};
+use tch::Device;
+
+use super::*;
+use crate::model::VisionTransformer;
+use crate::model::fixtures::small;
+use crate::tensor_file::{self, Existing, Metadata};
+
+fn golden(case: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../tests/peers/goldens")
+        .join(case)
+        .join("model.safetensors")
+}
+
+/// Names and shapes of a file.
+fn layout(path: &Path) -> BTreeMap<String, Vec<usize>> {
+    let bytes = fs::read(path).expect("a file");
+    let file = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let shapes = file.iter().map(|(name, view)| (name.into(), view.shape().into()));
+    shapes.collect()
+}
+
+/// The weights of a golden, written under the names of `naming`.
+fn written(case: &str, naming: Naming) -> tempfile::TempPath {
+    let weights = Weights::read(&golden(case)).expect("reads");
+    let file = tempfile::NamedTempFile::new().expect("a file").into_temp_path();
+    let tensors = weights.named(naming).expect("names");
+    tensor_file::save(&file, &tensors, &Metadata::new(), Existing::Replace).expect("writes");
+    file
+}
+
+#[test]
+fn what_is_written_is_what_the_library_writes_and_reads_back_bit_by_bit() {
+    for (case, naming, like) in [
+        ("class_token", Naming::Timm, "class_token"),
+        ("class_token", Naming::Torchvision, "torchvision"),
+        ("torchvision", Naming::Torchvision, "torchvision"),
+        ("torchvision", Naming::Timm, "class_token"),
+        ("pooled", Naming::Timm, "pooled"),
+        ("registers", Naming::Timm, "registers"),
+        ("registers_pooled", Naming::Timm, "registers_pooled"),
+        ("layer_scale", Naming::Timm, "layer_scale"),
+        ("channels_5", Naming::Timm, "channels_5"),
+    ] {
+        let file = written(case, naming);
+        assert_eq!(layout(&file), layout(&golden(like)), "{case} for {naming}");
+        let before = Weights::read(&golden(case)).expect("reads").tensors;
+        let after = Weights::read(&file).expect("reads").tensors;
+        assert_eq!(before.len(), after.len(), "{case} for {naming}");
+        for (name, tensor) in before {
+            assert!(tensor.equal(&after[&name]), "{case} for {naming}: {name}");
+        }
+    }
+}
+
+#[test]
+fn heads_that_a_file_tells_must_be_the_models() {
+    let config = small(Pooling::Token);
+    let model = VisionTransformer::new(&config, 0, Device::Cpu);
+    let tensors: Vec<_> = model
+        .parameters()
+        .iter()
+        .map(|own| (own.name.clone(), own.tensor.detach()))
+        .collect();
+    let load = |producer: &str, heads: u32| {
+        let file = tempfile::NamedTempFile::new().expect("a file").into_temp_path();
+        let metadata = Metadata::from([("producer", producer.to_owned()), ("heads", heads.to_string())]);
+        tensor_file::save(&file, &tensors, &metadata, Existing::Replace).expect("writes");
+        Weights::read(&file).expect("reads").load_into(&model, Fit::Exact)
+    };
+    load("vit-trainer 0.1.0", config.heads).expect("its own");
+    load("another program", 4).expect("may mean anything");
+    let message = load("vit-trainer 0.1.0", 4).expect_err("refused").to_string();
+    assert!(
+        message.ends_with("is for 4 attention heads by its metadata, and model.heads is 3: set it to 4, or give another file"),
+        "{message}"
+    );
+}
+
+#[test]
+fn what_torchvision_does_not_have_is_refused_by_name() {
+    let model = small(Pooling::Token);
+    assert_eq!(Naming::Torchvision.lacks(&model), [] as [&str; 0]);
+    let other = ModelConfig {
+        channels: 5,
+        pooling: Pooling::Average,
+        register_tokens: 4,
+        layer_scale: Some(0.1),
+        ..model
+    };
+    assert_eq!(
+        Naming::Torchvision.lacks(&other),
+        [
+            "average pooling (model.pooling)",
+            "register tokens (model.registerTokens)",
+            "layer scale (model.layerScale)",
+            "images of 5 channels (model.channels)",
+        ]
+    );
+    assert_eq!(Naming::Timm.lacks(&other), [] as [&str; 0]);
+    for (case, name) in [
+        ("registers", "reg_token"),
+        ("layer_scale", "blocks.0.ls1.gamma"),
+        ("pooled", "fc_norm.bias"),
+    ] {
+        let weights = Weights::read(&golden(case)).expect("reads");
+        let message = weights
+            .named(Naming::Torchvision)
+            .expect_err("refused")
+            .to_string();
+        let expected = format!("has a tensor {name}, for which torchvision has no name");
+        assert!(message.contains(&expected), "{message}");
+    }
+}

@@ -1,0 +1,174 @@
+//! Parameters that share a weight decay and a learning rate, as timm's `param_groups_weight_decay` and
+//! `param_groups_layer_decay` group them.
+
+use std::collections::BTreeMap;
+
+use contract::TrainingConfig;
+use tch::Tensor;
+use torch_ext::optim::sizes;
+
+use crate::model::Parameters;
+use crate::precision::TrainedWeights;
+
+/// What is the same for all parameters of a group, and which they are.
+#[derive(Debug, PartialEq)]
+pub(super) struct Members {
+    weight_decay: f64,
+    learning_rate_scale: f64,
+    names: Vec<String>,
+    /// Places among the model's parameters.
+    indices: Vec<usize>,
+}
+
+/// A group with its weights and state.
+#[derive(Debug)]
+pub(super) struct Group {
+    pub(super) weight_decay: f64,
+    /// Factor on the learning rate.
+    pub(super) learning_rate_scale: f64,
+    /// In 32 bits; the model's own, or masters.
+    pub(super) weights: Vec<Tensor>,
+    /// Numbers of elements of the weights, on their device.
+    pub(super) sizes: Tensor,
+    /// A list a kind of state, each with a tensor a weight.
+    pub(super) state: Vec<Vec<Tensor>>,
+    names: Vec<String>,
+    indices: Vec<usize>,
+}
+
+impl Group {
+    /// A group whose state is zero.
+    pub(super) fn new(members: Members, all: &TrainedWeights, state_names: &[&str]) -> Self {
+        let weights: Vec<Tensor> = members
+            .indices
+            .iter()
+            .map(|index| all.masters()[*index].shallow_clone())
+            .collect();
+        let zeros = || {
+            weights
+                .iter()
+                .map(|weight| weight.detach().zeros_like())
+                .collect()
+        };
+        Self {
+            weight_decay: members.weight_decay,
+            learning_rate_scale: members.learning_rate_scale,
+            sizes: sizes(&weights),
+            state: state_names.iter().map(|_| zeros()).collect(),
+            weights,
+            names: members.names,
+            indices: members.indices,
+        }
+    }
+
+    /// This group's gradients out of all.
+    pub(super) fn own(&self, gradients: &[Tensor]) -> Vec<Tensor> {
+        self.indices
+            .iter()
+            .map(|index| gradients[*index].shallow_clone())
+            .collect()
+    }
+
+    /// Names and handles of the state's tensors.
+    pub(super) fn state(&self, state_names: &[&str]) -> Vec<(String, Tensor)> {
+        let mut state = Vec::new();
+        for (kind, tensors) in state_names.iter().zip(&self.state) {
+            let named = self.names.iter().zip(tensors);
+            state.extend(named.map(|(name, tensor)| (format!("{kind}.{name}"), tensor.shallow_clone())));
+        }
+        state
+    }
+}
+
+/// Groups the parameters: by weight decay alone, or with layer decay by layer and weight decay.
+pub(super) fn split(training: &TrainingConfig, parameters: &Parameters) -> Vec<Members> {
+    let names: Vec<&str> = parameters
+        .iter()
+        .map(|parameter| parameter.name.as_str())
+        .collect();
+    let layers = Layers::of(&names);
+    let mut groups: BTreeMap<(u32, bool), Members> = BTreeMap::new();
+    for (index, parameter) in parameters.iter().enumerate() {
+        let layer = if training.layer_decay < 1.0 {
+            layers.id(&parameter.name)
+        } else {
+            layers.last
+        };
+        let group = groups
+            .entry((layer, parameter.decays))
+            .or_insert_with(|| Members {
+                weight_decay: if parameter.decays {
+                    training.optimizer.weight_decay()
+                } else {
+                    0.0
+                },
+                learning_rate_scale: training.layer_decay.powf(f64::from(layers.last - layer)),
+                names: Vec::new(),
+                indices: Vec::new(),
+            });
+        group.names.push(parameter.name.clone());
+        group.indices.push(index);
+    }
+    groups.into_values().collect()
+}
+
+/// timm's layers of a Vision Transformer (`group_matcher` of `VisionTransformer`): the embedding is layer 0, each block
+/// one more, the last norm belongs to the last block, and the classifier with a norm of its own comes last.
+struct Layers {
+    last: u32,
+}
+
+impl Layers {
+    fn of(names: &[&str]) -> Self {
+        let blocks = names
+            .iter()
+            .filter_map(|name| block_of(name))
+            .map(|block| block + 1)
+            .max()
+            .unwrap_or(0);
+        Self { last: blocks + 1 }
+    }
+
+    fn id(&self, name: &str) -> u32 {
+        const STEM: [&str; 5] = ["cls_token", "reg_token", "pos_embed", "patch_embed", "norm_pre"];
+        if STEM.iter().any(|prefix| name.starts_with(prefix)) {
+            0
+        } else if let Some(block) = block_of(name) {
+            block + 1
+        } else if name.starts_with("norm") {
+            self.last - 1
+        } else {
+            self.last
+        }
+    }
+}
+
+fn block_of(name: &str) -> Option<u32> {
+    let (number, _) = name.strip_prefix("blocks.")?.split_once('.')?;
+    number.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layers_are_timms() {
+        // From timm 1.0.31: group_parameters(model, model.group_matcher(coarse=False), reverse=True) of a model with
+        // three blocks, once with a class token and once with a pooled classifier.
+        let layers = Layers::of(&["blocks.0.norm1.weight", "blocks.2.mlp.fc2.bias"]);
+        for (name, expected) in [
+            ("cls_token", 0),
+            ("reg_token", 0),
+            ("pos_embed", 0),
+            ("patch_embed.proj.weight", 0),
+            ("blocks.0.attn.qkv.weight", 1),
+            ("blocks.2.ls1.gamma", 3),
+            ("norm.weight", 3),
+            ("fc_norm.weight", 4),
+            ("head.weight", 4),
+        ] {
+            assert_eq!(layers.id(name), expected, "{name}");
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! How a step follows from gradients and state.
+
+use contract::Optimizer as Settings;
+use tch::{Kind, Tensor};
+use torch_ext::Error;
+use torch_ext::optim::{AdamNumbers, SgdNumbers, fused_adamw, fused_sgd, lamb};
+
+use super::groups::Group;
+
+/// LAMB's `max_grad_norm` in timm.
+const LAMB_GRADIENT_NORM: f64 = 1.0;
+
+/// An optimizer's rule and its parameters.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Strategy {
+    Adamw { betas: [f64; 2], epsilon: f64 },
+    Sgd { momentum: f64, nesterov: bool },
+    Lamb { betas: [f64; 2], epsilon: f64 },
+}
+
+impl Strategy {
+    pub(super) fn new(settings: &Settings) -> Self {
+        match *settings {
+            Settings::Adamw { betas, epsilon, .. } => Self::Adamw { betas, epsilon },
+            Settings::Sgd {
+                momentum, nesterov, ..
+            } => Self::Sgd { momentum, nesterov },
+            Settings::Lamb { betas, epsilon, .. } => Self::Lamb { betas, epsilon },
+        }
+    }
+
+    /// PyTorch's names of the state's kinds.
+    pub(super) fn state_names(&self) -> &'static [&'static str] {
+        match self {
+            Self::Adamw { .. } | Self::Lamb { .. } => &["exp_avg", "exp_avg_sq"],
+            Self::Sgd { momentum, .. } if *momentum > 0.0 => &["momentum_buffer"],
+            Self::Sgd { .. } => &[],
+        }
+    }
+
+    /// The global norm to which gradients are scaled down before the step.
+    pub(super) fn gradient_norm_limit(&self) -> Option<f64> {
+        matches!(self, Self::Lamb { .. }).then_some(LAMB_GRADIENT_NORM)
+    }
+
+    /// Changes a group's weights and state; `update` is 1 for the first step.
+    pub(super) fn step(
+        &self,
+        group: &Group,
+        gradients: &[Tensor],
+        learning_rate: f64,
+        update: u64,
+    ) -> Result<(), Error> {
+        let weights = &group.weights;
+        let gradients = group.own(gradients);
+        let learning_rate = learning_rate * group.learning_rate_scale;
+        let weight_decay = group.weight_decay;
+        match *self {
+            Self::Adamw { betas, epsilon } => {
+                let step = Tensor::full([], update as f64, (Kind::Float, weights[0].device()));
+                let numbers = AdamNumbers {
+                    learning_rate,
+                    betas,
+                    weight_decay,
+                    epsilon,
+                };
+                fused_adamw(weights, &gradients, moments(group), &step, numbers)
+            }
+            Self::Sgd { momentum, nesterov } => {
+                let buffers = group.state.first().map_or(&[][..], Vec::as_slice);
+                let numbers = SgdNumbers {
+                    learning_rate,
+                    momentum,
+                    weight_decay,
+                    nesterov,
+                };
+                fused_sgd(weights, &gradients, buffers, numbers)
+            }
+            Self::Lamb { betas, epsilon } => {
+                let numbers = AdamNumbers {
+                    learning_rate,
+                    betas,
+                    weight_decay,
+                    epsilon,
+                };
+                lamb(weights, &gradients, moments(group), &group.sizes, update, numbers)
+            }
+        }
+    }
+}
+
+fn moments(group: &Group) -> [&[Tensor]; 2] {
+    [&group.state[0], &group.state[1]]
+}

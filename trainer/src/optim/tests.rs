@@ -1,0 +1,206 @@
+//! Training losses equal to those of PyTorch and timm. `tests/peers/optimizer_losses.py` makes the goldens; it starts
+//! from the same weights and images by the same formula.
+
+use contract::{
+    Course, Ema, LearningRateScaling, LossScaleConfig, Optimizer as Settings, Pooling, ScalingRule, Schedule,
+    TrainingConfig,
+};
+use serde::Deserialize;
+use tch::{Device, Kind, Reduction, Tensor};
+use torch_ext::optim::{global_norm, scale};
+
+use super::{Average, Optimizer};
+use crate::model::fixtures::small;
+use crate::model::{Mode, VisionTransformer};
+use crate::precision::{Precision, TrainedWeights};
+
+const LEARNING_RATE: f64 = 0.02;
+const WEIGHT_DECAY: f64 = 0.1;
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Golden {
+    optimizer: String,
+    layer_decay: f64,
+    clip_grad_norm: Option<f64>,
+    losses: Vec<f64>,
+    loss_of_average: f64,
+}
+
+fn goldens() -> Vec<Golden> {
+    let text = include_str!("../../../tests/peers/goldens/optimizer_losses.json");
+    serde_json::from_str(text).expect("the goldens parse")
+}
+
+fn settings(name: &str) -> Settings {
+    let sgd = |momentum, nesterov| Settings::Sgd {
+        learning_rate: LEARNING_RATE,
+        weight_decay: WEIGHT_DECAY,
+        momentum,
+        nesterov,
+    };
+    match name {
+        "adamw" => Settings::Adamw {
+            learning_rate: LEARNING_RATE,
+            weight_decay: WEIGHT_DECAY,
+            betas: [0.9, 0.95],
+            epsilon: 1e-8,
+        },
+        "sgd" => sgd(0.9, false),
+        "sgdNesterov" => sgd(0.9, true),
+        "sgdPlain" => sgd(0.0, false),
+        "lamb" => Settings::Lamb {
+            learning_rate: LEARNING_RATE,
+            weight_decay: WEIGHT_DECAY,
+            betas: [0.9, 0.999],
+            epsilon: 1e-6,
+        },
+        other => panic!("no optimizer {other}"),
+    }
+}
+
+fn training(optimizer: Settings, layer_decay: f64) -> TrainingConfig {
+    TrainingConfig {
+        epochs: 1,
+        micro_batch_size: 4,
+        gradient_accumulation_steps: 1,
+        seed: 0,
+        optimizer,
+        learning_rate_scaling: LearningRateScaling {
+            rule: ScalingRule::None,
+            reference_batch_size: 1,
+        },
+        layer_decay,
+        schedule: Schedule {
+            course: Course::Constant,
+            warmup_epochs: 0.0,
+            min_learning_rate: 0.0,
+        },
+        label_smoothing: 0.1,
+        clip_grad_norm: None,
+        precision: contract::Precision::Fp32,
+        master_weights: false,
+        loss_scale: LossScaleConfig::default(),
+        ema: None,
+        wall_clock_breakdown: false,
+        activation_checkpointing: contract::ActivationCheckpointing::None,
+    }
+}
+
+fn wave(shape: &[i64], frequency: f64) -> Tensor {
+    let count = shape.iter().product::<i64>();
+    let places = Tensor::arange(count, (Kind::Double, Device::Cpu));
+    (places * frequency).cos().reshape(shape).to_kind(Kind::Float)
+}
+
+fn model() -> VisionTransformer {
+    let model = VisionTransformer::new(&small(Pooling::Token), 0, Device::Cpu);
+    tch::no_grad(|| {
+        for (index, parameter) in model.parameters().iter().enumerate() {
+            let values = wave(&parameter.tensor.size(), 0.37 * (index + 1) as f64) * 0.2;
+            let is_norm_weight = parameter.name.contains("norm") && parameter.name.ends_with("weight");
+            let shift = if is_norm_weight { 1.0 } else { 0.0 };
+            parameter.tensor.shallow_clone().copy_(&(values + shift));
+        }
+    });
+    model
+}
+
+fn loss(model: &VisionTransformer, precision: Precision) -> Tensor {
+    let images = wave(&[4, 3, 8, 8], 0.7);
+    let labels = Tensor::from_slice(&[0_i64, 1, 2, 3]);
+    let logits = precision.forward(model, &images, Mode::Train).expect("logits");
+    logits.cross_entropy_loss(&labels, None::<&Tensor>, Reduction::Mean, -100, 0.1)
+}
+
+/// Ten losses, and then that of the averaged weights.
+fn losses(golden: &Golden, precision: Precision) -> (Vec<f64>, f64) {
+    let model = model();
+    let weights = TrainedWeights::new(model.parameters(), precision);
+    let training = training(settings(&golden.optimizer), golden.layer_decay);
+    let optimizer = Optimizer::new(&training, model.parameters(), &weights);
+    let ema = Ema {
+        decay: 0.9,
+        warmup: false,
+    };
+    let average = Average::new(ema, &small(Pooling::Token), Device::Cpu);
+    let mut found = Vec::new();
+    for update in 1..=golden.losses.len() as u64 {
+        let loss = loss(&model, precision);
+        found.push(loss.double_value(&[]));
+        for mut parameter in model.parameters().tensors() {
+            parameter.zero_grad();
+        }
+        loss.backward();
+        let gradients = weights.gradients().expect("gradients");
+        let norm = global_norm(&gradients).expect("a norm").double_value(&[]);
+        let limits = [golden.clip_grad_norm, optimizer.gradient_norm_limit()];
+        scale(&gradients, super::clip_factor(norm, limits)).expect("scales");
+        optimizer.step(&gradients, LEARNING_RATE, update).expect("steps");
+        weights.publish().expect("publishes");
+        average.update(&weights, update).expect("averages");
+    }
+    let of_average = loss_of(average.model());
+    (found, of_average)
+}
+
+fn loss_of(model: &VisionTransformer) -> f64 {
+    loss(model, Precision::Full).double_value(&[])
+}
+
+#[test]
+fn ten_losses_and_the_average_are_those_of_pytorch_and_timm() {
+    let goldens = goldens();
+    assert_eq!(goldens.len(), 8);
+    for golden in &goldens {
+        let (found, of_average) = losses(golden, Precision::Full);
+        let expected = golden.losses.iter().chain([&golden.loss_of_average]);
+        for (found, expected) in found.iter().chain([&of_average]).zip(expected) {
+            assert!(
+                (found - expected).abs() < 2e-5,
+                "{} with layer decay {}: {found} is not {expected}",
+                golden.optimizer,
+                golden.layer_decay
+            );
+        }
+    }
+}
+
+#[test]
+fn half_precision_with_masters_follows_the_losses_of_32_bits() {
+    for golden in goldens().iter().filter(|golden| golden.optimizer == "adamw") {
+        for kind in [Kind::BFloat16, Kind::Half] {
+            for precision in [Precision::Autocast(kind), Precision::Half(kind)] {
+                let (found, _) = losses(golden, precision);
+                let worst = found
+                    .iter()
+                    .zip(&golden.losses)
+                    .map(|(found, expected)| (found - expected).abs())
+                    .fold(0.0, f64::max);
+                assert!(
+                    worst > 0.0 && worst < 0.15,
+                    "{} in {precision:?}: a loss is off by {worst}",
+                    golden.optimizer
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_decay_of_an_average_warms_up_as_in_timm() {
+    let average = |warmup| {
+        let ema = Ema { decay: 0.99, warmup };
+        Average::new(ema, &small(Pooling::Token), Device::Cpu)
+    };
+    // From timm 1.0.31: ModelEmaV3(model, decay=0.99, use_warmup=...).get_decay(step).
+    for (update, plain, warm) in [
+        (1, 0.0, 0.0),
+        (2, 0.99, 0.370_039_475_052_563_4),
+        (11, 0.99, 0.797_819_991_766_425_8),
+        (5000, 0.99, 0.99),
+    ] {
+        assert!((average(false).decay(update) - plain).abs() < 1e-12);
+        assert!((average(true).decay(update) - warm).abs() < 1e-12);
+    }
+}
