@@ -7,6 +7,24 @@ use contract::{RunConfig, environment};
 
 use crate::error::TrainError;
 
+/// `workers.device`, as the command line has it.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum Device {
+    Auto,
+    Cuda,
+    Cpu,
+}
+
+impl From<Device> for contract::Device {
+    fn from(device: Device) -> Self {
+        match device {
+            Device::Auto => Self::Auto,
+            Device::Cuda => Self::Cuda,
+            Device::Cpu => Self::Cpu,
+        }
+    }
+}
+
 /// The run configuration that the environment names, with every rule checked.
 pub(crate) fn read_run_config() -> Result<RunConfig, TrainError> {
     let path = std::env::var(environment::RUN_CONFIG).unwrap_or_else(|_| environment::RUN_CONFIG_PATH.into());

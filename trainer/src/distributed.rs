@@ -4,15 +4,15 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use tch::{Kind, Tensor};
-use torch_ext::{Cuda, CudaError, ProcessGroup, Reducer, Rendezvous, Store};
+use torch_ext::{Compression, Cuda, CudaError, ProcessGroup, Reducer, Rendezvous, Store};
 
 use crate::error::TrainError;
 
 /// How long ranks wait for one another at the start. Pods of a gang are created together, but images may still have
 /// to be pulled.
 const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(10 * 60);
-/// How long a collective may take before the peers count as lost. Rank 0 writes checkpoints while the others wait, so
-/// this bounds a slow write too.
+/// How long a collective may take before the peers count as lost. The others wait while rank 0 finishes the last
+/// checkpoint, so this bounds a slow write at the end too.
 const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
 /// Where this rank's tensors live.
@@ -47,9 +47,25 @@ impl Accelerator {
             return Err(TrainError::UnusableGpu(reason));
         }
         if local_rank == 0 {
-            tracing::warn!("training on the CPU: {reason}");
+            tracing::warn!("computing on the CPU: {reason}");
         }
         Ok(Self::Cpu)
+    }
+
+    /// Most memory of tensors on the GPU so far, bytes; `None` on the CPU.
+    pub(crate) fn peak_bytes(self) -> Result<Option<u64>, TrainError> {
+        match self {
+            Self::Cpu => Ok(None),
+            Self::Cuda { cuda, index } => Ok(Some(cuda.peak_bytes(index)?)),
+        }
+    }
+
+    /// The GPU's product name; `None` on the CPU.
+    pub(crate) fn product(self) -> Option<String> {
+        match self {
+            Self::Cpu => None,
+            Self::Cuda { cuda, index } => Some(cuda.product(index).unwrap_or_else(|| "GPU".into())),
+        }
     }
 
     pub(crate) fn device(self) -> tch::Device {
@@ -157,6 +173,16 @@ impl World {
         }))
     }
 
+    /// The ranks on which `holds` is true, told to all.
+    pub(crate) fn ranks_where(&self, holds: bool) -> Result<Vec<u32>, TrainError> {
+        let mut flags = Tensor::zeros([i64::from(self.size)], (Kind::Int64, tch::Device::Cpu));
+        let _ = flags.get(i64::from(self.rank)).fill_(i64::from(holds));
+        self.control.all_reduce_sum(&mut flags)?;
+        Ok((0..self.size)
+            .filter(|rank| flags.int64_value(&[i64::from(*rank)]) != 0)
+            .collect())
+    }
+
     /// Returns once every rank is here.
     pub(crate) fn barrier(&self) -> Result<(), TrainError> {
         Ok(self.control.barrier()?)
@@ -166,16 +192,35 @@ impl World {
     pub(crate) fn reducer(
         &self,
         parameters: &[Tensor],
-        bucket_megabytes: u32,
+        settings: &contract::Parallelism,
     ) -> Result<Reducer, TrainError> {
-        let bucket_bytes = bucket_megabytes as usize * 1024 * 1024;
+        let compression = match settings.compress_gradients {
+            contract::GradientCompression::None => Compression::None,
+            contract::GradientCompression::Bf16 => Compression::Bf16,
+        };
+        let bytes = parameters.iter().map(bytes_of).sum();
         Ok(Reducer::new(
             parameters,
             &self.gradients,
             &self.control,
-            bucket_bytes,
+            bucket_bytes(bytes, settings.bucket_megabytes as usize * MEBIBYTE),
+            compression,
         )?)
     }
+}
+
+const MEBIBYTE: usize = 1024 * 1024;
+/// Buckets of a model whose gradients would fit few of the largest size.
+const LEAST_BUCKETS: usize = 16;
+
+fn bytes_of(tensor: &Tensor) -> usize {
+    tensor.numel() * tensor.kind().elt_size_in_bytes()
+}
+
+/// Size of a bucket for gradients of `total` bytes. The last bucket of a step is reduced when no computation is left
+/// to hide it: with buckets of the 25 MiB that suit ViT-B and larger, ViT-Ti's gradients are a single one.
+fn bucket_bytes(total: usize, limit: usize) -> usize {
+    (total / LEAST_BUCKETS).clamp(MEBIBYTE.min(limit), limit)
 }
 
 #[cfg(test)]
@@ -202,6 +247,21 @@ mod tests {
             assert!(message.contains(named), "{message}");
             assert!(message.contains("set workers.device to cpu"), "{message}");
         }
+    }
+
+    #[test]
+    fn a_small_model_has_several_buckets_to_hide_all_but_the_last() {
+        let limit = 25 * MEBIBYTE;
+        let (tiny, base, giant) = (22 * MEBIBYTE, 330 * MEBIBYTE, 4000 * MEBIBYTE);
+        assert_eq!(bucket_bytes(tiny, limit), tiny / 16);
+        assert_eq!(bucket_bytes(base, limit), base / 16);
+        assert_eq!(bucket_bytes(giant, limit), limit);
+        assert_eq!(
+            bucket_bytes(1000, limit),
+            MEBIBYTE,
+            "a message of its own costs too"
+        );
+        assert_eq!(bucket_bytes(giant, 1000), 1000);
     }
 
     #[test]

@@ -1,10 +1,15 @@
 //! Why training ended before its time, and the exit code that says so.
 
+use std::panic::AssertUnwindSafe;
+
 use contract::{ConfigError, ExitCode, FailureClass};
 use torch_ext::ErrorKind;
 
 use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
+use crate::export::ExportError;
+use crate::model::WeightsError;
+use crate::tensor_file::SaveError;
 
 /// What ended a rank or an agent.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +23,15 @@ pub(crate) enum TrainError {
     /// A checkpoint cannot be written or read.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// Weights that cannot be read or belong to another model.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// Weights cannot be had in the form that was asked for.
+    #[error(transparent)]
+    Export(#[from] ExportError),
+    /// A file of tensors cannot be written.
+    #[error(transparent)]
+    Save(#[from] SaveError),
     /// A call into libtorch failed.
     #[error(transparent)]
     Torch(#[from] torch_ext::Error),
@@ -34,14 +48,18 @@ pub(crate) enum TrainError {
         "workers.device is auto, and {with_gpu} of {ranks} ranks found a GPU: all must, or set workers.device to cpu"
     )]
     MixedDevices { with_gpu: u64, ranks: u32 },
+    /// More ranks on a machine than GPUs.
+    #[error("workers.gpusPerNode is {ranks}, but this machine has {found} GPUs")]
+    TooFewGpus { found: i64, ranks: u32 },
     /// The coordinator did not appear.
     #[error("{0}")]
     Rendezvous(String),
-    /// The loss is not a number any more.
+    /// The loss of some ranks is not a number any more.
     #[error(
-        "training diverged at step {step} (epoch {epoch}): the loss over all ranks is {loss}; lower training.optimizer.learningRate, or set training.clipGradNorm"
+        "training diverged at step {step} (epoch {epoch}): the loss of {} is not a finite number; lower training.optimizer.learningRate, or set training.clipGradNorm",
+        ranks_in_words(ranks)
     )]
-    LossNotFinite { step: u64, epoch: u32, loss: f64 },
+    LossNotFinite { step: u64, epoch: u32, ranks: Vec<u32> },
     /// The gradient is not a number any more.
     #[error(
         "training diverged at step {step} (epoch {epoch}): the gradient norm is {norm} at a loss of {loss}; lower training.optimizer.learningRate, or set training.clipGradNorm"
@@ -52,6 +70,11 @@ pub(crate) enum TrainError {
         norm: f64,
         loss: f64,
     },
+    /// Gradients overflow fp16 although the loss scale is as low as it may be.
+    #[error(
+        "training diverged at step {step} (epoch {epoch}): gradients overflow fp16 at the least loss scale, {scale}; use training.precision bf16, or lower training.optimizer.learningRate"
+    )]
+    LossScaleAtMinimum { step: u64, epoch: u32, scale: f64 },
     /// A libtorch call or this program itself panicked.
     #[error("{0}")]
     Panic(String),
@@ -68,16 +91,21 @@ impl TrainError {
     /// The exit code that tells the operator what to do.
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Config(_) => ExitCode::BadConfig,
+            Self::Config(_)
+            | Self::Weights(_)
+            | Self::Export(_)
+            | Self::Save(SaveError::Exists { .. } | SaveError::Place { .. }) => ExitCode::BadConfig,
             Self::Data(_) => ExitCode::BadData,
-            Self::Checkpoint(CheckpointError::InTheWay { .. } | CheckpointError::OtherModel { .. }) => {
-                ExitCode::BadConfig
-            }
-            Self::Checkpoint(_) => ExitCode::Storage,
+            Self::Checkpoint(error) if error.is_refusal() => ExitCode::BadConfig,
+            Self::Checkpoint(_) | Self::Save(SaveError::Write { .. }) => ExitCode::Storage,
             Self::Torch(error) => of_kind(error.kind),
-            Self::Device(_) | Self::UnusableGpu(_) | Self::MixedDevices { .. } => ExitCode::DeviceFault,
+            Self::Device(_) | Self::UnusableGpu(_) | Self::MixedDevices { .. } | Self::TooFewGpus { .. } => {
+                ExitCode::DeviceFault
+            }
             Self::Rendezvous(_) => ExitCode::PeerLost,
-            Self::LossNotFinite { .. } | Self::GradientNotFinite { .. } => ExitCode::Diverged,
+            Self::LossNotFinite { .. } | Self::GradientNotFinite { .. } | Self::LossScaleAtMinimum { .. } => {
+                ExitCode::Diverged
+            }
             Self::Panic(message) => of_kind(ErrorKind::of_message(message)),
             Self::System { .. } => ExitCode::Other(1),
         }
@@ -100,6 +128,21 @@ impl TrainError {
     }
 }
 
+/// What `work` gives, with a panic in it as an error: tch's plain functions panic on what libtorch throws, for example
+/// when memory runs out in a forward pass.
+pub(crate) fn catching<T>(work: impl FnOnce() -> Result<T, TrainError>) -> Result<T, TrainError> {
+    let ended = std::panic::catch_unwind(AssertUnwindSafe(work));
+    ended.unwrap_or_else(|panic| {
+        let message = panic
+            .downcast_ref::<String>()
+            .cloned()
+            .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        Err(TrainError::Panic(
+            message.unwrap_or_else(|| "it panicked without a message".into()),
+        ))
+    })
+}
+
 /// tch's own errors carry their kind only in the text.
 impl From<tch::TchError> for TrainError {
     fn from(error: tch::TchError) -> Self {
@@ -112,11 +155,42 @@ impl From<tch::TchError> for TrainError {
     }
 }
 
+/// "rank 3", or "ranks 0, 2 and 5"; of many the first few.
+fn ranks_in_words(ranks: &[u32]) -> String {
+    const TOLD: usize = 8;
+    let mut words: Vec<String> = ranks.iter().take(TOLD).map(ToString::to_string).collect();
+    if ranks.len() > TOLD {
+        words.push(format!("{} more", ranks.len() - TOLD));
+    }
+    match words.pop() {
+        Some(last) if !words.is_empty() => format!("ranks {} and {last}", words.join(", ")),
+        Some(only) => format!("rank {only}"),
+        None => "no rank".into(),
+    }
+}
+
 fn of_kind(kind: ErrorKind) -> ExitCode {
     match kind {
         ErrorKind::Communication => ExitCode::PeerLost,
         ErrorKind::OutOfMemory => ExitCode::OutOfMemory,
         ErrorKind::Device => ExitCode::DeviceFault,
         ErrorKind::Other => ExitCode::Other(1),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_named_and_of_many_the_first() {
+        for (ranks, words) in [
+            (vec![3], "rank 3"),
+            (vec![0, 2], "ranks 0 and 2"),
+            (vec![0, 2, 5], "ranks 0, 2 and 5"),
+            ((0..40).collect(), "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 32 more"),
+        ] {
+            assert_eq!(ranks_in_words(&ranks), words);
+        }
     }
 }

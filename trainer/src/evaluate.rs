@@ -1,11 +1,12 @@
 //! Accuracy on held-out images, over all ranks.
 
-use tch::Kind;
+use tch::{Kind, Tensor};
 
-use crate::data::Dataset;
+use crate::data::DataSet;
 use crate::distributed::World;
 use crate::error::TrainError;
-use crate::model::VisionTransformer;
+use crate::model::{Mode, VisionTransformer};
+use crate::precision::Precision;
 
 /// What all ranks counted together.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -18,30 +19,40 @@ pub(crate) struct Counts {
     pub(crate) stop_requests: u64,
 }
 
+impl Counts {
+    /// Share of images classified right.
+    pub(crate) fn accuracy(self) -> f64 {
+        self.correct as f64 / self.counted.max(1) as f64
+    }
+}
+
 /// Classifies every image of `data` exactly once over all ranks. `stop` rides along, so that ranks agree on stopping
-/// after an evaluation without a collective of its own.
+/// after an evaluation without a collective of its own. `gets_on` is called after each batch.
 pub(crate) fn evaluate(
     world: &World,
     model: &VisionTransformer,
-    data: &Dataset,
-    image_size: u32,
+    precision: Precision,
+    data: &DataSet,
     batch_size: u32,
     stop: bool,
+    gets_on: impl Fn(),
 ) -> Result<Counts, TrainError> {
-    let mine = share(data.len(), world.rank, world.size);
-    let mut correct = 0;
-    for indices in mine.chunks(batch_size as usize) {
-        correct += tch::no_grad(|| {
-            let (images, labels) = data.batch(indices, image_size);
-            let predicted = model.forward(&images).argmax(1, false);
-            predicted
-                .eq_tensor(&labels)
-                .sum(Kind::Int64)
-                .int64_value(&[])
-                .cast_unsigned()
-        });
-    }
-    let [correct, counted, stop_requests] = world.sum([correct, mine.len() as u64, u64::from(stop)])?;
+    let part = Part {
+        rank: world.rank,
+        ranks: world.size,
+        batch_size,
+    };
+    let (mut correct, mut counted) = (0, 0);
+    let left_out = classify(model, precision, data, part, |logits, labels| {
+        counted += labels.size()[0].cast_unsigned();
+        let right = logits.f_argmax(1, false)?.f_eq_tensor(labels)?;
+        correct += right.f_sum(Kind::Int64)?.f_int64_value(&[])?.cast_unsigned();
+        gets_on();
+        Ok(())
+    })?;
+    let own = [correct, counted, u64::from(stop), left_out];
+    let [correct, counted, stop_requests, left_out] = world.sum(own)?;
+    data.readable().check(left_out)?;
     Ok(Counts {
         correct,
         counted,
@@ -49,21 +60,29 @@ pub(crate) fn evaluate(
     })
 }
 
-/// This rank's images: every `size`-th, so that shares differ by one at most and none is repeated to fill up.
-fn share(len: u64, rank: u32, size: u32) -> Vec<u64> {
-    (u64::from(rank)..len).step_by(size as usize).collect()
+/// Which images one rank classifies, and how many at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub(crate) rank: u32,
+    pub(crate) ranks: u32,
+    pub(crate) batch_size: u32,
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn shares_cover_each_image_once_whatever_the_number_of_ranks() {
-        for (len, size) in [(10, 3), (2, 5), (0, 2), (360, 7), (9, 1)] {
-            let mut all: Vec<u64> = (0..size).flat_map(|rank| share(len, rank, size)).collect();
-            all.sort_unstable();
-            assert_eq!(all, (0..len).collect::<Vec<_>>(), "{len} images on {size} ranks");
-        }
+/// Gives `visit` the logits BK in 32 bits and the labels B of every image of a rank's part, in order. Gives
+/// the number of images that could not be read.
+pub(crate) fn classify(
+    model: &VisionTransformer,
+    precision: Precision,
+    data: &DataSet,
+    part: Part,
+    mut visit: impl FnMut(&Tensor, &Tensor) -> Result<(), TrainError>,
+) -> Result<u64, TrainError> {
+    let mut batches = data.evaluation(part.rank, part.ranks, part.batch_size)?;
+    while let Some(batch) = batches.next()? {
+        tch::no_grad(|| {
+            let logits = precision.forward(model, &batch.images, Mode::Evaluate)?;
+            visit(&logits, &batch.labels)
+        })?;
     }
+    Ok(batches.left_out())
 }

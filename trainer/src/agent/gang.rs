@@ -16,16 +16,20 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
-use super::output::Output;
+use super::heartbeats::Pulses;
+use super::output::{Output, Pace};
 use super::{Pod, Shown};
 use crate::error::TrainError;
 use crate::metrics::Report;
 use crate::rank::torchrun;
-use crate::threads;
+use crate::{allocator, threads};
 
 /// How long the other ranks have to end by themselves, once one has failed, before they are killed. Their collectives
 /// fail at once, and rank 0 may be finishing a checkpoint.
 const GRACE_AFTER_FAILURE: Duration = Duration::from_secs(5);
+/// How long the others may go on after a rank that only lost its peer: the one that caused it has closed its
+/// connections, and is about to tell why.
+const SETTLE_AFTER_ECHO: Duration = Duration::from_secs(1);
 /// Reports that may wait for the agent: ranks block rather than fill its memory.
 const WAITING_REPORTS: usize = 1024;
 
@@ -35,6 +39,7 @@ pub(super) struct Gang {
     first_rank: u32,
     ranks: Vec<Running>,
     events: mpsc::Receiver<Event>,
+    pace: Pace,
 }
 
 #[derive(Debug)]
@@ -47,7 +52,7 @@ struct Running {
 
 #[derive(Debug)]
 enum Event {
-    Report(usize, Report),
+    Report(usize, Box<Report>),
     /// The rank has ended and every report of it has been delivered.
     Ended(usize, std::io::Result<ExitStatus>),
 }
@@ -61,7 +66,7 @@ pub(super) struct End {
 
 impl Gang {
     /// Starts every rank of this pod.
-    pub(super) fn start(config: &RunConfig, pod: &Pod) -> Result<Self, TrainError> {
+    pub(super) fn start(config: &RunConfig, pod: &Pod, pulses: &Pulses) -> Result<Self, TrainError> {
         let program = std::env::current_exe().map_err(|error| TrainError::System {
             action: "failed to find this program's file",
             error,
@@ -81,15 +86,15 @@ impl Gang {
                 .env(torchrun::MASTER_ADDR, &pod.coordinator_host)
                 .env(torchrun::MASTER_PORT, pod.coordinator_port.to_string())
                 .env(environment::ATTEMPT, pod.attempt.to_string());
-            for (name, value) in [
-                (
-                    threads::COUNT,
-                    threads::per_rank(config.ranks_per_node).to_string(),
-                ),
-                (threads::WAIT_POLICY, threads::PASSIVE.to_owned()),
+            let others = [
+                (allocator::SETTINGS, allocator::KEEP.to_owned()),
                 // Its errors come back as values; it would print them too, with stack traces.
                 ("TORCH_CPP_LOG_LEVEL", "FATAL".to_owned()),
-            ] {
+            ];
+            for (name, value) in threads::of_container(config.ranks_per_node)
+                .into_iter()
+                .chain(others)
+            {
                 if std::env::var_os(name).is_none() {
                     command.env(name, value);
                 }
@@ -106,6 +111,7 @@ impl Gang {
                 action: "failed to start a rank",
                 error: std::io::Error::other("it has no process id"),
             })?;
+            pulses.started(local_rank as usize, pid);
             ranks.push(Running {
                 pid,
                 said: None,
@@ -117,27 +123,28 @@ impl Gang {
             first_rank,
             ranks,
             events,
+            pace: Pace::default(),
         })
     }
 
     /// Follows the ranks until the last one has ended. `stop` asks them to save and stop.
     pub(super) async fn run(mut self, shown: &Shown, output: Output, stop: CancellationToken) -> End {
         let mut stop_passed_on = false;
+        let mut end_at: Option<Instant> = None;
         let mut kill_at: Option<Instant> = None;
         let mut first_failed: Option<usize> = None;
         while self.ranks.iter().any(|rank| rank.ended.is_none()) {
             tokio::select! {
                 event = self.events.recv() => match event {
-                    Some(Event::Report(rank, report)) => self.take_in(rank, report, shown, output),
+                    Some(Event::Report(rank, report)) => self.take_in(rank, *report, shown, output),
                     Some(Event::Ended(rank, status)) => {
-                        let code = exit_code(status);
+                        let code = exit_code(status, stop_passed_on || kill_at.is_some());
                         self.ranks[rank].ended = Some(code);
-                        if code.failure_class().is_some() {
+                        if let Some(class) = code.failure_class() {
                             first_failed = Some(self.blame(first_failed, rank));
-                            if kill_at.is_none() {
-                                kill_at = Some(Instant::now() + GRACE_AFTER_FAILURE);
-                                self.signal(Signal::SIGTERM);
-                            }
+                            let settle = if class.is_echo() { SETTLE_AFTER_ECHO } else { Duration::ZERO };
+                            let soon = Instant::now() + settle;
+                            end_at = Some(end_at.map_or(soon, |end_at| end_at.min(soon)));
                         }
                     }
                     // Every follower has ended, so every rank has.
@@ -145,6 +152,10 @@ impl Gang {
                 },
                 () = stop.cancelled(), if !stop_passed_on => {
                     stop_passed_on = true;
+                    self.signal(Signal::SIGTERM);
+                }
+                () = sleep_until(end_at.unwrap_or_else(Instant::now)), if end_at.is_some() && kill_at.is_none() => {
+                    kill_at = Some(Instant::now() + GRACE_AFTER_FAILURE);
                     self.signal(Signal::SIGTERM);
                 }
                 () = sleep_until(kill_at.unwrap_or_else(Instant::now)), if kill_at.is_some() => {
@@ -158,11 +169,16 @@ impl Gang {
 
     fn take_in(&mut self, rank: usize, report: Report, shown: &Shown, output: Output) {
         match report {
-            Report::Step(step) => shown.metrics.step(rank, &step),
+            Report::Step(step) => {
+                shown.metrics.step(rank, &step);
+                shown.pulses.stepped(rank, step.step, step.phases.sum());
+            }
+            Report::Activity { activity } => shown.pulses.turned_to(rank, activity),
+            Report::Checkpoint(cost) => shown.metrics.checkpoint(&cost),
             Report::Progress(progress) => {
                 shown.metrics.progress(&progress);
+                output.progress(&mut self.pace, &progress);
                 if let Ok(mut place) = shown.progress.write() {
-                    output.progress(place.as_ref(), &progress);
                     *place = Some(progress);
                 }
             }
@@ -235,11 +251,13 @@ fn signal_name(number: u8) -> String {
     )
 }
 
-fn exit_code(status: std::io::Result<ExitStatus>) -> ExitCode {
+/// A rank that was told to stop before it could listen has nothing to save, and did not fail.
+fn exit_code(status: std::io::Result<ExitStatus>, told_to_stop: bool) -> ExitCode {
     let Ok(status) = status else {
         return ExitCode::Other(1);
     };
     match (status.code(), status.signal()) {
+        (None, Some(signal)) if told_to_stop && signal == Signal::SIGTERM as i32 => ExitCode::Stopped,
         (Some(code), _) => ExitCode::from_code(u8::try_from(code).unwrap_or(u8::MAX)),
         (None, Some(signal)) => ExitCode::Signal(u8::try_from(signal).unwrap_or(u8::MAX)),
         (None, None) => ExitCode::Other(1),
@@ -265,7 +283,7 @@ async fn follow(rank: usize, mut child: Child, socket: UnixStream, events: mpsc:
     while let Ok(Some(line)) = lines.next_line().await {
         match serde_json::from_str(&line) {
             Ok(report) => {
-                if events.send(Event::Report(rank, report)).await.is_err() {
+                if events.send(Event::Report(rank, Box::new(report))).await.is_err() {
                     return;
                 }
             }
@@ -275,4 +293,21 @@ async fn follow(rank: usize, mut child: Child, socket: UnixStream, events: mpsc:
     let status = child.wait().await;
     // The receiver is gone only when the agent is ending.
     let _ = events.send(Event::Ended(rank, status)).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_that_was_told_to_stop_as_it_started_did_not_fail() {
+        let ended = |signal: Signal, told| exit_code(Ok(ExitStatus::from_raw(signal as i32)), told);
+        assert_eq!(ended(Signal::SIGTERM, true), ExitCode::Stopped);
+        assert_eq!(ended(Signal::SIGTERM, false), ExitCode::Signal(15));
+        assert_eq!(ended(Signal::SIGKILL, true), ExitCode::Signal(9));
+        assert_eq!(
+            exit_code(Ok(ExitStatus::from_raw(3 << 8)), true),
+            ExitCode::BadData
+        );
+    }
 }

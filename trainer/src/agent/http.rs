@@ -8,6 +8,7 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use contract::Progress;
 use tokio::net::TcpListener;
 
 use super::Shown;
@@ -26,6 +27,7 @@ pub(super) async fn serve(port: u16, shown: Arc<Shown>) -> Result<(), TrainError
     let router = Router::new()
         .route("/metrics", get(metrics))
         .route("/progress", get(progress))
+        .route("/heartbeats", get(heartbeats))
         .route("/healthz", get(|| async { "ok\n" }))
         .with_state(shown);
     tokio::spawn(async move {
@@ -49,11 +51,23 @@ async fn metrics(State(shown): State<Arc<Shown>>) -> Response {
 
 async fn progress(State(shown): State<Arc<Shown>>) -> Response {
     match shown.progress.read().ok().and_then(|progress| progress.clone()) {
-        Some(progress) => axum::Json(progress).into_response(),
+        Some(progress) => {
+            // Only the pod of rank 0 has a record, and rank 0 is the first of its pod.
+            let heartbeat = shown.pulses.heartbeat(0);
+            axum::Json(Progress {
+                heartbeat,
+                ..progress
+            })
+            .into_response()
+        }
         None => (
             StatusCode::SERVICE_UNAVAILABLE,
             "rank 0 has not begun to train in this pod\n",
         )
             .into_response(),
     }
+}
+
+async fn heartbeats(State(shown): State<Arc<Shown>>) -> Response {
+    axum::Json(shown.pulses.heartbeats()).into_response()
 }

@@ -2,13 +2,14 @@
 //! on signals, serves what the ranks report, and leaves a termination record.
 //!
 //! ```text
-//!   ranks --(reports, a socket each)--> agent --> GET /metrics /progress /healthz, progress on standard output
+//!   ranks --(reports, a socket each)--> agent --> GET /metrics /progress /heartbeats /healthz, progress on standard output
 //!   SIGTERM --> agent --> ranks (which save and stop)
 //!   a rank fails --> the others are ended --> termination record, exit code of the first that failed
 //! ```
 
 mod coordinator;
 mod gang;
+mod heartbeats;
 mod http;
 pub(crate) mod output;
 
@@ -24,6 +25,7 @@ use crate::error::TrainError;
 use crate::metrics::prometheus::Metrics;
 use crate::signals::stop_on_signal;
 
+use heartbeats::Pulses;
 pub(crate) use output::Output;
 
 /// What the agent was told on its command line.
@@ -51,6 +53,7 @@ pub(crate) struct Shown {
     metrics: Metrics,
     /// From rank 0, where it is in this pod.
     progress: RwLock<Option<Progress>>,
+    pulses: Pulses,
 }
 
 /// Runs this pod's part of the attempt and leaves its termination record. Gives the exit code.
@@ -113,6 +116,7 @@ async fn attempt(options: Options) -> Result<Ended, TrainError> {
     let shown = Arc::new(Shown {
         metrics,
         progress: RwLock::new(None),
+        pulses: Pulses::new(pod.attempt, first_rank, config.ranks_per_node),
     });
     http::serve(pod.http_port, Arc::clone(&shown)).await?;
 
@@ -125,7 +129,7 @@ async fn attempt(options: Options) -> Result<Ended, TrainError> {
     };
     tracing::debug!("the coordinator {} is {address}", pod.coordinator_host);
 
-    let gang = gang::Gang::start(&config, &pod)?;
+    let gang = gang::Gang::start(&config, &pod, &shown.pulses)?;
     let end = gang.run(&shown, options.output, stop).await;
     let progress = shown.progress.read().ok().and_then(|progress| progress.clone());
     options.output.end(progress.as_ref());
@@ -182,6 +186,10 @@ fn finish(ended: &Ended) -> ExitCode {
         return ended.code;
     };
     let mut record = ended.record.clone();
+    if let Some(progress) = &mut record.progress {
+        // Nobody is slow any more, and the room is scarce.
+        progress.slow_ranks.clear();
+    }
     if let Some(failure) = &mut record.failure {
         shorten(&mut failure.message, FAILURE_MESSAGE_BYTES);
     }

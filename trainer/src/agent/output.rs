@@ -1,8 +1,12 @@
 //! Progress on the agent's standard output.
 
 use std::io::Write as _;
+use std::time::{Duration, Instant};
 
 use contract::Progress;
+
+/// Least time between two lines to read.
+const INTERVAL: Duration = Duration::from_secs(5);
 
 /// How progress is written.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
@@ -14,19 +18,13 @@ pub(crate) enum Output {
 }
 
 impl Output {
-    /// Writes a record; as text only where it reads differently from the `previous` one.
-    pub(super) fn progress(self, previous: Option<&Progress>, progress: &Progress) {
-        let line = match self {
-            Self::Text => {
-                let line = describe(progress);
-                if previous.map(describe).as_ref() == Some(&line) {
-                    return;
-                }
-                line
-            }
-            Self::Json => serde_json::to_string(progress).unwrap_or_default(),
-        };
-        write_line(&line);
+    /// Writes a record; as text only where its turn has come.
+    pub(super) fn progress(self, pace: &mut Pace, progress: &Progress) {
+        match self {
+            Self::Text if pace.is_due(progress, Instant::now()) => write_line(&describe(progress)),
+            Self::Text => {}
+            Self::Json => write_line(&serde_json::to_string(progress).unwrap_or_default()),
+        }
     }
 
     /// Says how far it came, at the end.
@@ -34,6 +32,30 @@ impl Output {
         if let (Self::Text, Some(progress)) = (self, progress) {
             write_line(&format!("ended at {}", describe(progress)));
         }
+    }
+}
+
+/// Picks the records that are shown as lines, at a rate that can be read: the first ones, the last one, and one every
+/// few seconds between them.
+#[derive(Debug, Default)]
+pub(crate) struct Pace {
+    last: Option<(Instant, Progress)>,
+}
+
+impl Pace {
+    /// Whether a record of `now` is shown.
+    pub(crate) fn is_due(&mut self, progress: &Progress, now: Instant) -> bool {
+        let due = self.last.as_ref().is_none_or(|(shown, last)| {
+            let first_loss = last.loss.is_none() && progress.loss.is_some();
+            // The last step is told twice: when it is done, and again with the accuracy after it.
+            let over = progress.step == progress.total_steps;
+            (first_loss || over || now.duration_since(*shown) >= INTERVAL)
+                && describe(last) != describe(progress)
+        });
+        if due {
+            self.last = Some((now, progress.clone()));
+        }
+        due
     }
 }
 
@@ -78,6 +100,28 @@ pub(crate) fn describe(progress: &Progress) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_come_at_the_start_at_the_end_and_every_few_seconds() {
+        let mut pace = Pace::default();
+        let start = Instant::now();
+        let mut due = |step, loss, seconds| {
+            let progress = Progress {
+                step,
+                total_steps: 9,
+                loss,
+                ..Progress::default()
+            };
+            pace.is_due(&progress, start + Duration::from_secs(seconds))
+        };
+        assert!(due(0, None, 0), "the first record");
+        assert!(due(1, Some(2.0), 1), "the first loss");
+        assert!(!due(2, Some(1.9), 2), "too soon");
+        assert!(due(3, Some(1.8), 6), "after the interval");
+        assert!(!due(3, Some(1.8), 60), "nothing new");
+        assert!(due(9, Some(1.0), 61), "the last step");
+        assert!(!due(9, Some(1.0), 62), "nothing new");
+    }
 
     #[test]
     fn a_line_holds_what_is_known() {

@@ -1,22 +1,21 @@
 //! The part of a checkpoint that is not tensors.
 
-use std::io::Write as _;
 use std::path::Path;
 
-use contract::ModelConfig;
-use fs_err as fs;
+use contract::{JobIdentity, ModelConfig};
 use serde::{Deserialize, Serialize};
 
 use super::CheckpointError;
+use crate::loss_scale::LossScale;
 
 /// What `format` says in every file of this kind.
 const FORMAT: &str = "vit-trainer checkpoint";
 /// Raised with every change that older readers would misread.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 
-/// Where in the run a checkpoint was made. With the seed it determines everything that follows: the order of images
-/// is a function of seed and epoch, and nothing else in training is random.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+/// Where in the run a checkpoint was made. With the seed it determines everything that follows: the order of images,
+/// their augmentation and drop path are functions of seed, epoch, step and place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct Position {
     /// Epochs finished.
@@ -24,12 +23,17 @@ pub(crate) struct Position {
     /// Images of the running epoch's order that are used up. In images, not steps, so that it holds for any number of
     /// ranks.
     pub(crate) images_into_epoch: u64,
-    /// Optimizer steps finished.
+    /// Optimizer steps finished, with those that were skipped because gradients overflowed fp16.
     pub(crate) step: u64,
+    /// Optimizer steps that changed the weights.
+    pub(crate) updates: u64,
     /// Images of the running epoch that were classified right.
     pub(crate) correct: u64,
     /// Images of the running epoch that were classified.
     pub(crate) counted: u64,
+    /// The loss scale; only with fp16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) loss_scale: Option<LossScale>,
 }
 
 /// `state.json`.
@@ -38,35 +42,40 @@ pub(crate) struct Position {
 pub(crate) struct State {
     format: String,
     version: u32,
+    pub(crate) job: JobIdentity,
     pub(crate) position: Position,
     pub(crate) model: ModelConfig,
     pub(crate) validation_accuracy: Option<f64>,
 }
 
 impl State {
-    pub(crate) fn new(position: Position, model: ModelConfig, validation_accuracy: Option<f64>) -> Self {
+    pub(crate) fn new(
+        job: JobIdentity,
+        position: Position,
+        model: ModelConfig,
+        validation_accuracy: Option<f64>,
+    ) -> Self {
         Self {
             format: FORMAT.into(),
             version: VERSION,
+            job,
             position,
             model,
             validation_accuracy,
         }
     }
 
-    pub(super) fn write(&self, path: &Path) -> std::io::Result<()> {
-        let mut file = fs::File::create(path)?;
-        file.write_all(&serde_json::to_vec_pretty(self)?)?;
-        file.sync_all()
+    pub(super) fn to_json(&self) -> serde_json::Result<Vec<u8>> {
+        serde_json::to_vec_pretty(self)
     }
 
-    pub(super) fn read(path: &Path) -> Result<Self, CheckpointError> {
+    /// Reads the content of the file `path`.
+    pub(super) fn parse(path: &Path, content: &[u8]) -> Result<Self, CheckpointError> {
         let corrupt = |message: String| CheckpointError::Corrupt {
             path: path.into(),
             message,
         };
-        let bytes = fs::read(path).map_err(CheckpointError::Read)?;
-        let state: Self = serde_json::from_slice(&bytes).map_err(|error| corrupt(error.to_string()))?;
+        let state: Self = serde_json::from_slice(content).map_err(|error| corrupt(error.to_string()))?;
         if state.format != FORMAT || state.version != VERSION {
             return Err(corrupt(format!(
                 "it is {:?} version {}, this trainer reads {FORMAT:?} version {VERSION}",

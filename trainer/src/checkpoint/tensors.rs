@@ -1,98 +1,72 @@
-//! Named tensors in safetensors files.
+//! The tensors of a checkpoint's file put into live ones, exactly.
 
-use std::borrow::Cow;
-use std::io::Write as _;
 use std::path::Path;
 
-use fs_err as fs;
-use safetensors::{Dtype, SafeTensors, View};
+use safetensors::{Dtype, SafeTensors};
 use tch::{Kind, Tensor};
 
 use super::{CheckpointError, Named};
 
-/// A tensor as the serializer wants it: its bytes are copied only when its turn comes.
-struct FloatView {
-    shape: Vec<usize>,
-    tensor: Tensor,
+/// So many differences are told one by one.
+const TOLD_DIFFERENCES: usize = 3;
+
+/// A file that was read: its values, or how it differs from what was expected.
+pub(super) enum Read {
+    Values(Vec<Tensor>),
+    Differs(String),
 }
 
-impl FloatView {
-    fn new(tensor: &Tensor) -> Self {
-        let tensor = tensor
-            .detach()
-            .to_device(tch::Device::Cpu)
-            .to_kind(Kind::Float)
-            .contiguous();
-        Self {
-            shape: tensor.size().iter().map(|size| *size as usize).collect(),
-            tensor,
+/// Reads the values of exactly the tensors in `expected` from the content of the file `path`.
+pub(super) fn read(path: &Path, content: &[u8], expected: &Named) -> Result<Read, CheckpointError> {
+    let file = SafeTensors::deserialize(content).map_err(|error| CheckpointError::Corrupt {
+        path: path.into(),
+        message: error.to_string(),
+    })?;
+    let mut differences = Vec::new();
+    let mut values = Vec::new();
+    for (name, target) in expected {
+        let shape = target.size();
+        match file.tensor(name) {
+            Err(_) => differences.push(format!("it has no {name} {shape:?}")),
+            Ok(view) if view.dtype() == Dtype::F32 && same_shape(view.shape(), &shape) => {
+                values.push(Tensor::from_data_size(view.data(), &shape, Kind::Float));
+            }
+            Ok(view) => differences.push(format!(
+                "{name} is {} {:?} instead of F32 {shape:?}",
+                view.dtype(),
+                view.shape()
+            )),
         }
     }
-}
-
-impl View for FloatView {
-    fn dtype(&self) -> Dtype {
-        Dtype::F32
-    }
-
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-
-    fn data(&self) -> Cow<'_, [u8]> {
-        let mut bytes = vec![0; self.data_len()];
-        self.tensor.copy_data_u8(&mut bytes, self.tensor.numel());
-        Cow::Owned(bytes)
-    }
-
-    fn data_len(&self) -> usize {
-        self.tensor.numel() * size_of::<f32>()
-    }
-}
-
-/// Writes the tensors and flushes them to storage.
-pub(super) fn write(path: &Path, tensors: &Named) -> std::io::Result<()> {
-    let views = tensors
+    let mut unknown: Vec<String> = file
         .iter()
-        .map(|(name, tensor)| (name.as_str(), FloatView::new(tensor)));
-    let bytes = safetensors::serialize(views, None).map_err(std::io::Error::other)?;
-    let mut file = fs::File::create(path)?;
-    file.write_all(&bytes)?;
-    file.sync_all()
+        .filter(|(name, _)| !expected.iter().any(|(known, _)| known == name))
+        .map(|(name, view)| format!("it has {name} {:?}, which is not expected", view.shape()))
+        .collect();
+    unknown.sort();
+    differences.extend(unknown);
+    Ok(if differences.is_empty() {
+        Read::Values(values)
+    } else {
+        Read::Differs(tell(&differences))
+    })
 }
 
-/// Reads the values of exactly the tensors in `expected`: names and shapes must agree.
-pub(super) fn read(path: &Path, expected: &Named) -> Result<Vec<Tensor>, CheckpointError> {
-    let corrupt = |message: String| CheckpointError::Corrupt {
-        path: path.into(),
-        message,
-    };
-    let bytes = fs::read(path).map_err(CheckpointError::Read)?;
-    let file = SafeTensors::deserialize(&bytes).map_err(|error| corrupt(error.to_string()))?;
-    if file.len() != expected.len() {
-        return Err(corrupt(format!(
-            "it has {} tensors instead of {}",
-            file.len(),
-            expected.len()
-        )));
+fn same_shape(found: &[usize], expected: &[i64]) -> bool {
+    found.len() == expected.len()
+        && found
+            .iter()
+            .zip(expected)
+            .all(|(found, expected)| *found as i64 == *expected)
+}
+
+/// The first few differences, and how many more there are.
+fn tell(differences: &[String]) -> String {
+    let told = differences[..differences.len().min(TOLD_DIFFERENCES)].join("; ");
+    match differences.len().saturating_sub(TOLD_DIFFERENCES) {
+        0 => told,
+        more => format!("{told}; and {more} more"),
     }
-    expected
-        .iter()
-        .map(|(name, target)| {
-            let view = file
-                .tensor(name)
-                .map_err(|_| corrupt(format!("it has no tensor {name}")))?;
-            let shape: Vec<i64> = view.shape().iter().map(|size| *size as i64).collect();
-            if view.dtype() != Dtype::F32 || shape != target.size() {
-                return Err(corrupt(format!(
-                    "{name} is {:?} {shape:?} instead of F32 {:?}",
-                    view.dtype(),
-                    target.size()
-                )));
-            }
-            Ok(Tensor::from_data_size(view.data(), &shape, Kind::Float))
-        })
-        .collect()
 }
 
 /// Copies values into live tensors, in order.
@@ -102,4 +76,42 @@ pub(super) fn copy(values: &[Tensor], targets: &Named) {
             target.shallow_clone().copy_(value);
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Device;
+
+    use super::*;
+    use crate::tensor_file::Metadata;
+
+    fn named(shapes: &[(&str, &[i64])]) -> Vec<(String, Tensor)> {
+        shapes
+            .iter()
+            .map(|(name, shape)| ((*name).into(), Tensor::rand(*shape, (Kind::Float, Device::Cpu))))
+            .collect()
+    }
+
+    fn written(tensors: &Named) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        crate::tensor_file::write(&mut bytes, tensors, &Metadata::new()).expect("writes");
+        bytes
+    }
+
+    #[test]
+    fn each_difference_is_named_with_both_shapes_and_the_list_is_short() {
+        let found = named(&[("a", &[2, 3]), ("b", &[4]), ("old", &[1])]);
+        let expected = named(&[("a", &[2, 4]), ("b", &[4]), ("c", &[]), ("d", &[9]), ("e", &[9])]);
+        let Ok(Read::Differs(difference)) = read(Path::new("file"), &written(&found), &expected) else {
+            panic!("it does not fit");
+        };
+        assert_eq!(
+            difference,
+            "a is F32 [2, 3] instead of F32 [2, 4]; it has no c []; it has no d [9]; and 2 more"
+        );
+        assert!(matches!(
+            read(Path::new("file"), &written(&found), &found),
+            Ok(Read::Values(values)) if values.len() == 3
+        ));
+    }
 }

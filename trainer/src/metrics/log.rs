@@ -1,12 +1,19 @@
 //! `log.jsonl` beside the checkpoints: one JSON object a line, appended by rank 0 of every attempt.
+//!
+//! Lines are written on a thread of their own: training does not wait for a volume that is slow or hangs, but for the
+//! line of a checkpoint, before which all lines are written.
 
-use std::io::Write as _;
+use std::convert::Infallible;
+use std::io::Write;
 use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
+use std::time::Duration;
 
 use fs_err as fs;
 use serde::Serialize;
 
-use super::{Phases, SyncCost};
+use super::breakdown::Breakdown;
+use super::{CheckpointCost, Phases, SyncCost};
 
 /// A line of the log.
 #[derive(Debug, Serialize)]
@@ -27,10 +34,17 @@ pub(super) enum Record {
         loss: f64,
         accuracy: f64,
         learning_rate: f64,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        loss_scale: Option<f64>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        skipped_steps: Option<u64>,
         images_per_second: f64,
         step_seconds: f64,
         phases: Phases,
         sync: SyncCost,
+        /// Milliseconds under DeepSpeed's names, where asked for.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        wall_clock_breakdown: Option<Breakdown>,
     },
     /// Held-out images were classified.
     Evaluation {
@@ -39,10 +53,20 @@ pub(super) enum Record {
         correct: u64,
         images: u64,
         accuracy: f64,
+        /// The same of the averaged weights.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        ema_correct: Option<u64>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        ema_accuracy: Option<f64>,
         seconds: f64,
     },
     /// A checkpoint is complete on storage.
-    Checkpoint { step: u64, path: String, seconds: f64 },
+    Checkpoint {
+        step: u64,
+        path: String,
+        #[serde(flatten)]
+        cost: CheckpointCost,
+    },
 }
 
 /// A line with its time and attempt.
@@ -54,12 +78,28 @@ struct Line<'a> {
     record: &'a Record,
 }
 
+/// So many lines wait to be written at most: more than eight minutes of training.
+const WAITING_LINES: usize = 1024;
+/// How long they are given where training ends without a checkpoint after them.
+const PATIENCE_AT_THE_END: Duration = Duration::from_secs(1);
+
 /// The open log.
 #[derive(Debug)]
 pub(super) struct Log {
-    file: fs::File,
     attempt: u32,
-    failed: bool,
+    /// `None` once no more lines come.
+    lines: Option<SyncSender<Waiting>>,
+    /// Disconnects when the last line is written.
+    ended: Receiver<Infallible>,
+    has_gaps: bool,
+}
+
+/// A line that waits to be written.
+#[derive(Debug)]
+struct Waiting {
+    bytes: Vec<u8>,
+    /// Dropped once it is written.
+    _written: Option<Sender<Infallible>>,
 }
 
 impl Log {
@@ -69,30 +109,162 @@ impl Log {
             .create(true)
             .append(true)
             .open(folder.join("log.jsonl"))?;
+        Self::to(file, attempt)
+    }
+
+    fn to(file: impl Write + Send + 'static, attempt: u32) -> std::io::Result<Self> {
+        let (lines, waiting) = sync_channel(WAITING_LINES);
+        let (ends, ended) = channel();
+        std::thread::Builder::new().name("log".into()).spawn(move || {
+            append(file, &waiting);
+            drop(ends);
+        })?;
         Ok(Self {
-            file,
             attempt,
-            failed: false,
+            lines: Some(lines),
+            ended,
+            has_gaps: false,
         })
     }
 
-    /// Appends a line. Training outlives a log that cannot be written; the first failure is told.
+    /// Appends a line, sooner or later. Training outlives a log that cannot be written; the first failure is told.
     pub(super) fn write(&mut self, record: &Record) {
+        let line = Waiting {
+            bytes: self.line(record),
+            _written: None,
+        };
+        let Some(lines) = &self.lines else { return };
+        if let Err(TrySendError::Full(_)) = lines.try_send(line)
+            && !std::mem::replace(&mut self.has_gaps, true)
+        {
+            tracing::warn!("the log has gaps from here on: {WAITING_LINES} lines wait to be written");
+        }
+    }
+
+    /// Appends a line, and returns when it and all before it are written.
+    pub(super) fn write_now(&mut self, record: &Record) {
+        let (sender, written) = channel();
+        let line = Waiting {
+            bytes: self.line(record),
+            _written: Some(sender),
+        };
+        if let Some(lines) = &self.lines
+            && lines.send(line).is_ok()
+        {
+            let Err(_) = written.recv();
+        }
+    }
+
+    fn line(&self, record: &Record) -> Vec<u8> {
         let line = Line {
             time: super::observer::now(),
             attempt: self.attempt,
             record,
         };
-        let written = serde_json::to_vec(&line)
-            .map_err(std::io::Error::other)
-            .and_then(|mut bytes| {
-                bytes.push(b'\n');
-                self.file.write_all(&bytes)
-            });
-        if let Err(error) = written
-            && !std::mem::replace(&mut self.failed, true)
+        // Of strings and numbers: always JSON.
+        let mut bytes = serde_json::to_vec(&line).unwrap_or_default();
+        bytes.push(b'\n');
+        bytes
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        self.lines = None;
+        // Storage that hangs must not keep what ended training from being told.
+        let _ = self.ended.recv_timeout(PATIENCE_AT_THE_END);
+    }
+}
+
+fn append(mut file: impl Write, waiting: &Receiver<Waiting>) {
+    let mut failed = false;
+    while let Ok(line) = waiting.recv() {
+        if let Err(error) = file.write_all(&line.bytes)
+            && !std::mem::replace(&mut failed, true)
         {
             tracing::warn!("the log has gaps from here on: {error}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(step: u64) -> Record {
+        Record::Start {
+            step,
+            total_steps: 10,
+            world_size: 1,
+            global_batch_size: 1,
+            train_images: 1,
+        }
+    }
+
+    /// A volume that takes a line for each word of leave, and passes on what it took.
+    struct Volume {
+        leave: Receiver<()>,
+        taken: Sender<Vec<u8>>,
+    }
+
+    impl Write for Volume {
+        fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+            // Without anybody to give leave, it does not hang any more.
+            let _ = self.leave.recv();
+            self.taken.send(line.to_vec()).map_err(std::io::Error::other)?;
+            Ok(line.len())
+        }
+
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn volume() -> (Log, Sender<()>, Receiver<Vec<u8>>) {
+        let (give_leave, leave) = channel();
+        let (taken, lines) = channel();
+        let log = Log::to(Volume { leave, taken }, 1).expect("a thread");
+        (log, give_leave, lines)
+    }
+
+    fn step_of(line: &[u8]) -> u64 {
+        let line: serde_json::Value = serde_json::from_slice(line).expect("a line");
+        line["step"].as_u64().expect("a step")
+    }
+
+    #[test]
+    fn training_does_not_wait_for_a_volume_that_hangs_and_lines_keep_their_order() {
+        let (mut log, give_leave, lines) = volume();
+        let more = WAITING_LINES as u64 + 10;
+        for step in 0..more {
+            log.write(&record(step));
+        }
+        assert!(lines.try_recv().is_err());
+        assert!(log.has_gaps);
+        // It takes all lines again.
+        drop(give_leave);
+        drop(log);
+        let steps: Vec<u64> = lines.iter().map(|line| step_of(&line)).collect();
+        assert!(steps.len() >= WAITING_LINES && steps.len() < more as usize);
+        assert!(steps.iter().copied().eq(0..steps.len() as u64));
+    }
+
+    #[test]
+    fn the_line_of_a_checkpoint_is_waited_for_with_all_before_it() {
+        let (mut log, give_leave, lines) = volume();
+        log.write(&record(1));
+        log.write(&record(2));
+        drop(give_leave);
+        log.write_now(&record(3));
+        let steps: Vec<u64> = lines.try_iter().map(|line| step_of(&line)).collect();
+        assert_eq!(steps, [1, 2, 3]);
+    }
+
+    #[test]
+    fn training_ends_although_the_volume_hangs() {
+        let (mut log, give_leave, _lines) = volume();
+        log.write(&record(1));
+        drop(log);
+        give_leave.send(()).expect("it still hangs");
     }
 }

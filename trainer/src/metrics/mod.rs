@@ -1,11 +1,13 @@
 //! What a rank measures of itself, and where it goes: to the agent (Prometheus, progress) and to the JSONL log.
 
+mod breakdown;
+mod compute;
 mod log;
 mod observer;
 pub(crate) mod prometheus;
 mod window;
 
-use contract::{FailureRecord, Progress};
+use contract::{Activity, FailureRecord, Progress};
 use serde::{Deserialize, Serialize};
 use torch_ext::SyncTimes;
 
@@ -17,10 +19,26 @@ pub(crate) use observer::{Observer, RunShape};
 pub(crate) enum Report {
     /// An optimizer step is done.
     Step(StepReport),
+    /// The training loop turns to an activity, or gets on with it; steps have a report of their own.
+    Activity { activity: Activity },
+    /// A checkpoint is complete on storage; only from rank 0.
+    Checkpoint(CheckpointCost),
     /// Progress of the run; only from rank 0.
     Progress(Progress),
     /// This rank gives up.
     Failed(FailureRecord),
+}
+
+/// What a checkpoint cost.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct CheckpointCost {
+    /// Training stood still for so long, while values were copied.
+    pub(crate) snapshot_seconds: f64,
+    /// Writing took so long, while training went on.
+    pub(crate) write_seconds: f64,
+    /// Bytes of all its files.
+    pub(crate) bytes: u64,
 }
 
 /// One optimizer step of one rank.
@@ -43,6 +61,12 @@ pub(crate) struct StepReport {
     pub(crate) train_accuracy: f64,
     /// Learning rate of the step.
     pub(crate) learning_rate: f64,
+    /// Loss scale for the next step; only with fp16.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) loss_scale: Option<f64>,
+    /// Steps so far that changed no weight because gradients overflowed fp16.
+    #[serde(default)]
+    pub(crate) skipped_steps: u64,
     /// Resident memory of this process, where `/proc` tells it.
     pub(crate) resident_bytes: Option<u64>,
 }
@@ -78,6 +102,25 @@ impl Phases {
         [data, forward, backward, sync_exposed, sync_straggler, optimizer]
     }
 
+    /// The mean, where this is the sum over `count` steps.
+    pub(crate) fn mean(&self, count: f64) -> Self {
+        let [data, forward, backward, sync_exposed, sync_straggler, optimizer] =
+            self.values().map(|value| value / count);
+        Self {
+            data,
+            forward,
+            backward,
+            sync_exposed,
+            sync_straggler,
+            optimizer,
+        }
+    }
+
+    /// What the rank itself computed until its last gradient was ready.
+    pub(crate) fn compute(&self) -> f64 {
+        self.data + self.forward + self.backward
+    }
+
     /// The whole step.
     pub(crate) fn sum(&self) -> f64 {
         self.values().iter().sum()
@@ -109,6 +152,16 @@ impl SyncCost {
     pub(crate) fn seconds(&self) -> [f64; 3] {
         [self.total, self.exposed, self.straggler]
     }
+
+    /// The mean, where this is the sum over `count` steps.
+    pub(crate) fn mean(&self, count: f64) -> Self {
+        Self {
+            total: self.total / count,
+            exposed: self.exposed / count,
+            straggler: self.straggler / count,
+            bytes: (self.bytes as f64 / count) as u64,
+        }
+    }
 }
 
 impl From<SyncTimes> for SyncCost {
@@ -139,8 +192,17 @@ impl std::ops::AddAssign for SyncCost {
 
 /// Resident memory of this process in bytes, as `/proc` tells it.
 pub(crate) fn resident_bytes() -> Option<u64> {
+    bytes_of_status("VmRSS:")
+}
+
+/// The most resident memory that this process has had, in bytes, as `/proc` tells it.
+pub(crate) fn peak_resident_bytes() -> Option<u64> {
+    bytes_of_status("VmHWM:")
+}
+
+fn bytes_of_status(field: &str) -> Option<u64> {
     let status = fs_err::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(field))?;
     let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
     Some(kibibytes * 1024)
 }
@@ -179,6 +241,8 @@ mod tests {
 
     #[test]
     fn a_process_knows_its_memory() {
-        assert!(resident_bytes().expect("on Linux") > 1024 * 1024);
+        let now = resident_bytes().expect("on Linux");
+        assert!(now > 1024 * 1024);
+        assert!(peak_resident_bytes().expect("on Linux") >= now);
     }
 }

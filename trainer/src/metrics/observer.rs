@@ -3,12 +3,14 @@
 use std::path::Path;
 use std::time::Duration;
 
-use contract::{CheckpointRecord, Progress};
+use contract::{Activity, CheckpointRecord, Progress};
 
+use super::breakdown::Breakdown;
+use super::compute::ComputeTimes;
 use super::log::{Log, Record};
 use super::window::{Summary, Window};
-use super::{Report, StepReport};
-use crate::checkpoint::Position;
+use super::{CheckpointCost, Report, StepReport};
+use crate::checkpoint::{Position, Written};
 use crate::evaluate::Counts;
 use crate::rank::Reporter;
 
@@ -21,6 +23,8 @@ pub(crate) struct RunShape {
     pub(crate) world_size: u32,
     pub(crate) global_batch_size: u64,
     pub(crate) train_images: u64,
+    /// Micro-batches of an optimizer step, where its times are to be logged as DeepSpeed does.
+    pub(crate) wall_clock_breakdown: Option<u32>,
 }
 
 /// Watches one rank's training.
@@ -29,6 +33,7 @@ pub(crate) struct Observer {
     shape: RunShape,
     reporter: Reporter,
     window: Window,
+    last: Option<StepReport>,
     /// Only rank 0 speaks for the run.
     run: Option<RunObserver>,
 }
@@ -37,6 +42,7 @@ pub(crate) struct Observer {
 struct RunObserver {
     log: Log,
     progress: Progress,
+    compute_times: ComputeTimes,
 }
 
 /// The present time, RFC 3339 in UTC.
@@ -79,17 +85,34 @@ impl Observer {
                     }),
                     ..Progress::default()
                 };
-                Some(RunObserver { log, progress })
+                Some(RunObserver {
+                    log,
+                    progress,
+                    compute_times: ComputeTimes::default(),
+                })
             }
         };
         let mut observer = Self {
             shape,
             reporter,
             window: Window::new(),
+            last: None,
             run,
         };
         observer.send_progress();
         Ok(observer)
+    }
+
+    /// The training loop turns to an activity, or gets on with it.
+    pub(crate) fn turn_to(&self, activity: Activity) {
+        self.reporter.send(&Report::Activity { activity });
+    }
+
+    /// Seconds that each rank computed in a step before it waited for others.
+    pub(crate) fn compute_times(&mut self, seconds: &[f64]) {
+        if let Some(run) = &mut self.run {
+            run.compute_times.add(seconds);
+        }
     }
 
     /// A step is done.
@@ -99,6 +122,12 @@ impl Observer {
             self.flush(step);
         }
         self.reporter.send(&Report::Step(*step));
+        self.last = Some(*step);
+    }
+
+    /// The step that was done last.
+    pub(crate) fn last_step(&self) -> Option<&StepReport> {
+        self.last.as_ref()
     }
 
     fn flush(&mut self, step: &StepReport) {
@@ -113,16 +142,26 @@ impl Observer {
             sync_share,
         } = summary;
         let images_per_second = images_per_second * f64::from(self.shape.world_size);
+        let breakdown = self
+            .shape
+            .wall_clock_breakdown
+            .map(|micro_batches| Breakdown::new(&phases, micro_batches));
+        for line in breakdown.iter().flat_map(Breakdown::lines) {
+            tracing::info!("{line}");
+        }
         run.log.write(&Record::Train {
             epoch: step.epoch,
             step: step.step,
             loss,
             accuracy: step.train_accuracy,
             learning_rate: step.learning_rate,
+            loss_scale: step.loss_scale,
+            skipped_steps: step.loss_scale.map(|_| step.skipped_steps),
             images_per_second,
             step_seconds,
             phases,
             sync,
+            wall_clock_breakdown: breakdown,
         });
         let remaining = self.shape.total_steps.saturating_sub(step.step);
         run.progress = Progress {
@@ -132,46 +171,67 @@ impl Observer {
             train_accuracy: Some(step.train_accuracy),
             images_per_second: Some(images_per_second),
             sync_share: Some(sync_share),
+            slow_ranks: run.compute_times.take(),
             eta_seconds: Some((remaining as f64 * step_seconds).ceil() as u64),
             ..run.progress.clone()
         };
         self.send_progress();
     }
 
-    /// Held-out images were classified.
-    pub(crate) fn evaluation(&mut self, position: Position, counts: Counts, took: Duration) {
+    /// Held-out images were classified: by the model, and by the one of averaged weights where there is one.
+    pub(crate) fn evaluation(
+        &mut self,
+        position: Position,
+        counts: Counts,
+        of_average: Option<Counts>,
+        took: Duration,
+    ) {
         let Some(run) = &mut self.run else { return };
-        let accuracy = counts.correct as f64 / counts.counted.max(1) as f64;
+        let accuracy = counts.accuracy();
+        let ema_accuracy = of_average.map(Counts::accuracy);
         run.log.write(&Record::Evaluation {
             epoch: position.epoch,
             step: position.step,
             correct: counts.correct,
             images: counts.counted,
             accuracy,
+            ema_correct: of_average.map(|counts| counts.correct),
+            ema_accuracy,
             seconds: took.as_secs_f64(),
         });
         run.progress.epoch = position.epoch;
         run.progress.step = position.step;
         run.progress.validation_accuracy = Some(accuracy);
+        run.progress.ema_validation_accuracy = ema_accuracy;
         self.send_progress();
     }
 
-    /// A checkpoint is complete on storage.
-    pub(crate) fn checkpoint(&mut self, position: Position, path: &Path, took: Duration) {
+    /// A checkpoint is complete on storage. Training may have gone on since its step.
+    pub(crate) fn checkpoint(&mut self, written: &Written) {
         let Some(run) = &mut self.run else { return };
-        let path = path.display().to_string();
-        run.log.write(&Record::Checkpoint {
-            step: position.step,
+        let Position { epoch, step, .. } = written.position;
+        let path = written.path.display().to_string();
+        let cost = CheckpointCost {
+            snapshot_seconds: written.snapshot.as_secs_f64(),
+            write_seconds: written.write.as_secs_f64(),
+            bytes: written.bytes,
+        };
+        // Whoever hears of the checkpoint finds the log complete up to it.
+        run.log.write_now(&Record::Checkpoint {
+            step,
             path: path.clone(),
-            seconds: took.as_secs_f64(),
+            cost,
         });
-        run.progress.epoch = position.epoch;
-        run.progress.step = position.step;
+        if step >= run.progress.step {
+            run.progress.epoch = epoch;
+            run.progress.step = step;
+        }
         run.progress.last_checkpoint = Some(CheckpointRecord {
-            step: position.step,
+            step,
             path,
             time: now(),
         });
+        self.reporter.send(&Report::Checkpoint(cost));
         self.send_progress();
     }
 

@@ -1,13 +1,13 @@
 //! The ranks of one agent as Prometheus metrics.
 
 use contract::metrics as names;
-use contract::{JobName, Progress};
+use contract::{JobIdentity, Progress};
 use prometheus::{
     Counter, CounterVec, Encoder as _, Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, Opts,
     Registry, TextEncoder,
 };
 
-use super::StepReport;
+use super::{CheckpointCost, StepReport};
 
 /// From a tenth of a millisecond to some 50 seconds.
 const BUCKETS_START: f64 = 1e-4;
@@ -30,16 +30,25 @@ struct RankMetrics {
     loss: Gauge,
     accuracy: GaugeVec,
     learning_rate: Gauge,
+    skipped_steps: Gauge,
     epoch: Gauge,
     step: Gauge,
-    /// Known to rank 0 alone, so that no other rank shows a 0 that means nothing.
-    checkpoint_step: Option<Gauge>,
+    /// Of rank 0 alone, so that no other rank shows a 0 that means nothing.
+    checkpoints: Option<CheckpointMetrics>,
     memory: GaugeVec,
+}
+
+#[derive(Debug)]
+struct CheckpointMetrics {
+    step: Gauge,
+    count: IntCounter,
+    bytes: IntCounter,
+    seconds: [Counter; 2],
 }
 
 impl Metrics {
     /// Metrics of the ranks `first_rank ..`, `count` of them.
-    pub(crate) fn new(job: &JobName, first_rank: u32, count: u32) -> prometheus::Result<Self> {
+    pub(crate) fn new(job: &JobIdentity, first_rank: u32, count: u32) -> prometheus::Result<Self> {
         let registry = Registry::new();
         let ranks = (first_rank..first_rank + count)
             .map(|rank| RankMetrics::register(&registry, job, rank))
@@ -63,6 +72,7 @@ impl Metrics {
             .with_label_values(&["train"])
             .set(step.train_accuracy);
         rank.learning_rate.set(step.learning_rate);
+        rank.skipped_steps.set(step.skipped_steps as f64);
         rank.epoch.set(f64::from(step.epoch));
         rank.step.set(step.step as f64);
         if let Some(bytes) = step.resident_bytes {
@@ -78,8 +88,27 @@ impl Metrics {
         if let Some(accuracy) = progress.validation_accuracy {
             rank.accuracy.with_label_values(&["validation"]).set(accuracy);
         }
-        if let (Some(gauge), Some(checkpoint)) = (&rank.checkpoint_step, &progress.last_checkpoint) {
-            gauge.set(checkpoint.step as f64);
+        if let Some(accuracy) = progress.ema_validation_accuracy {
+            rank.accuracy.with_label_values(&["validation_ema"]).set(accuracy);
+        }
+        if let (Some(metrics), Some(newest)) = (&rank.checkpoints, &progress.last_checkpoint) {
+            metrics.step.set(newest.step as f64);
+        }
+    }
+
+    /// Takes in a checkpoint of the first rank.
+    pub(crate) fn checkpoint(&self, cost: &CheckpointCost) {
+        let Some(metrics) = self.ranks.first().and_then(|rank| rank.checkpoints.as_ref()) else {
+            return;
+        };
+        metrics.count.inc();
+        metrics.bytes.inc_by(cost.bytes);
+        for (counter, seconds) in metrics
+            .seconds
+            .iter()
+            .zip([cost.snapshot_seconds, cost.write_seconds])
+        {
+            counter.inc_by(seconds);
         }
     }
 
@@ -92,7 +121,7 @@ impl Metrics {
 }
 
 impl RankMetrics {
-    fn register(registry: &Registry, job: &JobName, rank: u32) -> prometheus::Result<Self> {
+    fn register(registry: &Registry, job: &JobIdentity, rank: u32) -> prometheus::Result<Self> {
         let options = |name: &str, help: &str| {
             Opts::new(name, help)
                 .const_label(names::LABEL_NAMESPACE, &job.namespace)
@@ -149,14 +178,36 @@ impl RankMetrics {
                 &[names::LABEL_SPLIT],
             )?,
             learning_rate: gauge(names::LEARNING_RATE, "Learning rate of the last step.")?,
+            skipped_steps: gauge(
+                names::SKIPPED_STEPS,
+                "Optimizer steps that were skipped because gradients overflowed fp16.",
+            )?,
             epoch: gauge(names::EPOCH, "Epochs finished.")?,
             step: gauge(names::STEP, "Optimizer steps finished.")?,
-            checkpoint_step: (rank == 0)
-                .then(|| {
-                    gauge(
-                        names::CHECKPOINT_STEP,
-                        "Optimizer step of the newest complete checkpoint.",
-                    )
+            checkpoints: (rank == 0)
+                .then(|| -> prometheus::Result<CheckpointMetrics> {
+                    Ok(CheckpointMetrics {
+                        step: gauge(
+                            names::CHECKPOINT_STEP,
+                            "Optimizer step of the newest complete checkpoint.",
+                        )?,
+                        count: count(names::CHECKPOINTS_TOTAL, "Checkpoints completed on storage.")?,
+                        bytes: count(
+                            names::CHECKPOINT_BYTES_TOTAL,
+                            "Bytes of all files of completed checkpoints.",
+                        )?,
+                        seconds: {
+                            let seconds = CounterVec::new(
+                                options(
+                                    names::CHECKPOINT_SECONDS_TOTAL,
+                                    "Seconds of checkpointing; training stands still for the snapshot only.",
+                                ),
+                                &[names::LABEL_PHASE],
+                            )?;
+                            registry.register(Box::new(seconds.clone()))?;
+                            names::CHECKPOINT_PHASES.map(|phase| seconds.with_label_values(&[phase]))
+                        },
+                    })
                 })
                 .transpose()?,
             memory: gauges(
@@ -175,9 +226,10 @@ mod tests {
 
     #[test]
     fn every_rank_shows_its_steps_under_the_contracts_names() {
-        let job = JobName {
+        let job = JobIdentity {
             namespace: "vision".into(),
             name: "digits".into(),
+            uid: None,
         };
         let metrics = Metrics::new(&job, 2, 2).expect("registers");
         let step = StepReport {
@@ -197,6 +249,8 @@ mod tests {
             loss: 1.5,
             train_accuracy: 0.75,
             learning_rate: 0.001,
+            loss_scale: Some(1024.0),
+            skipped_steps: 3,
             resident_bytes: Some(4096),
         };
         metrics.step(1, &step);
@@ -211,6 +265,7 @@ mod tests {
             r#"vit_step_seconds_sum{job_name="digits",namespace="vision",phase="forward",rank="3"} 0.5"#
                 .to_owned(),
             format!("vit_step{{{labels}}} 7"),
+            format!("vit_skipped_steps{{{labels}}} 3"),
             format!("vit_process_resident_memory_bytes{{{labels}}} 4096"),
         ] {
             assert!(
@@ -219,8 +274,37 @@ mod tests {
             );
         }
         assert!(
-            !text.contains("vit_checkpoint_step"),
+            !text.contains("vit_checkpoint"),
             "only rank 0 knows of checkpoints"
         );
+    }
+
+    #[test]
+    fn rank_0_shows_what_checkpoints_cost() {
+        let job = JobIdentity {
+            namespace: "vision".into(),
+            name: "digits".into(),
+            uid: None,
+        };
+        let metrics = Metrics::new(&job, 0, 1).expect("registers");
+        let cost = CheckpointCost {
+            snapshot_seconds: 0.25,
+            write_seconds: 2.0,
+            bytes: 1000,
+        };
+        metrics.checkpoint(&cost);
+        metrics.checkpoint(&cost);
+        let text = String::from_utf8(metrics.render().expect("renders")).expect("text");
+        for line in [
+            r#"vit_checkpoints_total{job_name="digits",namespace="vision",rank="0"} 2"#,
+            r#"vit_checkpoint_bytes_total{job_name="digits",namespace="vision",rank="0"} 2000"#,
+            r#"vit_checkpoint_seconds_total{job_name="digits",namespace="vision",phase="snapshot",rank="0"} 0.5"#,
+            r#"vit_checkpoint_seconds_total{job_name="digits",namespace="vision",phase="write",rank="0"} 4"#,
+        ] {
+            assert!(
+                text.lines().any(|found| found == line),
+                "no line {line} in\n{text}"
+            );
+        }
     }
 }

@@ -75,26 +75,12 @@ impl Window {
         }
         let count = steps as f64;
         let seconds = phases.sum().max(f64::MIN_POSITIVE);
-        let [data, forward, backward, sync_exposed, sync_straggler, optimizer] =
-            phases.values().map(|value| value / count);
         Some(Summary {
             loss: loss / count,
             images_per_second: images as f64 / seconds,
             step_seconds: seconds / count,
-            phases: Phases {
-                data,
-                forward,
-                backward,
-                sync_exposed,
-                sync_straggler,
-                optimizer,
-            },
-            sync: SyncCost {
-                total: sync.total / count,
-                exposed: sync.exposed / count,
-                straggler: sync.straggler / count,
-                bytes: sync.bytes / steps,
-            },
+            phases: phases.mean(count),
+            sync: sync.mean(count),
             sync_share: (sync.exposed + sync.straggler) / seconds,
         })
     }
@@ -124,6 +110,8 @@ mod tests {
             loss,
             train_accuracy: 0.5,
             learning_rate: 0.1,
+            loss_scale: None,
+            skipped_steps: 0,
             resident_bytes: None,
         };
         let mut window = Window::new();

@@ -4,7 +4,6 @@
 mod reporter;
 
 use std::net::IpAddr;
-use std::panic::AssertUnwindSafe;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,9 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use contract::{ExitCode, FailureRecord, RunConfig, environment};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
+use crate::bench::Plan;
 use crate::config;
 use crate::distributed::Place;
-use crate::error::TrainError;
+use crate::error::{TrainError, catching};
 use crate::metrics::Report;
 use crate::train::{Outcome, Trainer};
 
@@ -40,10 +40,7 @@ pub(crate) fn main() -> ! {
         }
     };
     let rank = variable(torchrun::RANK).ok();
-    // tch's plain functions panic on what libtorch throws, for example when memory runs out in a forward pass.
-    let ended = std::panic::catch_unwind(AssertUnwindSafe(|| train(reporter.clone())))
-        .unwrap_or_else(|panic| Err(TrainError::Panic(panic_message(panic.as_ref()))));
-    let code = match ended {
+    let code = match catching(|| train(reporter.clone())) {
         Ok(Outcome::Done) => ExitCode::Done,
         Ok(Outcome::Stopped) => ExitCode::Stopped,
         Err(error) => {
@@ -67,6 +64,10 @@ fn train(reporter: Reporter) -> Result<Outcome, TrainError> {
     let mut trainer = Trainer::new(config, &place, reporter, stop.requested)?;
     // From here on a signal is answered by a checkpoint.
     stop.at_once.store(false, Ordering::SeqCst);
+    if let Some(plan) = Plan::of_environment()? {
+        plan.report(&trainer.bench(&plan)?)?;
+        return Ok(Outcome::Done);
+    }
     trainer.train()
 }
 
@@ -121,12 +122,4 @@ fn place(config: &RunConfig) -> Result<Place, TrainError> {
 
 fn variable<T: FromStr>(name: &'static str) -> Result<T, TrainError> {
     config::required_variable(name)
-}
-
-fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
-    panic
-        .downcast_ref::<String>()
-        .cloned()
-        .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()))
-        .unwrap_or_else(|| "the rank panicked without a message".into())
 }

@@ -1,6 +1,7 @@
 //! The agents of a local run, one process a node.
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::ffi::OsString;
+use std::net::{IpAddr, Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -9,9 +10,10 @@ use contract::{ExitCode, FailureClass, FailureRecord, Progress, RunConfig, Termi
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
-use tokio::process::{Child, ChildStdout, Command};
+use tokio::process::{Child, ChildStderr, ChildStdout, Command};
+use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::TrainError;
@@ -19,23 +21,63 @@ use crate::threads;
 
 /// How long the other agents have, once one has failed.
 const GRACE_AFTER_FAILURE: Duration = Duration::from_secs(10);
+/// How long a process that an agent left behind may keep its standard error open.
+const GRACE_FOR_LAST_WORDS: Duration = Duration::from_secs(2);
 
 /// How a local run ended.
 #[derive(Debug)]
-pub(super) struct End {
-    pub(super) code: ExitCode,
-    pub(super) failure: Option<FailureRecord>,
-    pub(super) progress: Option<Progress>,
+pub(crate) struct End {
+    pub(crate) code: ExitCode,
+    pub(crate) failure: Option<FailureRecord>,
+    pub(crate) progress: Option<Progress>,
 }
 
-/// Files that the agents of one run share.
-struct Folder(PathBuf);
+/// How agents are started, where they are not plain processes on the loopback interface.
+#[derive(Debug, Default)]
+pub(crate) struct Launch {
+    /// Words before the agent's own command; `{node}` stands for the node's number.
+    pub(crate) launcher: Vec<String>,
+    /// The nodes' addresses; loopback where there are none.
+    pub(crate) addresses: Vec<IpAddr>,
+    /// Further environment variables, which the ranks inherit.
+    pub(crate) environment: Vec<(OsString, OsString)>,
+    /// Whether what agents write to standard error becomes events, instead of going out by itself.
+    pub(crate) keep_errors: bool,
+}
 
-impl Folder {
-    fn new() -> std::io::Result<Self> {
-        let path = std::env::temp_dir().join(format!("vit-trainer-run-{}", std::process::id()));
+impl Launch {
+    fn address(&self, node: u32) -> IpAddr {
+        let address = self.addresses.get(node as usize).copied();
+        address.unwrap_or(Ipv4Addr::LOCALHOST.into())
+    }
+
+    /// `program`, started as this says for a node.
+    fn command(&self, program: PathBuf, node: u32) -> Command {
+        let launcher = self.launcher.iter();
+        let mut words = launcher
+            .map(|word| word.replace("{node}", &node.to_string()).into())
+            .chain([program.into_os_string()]);
+        let mut command = Command::new(words.next().unwrap_or_default());
+        command.args(words).envs(self.environment.iter().cloned());
+        command
+    }
+}
+
+/// A folder for the files that the processes of one run share, removed at its end.
+#[derive(Debug)]
+pub(crate) struct RunFolder(PathBuf);
+
+impl RunFolder {
+    /// `purpose` is part of its name.
+    pub(crate) fn new(purpose: &str) -> std::io::Result<Self> {
+        let path = std::env::temp_dir().join(format!("vit-trainer-{purpose}-{}", std::process::id()));
         fs_err::create_dir(&path)?;
         Ok(Self(path))
+    }
+
+    /// Where it is.
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
     }
 
     fn run_config(&self) -> PathBuf {
@@ -47,21 +89,32 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for RunFolder {
     fn drop(&mut self) {
         // A leftover in the temporary folder harms nobody.
         let _ = fs_err::remove_dir_all(&self.0);
     }
 }
 
-/// Starts an agent a node and follows them until the last has ended; `stop` asks them to save and stop.
-pub(super) async fn run(
+/// What happens while agents run.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Event<'a> {
+    /// Rank 0 came further.
+    Progress(&'a Progress),
+    /// An agent or a rank wrote a line to its standard error.
+    Said(&'a str),
+}
+
+/// Starts an agent a node and follows them until the last has ended; `stop` asks them to save and stop. With
+/// [`Launch::keep_errors`] what they write to standard error becomes events, instead of going out by itself.
+pub(crate) async fn run(
     config: &RunConfig,
+    launch: &Launch,
     stop: CancellationToken,
-    mut on_progress: impl FnMut(&Progress),
+    mut on_event: impl FnMut(Event<'_>),
 ) -> Result<End, TrainError> {
     let failed = |action| move |error| TrainError::System { action, error };
-    let folder = Folder::new().map_err(failed("failed to make a temporary folder"))?;
+    let folder = RunFolder::new("run").map_err(failed("failed to make a temporary folder"))?;
     let json = serde_json::to_vec_pretty(config).map_err(std::io::Error::other);
     json.and_then(|json| fs_err::write(folder.run_config(), json))
         .map_err(failed("failed to write the run configuration"))?;
@@ -70,9 +123,13 @@ pub(super) async fn run(
     let mut pids = Vec::new();
     let mut agents = JoinSet::new();
     let mut lines = None;
+    let (said, mut to_say) = mpsc::unbounded_channel();
     for node in 0..config.nodes {
-        let mut child =
-            start(&folder, node, port, config.world_size()).map_err(failed("failed to start an agent"))?;
+        let mut child = start(&folder, launch, node, port, config.world_size())
+            .map_err(failed("failed to start an agent"))?;
+        if let Some(errors) = child.stderr.take() {
+            tokio::spawn(collect(errors, said.clone()));
+        }
         if node == 0 {
             lines = child.stdout.take().map(|stdout| BufReader::new(stdout).lines());
         }
@@ -85,6 +142,8 @@ pub(super) async fn run(
         agents.spawn(wait(node, child));
     }
 
+    drop(said);
+
     let mut last = None;
     let mut stop_passed_on = false;
     let mut kill_at: Option<Instant> = None;
@@ -93,9 +152,10 @@ pub(super) async fn run(
     loop {
         tokio::select! {
             progress = next_progress(&mut lines) => if let Some(progress) = progress {
-                on_progress(&progress);
+                on_event(Event::Progress(&progress));
                 last = Some(progress);
             },
+            Some(line) = to_say.recv() => on_event(Event::Said(&line)),
             ended = agents.join_next() => match ended {
                 None => break,
                 Some(Err(error)) => tracing::error!("an agent could not be followed: {error}"),
@@ -124,9 +184,12 @@ pub(super) async fn run(
     // What agent 0 wrote before it ended may still be in the pipe.
     while lines.is_some() {
         if let Some(progress) = next_progress(&mut lines).await {
-            on_progress(&progress);
+            on_event(Event::Progress(&progress));
             last = Some(progress);
         }
+    }
+    while let Ok(Some(line)) = timeout(GRACE_FOR_LAST_WORDS, to_say.recv()).await {
+        on_event(Event::Said(&line));
     }
     // The first failure that is not only the echo of another.
     let is_echo = |code: &ExitCode| code.failure_class().is_some_and(FailureClass::is_echo);
@@ -147,29 +210,58 @@ pub(super) async fn run(
     })
 }
 
-fn start(folder: &Folder, node: u32, coordinator_port: u16, ranks: u32) -> std::io::Result<Child> {
-    let loopback = Ipv4Addr::LOCALHOST.to_string();
-    let mut command = Command::new(std::env::current_exe()?);
-    if std::env::var_os(threads::COUNT).is_none() {
-        // An agent knows of its own ranks only; here all share one machine.
-        command.env(threads::COUNT, threads::per_rank(ranks).to_string());
+fn start(
+    folder: &RunFolder,
+    launch: &Launch,
+    node: u32,
+    coordinator_port: u16,
+    ranks: u32,
+) -> std::io::Result<Child> {
+    let mut command = launch.command(std::env::current_exe()?, node);
+    // An agent knows of its own ranks only; here all share one machine.
+    for (name, value) in threads::of_machine(ranks) {
+        if std::env::var_os(name).is_none() {
+            command.env(name, value);
+        }
     }
     command
         .args(["agent", "--output", "json", "--stop-with-parent"])
         .env(environment::RUN_CONFIG, folder.run_config())
         .env(environment::NODE_RANK, node.to_string())
         .env(environment::ATTEMPT, "1")
-        .env(environment::COORDINATOR_HOST, &loopback)
+        .env(environment::COORDINATOR_HOST, launch.address(0).to_string())
         .env(environment::COORDINATOR_PORT, coordinator_port.to_string())
-        .env(environment::POD_ADDRESS, &loopback)
+        .env(environment::POD_ADDRESS, launch.address(node).to_string())
         .env(environment::AGENT_PORT, "0")
         .env(environment::TERMINATION_LOG, folder.termination_log(node))
         .stdin(Stdio::piped())
         .stdout(if node == 0 { Stdio::piped() } else { Stdio::null() })
+        .stderr(if launch.keep_errors {
+            Stdio::piped()
+        } else {
+            Stdio::inherit()
+        })
         // Ctrl-C at a terminal reaches agents only through this process.
         .process_group(0)
         .kill_on_drop(true)
         .spawn()
+}
+
+/// Sends on every line that agents and their ranks write to standard error.
+async fn collect(errors: ChildStderr, said: mpsc::UnboundedSender<String>) {
+    let mut errors = BufReader::new(errors);
+    let mut line = Vec::new();
+    while errors
+        .read_until(b'\n', &mut line)
+        .await
+        .is_ok_and(|count| count > 0)
+    {
+        let text = String::from_utf8_lossy(&line).trim_end().to_owned();
+        line.clear();
+        if said.send(text).is_err() {
+            return;
+        }
+    }
 }
 
 async fn wait(node: u32, mut child: Child) -> (u32, ExitCode) {

@@ -1,57 +1,75 @@
 //! What a local run shows: a live line on a terminal, plain lines elsewhere, and a summary.
 
-use std::io::IsTerminal as _;
-use std::time::Duration;
+use std::io::{IsTerminal as _, Write as _};
+use std::time::{Duration, Instant};
 
 use contract::{ExitCode, Progress, RunConfig};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::agents::End;
-use crate::agent::output::{describe, write_line};
+use super::line::live_line;
+use crate::agent::output::{Pace, describe, write_line};
 
-/// The live display.
+/// Columns of the spinner before the live line.
+const SPINNER: usize = 2;
+
+/// The display of a run.
 #[derive(Debug)]
 pub(super) struct Display {
     /// On a terminal.
     bar: Option<ProgressBar>,
-    /// The line that was shown last, where there is no terminal.
-    last_line: String,
+    pace: Pace,
 }
 
 impl Display {
     pub(super) fn new(config: &RunConfig) -> Self {
         let ranks = config.world_size();
         write_line(&format!(
-            "{}: {} nodes x {} ranks, {} images a step, checkpoints in {}",
+            "{}: {}, {}, {} images a step, checkpoints in {}",
             config.job.name,
-            config.nodes,
-            config.ranks_per_node,
+            counted(config.nodes, "node"),
+            counted(ranks, "rank"),
             config.global_batch_size(),
             config.checkpoint.path.display()
         ));
         let bar = std::io::stdout().is_terminal().then(|| {
-            let style = ProgressStyle::with_template("[{elapsed_precise}] {bar:30} {percent:>3}%  {msg}")
-                .unwrap_or_else(|_| ProgressStyle::default_bar());
-            let bar = ProgressBar::new(0).with_style(style);
-            bar.set_message(format!("waiting for {ranks} ranks"));
+            let style = ProgressStyle::with_template("{spinner} {msg}")
+                .unwrap_or_else(|_| ProgressStyle::default_spinner());
+            let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stdout()).with_style(style);
+            bar.set_message(format!("waiting for {}", counted(ranks, "rank")));
             bar.enable_steady_tick(Duration::from_millis(200));
             bar
         });
         Self {
             bar,
-            last_line: String::new(),
+            pace: Pace::default(),
         }
     }
 
+    /// Whether there is a live line, which others must not write into.
+    pub(super) fn is_live(&self) -> bool {
+        self.bar.is_some()
+    }
+
     pub(super) fn progress(&mut self, progress: &Progress) {
-        let line = describe(progress);
         if let Some(bar) = &self.bar {
-            bar.set_length(progress.total_steps);
-            bar.set_position(progress.step);
-            bar.set_message(line);
-        } else if line != self.last_line {
-            write_line(&line);
-            self.last_line = line;
+            let columns = usize::from(console::Term::stdout().size().1);
+            // The last column stays free: some terminals wrap as soon as it is written.
+            bar.set_message(live_line(progress, columns.saturating_sub(SPINNER + 1)));
+        } else if self.pace.is_due(progress, Instant::now()) {
+            write_line(&describe(progress));
+        }
+    }
+
+    /// Shows a line of an agent or a rank above the live line.
+    pub(super) fn said(&self, line: &str) {
+        let write = || {
+            // A standard error that is closed is no reason to stop training.
+            let _ = writeln!(std::io::stderr(), "{line}");
+        };
+        match &self.bar {
+            Some(bar) => bar.suspend(write),
+            None => write(),
         }
     }
 
@@ -59,39 +77,78 @@ impl Display {
         if let Some(bar) = self.bar {
             bar.finish_and_clear();
         }
-        let seconds = took.as_secs_f64();
-        let reached = end
-            .progress
-            .as_ref()
-            .map_or_else(String::new, |progress| format!(" at {}", describe(progress)));
-        let name = &config.job.name;
-        match (end.code, &end.failure) {
-            (ExitCode::Done, _) => write_line(&format!("{name}: done in {seconds:.1} s{reached}")),
-            (ExitCode::Stopped, _) => {
-                let saved = end
-                    .progress
-                    .as_ref()
-                    .and_then(|progress| progress.last_checkpoint.as_ref());
-                let saved = saved.map_or_else(
-                    || "nothing was saved yet".to_owned(),
-                    |checkpoint| format!("run it again to continue from {}", checkpoint.path),
-                );
-                write_line(&format!("{name}: stopped after {seconds:.1} s{reached}; {saved}"));
-            }
-            (code, Some(failure)) => write_line(&format!(
-                "{name}: failed after {seconds:.1} s ({}, exit code {}): {}",
-                failure.class,
-                code.code(),
-                failure.message
-            )),
-            (code, None) => write_line(&format!(
-                "{name}: failed after {seconds:.1} s with exit code {}; see the messages above",
-                code.code()
-            )),
-        }
-        let log = config.checkpoint.path.join("log.jsonl");
-        if log.exists() {
-            write_line(&format!("log: {}", log.display()));
+        for line in summary(config, end, took) {
+            write_line(&line);
         }
     }
+}
+
+/// The last lines: how it ended, and what came of it.
+fn summary(config: &RunConfig, end: &End, took: Duration) -> Vec<String> {
+    let name = &config.job.name;
+    let seconds = took.as_secs_f64();
+    let checkpoint = end
+        .progress
+        .as_ref()
+        .and_then(|progress| progress.last_checkpoint.as_ref());
+    let mut lines = vec![match (end.code, &end.failure) {
+        (ExitCode::Done, _) => format!("{name}: done in {seconds:.1} s"),
+        (ExitCode::Stopped, _) => {
+            let saved = checkpoint.map_or_else(
+                || "nothing was saved yet".to_owned(),
+                |checkpoint| format!("run it again to continue from {}", checkpoint.path),
+            );
+            format!("{name}: stopped after {seconds:.1} s; {saved}")
+        }
+        (code, Some(failure)) => format!(
+            "{name}: failed after {seconds:.1} s ({}, exit code {}): {}",
+            failure.class,
+            code.code(),
+            failure.message
+        ),
+        (code, None) => format!(
+            "{name}: failed after {seconds:.1} s with exit code {}; see the messages above",
+            code.code()
+        ),
+    }];
+    let mut add = |what: &str, text: String| lines.push(format!("  {what:<11}{text}"));
+    if let Some(progress) = &end.progress {
+        let loss = progress
+            .loss
+            .map_or_else(String::new, |loss| format!(", loss {loss:.4}"));
+        let accuracy = progress
+            .train_accuracy
+            .map_or_else(String::new, |accuracy| format!(", accuracy {accuracy:.4}"));
+        add(
+            "trained",
+            format!(
+                "{} of {} epochs, {} of {} steps{loss}{accuracy}",
+                progress.epoch, progress.total_epochs, progress.step, progress.total_steps
+            ),
+        );
+        if let Some(accuracy) = progress.validation_accuracy {
+            add("held out", format!("accuracy {accuracy:.4}"));
+        }
+        if let (Some(rate), Some(share)) = (progress.images_per_second, progress.sync_share) {
+            add(
+                "speed",
+                format!(
+                    "{rate:.0} images/s, {:.1} % of step time waiting for other ranks",
+                    share * 100.0
+                ),
+            );
+        }
+    }
+    if let Some(checkpoint) = checkpoint {
+        add("checkpoint", checkpoint.path.clone());
+    }
+    let log = config.checkpoint.path.join("log.jsonl");
+    if log.exists() {
+        add("log", log.display().to_string());
+    }
+    lines
+}
+
+fn counted(count: u32, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }

@@ -1,8 +1,9 @@
 //! `vit-trainer run`: a manifest on this machine, without Kubernetes. Each node of the gang is an agent process, as it
 //! would be a pod.
 
-mod agents;
+pub(crate) mod agents;
 mod display;
+pub(crate) mod line;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -12,6 +13,17 @@ use crds::ViTTrainingJob;
 
 use crate::error::TrainError;
 use crate::signals::stop_on_signal;
+
+const API_VERSION: &str = "vit-operator.dev/v1alpha1";
+const KIND: &str = "ViTTrainingJob";
+
+/// What a manifest says that it is.
+#[derive(serde::Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct TypeMeta {
+    api_version: String,
+    kind: String,
+}
 
 /// The command line of `run`.
 #[derive(Debug, clap::Args)]
@@ -25,6 +37,9 @@ pub(crate) struct Arguments {
     /// Folder of the data set, in place of the manifest's volume
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
+    /// File of weights to start from (safetensors with timm's or torchvision's names), in place of model.pretrained
+    #[arg(long, value_name = "FILE")]
+    pretrained: Option<PathBuf>,
     /// Folder for checkpoints, in place of the manifest's volume; a folder of the job's name is made in it
     #[arg(long, value_name = "DIR", default_value = "checkpoints")]
     checkpoints: PathBuf,
@@ -50,36 +65,97 @@ async fn run(config: &RunConfig) -> Result<ExitCode, TrainError> {
     let start = Instant::now();
     let stop = stop_on_signal()?;
     let mut display = display::Display::new(config);
-    let end = agents::run(config, stop, |progress| display.progress(progress)).await?;
+    let launch = agents::Launch {
+        keep_errors: display.is_live(),
+        ..agents::Launch::default()
+    };
+    let end = agents::run(config, &launch, stop, |event| match event {
+        agents::Event::Progress(progress) => display.progress(progress),
+        agents::Event::Said(line) => display.said(line),
+    })
+    .await?;
     display.end(config, &end, start.elapsed());
     Ok(end.code)
 }
 
 /// The run configuration of a manifest, with what the command line replaces.
 fn configure(arguments: &Arguments) -> Result<RunConfig, TrainError> {
-    let mut job = read_manifest(&arguments.manifest)?;
-    job.metadata.namespace = Some("local".into());
-    if let Some(nodes) = arguments.nodes {
-        job.spec.workers.nodes = i32::try_from(nodes)
-            .map_err(|_| TrainError::Config(format!("--nodes is {nodes}: must be at most {}", i32::MAX)))?;
-    }
-    let mut config = crds::validate(&job)
-        .map_err(|error| TrainError::Config(format!("{}: {error}", arguments.manifest.display())))?
-        .run_config;
-    config.checkpoint.path = arguments.checkpoints.join(&config.job.name);
-    if config.data.format != DataFormat::Synthetic
-        && let Some(folder) = &arguments.data
-    {
-        config.data.path = Some(folder.clone());
+    let config = read_config(
+        &arguments.manifest,
+        arguments.data.as_deref(),
+        &arguments.checkpoints,
+        arguments.nodes,
+    )?;
+    with_pretrained(config, arguments.pretrained.as_deref(), &arguments.manifest)
+}
+
+/// A run configuration with the file of weights of the command line, if it names one.
+pub(crate) fn with_pretrained(
+    mut config: RunConfig,
+    pretrained: Option<&Path>,
+    manifest: &Path,
+) -> Result<RunConfig, TrainError> {
+    match (pretrained, &config.model.pretrained) {
+        (Some(file), _) => config.model.pretrained = Some(file.into()),
+        (None, Some(file)) if !file.exists() => {
+            return Err(TrainError::Config(format!(
+                "{}: spec.model.pretrained is a file of a volume, which this machine does not mount: give --pretrained FILE",
+                manifest.display()
+            )));
+        }
+        (None, _) => {}
     }
     Ok(config)
 }
 
-fn read_manifest(path: &Path) -> Result<ViTTrainingJob, TrainError> {
+/// The run configuration of a manifest on this machine: volumes are folders, and `nodes` replaces the manifest's.
+pub(crate) fn read_config(
+    manifest: &Path,
+    data: Option<&Path>,
+    checkpoints: &Path,
+    nodes: Option<u32>,
+) -> Result<RunConfig, TrainError> {
+    let job = read_manifest(manifest)?;
+    local_config(job, data, checkpoints, nodes)
+        .map_err(|error| TrainError::Config(format!("{}: {error}", manifest.display())))
+}
+
+/// As [`read_config`], of a job that is read already.
+pub(crate) fn local_config(
+    mut job: ViTTrainingJob,
+    data: Option<&Path>,
+    checkpoints: &Path,
+    nodes: Option<u32>,
+) -> Result<RunConfig, crds::InvalidJob> {
+    job.metadata.namespace = Some("local".into());
+    job.metadata.uid = None;
+    if let Some(nodes) = nodes {
+        job.spec.workers.nodes = i32::try_from(nodes).unwrap_or(i32::MAX);
+    }
+    let mut config = crds::validate(&job)?.run_config;
+    config.checkpoint.path = checkpoints.join(&config.job.name);
+    if config.data.format != DataFormat::Synthetic
+        && let Some(folder) = data
+    {
+        config.data.path = Some(folder.into());
+    }
+    Ok(config)
+}
+
+pub(crate) fn read_manifest(path: &Path) -> Result<ViTTrainingJob, TrainError> {
     let text = fs_err::read_to_string(path)
         .map_err(|error| TrainError::Config(format!("failed to read the manifest: {error}")))?;
-    serde_saphyr::from_str(&text)
-        .map_err(|error| TrainError::Config(format!("{} is no ViTTrainingJob: {error}", path.display())))
+    let wrong = |reason: &dyn std::fmt::Display| {
+        TrainError::Config(format!("{} is no ViTTrainingJob: {reason}", path.display()))
+    };
+    // The job's own type leaves these two to the API server.
+    let TypeMeta { api_version, kind } = serde_saphyr::from_str(&text).map_err(|error| wrong(&error))?;
+    if (api_version.as_str(), kind.as_str()) != (API_VERSION, KIND) {
+        let found =
+            format!("apiVersion is {api_version} and kind is {kind}: must be {API_VERSION} and {KIND}");
+        return Err(wrong(&found));
+    }
+    serde_saphyr::from_str(&text).map_err(|error| wrong(&error))
 }
 
 #[cfg(test)]
@@ -92,6 +168,7 @@ mod tests {
         configure(&Arguments {
             manifest: file.path().into(),
             data: Some("here".into()),
+            pretrained: Some("weights.safetensors".into()),
             checkpoints: "there".into(),
             nodes,
         })
@@ -105,7 +182,38 @@ mod tests {
         assert_eq!(config.world_size(), 3);
         assert_eq!(config.data.path.as_deref(), Some(Path::new("here")));
         assert_eq!(config.checkpoint.path, Path::new("there/digits"));
+        assert_eq!(
+            config.model.pretrained.as_deref(),
+            Some(Path::new("weights.safetensors"))
+        );
         assert_eq!(config.job.namespace, "local");
+    }
+
+    #[test]
+    fn every_example_is_a_job_that_can_be_run() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples");
+        let files: Vec<_> = fs_err::read_dir(folder)
+            .expect("a folder")
+            .map(|entry| entry.expect("an entry").path())
+            .collect();
+        assert!(files.len() > 1, "{files:?}");
+        for file in files {
+            read_config(&file, None, Path::new("runs"), None)
+                .unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+        }
+    }
+
+    #[test]
+    fn a_manifest_of_something_else_is_refused() {
+        for (from, to) in [("kind: ViTTrainingJob", "kind: Deployment"), ("v1alpha1", "v1")] {
+            let message = configured(&DIGITS.replace(from, to), None)
+                .expect_err("refused")
+                .to_string();
+            assert!(
+                message.ends_with("must be vit-operator.dev/v1alpha1 and ViTTrainingJob"),
+                "{message}"
+            );
+        }
     }
 
     #[test]

@@ -6,23 +6,39 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use crate::common::{TRAINER, await_condition};
-use contract::{FailureClass, Progress, TerminationRecord, environment};
+use contract::{
+    Activity, FailureClass, Heartbeat, Heartbeats, ProcessState, Progress, TerminationRecord, environment,
+};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
 
-fn run_config(folder: &Path, epochs: u32) -> serde_json::Value {
+pub(crate) fn run_config(folder: &Path, epochs: u32) -> serde_json::Value {
     json!({
         "job": {"namespace": "vision", "name": "noise"},
         "model": {
             "imageSize": 8, "patchSize": 4, "hiddenSize": 8, "depth": 1, "heads": 2, "mlpSize": 16,
             "numClasses": 3, "channels": 1, "pooling": "token"
         },
-        "data": {"format": "synthetic", "syntheticImages": 64},
+        "data": {
+            "format": "synthetic", "syntheticImages": 64, "fraction": 1.0, "maxCorruptFraction": 0.0,
+            "interpolation": "bicubic", "cropFraction": 0.875, "normalization": {"mean": [0.5], "std": [0.5]},
+            "augmentation": {
+                "horizontalFlip": 0.0, "colorJitter": 0.0, "threeAugment": false, "mixup": 0.0, "cutmix": 0.0,
+                "mixupProbability": 1.0, "mixupSwitchProbability": 0.5, "randomErasing": 0.0,
+                "repeatedAugmentation": 1
+            }
+        },
         "training": {
             "epochs": epochs, "microBatchSize": 4, "gradientAccumulationSteps": 1, "seed": 0,
-            "optimizer": {"learningRate": 1e-3, "weightDecay": 0.0, "betas": [0.9, 0.999], "epsilon": 1e-8},
-            "schedule": {"name": "constant", "warmupEpochs": 0.0}, "labelSmoothing": 0.0
+            "optimizer": {
+                "name": "adamw", "learningRate": 1e-3, "weightDecay": 0.0, "betas": [0.9, 0.999], "epsilon": 1e-8
+            },
+            "learningRateScaling": {"rule": "none", "referenceBatchSize": 256}, "layerDecay": 1.0,
+            "schedule": {"course": {"name": "constant"}, "warmupEpochs": 0.0, "minLearningRate": 0.0},
+            "labelSmoothing": 0.0, "wallClockBreakdown": false, "precision": "fp32", "masterWeights": false,
+            "lossScale": {"initialScalePower": 16, "lossScaleWindow": 1000, "hysteresis": 2, "minLossScale": 1},
+            "activationCheckpointing": "none"
         },
         "parallelism": {"bucketMegabytes": 1},
         "nodes": 1, "ranksPerNode": 2, "device": "cpu",
@@ -30,7 +46,7 @@ fn run_config(folder: &Path, epochs: u32) -> serde_json::Value {
     })
 }
 
-fn free_port() -> u16 {
+pub(crate) fn free_port() -> u16 {
     let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
     socket.local_addr().expect("an address").port()
 }
@@ -136,6 +152,60 @@ fn a_pod_shows_metrics_and_progress_and_saves_when_it_is_stopped() {
 }
 
 #[test]
+fn never_resuming_continues_the_same_job_alone() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut config = run_config(folder.path(), 1);
+    config["checkpoint"]["resume"] = json!("never");
+    config["job"]["uid"] = json!("6f0c2b9e");
+    let (code, _) = Agent::start(folder.path(), &config).finish();
+    assert_eq!(code, Some(0));
+    // A later attempt of the same job: it finds all epochs done.
+    let (code, record) = Agent::start(folder.path(), &config).finish();
+    assert_eq!((code, record.failure), (Some(0), None));
+
+    let mut other = config.clone();
+    other["job"]["uid"] = json!("another");
+    let mut elsewhere = config;
+    elsewhere["job"]["namespace"] = json!("production");
+    elsewhere["checkpoint"]["resume"] = json!("auto");
+    for (config, named) in [
+        (other, "checkpoint.resume is Never, but"),
+        (elsewhere, "this is a job of namespace production"),
+    ] {
+        let (code, record) = Agent::start(folder.path(), &config).finish();
+        assert_eq!(code, Some(2), "the attempt's number does not matter");
+        let message = record.failure.expect("a failure").message;
+        assert!(
+            message.contains(named) && message.contains("job vision/noise (uid 6f0c2b9e)"),
+            "{message}"
+        );
+    }
+}
+
+#[test]
+fn gradients_in_bf16_are_half_the_bytes_and_train_as_well() {
+    let trained = |compression: &str| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut config = run_config(folder.path(), 1);
+        config["parallelism"]["compressGradients"] = json!(compression);
+        let (code, record) = Agent::start(folder.path(), &config).finish();
+        assert_eq!((code, record.failure), (Some(0), None));
+        let log = fs_err::read_to_string(folder.path().join("checkpoints/log.jsonl")).expect("a log");
+        let line = log
+            .lines()
+            .filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok())
+            .rfind(|record| record["kind"] == "train")
+            .expect("a line");
+        let number = |value: &serde_json::Value| value.as_f64().expect("a number");
+        (number(&line["sync"]["bytes"]), number(&line["loss"]))
+    };
+    let (bytes, loss) = trained("none");
+    let (half, close) = trained("bf16");
+    assert!((2.0 * half - bytes).abs() < f64::EPSILON, "{half} and {bytes}");
+    assert!((close - loss).abs() < 1e-2, "{close} and {loss}");
+}
+
+#[test]
 fn the_termination_record_names_the_failure() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut config = run_config(folder.path(), 1);
@@ -175,16 +245,62 @@ fn a_gpu_that_was_demanded_and_is_not_there_is_a_device_fault() {
 }
 
 #[test]
-fn every_command_explains_itself_with_an_example() {
-    for command in ["run", "agent", "rank"] {
-        let output = Command::new(TRAINER)
-            .args([command, "--help"])
-            .output()
-            .expect("runs");
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(
-            output.status.success() && text.contains("Example: "),
-            "{command}: {text}"
-        );
-    }
+fn an_agent_tells_of_a_rank_that_is_stopped_and_of_those_that_wait_for_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut agent = Agent::start(folder.path(), &run_config(folder.path(), 1_000_000));
+    let heartbeats = || -> Option<Heartbeats> { serde_json::from_str(&agent.get("/heartbeats")?).ok() };
+    let ranks = || {
+        heartbeats()
+            .map(|heartbeats| heartbeats.ranks)
+            .unwrap_or_default()
+    };
+    await_condition("steps", || {
+        let trains = |rank: &Heartbeat| rank.activity == Activity::Training && rank.step >= Some(3);
+        ranks().len() == 2 && ranks().iter().all(trains)
+    });
+    assert_eq!(heartbeats().expect("an answer").attempt, 4);
+    assert!(ranks().iter().all(|rank| rank.median_step_seconds > Some(0.0)));
+
+    let stopped = rank_process(&agent.child, 1);
+    kill(stopped, Signal::SIGSTOP).expect("signals");
+    await_condition("the ranks stand still", || {
+        ranks().iter().all(|rank| rank.idle_seconds > 1.0)
+    });
+    let seen = ranks();
+    assert_eq!(
+        (seen[0].process, seen[1].process),
+        (ProcessState::Running, ProcessState::Stopped)
+    );
+    assert!(seen[0].step >= seen[1].step, "{seen:?}");
+    let progress: Progress =
+        serde_json::from_str(&agent.get("/progress").expect("an answer")).expect("a record");
+    let heartbeat = progress.heartbeat.expect("rank 0's");
+    assert_eq!((heartbeat.rank, heartbeat.step), (0, seen[0].step));
+    assert!(heartbeat.idle_seconds > 1.0);
+
+    kill(stopped, Signal::SIGCONT).expect("signals");
+    await_condition("the ranks go on", || {
+        ranks().iter().all(|rank| rank.step > seen[0].step)
+    });
+    agent.child.kill().expect("kills");
+    agent.child.wait().expect("ends");
+}
+
+/// The process of a rank of this agent.
+fn rank_process(agent: &Child, rank: u32) -> Pid {
+    let pid = agent.id();
+    let children = fs_err::read_dir(format!("/proc/{pid}/task"))
+        .expect("threads")
+        .filter_map(|thread| fs_err::read_to_string(thread.ok()?.path().join("children")).ok())
+        .collect::<String>();
+    let of_rank = |pid: &i32| {
+        let variable = format!("RANK={rank}");
+        fs_err::read_to_string(format!("/proc/{pid}/environ"))
+            .is_ok_and(|environment| environment.split('\0').any(|entry| entry == variable))
+    };
+    let found = children
+        .split_whitespace()
+        .filter_map(|pid| pid.parse().ok())
+        .find(of_rank);
+    Pid::from_raw(found.expect("the rank's process"))
 }

@@ -1,8 +1,8 @@
 //! A small data set, a manifest over it, and the built trainer run on it.
 
-use std::io::{BufRead as _, BufReader};
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -28,6 +28,20 @@ pub(crate) struct Job {
     pub(crate) epochs: u32,
     pub(crate) learning_rate: f64,
     pub(crate) resume: &'static str,
+    pub(crate) breakdown: bool,
+    /// `spec.data`, but for the volume; begins with the format.
+    pub(crate) data_fields: String,
+    /// `spec.model`.
+    pub(crate) model: String,
+    /// Further arguments of `run`.
+    pub(crate) arguments: Vec<String>,
+    pub(crate) every_steps: Option<u32>,
+    /// Name and further parameters of the optimizer.
+    pub(crate) optimizer: &'static str,
+    /// Further lines of `training`, `key: value`, separated by semicolons.
+    pub(crate) training: &'static str,
+    /// `spec.parallelism`.
+    pub(crate) parallelism: &'static str,
 }
 
 impl Job {
@@ -50,6 +64,15 @@ impl Job {
             epochs: 2,
             learning_rate: 1e-3,
             resume: "Auto",
+            breakdown: false,
+            data_fields: "format: cifar10".into(),
+            model: "{imageSize: 32, patchSize: 16, hiddenSize: 16, depth: 2, heads: 2, numClasses: 10, pooling: average}"
+                .into(),
+            arguments: Vec::new(),
+            optimizer: "name: adamw",
+            training: "seed: 0",
+            parallelism: "{}",
+            every_steps: None,
         }
     }
 
@@ -58,7 +81,7 @@ impl Job {
     }
 
     pub(crate) fn checkpoints(&self) -> PathBuf {
-        self.folder.path().join("runs/test")
+        self.runs().join("test")
     }
 
     fn manifest(&self) -> String {
@@ -70,50 +93,82 @@ impl Job {
             epochs,
             learning_rate,
             resume,
+            breakdown,
+            data_fields,
+            model,
+            arguments: _,
+            every_steps,
+            optimizer,
+            training,
+            parallelism,
             folder: _,
         } = self;
+        let training = training.replace("; ", "\n    ");
+        let volume = if data_fields.starts_with("format: synthetic") {
+            ""
+        } else {
+            ", volume: {persistentVolumeClaim: {claimName: unused}}"
+        };
+        let every_steps = every_steps.map_or_else(String::new, |steps| format!("everySteps: {steps}, "));
         format!(
             "apiVersion: vit-operator.dev/v1alpha1
 kind: ViTTrainingJob
 metadata: {{name: test}}
 spec:
   image: unused
-  model: {{imageSize: 32, patchSize: 16, hiddenSize: 16, depth: 2, heads: 2, numClasses: 10, pooling: average}}
-  data: {{format: cifar10, volume: {{persistentVolumeClaim: {{claimName: unused}}}}}}
+  model: {model}
+  data: {{{data_fields}{volume}}}
   training:
     epochs: {epochs}
     microBatchSize: {micro_batch}
     gradientAccumulationSteps: {accumulation}
-    optimizer: {{name: adamw, learningRate: {learning_rate:e}, weightDecay: 0.05}}
+    wallClockBreakdown: {breakdown}
+    optimizer: {{{optimizer}, learningRate: {learning_rate:e}, weightDecay: 0.05}}
+    {training}
     schedule: {{name: cosine, warmupEpochs: 1}}
+  parallelism: {parallelism}
   workers: {{nodes: {nodes}, gpusPerNode: {ranks_per_node}, device: cpu}}
-  checkpoint: {{resume: {resume}, keep: 2, volume: {{persistentVolumeClaim: {{claimName: unused}}}}}}
+  checkpoint: {{resume: {resume}, {every_steps}keep: 2, volume: {{persistentVolumeClaim: {{claimName: unused}}}}}}
 "
         )
     }
 
+    /// The manifest as a file.
+    pub(crate) fn write_manifest(&self) -> PathBuf {
+        let path = self.folder.path().join("job.yaml");
+        fs_err::write(&path, self.manifest()).expect("writes");
+        path
+    }
+
     /// Starts `vit-trainer run`.
     pub(crate) fn start(&self) -> Running {
-        let manifest = self.folder.path().join("job.yaml");
-        fs_err::write(&manifest, self.manifest()).expect("writes");
-        let mut child = Command::new(TRAINER)
+        self.start_through(Command::new(TRAINER))
+    }
+
+    /// The folder that holds the folders of jobs.
+    pub(crate) fn runs(&self) -> PathBuf {
+        self.folder.path().join("runs")
+    }
+
+    /// Starts `vit-trainer run` by a command that takes its arguments.
+    pub(crate) fn start_through(&self, mut command: Command) -> Running {
+        let manifest = self.write_manifest();
+        let log = self.checkpoints().join("log.jsonl");
+        let logged = train_lines(&log);
+        let child = command
             .arg("run")
             .arg("-f")
             .arg(&manifest)
             .arg("--data")
             .arg(self.data())
             .arg("--checkpoints")
-            .arg(self.folder.path().join("runs"))
+            .arg(self.runs())
+            .args(&self.arguments)
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .expect("starts");
-        let lines = BufReader::new(child.stdout.take().expect("a pipe"));
-        Running {
-            child,
-            lines,
-            seen: String::new(),
-        }
+        Running { child, log, logged }
     }
 
     /// Runs to the end: exit code and everything that was printed.
@@ -145,22 +200,27 @@ spec:
 
     /// The newest checkpoint's weights by name.
     pub(crate) fn weights(&self) -> Vec<(String, Vec<f32>)> {
-        let bytes = fs_err::read(self.newest().join("model.safetensors")).expect("weights");
-        let file = SafeTensors::deserialize(&bytes).expect("safetensors");
-        let mut weights: Vec<_> = file
-            .iter()
-            .map(|(name, view)| {
-                let (values, rest) = view.data().as_chunks::<4>();
-                assert!(rest.is_empty());
-                (
-                    name.to_owned(),
-                    values.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
-                )
-            })
-            .collect();
-        weights.sort_by(|left: &(String, Vec<f32>), right| left.0.cmp(&right.0));
-        weights
+        weights_of(&self.newest().join("model.safetensors"))
     }
+}
+
+/// The tensors of a file by name.
+pub(crate) fn weights_of(path: &Path) -> Vec<(String, Vec<f32>)> {
+    let bytes = fs_err::read(path).expect("weights");
+    let file = SafeTensors::deserialize(&bytes).expect("safetensors");
+    let mut weights: Vec<_> = file
+        .iter()
+        .map(|(name, view)| {
+            let (values, rest) = view.data().as_chunks::<4>();
+            assert!(rest.is_empty());
+            (
+                name.to_owned(),
+                values.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
+            )
+        })
+        .collect();
+    weights.sort_by(|left: &(String, Vec<f32>), right| left.0.cmp(&right.0));
+    weights
 }
 
 /// Images of noise around a shade that tells the class, so that there is something to learn.
@@ -178,11 +238,53 @@ fn records(seed: usize, count: usize) -> Vec<u8> {
     bytes
 }
 
+/// Writes images of 32-bit floats in one channel, and labels 0, 1, 2, 0, ..., as `NumPy` does.
+pub(crate) fn write_arrays(folder: &Path, images: &[f32], side: usize) {
+    let count = images.len() / (side * side);
+    let pixels: Vec<u8> = images.iter().flat_map(|pixel| pixel.to_le_bytes()).collect();
+    let labels: Vec<u8> = (0..count).map(|image| (image % 3) as u8).collect();
+    write_npy(
+        &folder.join("train_images.npy"),
+        "<f4",
+        &format!("{count}, {side}, {side}"),
+        &pixels,
+    );
+    write_npy(
+        &folder.join("train_labels.npy"),
+        "|u1",
+        &format!("{count},"),
+        &labels,
+    );
+}
+
+fn write_npy(path: &Path, kind: &str, shape: &str, values: &[u8]) {
+    let mut header = format!("{{'descr': '{kind}', 'fortran_order': False, 'shape': ({shape}), }}");
+    // Ten bytes come before it, and values begin at a multiple of 64.
+    header.push_str(&" ".repeat(63 - (10 + header.len()) % 64));
+    header.push('\n');
+    let length = u16::try_from(header.len()).expect("a short header");
+    let parts = [
+        b"\x93NUMPY\x01\x00".as_slice(),
+        &length.to_le_bytes(),
+        header.as_bytes(),
+        values,
+    ];
+    fs_err::write(path, parts.concat()).expect("writes");
+}
+
 /// A run under way. Dropping it kills it, and its agents then end by themselves.
 pub(crate) struct Running {
     child: Child,
-    lines: BufReader<ChildStdout>,
-    seen: String,
+    log: PathBuf,
+    /// Lines of training in the log before it was started.
+    logged: usize,
+}
+
+fn train_lines(log: &Path) -> usize {
+    let text = fs_err::read_to_string(log).unwrap_or_default();
+    text.lines()
+        .filter(|line| line.contains(r#""kind":"train""#))
+        .count()
 }
 
 impl Running {
@@ -190,18 +292,14 @@ impl Running {
         i32::try_from(self.child.id()).expect("a process id")
     }
 
-    /// Waits until training has made `lines` more lines of progress.
+    /// Waits until training has logged `lines` lines since it was started.
     pub(crate) fn await_progress(&mut self, lines: usize) {
-        for _ in 0..lines {
-            loop {
-                let mut line = String::new();
-                let count = self.lines.read_line(&mut line).expect("reads");
-                assert!(count > 0, "it ended before it made progress: {}", self.seen);
-                self.seen.push_str(&line);
-                if line.contains("loss") {
-                    break;
-                }
-            }
+        let start = Instant::now();
+        while train_lines(&self.log) < self.logged + lines {
+            let ended = self.child.try_wait().expect("a child");
+            assert!(ended.is_none(), "it ended before it made progress: {ended:?}");
+            assert!(start.elapsed() < DEADLINE, "no progress");
+            std::thread::sleep(Duration::from_millis(10));
         }
     }
 
@@ -211,10 +309,11 @@ impl Running {
 
     /// Exit code and everything that was printed.
     pub(crate) fn finish(mut self) -> (i32, String) {
-        let mut printed = std::mem::take(&mut self.seen);
-        std::io::Read::read_to_string(&mut self.lines, &mut printed).expect("reads");
-        let errors = self.child.stderr.take().expect("a pipe");
-        std::io::Read::read_to_string(&mut BufReader::new(errors), &mut printed).expect("reads");
+        let mut printed = String::new();
+        let mut output = self.child.stdout.take().expect("a pipe");
+        output.read_to_string(&mut printed).expect("reads");
+        let mut errors = self.child.stderr.take().expect("a pipe");
+        errors.read_to_string(&mut printed).expect("reads");
         let status = self.child.wait().expect("ends");
         (status.code().expect("no signal"), printed)
     }

@@ -2,9 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use crate::common::{DEADLINE, Job, all_gone, await_condition, descendants, process_of_rank};
+use crate::agent::{free_port, run_config};
+use crate::common::{DEADLINE, Job, all_gone, await_condition, descendants, process_of_rank, write_arrays};
+use crate::rank::Rank;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use serde_json::json;
 
 #[test]
 fn a_killed_rank_ends_the_attempt_and_the_next_one_continues() {
@@ -99,14 +102,84 @@ fn bad_configuration_is_named_before_anything_starts() {
 }
 
 #[test]
-fn a_run_that_diverges_says_at_which_step() {
-    let mut job = Job::new(50);
-    job.learning_rate = 1e30;
-    let (code, printed) = job.run();
-    assert_eq!(code, 78, "{printed}");
+fn a_loss_that_is_not_a_number_ends_all_ranks_and_says_where() {
+    // Finite in the file, and not after normalisation.
+    let bright = f32::MAX;
+    let run = |images: &[f32], training| {
+        let mut job = Job::new(5);
+        write_arrays(&job.data(), images, 32);
+        job.data_fields = "format: numpy".into();
+        job.model = job.model.replace('{', "{channels: 1, ");
+        job.training = training;
+        let (code, printed) = job.run();
+        assert_eq!(code, 78, "{training}: {printed}");
+        printed
+    };
+    let printed = run(&vec![bright; 48 * 32 * 32], "seed: 0");
     assert!(
-        printed.contains("training diverged at step 2 (epoch 0)"),
+        printed.contains(
+            "training diverged at step 1 (epoch 0): the loss of ranks 0 and 1 is not a finite number"
+        ),
         "{printed}"
+    );
+
+    let mut images: Vec<f32> = (0..48 * 32 * 32).map(|pixel| (pixel % 7) as f32 / 7.0).collect();
+    images[..32 * 32].fill(bright);
+    // No loss scale helps where the loss itself is not a number.
+    for training in [
+        "seed: 0",
+        "precision: bf16; masterWeights: true",
+        "precision: fp16",
+    ] {
+        let printed = run(&images, training);
+        let named = [0, 1].map(|rank| {
+            printed.contains(&format!(
+                "(epoch 0): the loss of rank {rank} is not a finite number"
+            ))
+        });
+        assert!(
+            named[0] != named[1],
+            "one image is on one rank: {training}: {printed}"
+        );
+    }
+}
+
+#[test]
+fn all_ranks_skip_the_same_steps_where_gradients_of_some_overflow() {
+    let place = tempfile::tempdir().expect("a folder");
+    let folder = place.path();
+    let mut config = run_config(folder, 1);
+    config["data"]["syntheticImages"] = json!(1600);
+    config["training"]["precision"] = json!("fp16");
+    // The scale comes back every few steps to where it depends on a rank's own images whether its gradients overflow.
+    config["training"]["lossScale"] =
+        json!({"initialScalePower": 20, "lossScaleWindow": 2, "hysteresis": 1, "minLossScale": 1});
+    fs_err::write(folder.join("run.json"), config.to_string()).expect("writes");
+
+    let port = free_port();
+    let ranks = [0, 1].map(|rank| Rank::start(folder, 1, rank, 2, port));
+    // Each is read as it goes: a rank whose reports nobody takes would wait.
+    let readers = ranks.map(|mut rank| {
+        std::thread::spawn(move || {
+            let mut steps = Vec::new();
+            while let Some(report) = rank.report() {
+                assert_ne!(report["kind"], "failed", "{report}");
+                if report["kind"] == "step" {
+                    let told = ["step", "loss", "lossScale", "skippedSteps"];
+                    steps.push(told.map(|name| report[name].clone()));
+                }
+            }
+            assert_eq!(rank.child.wait().expect("ends").code(), Some(0));
+            steps
+        })
+    });
+    let [first, second] = readers.map(|reader| reader.join().expect("a rank that ends well"));
+    assert_eq!(first.len(), 200);
+    assert_eq!(first, second);
+    let skipped = first.last().and_then(|step| step[3].as_u64()).expect("a number");
+    assert!(
+        (20..180).contains(&skipped),
+        "{skipped} of 200 steps were skipped"
     );
 }
 

@@ -2,6 +2,15 @@
 #![allow(missing_docs, reason = "tests say what they show by their names")]
 
 mod agent;
+mod bench;
 mod common;
+mod data;
+mod eval;
+mod export;
 mod faults;
+mod optimization;
+mod preflight;
+mod pretrained;
+mod rank;
+mod storage;
 mod training;

@@ -91,3 +91,28 @@ fn a_run_continues_with_another_number_of_ranks() {
     let (code, printed) = job.run();
     assert_eq!(code, 0, "a finished run has nothing left to do: {printed}");
 }
+
+#[test]
+fn deepspeeds_breakdown_is_logged_where_it_is_asked_for() {
+    let mut job = Job::new(40);
+    (job.accumulation, job.breakdown) = (2, true);
+    let (code, printed) = job.run();
+    assert_eq!(code, 0, "{printed}");
+    for name in ["time (ms) | fwd_microstep: ", "time (ms) | fwd: "] {
+        assert!(printed.contains(name), "{name} is not in {printed}");
+    }
+    let record = job.log("train").pop().expect("a line");
+    let time = |name: &str| record["wallClockBreakdown"][name].as_f64().expect("a number");
+    let parts = time("bwd_inner_microstep") + time("bwd_allreduce_microstep");
+    assert!((time("bwd_microstep") - parts).abs() < 1e-9, "{record}");
+    let forward = record["phases"]["forward"].as_f64().expect("a number");
+    assert!(
+        (2.0 * time("fwd_microstep") - 1000.0 * forward).abs() < 1e-9,
+        "{record}"
+    );
+
+    job.breakdown = false;
+    job.epochs += 1;
+    let (_, printed) = job.run();
+    assert!(!printed.contains("time (ms)"), "{printed}");
+}

@@ -1,0 +1,192 @@
+//! What this pod's ranks are doing, as their agent sees it: it answers also when they hang, or are stopped.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use contract::{Activity, Heartbeat, Heartbeats, ProcessState};
+use nix::unistd::Pid;
+
+/// Steps of which the median is taken.
+const LATEST_STEPS: usize = 101;
+
+/// The ranks of one pod.
+#[derive(Debug)]
+pub(crate) struct Pulses {
+    attempt: u32,
+    first_rank: u32,
+    ranks: Vec<Mutex<Pulse>>,
+}
+
+/// What one rank last told.
+#[derive(Debug)]
+struct Pulse {
+    /// `None` until its process is started.
+    pid: Option<Pid>,
+    activity: Activity,
+    step: Option<u64>,
+    /// How often it has got on, and when it did last.
+    moves: u64,
+    moved_at: Instant,
+    /// Seconds of its latest steps.
+    seconds: VecDeque<f64>,
+}
+
+impl Pulses {
+    /// Of the ranks `first_rank ..`, `count` of them, none of which has started.
+    pub(super) fn new(attempt: u32, first_rank: u32, count: u32) -> Self {
+        let pulse = || Pulse {
+            pid: None,
+            activity: Activity::default(),
+            step: None,
+            moves: 0,
+            moved_at: Instant::now(),
+            seconds: VecDeque::new(),
+        };
+        Self {
+            attempt,
+            first_rank,
+            ranks: (0..count).map(|_| Mutex::new(pulse())).collect(),
+        }
+    }
+
+    fn lock(&self, local: usize) -> Option<MutexGuard<'_, Pulse>> {
+        // What is in there is valid after every single assignment.
+        let pulse = self.ranks.get(local)?;
+        Some(pulse.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The `local`-th rank has started as this process.
+    pub(super) fn started(&self, local: usize, pid: Pid) {
+        if let Some(mut pulse) = self.lock(local) {
+            pulse.pid = Some(pid);
+        }
+    }
+
+    /// The `local`-th rank has finished a step, which took so many seconds.
+    pub(super) fn stepped(&self, local: usize, step: u64, seconds: f64) {
+        let Some(mut pulse) = self.lock(local) else { return };
+        pulse.step = Some(step);
+        pulse.moved_to(Activity::Training);
+        if pulse.seconds.len() == LATEST_STEPS {
+            pulse.seconds.pop_front();
+        }
+        pulse.seconds.push_back(seconds);
+    }
+
+    /// The `local`-th rank turns to an activity, or gets on with it.
+    pub(super) fn turned_to(&self, local: usize, activity: Activity) {
+        if let Some(mut pulse) = self.lock(local) {
+            pulse.moved_to(activity);
+        }
+    }
+
+    /// How all ranks are now.
+    pub(super) fn heartbeats(&self) -> Heartbeats {
+        Heartbeats {
+            attempt: self.attempt,
+            ranks: (0..self.ranks.len())
+                .filter_map(|local| self.heartbeat(local))
+                .collect(),
+        }
+    }
+
+    /// How the `local`-th rank is now.
+    pub(super) fn heartbeat(&self, local: usize) -> Option<Heartbeat> {
+        let pulse = self.lock(local)?;
+        Some(Heartbeat {
+            rank: self.first_rank + local as u32,
+            activity: pulse.activity,
+            step: pulse.step,
+            moves: pulse.moves,
+            idle_seconds: pulse.moved_at.elapsed().as_secs_f64(),
+            median_step_seconds: median(pulse.seconds.iter().copied()),
+            process: pulse.pid.map_or(ProcessState::Running, state_of),
+        })
+    }
+}
+
+impl Pulse {
+    fn moved_to(&mut self, activity: Activity) {
+        self.activity = activity;
+        self.moves += 1;
+        self.moved_at = Instant::now();
+    }
+}
+
+/// The middle value, the lower one of two; `None` of nothing.
+fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
+    let mut values: Vec<f64> = values.collect();
+    let middle = values.len().checked_sub(1)? / 2;
+    let (_, median, _) = values.select_nth_unstable_by(middle, f64::total_cmp);
+    Some(*median)
+}
+
+fn state_of(pid: Pid) -> ProcessState {
+    fs_err::read_to_string(format!("/proc/{pid}/stat"))
+        .ok()
+        .as_deref()
+        .and_then(state_letter)
+        .map_or(ProcessState::Ended, ProcessState::of_letter)
+}
+
+/// The third field of `/proc/PID/stat`. The second is the program's name in parentheses, which may itself hold some.
+fn state_letter(stat: &str) -> Option<char> {
+    let (_, rest) = stat.rsplit_once(')')?;
+    rest.trim_start().chars().next()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_is_starting_until_its_first_step_and_each_step_starts_its_age_anew() {
+        let pulses = Pulses::new(3, 4, 2);
+        let begun = pulses.heartbeats();
+        assert_eq!((begun.attempt, begun.ranks.len()), (3, 2));
+        assert_eq!(
+            (begun.ranks[1].rank, begun.ranks[1].activity, begun.ranks[1].step),
+            (5, Activity::Starting, None)
+        );
+        let age = || pulses.heartbeat(1).expect("a rank").idle_seconds;
+        pulses.lock(1).expect("a rank").moved_at -= std::time::Duration::from_secs(90);
+        assert!(age() >= 90.0);
+        pulses.stepped(1, 7, 0.5);
+        let moved = pulses.heartbeat(1).expect("a rank");
+        assert_eq!(
+            (moved.activity, moved.step, moved.moves),
+            (Activity::Training, Some(7), 1)
+        );
+        assert!(moved.idle_seconds < 90.0);
+        pulses.lock(1).expect("a rank").moved_at -= std::time::Duration::from_secs(90);
+        pulses.turned_to(1, Activity::Evaluating);
+        assert!(age() < 90.0);
+        pulses.turned_to(1, Activity::Evaluating);
+        let moves = pulses.heartbeat(1).expect("a rank").moves;
+        assert_eq!(moves, 3, "another batch of the evaluation");
+        assert_eq!(pulses.heartbeat(2), None);
+    }
+
+    #[test]
+    fn the_median_is_of_the_latest_steps() {
+        let pulses = Pulses::new(1, 0, 1);
+        pulses.stepped(0, 1, 1000.0);
+        for step in 0..LATEST_STEPS as u64 {
+            pulses.stepped(0, 2 + step, if step < 60 { 0.25 } else { 4.0 });
+        }
+        let heartbeat = pulses.heartbeat(0).expect("a rank");
+        assert_eq!(heartbeat.median_step_seconds, Some(0.25));
+        assert_eq!(median([2.0, 1.0].into_iter()), Some(1.0));
+        assert_eq!(median(std::iter::empty()), None);
+    }
+
+    #[test]
+    fn the_kernel_tells_how_a_process_is() {
+        assert_eq!(state_letter("7 (a) b) T 1 7"), Some('T'));
+        assert_eq!(ProcessState::of_letter('T'), ProcessState::Stopped);
+        assert_eq!(state_of(Pid::this()), ProcessState::Running);
+        // Above the largest number that a process can have.
+        assert_eq!(state_of(Pid::from_raw(1 << 23)), ProcessState::Ended);
+    }
+}

@@ -1,0 +1,78 @@
+//! Floating-point operations of a training step, and how many a GPU could do: together the model FLOPs utilisation.
+
+use contract::{ModelConfig, Pooling};
+
+/// Dense bf16 peaks in FLOP/s by what a GPU's product name contains, as torchtitan's `get_peak_flops` has them; the
+/// first entry that fits counts.
+const PEAKS: [(&str, f64); 6] = [
+    ("B200", 2.25e15),
+    ("H200", 989e12),
+    ("H100 NVL", 835e12),
+    ("H100 PCIe", 756e12),
+    ("H100", 989e12),
+    ("A100", 312e12),
+];
+
+/// Operations of one image in forward and backward pass: six times the multiplications of its matrix products,
+/// attention's included, of the forward pass. What is recomputed in the backward pass does not count.
+pub(super) fn flops_per_image(model: &ModelConfig) -> f64 {
+    let [image, patch, width, depth, mlp, classes, channels] = [
+        model.image_size,
+        model.patch_size,
+        model.hidden_size,
+        model.depth,
+        model.mlp_size,
+        model.num_classes,
+        model.channels,
+    ]
+    .map(f64::from);
+    let patches = (image / patch).powi(2);
+    let tokens =
+        patches + f64::from(u8::from(model.pooling == Pooling::Token)) + f64::from(model.register_tokens);
+    let embedding = patches * channels * patch * patch * width;
+    let linear = tokens * (4.0 * width * width + 2.0 * width * mlp);
+    let attention = 2.0 * tokens * tokens * width;
+    6.0 * (embedding + depth * (linear + attention) + width * classes)
+}
+
+/// Dense bf16 peak of a GPU, FLOP/s; `None` for a product that is not in the table.
+pub(super) fn peak(product: &str) -> Option<f64> {
+    PEAKS
+        .iter()
+        .find(|(name, _)| product.contains(name))
+        .map(|(_, peak)| *peak)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_operations_of_vit_b16_are_those_of_the_literature() {
+        let model = ModelConfig {
+            image_size: 224,
+            patch_size: 16,
+            hidden_size: 768,
+            depth: 12,
+            heads: 12,
+            mlp_size: 3072,
+            num_classes: 1000,
+            channels: 3,
+            pooling: Pooling::Token,
+            register_tokens: 0,
+            layer_scale: None,
+            drop_path: 0.0,
+            pretrained: None,
+        };
+        // 17.56 GMAC forward.
+        let flops = flops_per_image(&model);
+        assert!((flops / 1e9 - 105.4).abs() < 0.1, "{flops}");
+    }
+
+    #[test]
+    fn a_product_finds_its_own_peak() {
+        assert_eq!(peak("NVIDIA H100 PCIe"), Some(756e12));
+        assert_eq!(peak("NVIDIA H100 80GB HBM3"), Some(989e12));
+        assert_eq!(peak("NVIDIA GeForce RTX 3070"), None);
+    }
+}

@@ -1,0 +1,161 @@
+//! `vit-trainer bench`: real training steps, measured on the machinery that `run` uses.
+
+mod configure;
+mod flops;
+mod plan;
+mod report;
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use contract::{ExitCode, RunConfig};
+
+use crate::agent::output::write_line;
+use crate::error::TrainError;
+use crate::run::agents::{self, Launch, RunFolder};
+use crate::signals::stop_on_signal;
+use configure::Setting;
+use report::Summary;
+
+pub(crate) use plan::{Distribution, Plan, RankResult};
+
+/// The command line of `bench`.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Exposed synchronisation is given twice: timed inside the step, and as the difference to paired steps that do not reduce gradients.\n\nExample: vit-trainer bench --model vit_tiny_patch16_224 --batch-size 16 --nodes 2\nExample: vit-trainer bench -f examples/digits.yaml --set workers.device=cpu --json -"
+)]
+pub(crate) struct Arguments {
+    /// Manifest of a ViTTrainingJob; ViT-Ti/16 with batches of 16 if not given
+    #[arg(short = 'f', long = "file", value_name = "FILE")]
+    manifest: Option<PathBuf>,
+    /// Preset of the model, in place of model.name
+    #[arg(long, value_name = "NAME")]
+    model: Option<String>,
+    /// Images of a rank's step, in place of training.microBatchSize
+    #[arg(long, value_name = "N")]
+    batch_size: Option<u32>,
+    /// Number of nodes, in place of workers.nodes; each is an agent process
+    #[arg(long, value_name = "N")]
+    nodes: Option<u32>,
+    /// Ranks a node, in place of workers.gpusPerNode
+    #[arg(long, value_name = "N")]
+    gpus_per_node: Option<u32>,
+    /// Any other field of the manifest's spec, such as training.precision=bf16; can be repeated
+    #[arg(long, value_name = "FIELD=VALUE")]
+    set: Vec<Setting>,
+    /// Folder of the manifest's data set, in place of synthetic images
+    #[arg(long, value_name = "DIR", requires = "manifest")]
+    data: Option<PathBuf>,
+    /// Steps before anything is measured; the first gives the seconds to the first step
+    #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..))]
+    warmup_steps: u32,
+    /// Steps that are measured
+    #[arg(long, value_name = "N", default_value = "30", value_parser = clap::value_parser!(u32).range(1..))]
+    steps: u32,
+    /// Pairs of a step with and a step without reduced gradients, after the measured steps
+    #[arg(long, value_name = "N", default_value = "0")]
+    pairs: u32,
+    /// Write the result as JSON to this file; `-` prints it in place of the table
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Addresses of the nodes, where they are not all on the loopback interface
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
+    addresses: Vec<IpAddr>,
+    /// Command that starts a node's agent, with {node} for its number, such as 'ip netns exec node{node}'
+    #[arg(long, value_name = "COMMAND", default_value = "")]
+    launcher: String,
+}
+
+/// Measures, and tells. Gives the exit code.
+pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
+    let system = |action| move |error| TrainError::System { action, error };
+    let started = started().map_err(system("failed to read when this process started"))?;
+    let folder = RunFolder::new("bench").map_err(system("failed to make a temporary folder"))?;
+    let config = configure::configure(arguments, folder.path())?;
+    if !arguments.addresses.is_empty() && arguments.addresses.len() != config.nodes as usize {
+        return Err(TrainError::Config(format!(
+            "--addresses has {} addresses, but there are {} nodes: give one a node",
+            arguments.addresses.len(),
+            config.nodes
+        )));
+    }
+    let plan = Plan {
+        warmup_steps: arguments.warmup_steps,
+        steps: arguments.steps,
+        pairs: arguments.pairs,
+        started,
+        folder: folder.path().into(),
+    };
+    let launch = Launch {
+        launcher: arguments.launcher.split_whitespace().map(Into::into).collect(),
+        addresses: arguments.addresses.clone(),
+        environment: vec![(plan::PLAN.into(), plan.write()?.into())],
+        keep_errors: false,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(system("failed to start"))?;
+    let end = runtime.block_on(async { agents::run(&config, &launch, stop_on_signal()?, |_| ()).await })?;
+    if end.code != ExitCode::Done {
+        let message = end
+            .failure
+            .map_or_else(|| "see the messages above".to_owned(), |failure| failure.message);
+        tracing::error!("nothing was measured (exit code {}): {message}", end.code.code());
+        return Ok(end.code);
+    }
+    let summary = Summary::new(&config, plan.results(config.world_size())?);
+    tell(arguments, &config, &summary)?;
+    Ok(ExitCode::Done)
+}
+
+fn tell(arguments: &Arguments, config: &RunConfig, summary: &Summary) -> Result<(), TrainError> {
+    let failed = |error| TrainError::System {
+        action: "failed to write the result",
+        error,
+    };
+    let json = serde_json::to_string_pretty(summary)
+        .map_err(std::io::Error::other)
+        .map_err(failed)?;
+    match arguments.json.as_deref() {
+        Some(path) if path.as_os_str() == "-" => write_line(&json),
+        Some(path) => {
+            write_line(&summary.table(config));
+            fs_err::write(path, json).map_err(failed)?;
+        }
+        None => write_line(&summary.table(config)),
+    }
+    Ok(())
+}
+
+/// When this process was started, seconds since 1970. Not when `main` began: loading libtorch comes before.
+fn started() -> std::io::Result<f64> {
+    let number = |text: Option<&str>| {
+        text.and_then(|text| text.parse::<f64>().ok())
+            .ok_or_else(|| std::io::Error::other("/proc has another form than expected"))
+    };
+    let stat = fs_err::read_to_string("/proc/self/stat")?;
+    let uptime = fs_err::read_to_string("/proc/uptime")?;
+    // The name in parentheses, the second field, may hold spaces; `starttime` is field 22.
+    let after_name = stat.rsplit(')').next().unwrap_or_default();
+    let start_ticks = number(after_name.split_whitespace().nth(19))?;
+    let uptime = number(uptime.split_whitespace().next())?;
+    let ticks_per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?.unwrap_or(100) as f64;
+    let now = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_err(std::io::Error::other)?;
+    Ok(now.as_secs_f64() - (uptime - start_ticks / ticks_per_second))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_started_before_now() {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970");
+        let age = now.as_secs_f64() - started().expect("on Linux");
+        assert!((-0.02..24.0 * 3600.0).contains(&age), "{age}");
+    }
+}

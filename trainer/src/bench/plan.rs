@@ -1,0 +1,167 @@
+//! What the command and its ranks tell each other: a plan in a file that the environment names, and beside it a result
+//! a rank.
+
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::TrainError;
+use crate::metrics::{Phases, SyncCost};
+
+/// Environment variable with the path of the plan; a rank that has it measures instead of training.
+pub(crate) const PLAN: &str = "VIT_BENCH_PLAN";
+
+/// What each rank is to measure.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    /// Steps before anything is measured.
+    pub(crate) warmup_steps: u32,
+    /// Steps that are measured, one right after the other.
+    pub(crate) steps: u32,
+    /// After them: how often a step that reduces gradients is paired with one that does not.
+    pub(crate) pairs: u32,
+    /// When the command was started, seconds since 1970.
+    pub(crate) started: f64,
+    /// Folder of the plan and the results.
+    pub(crate) folder: PathBuf,
+}
+
+/// What one rank measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct RankResult {
+    /// The rank.
+    pub(crate) rank: u32,
+    /// Images a second of this rank.
+    pub(crate) images_per_second: f64,
+    /// Duration of the measured steps.
+    pub(crate) step_ms: Distribution,
+    /// Mean seconds of a step by phase.
+    pub(crate) phases: Phases,
+    /// Mean cost of a step's synchronisation.
+    pub(crate) sync: SyncCost,
+    /// Share of a step in which it waited for gradients that every rank had ready, timed inside the step.
+    pub(crate) exposed_sync_share_in_place: f64,
+    /// Share of a step that vanishes where gradients are not reduced: medians of the paired steps.
+    pub(crate) exposed_sync_share: Option<f64>,
+    /// From the start of the command to the end of the first step.
+    pub(crate) seconds_to_first_step: f64,
+    /// Most resident memory of the rank's process.
+    pub(crate) peak_rss_bytes: Option<u64>,
+    /// Most memory of tensors on the GPU.
+    pub(crate) peak_device_bytes: Option<u64>,
+    /// The GPU's product name; `None` on the CPU.
+    pub(crate) gpu: Option<String>,
+}
+
+/// Order statistics of durations, milliseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Distribution {
+    pub(crate) mean: f64,
+    pub(crate) p50: f64,
+    pub(crate) p90: f64,
+    pub(crate) p99: f64,
+}
+
+impl Distribution {
+    /// Of durations in seconds, of which there is at least one.
+    pub(crate) fn of(seconds: &[f64]) -> Self {
+        let mut sorted = seconds.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        // The smallest value that is at least as large as this share of all values.
+        let percentile = |share: f64| {
+            let rank = (share * sorted.len() as f64).ceil() as usize;
+            sorted[rank.clamp(1, sorted.len()) - 1] * 1e3
+        };
+        Self {
+            mean: seconds.iter().sum::<f64>() / seconds.len() as f64 * 1e3,
+            p50: percentile(0.5),
+            p90: percentile(0.9),
+            p99: percentile(0.99),
+        }
+    }
+}
+
+fn failed(action: &'static str) -> impl FnOnce(std::io::Error) -> TrainError {
+    move |error| TrainError::System { action, error }
+}
+
+impl Plan {
+    /// The plan that the environment names; `None` where this rank is to train.
+    pub(crate) fn of_environment() -> Result<Option<Self>, TrainError> {
+        let Some(path) = std::env::var_os(PLAN) else {
+            return Ok(None);
+        };
+        let plan = fs_err::read(Path::new(&path))
+            .and_then(|bytes| serde_json::from_slice(&bytes).map_err(std::io::Error::other))
+            .map_err(failed("failed to read the plan of the benchmark"))?;
+        Ok(Some(plan))
+    }
+
+    /// Writes the plan for the ranks. Gives its path.
+    pub(super) fn write(&self) -> Result<PathBuf, TrainError> {
+        let path = self.folder.join("plan.json");
+        write_json(&path, self).map_err(failed("failed to write the plan of the benchmark"))?;
+        Ok(path)
+    }
+
+    /// Leaves a rank's result.
+    pub(crate) fn report(&self, result: &RankResult) -> Result<(), TrainError> {
+        write_json(&self.result(result.rank), result).map_err(failed("failed to write what was measured"))
+    }
+
+    /// The results of all ranks, in their order.
+    pub(super) fn results(&self, ranks: u32) -> Result<Vec<RankResult>, TrainError> {
+        let read = |rank| {
+            let bytes = fs_err::read(self.result(rank))?;
+            serde_json::from_slice(&bytes).map_err(std::io::Error::other)
+        };
+        let results: std::io::Result<Vec<RankResult>> = (0..ranks).map(read).collect();
+        results.map_err(failed("failed to read what a rank measured"))
+    }
+
+    fn result(&self, rank: u32) -> PathBuf {
+        self.folder.join(format!("rank-{rank}.json"))
+    }
+}
+
+fn write_json(path: &Path, value: &impl Serialize) -> std::io::Result<()> {
+    fs_err::write(path, serde_json::to_vec(value).map_err(std::io::Error::other)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_values_that_occurred() {
+        let seconds: Vec<f64> = (1..=10).rev().map(f64::from).collect();
+        let of_ten = Distribution::of(&seconds);
+        assert_eq!(
+            of_ten,
+            Distribution {
+                mean: 5500.0,
+                p50: 5000.0,
+                p90: 9000.0,
+                p99: 10_000.0
+            }
+        );
+        assert_eq!(Distribution::of(&[0.5]), Distribution::of(&[0.5, 0.5]));
+    }
+
+    #[test]
+    fn a_plan_and_its_results_read_back() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let plan = Plan {
+            warmup_steps: 1,
+            steps: 2,
+            pairs: 3,
+            started: 4.5,
+            folder: folder.path().into(),
+        };
+        let path = plan.write().expect("writes");
+        let read: Plan = serde_json::from_slice(&fs_err::read(path).expect("reads")).expect("a plan");
+        assert_eq!(read, plan);
+        let error = plan.results(1).expect_err("nobody measured yet").to_string();
+        assert!(error.contains("rank-0.json"), "{error}");
+    }
+}

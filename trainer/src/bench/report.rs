@@ -1,0 +1,127 @@
+//! What all ranks measured, as one result.
+
+use contract::RunConfig;
+use serde::Serialize;
+
+use super::flops::{flops_per_image, peak};
+use super::{Distribution, RankResult};
+
+/// The result of a benchmark.
+#[derive(Debug, Serialize)]
+pub(super) struct Summary {
+    device: String,
+    world_size: u32,
+    /// Images of one rank's step.
+    batch: u64,
+    /// Over all ranks.
+    images_per_second: f64,
+    step_ms: Distribution,
+    exposed_sync_share: Option<f64>,
+    exposed_sync_share_in_place: f64,
+    seconds_to_first_step: f64,
+    /// Largest of all ranks.
+    peak_rss_bytes: Option<u64>,
+    /// Largest of all ranks.
+    peak_device_bytes: Option<u64>,
+    flops_per_image: f64,
+    /// Model FLOPs utilisation: share of the GPU's dense bf16 peak.
+    mfu: Option<f64>,
+    ranks: Vec<RankResult>,
+}
+
+impl Summary {
+    /// `ranks` holds every rank's result, in their order. A step is rank 0's: ranks wait for one another in each.
+    pub(super) fn new(config: &RunConfig, ranks: Vec<RankResult>) -> Self {
+        let first = &ranks[0];
+        let images_per_second = ranks.iter().map(|rank| rank.images_per_second).sum();
+        let flops_per_image = flops_per_image(&config.model);
+        let peak = first.gpu.as_deref().and_then(peak);
+        Self {
+            device: first.gpu.clone().unwrap_or_else(|| "cpu".into()),
+            world_size: config.world_size(),
+            batch: config.global_batch_size() / u64::from(config.world_size()),
+            images_per_second,
+            step_ms: first.step_ms,
+            exposed_sync_share: first.exposed_sync_share,
+            exposed_sync_share_in_place: first.exposed_sync_share_in_place,
+            seconds_to_first_step: first.seconds_to_first_step,
+            peak_rss_bytes: ranks.iter().filter_map(|rank| rank.peak_rss_bytes).max(),
+            peak_device_bytes: ranks.iter().filter_map(|rank| rank.peak_device_bytes).max(),
+            flops_per_image,
+            mfu: peak
+                .map(|peak| images_per_second * flops_per_image / (peak * f64::from(config.world_size()))),
+            ranks,
+        }
+    }
+
+    /// The result as lines to read.
+    pub(super) fn table(&self, config: &RunConfig) -> String {
+        let megabytes = |bytes: Option<u64>| {
+            bytes.map_or_else(
+                || "unknown".into(),
+                |bytes| format!("{:.0} MB", bytes as f64 / 1e6),
+            )
+        };
+        let percent = |share: Option<f64>| {
+            share.map_or_else(
+                || "not measured".into(),
+                |share| format!("{:.1} %", share * 100.0),
+            )
+        };
+        let model = &config.model;
+        let mut rows = vec![
+            (
+                "model",
+                format!(
+                    "{} px, patch {}, width {}, depth {}, {} heads",
+                    model.image_size, model.patch_size, model.hidden_size, model.depth, model.heads
+                ),
+            ),
+            (
+                "ranks",
+                format!("{} x {} images on {}", self.world_size, self.batch, self.device),
+            ),
+            ("images/s", format!("{:.1}", self.images_per_second)),
+            (
+                "step ms p50 p90 p99",
+                format!(
+                    "{:.1} {:.1} {:.1}",
+                    self.step_ms.p50, self.step_ms.p90, self.step_ms.p99
+                ),
+            ),
+            (
+                "exposed sync, in place",
+                percent(Some(self.exposed_sync_share_in_place)),
+            ),
+            ("exposed sync, difference", percent(self.exposed_sync_share)),
+            (
+                "seconds to first step",
+                format!("{:.2}", self.seconds_to_first_step),
+            ),
+            ("peak resident memory", megabytes(self.peak_rss_bytes)),
+        ];
+        if self.peak_device_bytes.is_some() {
+            rows.push(("peak device memory", megabytes(self.peak_device_bytes)));
+        }
+        if self.mfu.is_some() {
+            rows.push(("MFU", percent(self.mfu)));
+        }
+        let mut lines: Vec<String> = rows
+            .into_iter()
+            .map(|(name, value)| format!("{name:<26}{value}"))
+            .collect();
+        lines.push(String::new());
+        lines.push(
+            "rank   images/s  data ms  forward  backward  exposed  straggler  optimizer  step p99".into(),
+        );
+        for rank in &self.ranks {
+            let [data, forward, backward, exposed, straggler, optimizer] =
+                rank.phases.values().map(|seconds| seconds * 1e3);
+            lines.push(format!(
+                "{:<4}{:>11.1}{data:>9.1}{forward:>9.1}{backward:>10.1}{exposed:>9.1}{straggler:>11.1}{optimizer:>11.1}{:>10.1}",
+                rank.rank, rank.images_per_second, rank.step_ms.p99
+            ));
+        }
+        lines.join("\n")
+    }
+}

@@ -1,0 +1,224 @@
+//! The folder that holds a job's checkpoints: names, order, and what is kept.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use fs_err as fs;
+
+use super::checksums::Checksums;
+use super::error::{Earlier, Shortage};
+use super::load::{Loaded, load};
+use super::ownership::{Claim, Owner};
+use super::{CheckpointError, Part, Run, STATE_FILE, Snapshot};
+use crate::tensor_file;
+
+/// Half written or half removed.
+const PARTIAL_PREFIX: &str = ".partial-";
+/// Complete, on its way to its place.
+const COMPLETE_PREFIX: &str = ".complete-";
+const STEP_PREFIX: &str = "step-";
+
+/// The checkpoints of one job.
+#[derive(Debug)]
+pub(crate) struct CheckpointFolder {
+    path: PathBuf,
+    keep: usize,
+    claim: Claim,
+}
+
+impl CheckpointFolder {
+    /// Opens the folder for a run and takes it from whoever had it; makes it where it is missing, and finishes or removes
+    /// what an interrupted write left.
+    pub(crate) fn open(path: &Path, keep: u32, owner: Owner) -> Result<Self, CheckpointError> {
+        make(path).map_err(CheckpointError::Folder)?;
+        let folder = Self {
+            path: path.into(),
+            keep: keep as usize,
+            claim: Claim::take(path, owner).map_err(CheckpointError::Folder)?,
+        };
+        folder.clean_up().map_err(CheckpointError::Folder)?;
+        Ok(folder)
+    }
+
+    fn clean_up(&self) -> std::io::Result<()> {
+        let names = fs::read_dir(&self.path)?
+            .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+            .collect::<std::io::Result<Vec<_>>>()?;
+        // Before anything is put in its place: that may need a name of what is removed here.
+        for name in names.iter().filter(|name| name.starts_with(PARTIAL_PREFIX)) {
+            fs::remove_dir_all(self.path.join(name))?;
+        }
+        for step in names
+            .iter()
+            .filter_map(|name| step_of(name.strip_prefix(COMPLETE_PREFIX)?))
+        {
+            self.put_in_place(step)?;
+        }
+        Ok(())
+    }
+
+    /// Writes a checkpoint and removes those beyond the number to keep. Gives its folder and its size in bytes.
+    pub(super) fn save(&self, snapshot: &Snapshot) -> Result<(PathBuf, u64), CheckpointError> {
+        let step = snapshot.state.position.step;
+        let partial = self.path.join(format!("{PARTIAL_PREFIX}{STEP_PREFIX}{step:08}"));
+        // Not even a half-written one of this name may be removed where it is a successor's.
+        let written = self.claim.check().and_then(|()| self.write(snapshot, &partial));
+        match written {
+            Ok(bytes) => {
+                self.prune()?;
+                Ok((self.folder(step), bytes))
+            }
+            Err(error) => {
+                // Free the space again; the write's own error is the one to report. What is a successor's stays.
+                if self.claim.check().is_ok() {
+                    let _ = fs::remove_dir_all(&partial);
+                }
+                Err(CheckpointError::Write {
+                    step,
+                    space: self.shortage(&error, snapshot.bytes()),
+                    earlier: Earlier(self.steps().ok().and_then(|steps| steps.last().copied())),
+                    error,
+                })
+            }
+        }
+    }
+
+    fn write(&self, snapshot: &Snapshot, partial: &Path) -> std::io::Result<u64> {
+        match fs::remove_dir_all(partial) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => fs::create_dir(partial)?,
+        }
+        let mut checksums = Checksums::default();
+        let metadata = snapshot.metadata();
+        for (file, values) in &snapshot.files {
+            checksums.write(partial, file, |out| tensor_file::write(out, values, &metadata))?;
+        }
+        let state = snapshot.state.to_json()?;
+        checksums.write(partial, STATE_FILE, |out| out.write_all(&state))?;
+        let bytes = checksums.finish(partial)?;
+        sync_folder(partial)?;
+        let step = snapshot.state.position.step;
+        self.claim.check()?;
+        fs::rename(partial, self.complete(step))?;
+        sync_folder(&self.path)?;
+        self.put_in_place(step)?;
+        Ok(bytes)
+    }
+
+    /// What there was too little of, where that is why a write failed.
+    fn shortage(&self, error: &std::io::Error, needed: u64) -> Shortage {
+        let full = [
+            ErrorKind::StorageFull,
+            ErrorKind::QuotaExceeded,
+            ErrorKind::FileTooLarge,
+        ];
+        if !full.contains(&error.kind()) {
+            return Shortage::None;
+        }
+        let free = nix::sys::statvfs::statvfs(&self.path)
+            .ok()
+            .map(|storage| storage.blocks_available() * storage.fragment_size());
+        Shortage::Of {
+            needed,
+            folder: self.path.clone(),
+            free,
+        }
+    }
+
+    /// The newest checkpoint that can be read, loaded into the given parts. One that is damaged is passed over with
+    /// a warning; one that does not fit, or that this run may not continue from, is an error. `None` where there is
+    /// none at all.
+    pub(crate) fn load_newest(
+        &self,
+        run: Run<'_>,
+        parts: &[Part<'_>],
+    ) -> Result<Option<Loaded>, CheckpointError> {
+        let steps = self.steps()?;
+        let mut newest_error = None;
+        for step in steps.iter().rev() {
+            match load(&self.folder(*step), run, parts) {
+                Ok(loaded) => return Ok(Some(loaded)),
+                Err(error) if error.is_refusal() => return Err(error),
+                Err(error) => {
+                    tracing::warn!("passing over the checkpoint of step {step}: {error}");
+                    newest_error.get_or_insert_with(|| error.to_string());
+                }
+            }
+        }
+        match newest_error {
+            Some(newest) => Err(CheckpointError::AllCorrupt {
+                count: steps.len(),
+                folder: self.path.clone(),
+                newest,
+            }),
+            None => Ok(None),
+        }
+    }
+
+    /// Gives a complete checkpoint its name. Where the same step was saved before, as after a resume from it, the older
+    /// one goes; at every moment one of the two is complete under a name that [`Self::open`] knows.
+    fn put_in_place(&self, step: u64) -> std::io::Result<()> {
+        let target = self.folder(step);
+        if target.exists() {
+            self.remove(step)?;
+        }
+        fs::rename(self.complete(step), target)?;
+        sync_folder(&self.path)
+    }
+
+    /// Removes the checkpoint of a step. It is renamed first: a half-removed folder must not look complete.
+    fn remove(&self, step: u64) -> std::io::Result<()> {
+        let doomed = self.path.join(format!("{PARTIAL_PREFIX}removed-{step:08}"));
+        fs::rename(self.folder(step), &doomed)?;
+        fs::remove_dir_all(doomed)
+    }
+
+    fn complete(&self, step: u64) -> PathBuf {
+        self.path.join(format!("{COMPLETE_PREFIX}{STEP_PREFIX}{step:08}"))
+    }
+
+    pub(super) fn folder(&self, step: u64) -> PathBuf {
+        self.path.join(format!("{STEP_PREFIX}{step:08}"))
+    }
+
+    /// Steps of all complete checkpoints, ascending.
+    pub(super) fn steps(&self) -> Result<Vec<u64>, CheckpointError> {
+        let mut steps = Vec::new();
+        for entry in fs::read_dir(&self.path).map_err(CheckpointError::Folder)? {
+            let name = entry.map_err(CheckpointError::Folder)?.file_name();
+            steps.extend(name.to_str().and_then(step_of));
+        }
+        steps.sort_unstable();
+        Ok(steps)
+    }
+
+    fn prune(&self) -> Result<(), CheckpointError> {
+        let steps = self.steps()?;
+        for step in &steps[..steps.len().saturating_sub(self.keep)] {
+            self.remove(*step).map_err(CheckpointError::Folder)?;
+        }
+        Ok(())
+    }
+}
+
+/// The step that a checkpoint's folder is named for.
+pub(super) fn step_of(name: &str) -> Option<u64> {
+    name.strip_prefix(STEP_PREFIX)?.parse().ok()
+}
+
+/// Makes the folder durable too, where it is new: a checkpoint in it is worth no more than its own name.
+fn make(path: &Path) -> std::io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    fs::create_dir_all(path)?;
+    match path.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => sync_folder(parent),
+        _ => Ok(()),
+    }
+}
+
+/// Makes the names in a folder durable.
+fn sync_folder(path: &Path) -> std::io::Result<()> {
+    fs::File::open(path)?.sync_all()
+}

@@ -1,0 +1,203 @@
+//! A checkpoint opened for its weights alone, by a command that does not train. Nothing in its folder is changed.
+
+use std::path::{Path, PathBuf};
+
+use contract::ModelConfig;
+
+use super::checksums::Checksums;
+use super::{AVERAGE_FILE, CheckpointError, MODEL_FILE, STATE_FILE, State};
+use crate::error::TrainError;
+use crate::model::Weights;
+
+/// Which of a checkpoint's two sets of weights.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) enum WeightsKind {
+    /// What the optimizer changes.
+    Trained,
+    /// Their exponential moving average.
+    Ema,
+}
+
+impl std::fmt::Display for WeightsKind {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            Self::Trained => "trained weights",
+            Self::Ema => "moving average of the weights",
+        })
+    }
+}
+
+/// A complete checkpoint.
+#[derive(Debug)]
+pub(crate) struct SavedCheckpoint {
+    pub(crate) path: PathBuf,
+    pub(crate) state: State,
+    checksums: Checksums,
+}
+
+impl SavedCheckpoint {
+    /// Opens the checkpoint in the folder `path`.
+    pub(crate) fn open(path: PathBuf) -> Result<Self, CheckpointError> {
+        let checksums = Checksums::open(&path)?;
+        let state = State::parse(&path.join(STATE_FILE), &checksums.read(&path, STATE_FILE)?)?;
+        Ok(Self {
+            path,
+            state,
+            checksums,
+        })
+    }
+
+    /// Whether it holds the average of the weights.
+    pub(crate) fn has_average(&self) -> bool {
+        self.checksums.knows(AVERAGE_FILE)
+    }
+
+    /// Weights in 32 bits, with every byte checked.
+    pub(crate) fn weights(&self, kind: WeightsKind) -> Result<Weights, TrainError> {
+        let file = match kind {
+            WeightsKind::Trained => MODEL_FILE,
+            WeightsKind::Ema if self.has_average() => AVERAGE_FILE,
+            WeightsKind::Ema => {
+                return Err(CheckpointError::NoAverage {
+                    path: self.path.clone(),
+                }
+                .into());
+            }
+        };
+        let content = self.checksums.read(&self.path, file)?;
+        Ok(Weights::parse(&self.path.join(file), &content)?)
+    }
+
+    /// An error where its weights are not those of `model`.
+    pub(crate) fn is_of(&self, model: &ModelConfig) -> Result<(), CheckpointError> {
+        match self.state.model.difference(model) {
+            None => Ok(()),
+            Some(difference) => Err(CheckpointError::OtherModel {
+                path: self.path.clone(),
+                difference,
+            }),
+        }
+    }
+}
+
+/// The folder of the checkpoint that `path` names: itself, or the newest one in the folder of a job.
+pub(crate) fn locate(path: &Path) -> Result<PathBuf, CheckpointError> {
+    if !path.is_dir() {
+        let problem = if path.exists() {
+            "is no folder"
+        } else {
+            "does not exist"
+        };
+        return Err(CheckpointError::NotThere {
+            path: path.into(),
+            problem,
+        });
+    }
+    if path.join(STATE_FILE).exists() {
+        return Ok(path.into());
+    }
+    let newest = super::find::newest(path).map_err(CheckpointError::Read)?;
+    newest.ok_or_else(|| CheckpointError::NotThere {
+        path: path.into(),
+        problem: "holds no checkpoint",
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::ExitCode;
+    use fs_err as fs;
+
+    use super::super::tests::{owner, snapshot};
+    use super::super::{CheckpointFolder, Writer};
+    use super::*;
+
+    /// A folder with the checkpoints of two steps.
+    fn job() -> tempfile::TempDir {
+        let place = tempfile::tempdir().expect("a folder");
+        let mut writer = Writer::new(CheckpointFolder::open(place.path(), 9, owner(1)).expect("opens"));
+        for step in [9, 10] {
+            writer.begin(snapshot(step)).expect("begins");
+        }
+        writer.wait().expect("writes");
+        place
+    }
+
+    fn opened(path: &Path) -> SavedCheckpoint {
+        SavedCheckpoint::open(locate(path).expect("there")).expect("opens")
+    }
+
+    #[test]
+    fn a_checkpoint_is_named_by_itself_or_as_the_newest_of_its_job() {
+        let place = job();
+        let step = |path: &Path| opened(path).state.position.step;
+        assert_eq!(step(place.path()), 10);
+        assert_eq!(step(&place.path().join("step-00000009")), 9);
+
+        let empty = tempfile::tempdir().expect("a folder");
+        let file = place.path().join("step-00000009/state.json");
+        for (path, problem) in [
+            (empty.path(), "holds no checkpoint"),
+            (Path::new("/nowhere/digits"), "/nowhere/digits does not exist"),
+            (&file, "is no folder"),
+        ] {
+            let error = locate(path).expect_err("refused");
+            assert!(error.to_string().contains(problem), "{error}");
+            assert_eq!(TrainError::from(error).exit_code(), ExitCode::BadConfig);
+        }
+    }
+
+    #[test]
+    fn an_average_that_is_not_there_is_told() {
+        let place = job();
+        let checkpoint = opened(place.path());
+        assert!(!checkpoint.has_average());
+        let error = checkpoint.weights(WeightsKind::Ema).expect_err("refused");
+        assert!(
+            error.to_string().contains("its run had no training.ema"),
+            "{error}"
+        );
+        assert_eq!(error.exit_code(), ExitCode::BadConfig);
+    }
+
+    #[test]
+    fn another_model_is_told_by_its_fields() {
+        let place = job();
+        let checkpoint = opened(place.path());
+        let own = checkpoint.state.model.clone();
+        checkpoint.is_of(&own).expect("its own");
+        let other = ModelConfig {
+            num_classes: 5,
+            heads: 4,
+            ..own
+        };
+        let error = checkpoint.is_of(&other).expect_err("refused");
+        let expected = "is of another model: its heads is 2 instead of 4, numClasses is 3 instead of 5; ";
+        assert!(error.to_string().contains(expected), "{error}");
+    }
+
+    #[test]
+    fn damage_is_found_before_a_value_is_used() {
+        let place = job();
+        let file = place.path().join("step-00000010/model.safetensors");
+        let whole = fs::read(&file).expect("a file");
+        let message = || {
+            let error = opened(place.path())
+                .weights(WeightsKind::Trained)
+                .expect_err("found");
+            assert_eq!(error.exit_code(), ExitCode::Storage);
+            error.to_string()
+        };
+        fs::write(&file, &whole[..whole.len() - 1]).expect("writes");
+        assert!(message().contains("it was cut short"), "{}", message());
+        let mut changed = whole.clone();
+        *changed.last_mut().expect("a byte") ^= 1;
+        fs::write(&file, changed).expect("writes");
+        assert!(message().contains("its CRC-32 is"), "{}", message());
+        fs::write(&file, whole).expect("writes");
+        opened(place.path())
+            .weights(WeightsKind::Trained)
+            .expect("whole again");
+    }
+}

@@ -1,0 +1,418 @@
+//! Checkpoints from their snapshot to their values in another run's tensors.
+
+use std::path::{Path, PathBuf};
+
+use contract::{JobIdentity, ModelConfig, Pooling, Resume};
+use fs_err as fs;
+use tch::{Device, Kind};
+
+use super::*;
+
+fn model() -> ModelConfig {
+    ModelConfig {
+        image_size: 8,
+        patch_size: 4,
+        hidden_size: 8,
+        depth: 1,
+        heads: 2,
+        mlp_size: 16,
+        num_classes: 3,
+        channels: 3,
+        pooling: Pooling::Average,
+        register_tokens: 0,
+        layer_scale: None,
+        drop_path: 0.0,
+        pretrained: None,
+    }
+}
+
+fn job(namespace: &str, uid: Option<&str>) -> JobIdentity {
+    JobIdentity {
+        namespace: namespace.into(),
+        name: "digits".into(),
+        uid: uid.map(Into::into),
+    }
+}
+
+fn state(step: u64) -> State {
+    State::new(
+        job("research", Some("first")),
+        Position {
+            epoch: 1,
+            images_into_epoch: 64,
+            step,
+            updates: step,
+            correct: 5,
+            counted: 9,
+            loss_scale: None,
+        },
+        model(),
+        Some(0.5),
+    )
+}
+
+fn named(value: f64) -> Vec<(String, Tensor)> {
+    vec![(
+        "a".into(),
+        Tensor::full([2, 3], value, (Kind::Float, Device::Cpu)),
+    )]
+}
+
+fn value(tensors: &Named) -> f64 {
+    tensors[0].1.double_value(&[1, 2])
+}
+
+fn snapshot_of(step: u64, weight: f64, moment: f64) -> Snapshot {
+    let (weights, moments) = (named(weight), named(moment));
+    let parts = [Part::model(&weights), Part::optimizer(&moments)];
+    Snapshot::take(state(step), &parts).expect("copies")
+}
+
+pub(super) fn snapshot(step: u64) -> Snapshot {
+    snapshot_of(step, step as f64, step as f64 + 0.5)
+}
+
+/// An attempt of one job.
+pub(super) fn owner(attempt: u32) -> Owner {
+    Owner::new(Some("uid".into()), attempt)
+}
+
+/// What is in a folder of checkpoints beside the name of its owner.
+fn contents(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).expect("lists");
+    let names = entries.map(|entry| {
+        entry
+            .expect("an entry")
+            .file_name()
+            .to_string_lossy()
+            .into_owned()
+    });
+    names.filter(|name| name != "owner.json").collect()
+}
+
+fn save(folder: &CheckpointFolder, step: u64) -> PathBuf {
+    folder.save(&snapshot(step)).expect("saves").0
+}
+
+pub(super) fn load_into(folder: &CheckpointFolder) -> Result<Option<(u64, f64, f64)>, CheckpointError> {
+    let (weights, moments) = (named(-1.0), named(-1.0));
+    let (job, model) = (job("research", Some("second")), model());
+    let run = Run {
+        job: &job,
+        model: &model,
+        resume: Resume::Auto,
+    };
+    let found = folder.load_newest(run, &[Part::model(&weights), Part::optimizer(&moments)])?;
+    Ok(found.map(|found| (found.state.position.step, value(&weights), value(&moments))))
+}
+
+#[test]
+fn the_newest_is_loaded_and_only_so_many_are_kept() {
+    let place = tempfile::tempdir().expect("a folder");
+    let folder = CheckpointFolder::open(&place.path().join("new"), 2, owner(1)).expect("opens");
+    assert!(load_into(&folder).expect("reads").is_none());
+    for step in [5, 10, 100] {
+        save(&folder, step);
+    }
+    assert_eq!(folder.steps().expect("lists"), [10, 100]);
+    assert_eq!(load_into(&folder).expect("reads"), Some((100, 100.0, 100.5)));
+}
+
+#[test]
+fn an_attempt_that_was_replaced_changes_nothing_of_its_successors() {
+    let place = tempfile::tempdir().expect("a folder");
+    let cut_off = CheckpointFolder::open(place.path(), 1, owner(1)).expect("opens");
+    save(&cut_off, 5);
+    let successor = CheckpointFolder::open(place.path(), 1, owner(2)).expect("opens");
+    save(&successor, 8);
+    let half_written = place.path().join(".partial-step-00000009");
+    fs::create_dir(&half_written).expect("makes");
+    let error = cut_off.save(&snapshot(9)).expect_err("is not its own any more");
+    assert!(error.to_string().contains("attempt 2 of the job"), "{error}");
+    assert!(half_written.exists(), "its successor is writing that");
+    assert_eq!(successor.steps().expect("lists"), [8]);
+    assert_eq!(load_into(&successor).expect("reads"), Some((8, 8.0, 8.5)));
+}
+
+/// Each of a checkpoint's files.
+const FILES: [&str; 4] = [
+    "model.safetensors",
+    "optimizer.safetensors",
+    "state.json",
+    "checksums.json",
+];
+
+#[test]
+fn a_checkpoint_with_a_changed_bit_or_a_missing_end_is_passed_over() {
+    let damages: [fn(&mut Vec<u8>); 3] = [
+        |content| *content.last_mut().expect("a byte") ^= 1,
+        |content| content.truncate(content.len() - 1),
+        Vec::clear,
+    ];
+    for file in FILES {
+        for damage in damages {
+            let place = tempfile::tempdir().expect("a folder");
+            let folder = CheckpointFolder::open(place.path(), 3, owner(1)).expect("opens");
+            save(&folder, 1);
+            let path = save(&folder, 2).join(file);
+            let mut content = fs::read(&path).expect("reads");
+            damage(&mut content);
+            fs::write(&path, content).expect("writes");
+            assert_eq!(
+                load_into(&folder).expect("falls back"),
+                Some((1, 1.0, 1.5)),
+                "{file}"
+            );
+            fs::remove_file(&path).expect("removes");
+            assert_eq!(
+                load_into(&folder).expect("falls back"),
+                Some((1, 1.0, 1.5)),
+                "{file}"
+            );
+        }
+    }
+}
+
+#[test]
+fn no_readable_checkpoint_left_is_an_error() {
+    let place = tempfile::tempdir().expect("a folder");
+    let folder = CheckpointFolder::open(place.path(), 3, owner(1)).expect("opens");
+    for step in [1, 2] {
+        fs::write(save(&folder, step).join("state.json"), "{}").expect("writes");
+    }
+    let message = load_into(&folder).expect_err("nothing left").to_string();
+    assert!(
+        message.starts_with("none of the 2 checkpoints in ")
+            && message.contains(
+                "step-00000002/state.json is no checkpoint file this trainer can read: it has 2 bytes"
+            ),
+        "{message}"
+    );
+}
+
+#[test]
+fn another_model_is_told_by_its_tensors_and_nothing_is_overwritten() {
+    let place = tempfile::tempdir().expect("a folder");
+    let folder = CheckpointFolder::open(place.path(), 3, owner(1)).expect("opens");
+    save(&folder, 1);
+    let job = job("research", Some("first"));
+    let weights = named(-1.0);
+    let mut deeper = named(-1.0);
+    deeper.push(("b".into(), Tensor::zeros([7], (Kind::Float, Device::Cpu))));
+    let heads = ModelConfig { heads: 4, ..model() };
+    let depth = ModelConfig { depth: 2, ..model() };
+    let no_b = "it has no b [7]; use another checkpoint folder, or the model and the optimizer";
+    for (model, moments, difference) in [
+        (
+            model(),
+            &deeper,
+            format!("optimizer.safetensors does not fit this run: {no_b}"),
+        ),
+        (
+            depth,
+            &deeper,
+            format!(
+                "optimizer.safetensors does not fit this run: its model's depth is 1 instead of 2; {no_b}"
+            ),
+        ),
+        (
+            heads,
+            &named(-1.0),
+            "state.json does not fit this run: its model's heads is 2 instead of 4; ".into(),
+        ),
+    ] {
+        let run = Run {
+            job: &job,
+            model: &model,
+            resume: Resume::Auto,
+        };
+        let error = folder
+            .load_newest(run, &[Part::model(&weights), Part::optimizer(moments)])
+            .expect_err("refused");
+        assert!(error.is_refusal());
+        assert!(error.to_string().contains(&difference), "{error}");
+        assert!((value(&weights) + 1.0).abs() < f64::EPSILON);
+    }
+}
+
+#[test]
+fn leftovers_of_an_interrupted_write_are_removed_at_the_start() {
+    let place = tempfile::tempdir().expect("a folder");
+    let folder = CheckpointFolder::open(place.path(), 3, owner(1)).expect("opens");
+    let left = save(&folder, 7);
+    fs::rename(&left, place.path().join(".partial-step-00000007")).expect("renames");
+    let folder = CheckpointFolder::open(place.path(), 3, owner(1)).expect("opens");
+    assert!(load_into(&folder).expect("reads").is_none());
+    assert_eq!(contents(place.path()), [""; 0]);
+}
+
+#[test]
+fn saving_a_step_again_loses_nothing_at_whatever_moment_it_is_killed() {
+    const OLD: f64 = 7.0;
+    const NEW: f64 = 8.0;
+    let place = tempfile::tempdir().expect("a folder");
+    let target = "step-00000007";
+    let partial = ".partial-step-00000007";
+    let complete = ".complete-step-00000007";
+    let doomed = ".partial-removed-00000007";
+    // What lies in the folder when the kill comes, in the order in which a save passes through it.
+    let moments: [(&[(&str, f64)], f64); 5] = [
+        (&[(target, OLD), (partial, NEW)], OLD),
+        (&[(target, OLD), (complete, NEW)], NEW),
+        (&[(doomed, OLD), (complete, NEW)], NEW),
+        (&[(complete, NEW)], NEW),
+        (&[(target, NEW)], NEW),
+    ];
+    for (number, (left, expected)) in moments.into_iter().enumerate() {
+        let path = place.path().join(number.to_string());
+        for (name, value) in left {
+            let folder = CheckpointFolder::open(&place.path().join("source"), 1, owner(1)).expect("opens");
+            let saved = folder
+                .save(&snapshot_of(7, *value, *value))
+                .expect("saves, over the one before too")
+                .0;
+            fs::create_dir_all(&path).expect("makes");
+            fs::rename(saved, path.join(name)).expect("renames");
+            if [partial, doomed].contains(name) {
+                fs::remove_file(path.join(name).join("model.safetensors")).expect("removes");
+            }
+        }
+        let folder = CheckpointFolder::open(&path, 1, owner(1)).expect("opens");
+        assert_eq!(
+            load_into(&folder).expect("reads"),
+            Some((7, expected, expected)),
+            "{left:?}"
+        );
+        assert_eq!(contents(&path), [target], "{left:?}");
+    }
+}
+
+#[test]
+fn a_step_saved_again_is_the_newer_one() {
+    let place = tempfile::tempdir().expect("a folder");
+    let folder = CheckpointFolder::open(place.path(), 1, owner(1)).expect("opens");
+    save(&folder, 7);
+    folder.save(&snapshot_of(7, 9.0, 9.5)).expect("saves again");
+    assert_eq!(load_into(&folder).expect("reads"), Some((7, 9.0, 9.5)));
+    assert_eq!(contents(place.path()), ["step-00000007"]);
+}
+
+#[test]
+fn a_failed_write_names_the_path_and_leaves_the_earlier_checkpoint() {
+    let place = tempfile::tempdir().expect("a folder");
+    let folder = CheckpointFolder::open(place.path(), 3, owner(1)).expect("opens");
+    save(&folder, 1);
+    // A file where the folder should go fails for root too, unlike a permission.
+    fs::write(place.path().join(".partial-step-00000002"), "").expect("writes");
+    let message = folder.save(&snapshot(2)).expect_err("fails").to_string();
+    assert!(message.contains(".partial-step-00000002"), "{message}");
+    assert!(
+        !message.contains("bytes"),
+        "space is not what it lacks: {message}"
+    );
+    assert_eq!(load_into(&folder).expect("reads"), Some((1, 1.0, 1.5)));
+}
+
+/// What comes of a checkpoint that job `research/digits` with uid `first` made.
+fn continued(job: JobIdentity, resume: Resume) -> Result<u64, String> {
+    let place = tempfile::tempdir().expect("a folder");
+    let folder = CheckpointFolder::open(place.path(), 3, owner(1)).expect("opens");
+    save(&folder, 3);
+    let run = Run {
+        job: &job,
+        model: &model(),
+        resume,
+    };
+    let found = folder.load_newest(run, &[Part::model(&named(0.0)), Part::optimizer(&named(0.0))]);
+    found
+        .map(|found| found.expect("a checkpoint").state.position.step)
+        .map_err(|error| error.to_string())
+}
+
+#[test]
+fn never_resuming_goes_by_the_jobs_uid() {
+    assert_eq!(continued(job("research", Some("first")), Resume::Never), Ok(3));
+    for other in [Some("second"), None] {
+        let message = continued(job("research", other), Resume::Never).expect_err("refused");
+        for part in [
+            "checkpoint.resume is Never",
+            "step-00000003",
+            "job research/digits (uid first)",
+        ] {
+            assert!(message.contains(part), "no {part} in: {message}");
+        }
+        assert_eq!(continued(job("research", other), Resume::Auto), Ok(3));
+    }
+    let place = tempfile::tempdir().expect("a folder");
+    let folder = CheckpointFolder::open(place.path(), 3, owner(1)).expect("opens");
+    let run = Run {
+        job: &job("research", None),
+        model: &model(),
+        resume: Resume::Never,
+    };
+    let found = folder
+        .load_newest(run, &[Part::model(&named(0.0)), Part::optimizer(&named(0.0))])
+        .expect("empty");
+    assert!(found.is_none());
+}
+
+#[test]
+fn a_checkpoint_of_another_namespace_is_refused_and_a_local_one_is_not() {
+    for resume in [Resume::Auto, Resume::Never] {
+        let message = continued(job("production", Some("second")), resume).expect_err("refused");
+        assert!(
+            message.contains("of job research/digits (uid first), but this is a job of namespace production"),
+            "{message}"
+        );
+    }
+    assert_eq!(continued(job("local", None), Resume::Auto), Ok(3));
+}
+
+#[test]
+fn a_snapshot_keeps_the_values_of_its_moment() {
+    let place = tempfile::tempdir().expect("a folder");
+    let folder = CheckpointFolder::open(place.path(), 3, owner(1)).expect("opens");
+    let (mut weights, moments) = (named(1.0), named(2.0));
+    let snapshot = Snapshot::take(state(1), &[Part::model(&weights), Part::optimizer(&moments)]);
+    let _ = weights[0].1.fill_(9.0);
+    folder.save(&snapshot.expect("copies")).expect("saves");
+    assert_eq!(load_into(&folder).expect("reads"), Some((1, 1.0, 2.0)));
+}
+
+#[test]
+fn an_average_that_was_never_saved_is_no_damage_and_one_that_is_lost_is() {
+    let place = tempfile::tempdir().expect("a folder");
+    let folder = CheckpointFolder::open(place.path(), 3, owner(1)).expect("opens");
+    save(&folder, 1);
+    let (weights, moments, average) = (named(-1.0), named(-1.0), named(-1.0));
+    let [model_part, optimizer_part] = [Part::model(&weights), Part::optimizer(&moments)];
+    let all = [model_part, optimizer_part, Part::average(&average)];
+    let load = |parts: &[Part<'_>]| {
+        let run = Run {
+            job: &job("research", Some("first")),
+            model: &model(),
+            resume: Resume::Auto,
+        };
+        let loaded = folder
+            .load_newest(run, parts)
+            .expect("loads")
+            .expect("a checkpoint");
+        (loaded.state.position.step, loaded.average)
+    };
+    assert_eq!(load(&all), (1, SavedAverage::Missing));
+    assert!(
+        value(&weights) > 0.0 && value(&average) < 0.0,
+        "the rest is loaded"
+    );
+
+    let saved = named(7.0);
+    let with_average = [model_part, optimizer_part, Part::average(&saved)];
+    let snapshot = Snapshot::take(state(2), &with_average).expect("copies");
+    let path = folder.save(&snapshot).expect("saves").0;
+    assert_eq!(load(&[model_part, optimizer_part]), (2, SavedAverage::Unused));
+    assert_eq!(load(&all), (2, SavedAverage::Fits));
+    assert!((value(&average) - 7.0).abs() < f64::EPSILON);
+
+    fs::remove_file(path.join("ema.safetensors")).expect("removes");
+    assert_eq!(load(&all), (1, SavedAverage::Missing), "the one before is taken");
+}

@@ -1,0 +1,188 @@
+//! Taking a DeepSpeed configuration apart key by key, so that none is left unread.
+
+use super::document::Node;
+
+/// What an import found.
+#[derive(Debug, Default)]
+pub(super) struct Findings {
+    /// Fields of the manifest's spec, and the key each comes from.
+    pub(super) fields: Vec<(Vec<&'static str>, Node, String)>,
+    /// Keys that change nothing, and why.
+    pub(super) without_effect: Vec<String>,
+    /// Keys whose counterpart does not do quite the same.
+    pub(super) different: Vec<String>,
+    /// Keys that cannot be taken over.
+    pub(super) errors: Vec<String>,
+}
+
+impl Findings {
+    pub(super) fn field(&mut self, path: &[&'static str], value: Node, from: impl Into<String>) {
+        self.fields.push((path.to_vec(), value, from.into()));
+    }
+
+    pub(super) fn number(&mut self, path: &[&'static str], value: f64, from: impl Into<String>) {
+        self.field(path, Node::Number(value), from);
+    }
+
+    pub(super) fn refuse(&mut self, path: &str, value: impl std::fmt::Display, why: &str) {
+        self.errors.push(format!("{path} is {value}: {why}"));
+    }
+}
+
+/// What becomes of a key that has no field of the manifest.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Fate {
+    /// It changes nothing here, whatever its value.
+    NoEffect(&'static str),
+    /// What it switches on is not here: it must be off.
+    Off(&'static str),
+    /// It is no key of DeepSpeed's, though it looks like one.
+    NoKey(&'static str),
+}
+
+/// A map of the file, from which keys are taken.
+#[derive(Debug)]
+pub(super) struct Section {
+    path: String,
+    entries: Vec<(String, Node)>,
+}
+
+impl Section {
+    pub(super) fn root(entries: Vec<(String, Node)>) -> Self {
+        Self {
+            path: String::new(),
+            entries,
+        }
+    }
+
+    pub(super) fn path_of(&self, key: &str) -> String {
+        if self.path.is_empty() {
+            key.to_owned()
+        } else {
+            format!("{}.{key}", self.path)
+        }
+    }
+
+    pub(super) fn take(&mut self, key: &str) -> Option<Node> {
+        let place = self.entries.iter().position(|(name, _)| name == key)?;
+        Some(self.entries.remove(place).1)
+    }
+
+    /// A map within this one; empty where it is missing.
+    pub(super) fn section(&mut self, key: &str, findings: &mut Findings) -> Option<Self> {
+        let path = self.path_of(key);
+        match self.take(key)? {
+            Node::Map(entries) => Some(Self { path, entries }),
+            Node::Null => None,
+            other => {
+                findings.refuse(&path, other, "must be an object");
+                None
+            }
+        }
+    }
+
+    pub(super) fn number(&mut self, key: &str, findings: &mut Findings) -> Option<f64> {
+        self.typed(key, findings, "must be a number", |node| match node {
+            Node::Integer(value) => Some(*value as f64),
+            Node::Number(value) => Some(*value),
+            // YAML's idea of a number is narrower than JSON's.
+            Node::Text(text) => text.parse().ok(),
+            _ => None,
+        })
+    }
+
+    pub(super) fn count(&mut self, key: &str, findings: &mut Findings) -> Option<u64> {
+        self.typed(
+            key,
+            findings,
+            "must be a whole number of at least 0",
+            Node::as_count,
+        )
+    }
+
+    pub(super) fn flag(&mut self, key: &str, findings: &mut Findings) -> Option<bool> {
+        self.typed(key, findings, "must be true or false", |node| match node {
+            Node::Bool(value) => Some(*value),
+            _ => None,
+        })
+    }
+
+    pub(super) fn text(&mut self, key: &str, findings: &mut Findings) -> Option<String> {
+        self.typed(key, findings, "must be a text", |node| match node {
+            Node::Text(value) => Some(value.clone()),
+            _ => None,
+        })
+    }
+
+    pub(super) fn numbers(&mut self, key: &str, findings: &mut Findings) -> Option<Vec<f64>> {
+        self.typed(key, findings, "must be a list of numbers", |node| {
+            let Node::List(values) = node else { return None };
+            let number = |node: &Node| match node {
+                Node::Integer(value) => Some(*value as f64),
+                Node::Number(value) => Some(*value),
+                _ => None,
+            };
+            values.iter().map(number).collect()
+        })
+    }
+
+    fn typed<T>(
+        &mut self,
+        key: &str,
+        findings: &mut Findings,
+        expected: &str,
+        read: impl FnOnce(&Node) -> Option<T>,
+    ) -> Option<T> {
+        let path = self.path_of(key);
+        let node = self.take(key)?;
+        if matches!(node, Node::Null) {
+            return None;
+        }
+        if node == Node::Text("auto".into()) {
+            let hint = format!("nothing fills that in here; give the value with --set {path}=VALUE");
+            findings.refuse(&path, node, &hint);
+            return None;
+        }
+        let value = read(&node);
+        if value.is_none() {
+            findings.refuse(&path, node, expected);
+        }
+        value
+    }
+
+    /// Judges every key that was not taken.
+    pub(super) fn finish(self, fates: &[(&str, Fate)], findings: &mut Findings) {
+        for (key, node) in &self.entries {
+            let path = self.path_of(key);
+            let fate = fates.iter().find(|(name, _)| name == key).map(|(_, fate)| *fate);
+            match fate {
+                Some(Fate::NoEffect(why)) => findings.without_effect.push(format!("{path}: {why}")),
+                Some(Fate::Off(_)) if is_off(node) => {
+                    findings.without_effect.push(format!("{path}: is off"));
+                }
+                Some(Fate::Off(why) | Fate::NoKey(why)) => findings.refuse(&path, node, why),
+                None => findings.refuse(
+                    &path,
+                    node,
+                    "no key that is known; DeepSpeed would ignore it without a word",
+                ),
+            }
+        }
+    }
+}
+
+/// Whether a value switches nothing on.
+fn is_off(node: &Node) -> bool {
+    match node {
+        Node::Null | Node::Bool(false) | Node::Integer(0) => true,
+        Node::Number(value) => *value == 0.0,
+        Node::Text(text) => text == "none",
+        Node::List(values) => values.is_empty(),
+        Node::Map(entries) => {
+            entries.is_empty()
+                || matches!(node.get(&["enabled"]), Some(Node::Bool(false)))
+                || matches!(node.get(&["device"]), Some(Node::Text(device)) if device == "none")
+        }
+        Node::Bool(true) | Node::Integer(_) | Node::Commented(..) => false,
+    }
+}

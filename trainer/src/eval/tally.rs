@@ -1,0 +1,129 @@
+//! What is counted over all images. Sums stay on the device until the end, so that no batch waits for the one before.
+
+use tch::{Device, Kind, Reduction, Tensor};
+
+use crate::error::TrainError;
+
+/// How many of the likeliest classes top-5 looks at.
+const TOP: i64 = 5;
+
+/// Sums over the images so far.
+#[derive(Debug)]
+pub(super) struct Tally {
+    images: u64,
+    correct: Tensor,
+    correct_top5: Option<Tensor>,
+    loss: Tensor,
+}
+
+/// Sums over all images.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Scores {
+    /// Images classified.
+    pub(super) images: u64,
+    /// Images whose label is the likeliest class.
+    pub(super) correct: u64,
+    /// Images whose label is among the five likeliest classes; `None` with fewer classes.
+    pub(super) correct_top5: Option<u64>,
+    /// Mean cross-entropy, without label smoothing.
+    pub(super) loss: f64,
+}
+
+impl Scores {
+    /// That share of the images.
+    pub(super) fn share(&self, correct: u64) -> f64 {
+        correct as f64 / self.images.max(1) as f64
+    }
+}
+
+impl Tally {
+    pub(super) fn new(classes: u32, device: Device) -> Self {
+        let zero = |kind| Tensor::zeros([0_i64; 0], (kind, device));
+        Self {
+            images: 0,
+            correct: zero(Kind::Int64),
+            correct_top5: (i64::from(classes) >= TOP).then(|| zero(Kind::Int64)),
+            loss: zero(Kind::Double),
+        }
+    }
+
+    /// Takes in a batch: logits BK in 32 bits, labels B.
+    pub(super) fn add(&mut self, logits: &Tensor, labels: &Tensor) -> Result<(), TrainError> {
+        self.images += labels.size()[0].cast_unsigned();
+        // As training counts it: of equal logits the first.
+        let right = logits.f_argmax(1, false)?.f_eq_tensor(labels)?;
+        self.correct = self.correct.f_add(&right.f_sum(Kind::Int64)?)?;
+        if let Some(correct) = &mut self.correct_top5 {
+            let (_, likeliest) = logits.f_topk(TOP, 1, true, false)?;
+            let right = likeliest.f_eq_tensor(&labels.f_unsqueeze(1)?)?;
+            *correct = correct.f_add(&right.f_sum(Kind::Int64)?)?;
+        }
+        let loss = logits.f_cross_entropy_loss(labels, None::<&Tensor>, Reduction::Sum, -100, 0.0)?;
+        self.loss = self.loss.f_add(&loss.f_to_kind(Kind::Double)?)?;
+        Ok(())
+    }
+
+    /// Images so far.
+    pub(super) fn images(&self) -> u64 {
+        self.images
+    }
+
+    /// Waits for the device.
+    pub(super) fn scores(&self) -> Result<Scores, TrainError> {
+        let count = |tensor: &Tensor| tensor.f_int64_value(&[]).map(i64::cast_unsigned);
+        Ok(Scores {
+            images: self.images,
+            correct: count(&self.correct)?,
+            correct_top5: self.correct_top5.as_ref().map(count).transpose()?,
+            loss: self.loss.f_double_value(&[])? / self.images.max(1) as f64,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_are_counted_over_batches_of_any_size() {
+        let logits = Tensor::from_slice(&[
+            5_f32, 4.0, 3.0, 2.0, 1.0, 0.0, // label 0: likeliest
+            5.0, 4.0, 3.0, 2.0, 1.0, 0.0, // label 4: the fifth
+            5.0, 4.0, 3.0, 2.0, 1.0, 0.0, // label 5: the sixth
+        ])
+        .reshape([3, 6]);
+        let labels = Tensor::from_slice(&[0_i64, 4, 5]);
+        let scores = |sizes: &[i64]| {
+            let mut tally = Tally::new(6, Device::Cpu);
+            let mut start = 0;
+            for size in sizes {
+                tally
+                    .add(&logits.narrow(0, start, *size), &labels.narrow(0, start, *size))
+                    .expect("counts");
+                start += size;
+            }
+            tally.scores().expect("sums")
+        };
+        let whole = scores(&[3]);
+        assert_eq!((whole.images, whole.correct, whole.correct_top5), (3, 1, Some(2)));
+        // ln(sum exp) - logit of the label, by hand.
+        let normalizer = (0..6).map(|logit| f64::from(logit).exp()).sum::<f64>().ln();
+        let expected = normalizer - (5.0 + 1.0 + 0.0) / 3.0;
+        assert!((whole.loss - expected).abs() < 1e-6, "{}", whole.loss);
+        for sizes in [&[1, 2][..], &[2, 1], &[1, 1, 1]] {
+            let parts = scores(sizes);
+            assert_eq!((parts.images, parts.correct, parts.correct_top5), (3, 1, Some(2)));
+            assert!((parts.loss - whole.loss).abs() < 1e-6);
+        }
+        assert!((whole.share(whole.correct) - 1.0 / 3.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn few_classes_have_no_top_five() {
+        let mut tally = Tally::new(4, Device::Cpu);
+        let logits = Tensor::from_slice(&[0_f32, 1.0, 0.0, 0.0]).reshape([1, 4]);
+        tally.add(&logits, &Tensor::from_slice(&[1_i64])).expect("counts");
+        let scores = tally.scores().expect("sums");
+        assert_eq!((scores.correct, scores.correct_top5), (1, None));
+    }
+}

@@ -1,0 +1,338 @@
+//! What a file of weights says of itself, and how its model is made in Python.
+
+use contract::{ModelConfig, ModelPreset, Pooling};
+use serde_json::{Value, json};
+
+use crate::checkpoint::{SavedCheckpoint, WeightsKind};
+use crate::model::Naming;
+use crate::tensor_file::{Metadata, PRODUCER};
+
+/// What both libraries call the class behind their presets.
+const CLASS: &str = "VisionTransformer";
+/// Presets that timm has. [`ModelPreset`] knows more: every combination of size, patch and image.
+const TIMM_PRESETS: [&str; 29] = [
+    "vit_tiny_patch16_224",
+    "vit_tiny_patch16_384",
+    "vit_small_patch8_224",
+    "vit_small_patch16_224",
+    "vit_small_patch16_384",
+    "vit_small_patch32_224",
+    "vit_small_patch32_384",
+    "vit_small_patch14_dinov2",
+    "vit_small_patch14_reg4_dinov2",
+    "vit_base_patch8_224",
+    "vit_base_patch16_224",
+    "vit_base_patch16_384",
+    "vit_base_patch32_224",
+    "vit_base_patch32_384",
+    "vit_base_patch14_dinov2",
+    "vit_base_patch14_reg4_dinov2",
+    "vit_base_patch16_reg4_gap_256",
+    "vit_medium_patch16_reg1_gap_256",
+    "vit_medium_patch16_reg4_gap_256",
+    "vit_large_patch14_224",
+    "vit_large_patch16_224",
+    "vit_large_patch16_384",
+    "vit_large_patch32_224",
+    "vit_large_patch32_384",
+    "vit_large_patch14_dinov2",
+    "vit_large_patch14_reg4_dinov2",
+    "vit_huge_patch14_224",
+    "vit_giant_patch14_224",
+    "vit_gigantic_patch14_224",
+];
+const TORCHVISION_PRESETS: [&str; 5] = ["vit_b_16", "vit_b_32", "vit_l_16", "vit_l_32", "vit_h_14"];
+
+/// A call that makes a model in Python.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct PythonModel {
+    naming: Naming,
+    /// A preset's name, or the class's.
+    pub(super) name: &'static str,
+    arguments: Vec<(&'static str, Value)>,
+}
+
+impl PythonModel {
+    /// The call for `model`, by the name of a preset where the library has one.
+    pub(super) fn new(naming: Naming, model: &ModelConfig) -> Self {
+        let (presets, image_size): (&[&str], _) = match naming {
+            Naming::Timm => (&TIMM_PRESETS, "img_size"),
+            Naming::Torchvision => (&TORCHVISION_PRESETS, "image_size"),
+        };
+        let same_but_for = |image_size: Option<u32>| {
+            presets.iter().copied().find(|name| {
+                ModelPreset::by_name(name).is_some_and(|preset| {
+                    is_of(
+                        &ModelPreset {
+                            image_size: image_size.unwrap_or(preset.image_size),
+                            ..preset
+                        },
+                        model,
+                    )
+                })
+            })
+        };
+        let mut arguments = Vec::new();
+        let name = if let Some(name) = same_but_for(None) {
+            name
+        } else {
+            arguments.push((image_size, model.image_size.into()));
+            same_but_for(Some(model.image_size)).unwrap_or_else(|| {
+                match naming {
+                    Naming::Timm => timm_sizes(model, &mut arguments),
+                    Naming::Torchvision => torchvision_sizes(model, &mut arguments),
+                }
+                CLASS
+            })
+        };
+        if naming == Naming::Timm && model.channels != 3 {
+            arguments.push(("in_chans", model.channels.into()));
+        }
+        arguments.push(("num_classes", model.num_classes.into()));
+        Self {
+            naming,
+            name,
+            arguments,
+        }
+    }
+
+    /// The arguments as a JSON object.
+    pub(super) fn arguments(&self) -> Value {
+        let arguments = self.arguments.iter().cloned();
+        Value::Object(arguments.map(|(name, value)| (name.into(), value)).collect())
+    }
+
+    /// Python that makes the model and loads the weights of `file`.
+    pub(super) fn code(&self, file: &str) -> Vec<String> {
+        let arguments: Vec<String> = self
+            .arguments
+            .iter()
+            .map(|(name, value)| format!("{name}={}", literal(value)))
+            .collect();
+        let (arguments, file) = (arguments.join(", "), literal(&file.into()));
+        let name = self.name;
+        if self.naming == Naming::Timm && name != CLASS {
+            return vec![format!(
+                "model = timm.create_model(\"{name}\", {arguments}, checkpoint_path={file})"
+            )];
+        }
+        let module = match self.naming {
+            Naming::Timm => "timm.models",
+            Naming::Torchvision => "torchvision.models",
+        };
+        vec![
+            format!("model = {module}.{name}({arguments})"),
+            format!("model.load_state_dict(safetensors.torch.load_file({file}))"),
+        ]
+    }
+}
+
+/// Whether weights of the preset have the names, shapes and heads of `model`'s, but for classes and channels.
+fn is_of(preset: &ModelPreset, model: &ModelConfig) -> bool {
+    preset.image_size == model.image_size
+        && preset.patch_size == model.patch_size
+        && preset.hidden_size == model.hidden_size
+        && preset.depth == model.depth
+        && preset.heads == model.heads
+        && preset.mlp_size == model.mlp_size
+        && preset.pooling == model.pooling
+        && preset.register_tokens == model.register_tokens
+        && preset.layer_scale.is_some() == model.layer_scale.is_some()
+}
+
+fn timm_sizes(model: &ModelConfig, arguments: &mut Vec<(&'static str, Value)>) {
+    let mut add = |name, value: Value| arguments.push((name, value));
+    add("patch_size", model.patch_size.into());
+    add("embed_dim", model.hidden_size.into());
+    add("depth", model.depth.into());
+    add("num_heads", model.heads.into());
+    add("mlp_ratio", mlp_ratio(model).into());
+    if model.pooling == Pooling::Average {
+        add("class_token", false.into());
+        add("global_pool", "avg".into());
+    }
+    if model.register_tokens > 0 {
+        add("reg_tokens", model.register_tokens.into());
+        add("no_embed_class", true.into());
+    }
+    if let Some(value) = model.layer_scale {
+        add("init_values", value.into());
+    }
+}
+
+fn torchvision_sizes(model: &ModelConfig, arguments: &mut Vec<(&'static str, Value)>) {
+    let mut add = |name, value: u32| arguments.push((name, value.into()));
+    add("patch_size", model.patch_size);
+    add("num_layers", model.depth);
+    add("num_heads", model.heads);
+    add("hidden_dim", model.hidden_size);
+    add("mlp_dim", model.mlp_size);
+}
+
+/// The factor by which timm finds the MLP's width: the product is cut off to an integer.
+fn mlp_ratio(model: &ModelConfig) -> f64 {
+    let (hidden, mlp) = (f64::from(model.hidden_size), f64::from(model.mlp_size));
+    let exact = mlp / hidden;
+    if (hidden * exact) as u32 == model.mlp_size {
+        exact
+    } else {
+        (mlp + 0.5) / hidden
+    }
+}
+
+/// A JSON value as Python writes it.
+fn literal(value: &Value) -> String {
+    match value {
+        Value::Bool(true) => "True".into(),
+        Value::Bool(false) => "False".into(),
+        other => other.to_string(),
+    }
+}
+
+/// The metadata of a file. `format` is what readers of PyTorch's ecosystem ask for.
+pub(super) fn metadata(checkpoint: &SavedCheckpoint, kind: WeightsKind, python: &PythonModel) -> Metadata {
+    let state = &checkpoint.state;
+    let ModelConfig {
+        image_size,
+        patch_size,
+        hidden_size,
+        depth,
+        heads,
+        mlp_size,
+        num_classes,
+        channels,
+        pooling,
+        register_tokens,
+        layer_scale,
+        drop_path: _,
+        pretrained: _,
+    } = &state.model;
+    let mut metadata = Metadata::from([
+        ("format", "pt".to_owned()),
+        ("producer", PRODUCER.to_owned()),
+        ("job", state.job.name.clone()),
+        ("step", state.position.step.to_string()),
+        ("epoch", state.position.epoch.to_string()),
+        ("weights", json!(kind).as_str().unwrap_or_default().to_owned()),
+        ("architecture", CLASS.to_owned()),
+        ("library", python.naming.to_string()),
+        ("model", python.name.to_owned()),
+        ("arguments", python.arguments().to_string()),
+        ("image_size", image_size.to_string()),
+        ("patch_size", patch_size.to_string()),
+        ("hidden_size", hidden_size.to_string()),
+        ("depth", depth.to_string()),
+        ("heads", heads.to_string()),
+        ("mlp_size", mlp_size.to_string()),
+        ("num_classes", num_classes.to_string()),
+        ("channels", channels.to_string()),
+        ("pooling", pooling.to_string()),
+        ("register_tokens", register_tokens.to_string()),
+        ("layer_scale", layer_scale.is_some().to_string()),
+    ]);
+    // Within an epoch, the accuracy is that of the epoch before.
+    let evaluated = kind == WeightsKind::Trained && state.position.images_into_epoch == 0;
+    if let Some(accuracy) = state.validation_accuracy.filter(|_| evaluated) {
+        metadata.insert("validation_accuracy", accuracy.to_string());
+    }
+    metadata
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::fixtures;
+
+    fn preset(name: &str) -> ModelConfig {
+        ModelConfig {
+            num_classes: 10,
+            ..fixtures::preset(name)
+        }
+    }
+
+    fn code(naming: Naming, model: &ModelConfig) -> String {
+        PythonModel::new(naming, model).code("vit.safetensors").join("\n")
+    }
+
+    #[test]
+    fn every_preset_is_found_by_its_own_name() {
+        for (naming, names) in [
+            (Naming::Timm, TIMM_PRESETS.as_slice()),
+            (Naming::Torchvision, &TORCHVISION_PRESETS),
+        ] {
+            for name in names {
+                let python = PythonModel::new(naming, &preset(name));
+                assert_eq!(python.name, *name);
+                assert_eq!(python.arguments.len(), 1, "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_preset_at_another_size_or_with_other_channels_keeps_its_name() {
+        let model = ModelConfig {
+            image_size: 448,
+            channels: 5,
+            ..preset("vit_base_patch16_224")
+        };
+        assert_eq!(
+            code(Naming::Timm, &model),
+            r#"model = timm.create_model("vit_base_patch16_224", img_size=448, in_chans=5, num_classes=10, checkpoint_path="vit.safetensors")"#
+        );
+        let model = ModelConfig {
+            image_size: 448,
+            ..preset("vit_l_32")
+        };
+        assert_eq!(
+            code(Naming::Torchvision, &model),
+            "model = torchvision.models.vit_l_32(image_size=448, num_classes=10)\n\
+             model.load_state_dict(safetensors.torch.load_file(\"vit.safetensors\"))"
+        );
+    }
+
+    #[test]
+    fn any_other_model_is_told_by_its_sizes() {
+        let model = ModelConfig {
+            depth: 4,
+            register_tokens: 2,
+            layer_scale: Some(0.5),
+            pooling: Pooling::Average,
+            ..preset("vit_tiny_patch16_224")
+        };
+        assert_eq!(
+            code(Naming::Timm, &model).lines().next(),
+            Some(
+                "model = timm.models.VisionTransformer(img_size=224, patch_size=16, embed_dim=192, depth=4, num_heads=3, mlp_ratio=4.0, class_token=False, global_pool=\"avg\", reg_tokens=2, no_embed_class=True, init_values=0.5, num_classes=10)"
+            )
+        );
+        let model = ModelConfig {
+            depth: 4,
+            ..preset("vit_b_16")
+        };
+        assert_eq!(
+            code(Naming::Torchvision, &model).lines().next(),
+            Some(
+                "model = torchvision.models.VisionTransformer(image_size=224, patch_size=16, num_layers=4, num_heads=12, hidden_dim=768, mlp_dim=3072, num_classes=10)"
+            )
+        );
+    }
+
+    #[test]
+    fn timm_finds_every_width_of_the_mlp_by_its_ratio() {
+        let mut inexact = 0;
+        for hidden_size in [24, 49, 192, 1408] {
+            for mlp_size in 1..3000 {
+                let model = ModelConfig {
+                    hidden_size,
+                    mlp_size,
+                    ..preset("vit_b_16")
+                };
+                let ratio = mlp_ratio(&model);
+                // As timm's Block: int(dim * mlp_ratio).
+                assert_eq!((f64::from(hidden_size) * ratio) as u32, mlp_size);
+                inexact += u32::from(ratio * f64::from(hidden_size) > f64::from(mlp_size) + 0.1);
+            }
+        }
+        assert!(inexact > 0, "some quotients are cut off one too low");
+    }
+}

@@ -1,0 +1,101 @@
+//! Checkpoints during training: when one is taken, and that training does not wait for its writing.
+//!
+//! Every rank holds the same weights and moments, so rank 0 alone copies and writes them; the others take part only in
+//! the barrier at the end. One write is under way at a time. A checkpoint that becomes due meanwhile by
+//! `checkpoint.everySteps` or `everySeconds` is put off to the first step after that write; the end of an epoch and the
+//! end of training wait for it.
+
+use contract::Activity;
+
+use super::Trainer;
+use crate::checkpoint::{Cadence, CheckpointFolder, Position, Snapshot, State, Writer, Written};
+use crate::error::TrainError;
+use crate::resume::Tensors;
+
+/// What rank 0 saves with.
+#[derive(Debug)]
+pub(super) struct Saver {
+    writer: Writer,
+    cadence: Cadence,
+    /// Of the newest snapshot, or of the checkpoint that training continued from.
+    newest: Option<Position>,
+}
+
+impl Saver {
+    pub(super) fn new(
+        folder: CheckpointFolder,
+        config: &contract::CheckpointConfig,
+        start: Position,
+        restored: bool,
+    ) -> Self {
+        Self {
+            writer: Writer::new(folder),
+            cadence: Cadence::new(config, start.step),
+            newest: restored.then_some(start),
+        }
+    }
+}
+
+impl Trainer {
+    /// After a step within an epoch: tells of a write that has ended, and begins one where it is due.
+    pub(super) fn save_if_due(&mut self) -> Result<(), TrainError> {
+        let Some(saver) = &mut self.saver else {
+            return Ok(());
+        };
+        let written = saver.writer.poll()?;
+        let due = !saver.writer.is_busy() && saver.cadence.is_due(self.position.step);
+        self.tell(written);
+        if due { self.begin_save() } else { Ok(()) }
+    }
+
+    /// Copies the present state and begins to write it, once the write before has ended.
+    pub(super) fn begin_save(&mut self) -> Result<(), TrainError> {
+        let Some(saver) = &mut self.saver else {
+            return Ok(());
+        };
+        if saver.newest == Some(self.position) {
+            return Ok(());
+        }
+        self.observer.turn_to(Activity::Checkpointing);
+        // Before the copy: two at a time would take twice the memory.
+        let before = saver.writer.wait()?;
+        let state = State::new(
+            self.config.job.clone(),
+            self.position,
+            self.config.model.clone(),
+            self.validation_accuracy,
+        );
+        let tensors = Tensors::of(&self.weights, &self.optimizer, self.average.as_ref());
+        saver.writer.begin(Snapshot::take(state, &tensors.parts())?)?;
+        saver.cadence.taken(self.position.step);
+        saver.newest = Some(self.position);
+        self.tell(before);
+        self.observer.turn_to(Activity::Training);
+        Ok(())
+    }
+
+    /// Saves the present state; every rank returns once it is complete.
+    pub(super) fn save_and_wait(&mut self) -> Result<(), TrainError> {
+        self.begin_save()?;
+        self.observer.turn_to(Activity::Checkpointing);
+        if let Some(saver) = &mut self.saver {
+            let written = saver.writer.wait()?;
+            self.tell(written);
+        }
+        self.world.barrier()
+    }
+
+    /// Training has failed: a write under way still ends well.
+    pub(super) fn finish_save_after_failure(&mut self) {
+        if let Some(saver) = &mut self.saver {
+            let written = saver.writer.wait_after_failure();
+            self.tell(written);
+        }
+    }
+
+    fn tell(&mut self, written: Option<Written>) {
+        if let Some(written) = written {
+            self.observer.checkpoint(&written);
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! Optimizers and number formats over several ranks, and across a stop.
+
+use crate::common::{Job, bytes, distance, weights_of};
+use nix::sys::signal::Signal;
+
+/// An optimizer, further lines of `training`, and how far apart weights may end that other divisions of the same
+/// batches give. In half precision sums over other batches round otherwise, and AdamW takes steps of the learning rate
+/// even where a gradient is only rounding.
+const CASES: [(&str, &str, f32); 7] = [
+    ("name: sgd, nesterov: true", "clipGradNorm: 1.0", 1e-4),
+    ("name: lamb", "layerDecay: 0.8", 1e-4),
+    ("name: adamw", "precision: bf16", 1e-2),
+    ("name: sgd", "precision: bf16; masterWeights: true", 1e-2),
+    ("name: adamw", "precision: fp16", 1e-2),
+    ("name: lamb", "precision: fp16; masterWeights: true", 1e-2),
+    (
+        "name: adamw",
+        "ema: {decay: 0.9}; learningRateScaling: {rule: sqrt, referenceBatchSize: 2}",
+        1e-4,
+    ),
+];
+
+#[test]
+fn every_optimizer_and_precision_computes_the_same_on_any_number_of_ranks() {
+    for (optimizer, training, tolerance) in CASES {
+        let run = |nodes, micro_batch, accumulation| {
+            let mut job = Job::new(50);
+            (job.nodes, job.micro_batch, job.accumulation) = (nodes, micro_batch, accumulation);
+            (job.optimizer, job.training) = (optimizer, training);
+            job.run_well();
+            job
+        };
+        let one = run(1, 8, 1);
+        let other = run(2, 2, 2);
+        let distance = distance(&one.weights(), &other.weights());
+        assert!(
+            distance < tolerance,
+            "{optimizer}, {training}: weights differ by {distance}"
+        );
+    }
+}
+
+#[test]
+fn a_stopped_run_continues_bit_by_bit_with_every_kind_of_state() {
+    for (optimizer, training) in [
+        ("name: sgd", "precision: fp16; ema: {decay: 0.99}"),
+        (
+            "name: lamb",
+            "precision: bf16; masterWeights: true; ema: {decay: 0.99, warmup: true}",
+        ),
+        (
+            "name: adamw",
+            "precision: fp16; masterWeights: true; layerDecay: 0.8",
+        ),
+    ] {
+        let job = || {
+            let mut job = Job::new(400);
+            job.epochs = 8;
+            (job.optimizer, job.training) = (optimizer, training);
+            job
+        };
+        let (whole, parts) = (job(), job());
+        whole.run_well();
+        let mut running = parts.start();
+        running.await_progress(1);
+        running.signal(Signal::SIGTERM);
+        let (code, printed) = running.finish();
+        assert_eq!(code, 143, "stopped and saved: {printed}");
+        parts.run_well();
+        assert!(
+            parts.log("start")[1]["step"].as_u64() > Some(0),
+            "{training}: the second part continued"
+        );
+        let mut files = vec!["model.safetensors", "optimizer.safetensors", "state.json"];
+        if training.contains("ema") {
+            files.push("ema.safetensors");
+            assert!(whole.log("evaluation")[0]["emaAccuracy"].is_number());
+        }
+        for file in files {
+            assert!(
+                bytes(&whole.newest(), file) == bytes(&parts.newest(), file),
+                "{optimizer}, {training}: {file} differs"
+            );
+        }
+    }
+}
+
+#[test]
+fn an_average_may_begin_and_end_at_any_checkpoint() {
+    let mut job = Job::new(50);
+    job.epochs = 1;
+    job.run_well();
+    let before = job.weights();
+
+    // So slow an average stays where it starts.
+    (job.epochs, job.training) = (2, "ema: {decay: 0.9999999}");
+    let (code, printed) = job.run();
+    assert_eq!(code, 0, "{printed}");
+    assert!(
+        printed.contains("the checkpoint has no average of the weights: it starts from the weights"),
+        "{printed}"
+    );
+    let average = weights_of(&job.newest().join("ema.safetensors"));
+    let (moved, stayed) = (distance(&job.weights(), &before), distance(&average, &before));
+    assert!(
+        stayed < 1e-5 && moved > 1e-4,
+        "the average moved by {stayed}, the weights by {moved}"
+    );
+    let last = job.log("evaluation").pop().expect("an evaluation");
+    assert!(last["emaAccuracy"].is_number(), "{last}");
+
+    (job.epochs, job.training) = (3, "seed: 0");
+    let (code, printed) = job.run();
+    assert_eq!(code, 0, "{printed}");
+    assert!(
+        printed.contains("training.ema is not set: the checkpoint's average of the weights is left out"),
+        "{printed}"
+    );
+    assert!(!job.newest().join("ema.safetensors").exists());
+}
+
+#[test]
+fn accumulation_reduces_gradients_once_a_step_and_half_weights_halve_them() {
+    let reduced = |accumulation, training| {
+        let mut job = Job::new(50);
+        (job.accumulation, job.micro_batch, job.training) = (accumulation, 4 / accumulation, training);
+        job.epochs = 1;
+        job.run_well();
+        let lines = job.log("train");
+        lines[0]["sync"]["bytes"].as_u64().expect("a number")
+    };
+    let once = reduced(1, "seed: 0");
+    assert!(once > 0);
+    assert_eq!(
+        reduced(4, "seed: 0"),
+        once,
+        "bytes a step, however many micro-batches it has"
+    );
+    let half = reduced(4, "precision: bf16; masterWeights: true");
+    // Norms stay in 32 bits on the CPU: five of two vectors of 16.
+    assert_eq!(half, (once - 5 * 2 * 16 * 4) / 2 + 5 * 2 * 16 * 4);
+}
+
+#[test]
+fn compressing_gradients_of_half_weights_sends_all_of_them_in_half() {
+    let trained = |training, parallelism| {
+        let mut job = Job::new(50);
+        (job.training, job.parallelism) = (training, parallelism);
+        job.run_well();
+        let bytes = job.log("train")[0]["sync"]["bytes"].as_u64().expect("a number");
+        (bytes, job.weights())
+    };
+    let (full, _) = trained("seed: 0", "{}");
+    for precision in [
+        "precision: bf16; masterWeights: true",
+        "precision: fp16; masterWeights: true",
+    ] {
+        let (half, exact) = trained(precision, "{}");
+        let (compressed, close) = trained(precision, "{compressGradients: bf16}");
+        assert!(
+            compressed < half && 2 * compressed == full,
+            "{precision}: {compressed} of {half} and {full} bytes, the norms' among them"
+        );
+        let distance = distance(&exact, &close);
+        assert!(distance < 1e-2, "{precision}: weights differ by {distance}");
+    }
+}
+
+#[test]
+fn recomputing_activations_changes_no_bit_of_what_two_ranks_learn() {
+    let trained = |training| {
+        let mut job = Job::new(50);
+        job.model = job.model.replace('{', "{dropPath: 0.2, ");
+        (job.accumulation, job.micro_batch, job.training) = (2, 2, training);
+        job.run_well();
+        job
+    };
+    for [keep_all, per_block, selective] in [
+        [
+            "precision: bf16",
+            "precision: bf16; activationCheckpointing: block",
+            "precision: bf16; activationCheckpointing: selective",
+        ],
+        [
+            "precision: fp16; masterWeights: true",
+            "precision: fp16; masterWeights: true; activationCheckpointing: block",
+            "precision: fp16; masterWeights: true; activationCheckpointing: selective",
+        ],
+    ] {
+        let kept = trained(keep_all);
+        for training in [per_block, selective] {
+            let recomputed = trained(training);
+            for file in ["model.safetensors", "optimizer.safetensors", "state.json"] {
+                assert!(
+                    bytes(&kept.newest(), file) == bytes(&recomputed.newest(), file),
+                    "{training}: {file} differs"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn overflows_of_fp16_skip_steps_until_the_scale_fits() {
+    let mut job = Job::new(200);
+    job.training = "precision: fp16; lossScale: {initialScalePower: 32, hysteresis: 1}";
+    job.run_well();
+    let lines = job.log("train");
+    let last = lines.last().expect("a line");
+    let skipped = last["skippedSteps"].as_u64().expect("a number");
+    assert!((5..30).contains(&skipped), "{last}");
+    let scale = last["lossScale"].as_f64().expect("a number");
+    assert!((scale - 2_f64.powi(32 - skipped as i32)).abs() < 0.5, "{last}");
+    let state: serde_json::Value = serde_json::from_slice(&bytes(&job.newest(), "state.json")).expect("JSON");
+    let (step, updates) = (&state["position"]["step"], &state["position"]["updates"]);
+    assert_eq!(
+        step.as_u64(),
+        updates.as_u64().map(|updates| updates + skipped),
+        "{state}"
+    );
+}
+
+#[test]
+fn parameters_that_do_not_go_together_are_refused_by_name() {
+    let mut job = Job::new(50);
+    job.optimizer = "name: sgd, betas: [0.9, 0.99]";
+    job.training = "masterWeights: true; lossScale: {hysteresis: 3}";
+    let (code, printed) = job.run();
+    assert_eq!(code, 2, "{printed}");
+    for field in [
+        "spec.training.optimizer.betas",
+        "spec.training.masterWeights",
+        "spec.training.lossScale",
+    ] {
+        assert!(printed.contains(field), "no {field} in: {printed}");
+    }
+}

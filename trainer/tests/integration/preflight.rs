@@ -1,0 +1,119 @@
+//! What a run needs, tried out before it.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::common::{Job, TRAINER};
+use serde_json::Value;
+
+fn preflight(arguments: &[&str]) -> (Option<i32>, Value) {
+    let output = Command::new(TRAINER)
+        .args(["preflight", "--json"])
+        .args(arguments)
+        .output()
+        .expect("runs");
+    let text = String::from_utf8(output.stdout).expect("text");
+    let report = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"));
+    (output.status.code(), report)
+}
+
+fn outcomes(report: &Value) -> Vec<(String, String)> {
+    let checks = report["checks"].as_array().expect("checks");
+    let text = |check: &Value, name: &str| check[name].as_str().expect("a text").to_owned();
+    checks
+        .iter()
+        .map(|check| (text(check, "check"), text(check, "outcome")))
+        .collect()
+}
+
+fn detail<'a>(report: &'a Value, name: &str) -> &'a str {
+    let checks = report["checks"].as_array().expect("checks");
+    let check = checks.iter().find(|check| check["check"] == name);
+    check.expect("the check")["detail"].as_str().expect("a text")
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("a path of plain letters")
+}
+
+#[test]
+fn a_job_that_can_be_run_is_ready_and_leaves_nothing_behind() {
+    let job = Job::new(50);
+    let manifest = job.write_manifest();
+    let checkpoints = job.checkpoints();
+    let (code, report) = preflight(&[
+        "-f",
+        text(&manifest),
+        "--data",
+        text(&job.data()),
+        "--checkpoints",
+        text(checkpoints.parent().expect("a parent")),
+    ]);
+    assert_eq!((code, &report["ok"]), (Some(0), &true.into()), "{report}");
+    assert!(
+        outcomes(&report).iter().all(|(_, outcome)| outcome == "ok"),
+        "{report}"
+    );
+    assert_eq!(detail(&report, "data"), "50 training and 13 held-out images");
+    assert!(
+        detail(&report, "collective").starts_with("2 ranks averaged "),
+        "{report}"
+    );
+    assert!(!checkpoints.exists());
+}
+
+#[test]
+fn the_first_failed_check_gives_the_exit_code() {
+    let job = Job::new(50);
+    let manifest = job.write_manifest();
+    let (code, report) = preflight(&[
+        "-f",
+        text(&manifest),
+        "--data",
+        "/nowhere",
+        "--checkpoints",
+        text(&job.data()),
+    ]);
+    assert_eq!(code, Some(3), "{report}");
+    assert!(detail(&report, "data").contains("/nowhere"), "{report}");
+    assert_eq!(
+        outcomes(&report).last().map(|(_, outcome)| outcome.as_str()),
+        Some("ok"),
+        "the other checks are done all the same: {report}"
+    );
+
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let below = file.path().join("runs");
+    let (code, report) = preflight(&["--device", "cpu", "--checkpoints", text(&below)]);
+    assert_eq!(code, Some(79), "{report}");
+    let not_reached: Vec<_> = outcomes(&report)
+        .into_iter()
+        .filter(|(_, outcome)| outcome == "notReached")
+        .map(|(check, _)| check)
+        .collect();
+    assert_eq!(not_reached, ["collective", "memory", "checkpoint"]);
+
+    let (code, report) = preflight(&["-f", "/nowhere/job.yaml"]);
+    assert_eq!(code, Some(2), "{report}");
+    assert!(
+        detail(&report, "configuration").contains("/nowhere/job.yaml"),
+        "{report}"
+    );
+}
+
+#[test]
+fn a_gpu_that_is_asked_for_and_not_there_is_told_before_a_run() {
+    if ["/dev/nvidiactl", "/dev/nvidia0"]
+        .iter()
+        .any(|file| Path::new(file).exists())
+    {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a folder");
+    let (code, report) = preflight(&["--device", "cuda", "--checkpoints", text(folder.path())]);
+    assert_eq!(code, Some(76), "{report}");
+    assert!(
+        detail(&report, "device").contains("no GPU is visible"),
+        "{report}"
+    );
+}

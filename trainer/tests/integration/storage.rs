@@ -1,0 +1,298 @@
+//! Checkpoints as storage sees them: written while training goes on, killed at any moment, on a disk that is full.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use crate::agent::run_config;
+use crate::common::{Job, TRAINER, await_condition, bytes, process_of_rank};
+use crate::rank::Rank;
+
+/// Kills of one job. Each start costs a quarter of a second.
+const KILLS: u64 = 54;
+/// Every so many kills, one comes while the process starts: it may be reading or cleaning up.
+const EARLY_EVERY: u64 = 6;
+/// Most checkpoints that are told of before a kill.
+const MOST_CHECKPOINTS: u64 = 3;
+/// Most time between the last of them and a kill, in microseconds: some steps and the writing of another.
+const MOST_MICROSECONDS: u64 = 40_000;
+/// Most time between an early kill and the start, in microseconds.
+const MOST_STARTUP: u64 = 400_000;
+
+/// What a rank told until it was killed.
+#[derive(Default)]
+struct Told {
+    /// Step that it started after.
+    start: Option<u64>,
+    /// Steps it made.
+    steps: Vec<u64>,
+    /// Checkpoints it completed.
+    checkpoints: u64,
+    /// Newest checkpoint that it called complete.
+    durable: u64,
+}
+
+impl Told {
+    fn take(&mut self, report: &Value) {
+        let step = || report["step"].as_u64().expect("a step");
+        match report["kind"].as_str() {
+            Some("progress") => {
+                self.start.get_or_insert_with(step);
+                let durable = report["lastCheckpoint"]["step"].as_u64().unwrap_or(0);
+                self.durable = self.durable.max(durable);
+            }
+            Some("step") => self.steps.push(step()),
+            Some("checkpoint") => self.checkpoints += 1,
+            Some("activity") => {}
+            _ => panic!("the rank failed: {report}"),
+        }
+    }
+}
+
+/// Numbers that look random and are the same in every run of the test.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % bound
+    }
+}
+
+/// Names in the folder of checkpoints.
+fn names(folder: &Path) -> BTreeSet<String> {
+    let Ok(entries) = fs_err::read_dir(folder) else {
+        return BTreeSet::new();
+    };
+    entries
+        .map(|entry| entry.expect("an entry").file_name().into_string().expect("text"))
+        .collect()
+}
+
+/// Step of the newest checkpoint that is complete, by its names.
+fn newest_complete(names: &BTreeSet<String>) -> u64 {
+    names
+        .iter()
+        .filter_map(|name| {
+            let name = name.strip_prefix(".complete-").unwrap_or(name);
+            name.strip_prefix("step-")?.parse().ok()
+        })
+        .max()
+        .unwrap_or(0)
+}
+
+#[test]
+fn a_kill_at_any_moment_leaves_a_checkpoint_that_training_continues_from() {
+    let place = tempfile::tempdir().expect("a folder");
+    let folder = place.path();
+    let mut config = run_config(folder, 1_000_000);
+    config["ranksPerNode"] = json!(1);
+    config["checkpoint"]["everySteps"] = json!(1);
+    config["checkpoint"]["keep"] = json!(2);
+    fs_err::write(folder.join("run.json"), config.to_string()).expect("writes");
+    let checkpoints = folder.join("checkpoints");
+
+    let mut dice = Dice(7);
+    let (mut durable, mut amid_writes) = (0, 0);
+    for attempt in 1..=KILLS {
+        let complete = newest_complete(&names(&checkpoints));
+        assert!(
+            complete >= durable,
+            "attempt {attempt}: step {durable} was told to be on storage, the newest there is {complete}"
+        );
+        let mut rank = Rank::start_alone(folder, attempt);
+        let mut told = Told::default();
+        let wait = if attempt % EARLY_EVERY == 0 {
+            dice.below(MOST_STARTUP)
+        } else {
+            let seen = 1 + dice.below(MOST_CHECKPOINTS);
+            while told.checkpoints < seen {
+                let report = rank.report().expect("it trains until it is killed");
+                told.take(&report);
+            }
+            dice.below(MOST_MICROSECONDS)
+        };
+        // A random moment is what is tested; nothing is waited for.
+        std::thread::sleep(Duration::from_micros(wait));
+        rank.child.kill().expect("kills");
+        rank.child.wait().expect("ends");
+        while let Some(report) = rank.report() {
+            told.take(&report);
+        }
+
+        let errors = fs_err::read_to_string(&rank.errors).expect("reads");
+        assert!(!errors.contains("passing over"), "attempt {attempt}: {errors}");
+        if let Some(start) = told.start {
+            assert_eq!(
+                start, complete,
+                "attempt {attempt} starts at the newest checkpoint"
+            );
+            let expected: Vec<u64> = (start + 1..).take(told.steps.len()).collect();
+            assert_eq!(told.steps, expected, "attempt {attempt}");
+        }
+        durable = durable.max(told.durable);
+        amid_writes += u32::from(names(&checkpoints).iter().any(|name| name.starts_with('.')));
+    }
+    assert!(
+        amid_writes >= 10,
+        "{amid_writes} of {KILLS} kills came amid a write: the test shows nothing"
+    );
+    let late = KILLS - KILLS / EARLY_EVERY;
+    assert!(
+        durable >= late,
+        "after {late} attempts that saved, step {durable} is the newest"
+    );
+}
+
+#[test]
+fn a_run_killed_within_an_epoch_continues_bit_by_bit() {
+    let mut whole = Job::new(400);
+    (whole.epochs, whole.every_steps) = (12, Some(7));
+    whole.run_well();
+
+    let mut parts = Job::new(400);
+    (parts.epochs, parts.every_steps) = (12, Some(7));
+    let running = parts.start();
+    await_condition("a checkpoint", || {
+        names(&parts.checkpoints())
+            .iter()
+            .any(|name| name.starts_with("step-"))
+    });
+    nix::sys::signal::kill(
+        nix::unistd::Pid::from_raw(process_of_rank(running.pid(), 0)),
+        Signal::SIGKILL,
+    )
+    .expect("kills");
+    let (code, printed) = running.finish();
+    assert_eq!(code, 137, "{printed}");
+    parts.run_well();
+
+    let start = parts.log("start")[1]["step"].as_u64().expect("a step");
+    assert!(start > 0, "the second part continued");
+    for file in [
+        "model.safetensors",
+        "optimizer.safetensors",
+        "state.json",
+        "checksums.json",
+    ] {
+        assert!(
+            bytes(&whole.newest(), file) == bytes(&parts.newest(), file),
+            "{file} differs after a start from step {start}"
+        );
+    }
+    let saved: BTreeSet<u64> = whole
+        .log("checkpoint")
+        .iter()
+        .filter_map(|record| record["step"].as_u64())
+        .collect();
+    assert!(
+        saved.iter().any(|step| step % 50 != 0),
+        "within epochs of 50 steps too: {saved:?}"
+    );
+    for record in whole.log("checkpoint") {
+        for field in ["snapshotSeconds", "writeSeconds", "bytes"] {
+            assert!(record[field].as_f64() > Some(0.0), "{field} in {record}");
+        }
+    }
+}
+
+#[test]
+fn checkpoints_come_after_so_many_seconds_within_an_epoch() {
+    let place = tempfile::tempdir().expect("a folder");
+    let folder = place.path();
+    let mut config = run_config(folder, 1);
+    config["ranksPerNode"] = json!(1);
+    // An epoch of minutes: no checkpoint would come of its end.
+    config["data"]["syntheticImages"] = json!(1_000_000);
+    config["checkpoint"]["everySeconds"] = json!(1);
+    config["checkpoint"]["keep"] = json!(10);
+    fs_err::write(folder.join("run.json"), config.to_string()).expect("writes");
+
+    let mut rank = Rank::start_alone(folder, 1);
+    let mut told = Told::default();
+    while told.checkpoints < 2 {
+        told.take(&rank.report().expect("it trains until it is killed"));
+    }
+    rank.child.kill().expect("kills");
+    rank.child.wait().expect("ends");
+    assert!(
+        told.durable > 0 && told.steps.contains(&told.durable),
+        "{}",
+        told.durable
+    );
+    let newest = folder.join(format!("checkpoints/step-{:08}", told.durable));
+    let state: Value = serde_json::from_slice(&bytes(&newest, "state.json")).expect("JSON");
+    assert_eq!(state["position"]["epoch"], 0, "{state}");
+    assert_eq!(state["position"]["step"], told.durable, "{state}");
+}
+
+/// The trainer with `runs` on a file system of its own of so many bytes, which keeps what `before` held and is listed
+/// in the end.
+fn on_small_disk(runs: &Path, bytes: u64, then_bytes: u64) -> Command {
+    let mut command = Command::new("unshare");
+    let script = format!(
+        "set -u; disk={}; mount -t tmpfs -o size={bytes} tmpfs $disk
+         \"$0\" \"$@\"; code=$?
+         echo \"code $code\"; ls -A $disk/test
+         mount -o remount,size={then_bytes} $disk
+         \"$0\" \"$@\"",
+        runs.display()
+    );
+    command
+        .args([
+            "--mount",
+            "--propagation",
+            "private",
+            "sh",
+            "-c",
+            &script,
+            TRAINER,
+        ])
+        .stdin(Stdio::null());
+    command
+}
+
+#[test]
+fn a_full_disk_is_named_and_the_checkpoint_before_is_continued_from() {
+    let mut job = Job::new(50);
+    job.epochs = 3;
+    job.run_well();
+    let checkpoint = &job.log("checkpoint")[0];
+    let (step, size) = (
+        checkpoint["step"].as_u64().expect("a step"),
+        checkpoint["bytes"].as_u64().expect("a size"),
+    );
+
+    // Needs root, as the tests of the whole do: it mounts a file system that this test alone sees.
+    let command = on_small_disk(&job.runs(), size * 3 / 2, size * 10);
+    let (code, printed) = job.start_through(command).finish();
+    assert_eq!(code, 0, "with more space it goes on: {printed}");
+    for part in [
+        "code 79".to_owned(),
+        format!("failed to write the checkpoint of step {}: ", 2 * step),
+        "No space left on device".to_owned(),
+        format!("the file system of {}/test has ", job.runs().display()),
+        format!(" free; the checkpoint of step {step} is complete, and the next attempt continues from it"),
+        format!("continuing after step {step} from "),
+    ] {
+        assert!(printed.contains(&part), "no {part:?} in: {printed}");
+    }
+    let needed = printed
+        .split_once("; a checkpoint needs ")
+        .and_then(|(_, rest)| rest.split_once(" bytes"))
+        .and_then(|(number, _)| number.parse::<u64>().ok())
+        .expect("a number");
+    assert!(
+        (size * 9 / 10..=size).contains(&needed),
+        "{needed} of {size} bytes"
+    );
+    let left = format!("\n.partial-step-{:08}\n", 2 * step);
+    assert!(!printed.contains(&left), "left over: {printed}");
+}
