@@ -27,9 +27,16 @@ pub struct RunArguments {
     /// Namespace of the Lease by which replicas choose a leader; the operator's own if not given.
     #[arg(long, env = "POD_NAMESPACE")]
     pub leader_election_namespace: Option<String>,
+    /// Name of that Lease: one for each set of replicas of which one leads.
+    #[arg(long, env = "VIT_OPERATOR_LEASE_NAME", default_value = "vit-operator")]
+    pub lease_name: String,
     /// Name of this replica in the Lease and in Events; the host name if not given.
     #[arg(long, env = "POD_NAME")]
     pub replica: Option<String>,
+    /// Whether each job gets a NetworkPolicy that lets only its own ranks reach one another; its agents' metrics stay
+    /// open to everyone.
+    #[arg(long, env = "VIT_OPERATOR_NETWORK_POLICIES", default_value_t = true, action = clap::ArgAction::Set)]
+    pub network_policies: bool,
     /// Address of /metrics, /healthz and /readyz.
     #[arg(long, env = "VIT_OPERATOR_METRICS_ADDRESS", default_value = "0.0.0.0:8080")]
     pub metrics_address: SocketAddr,

@@ -2,17 +2,19 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crds::status::{GpuGroup, PlacementStatus, ViTTrainingJobStatus};
+use crds::status::{GpuGroup, PlacementStatus, StragglerStatus, ViTTrainingJobStatus};
 use crds::{Phase, ViTTrainingJob, conditions, labels};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde_json::json;
 
 use crate::build;
 use crate::build::pod::Member;
 use crate::policy::gang::{PodState, PodView};
-use crate::reconcile::Observation;
+use crate::policy::queue::Standing;
+use crate::reconcile::{Isolation, Observation};
 
 /// Uid of [`job`].
 pub(crate) const UID: &str = "0b9f3c2e-5d0a-4c59-9a4e-0d6c1f1b2a3d";
@@ -64,9 +66,18 @@ pub(crate) fn status(phase: Phase, attempt: i32) -> ViTTrainingJobStatus {
         placement: is_placed.then(|| PlacementStatus {
             group: Some(tesla_t4()),
             nodes: vec!["a".into(), "b".into()],
-            rejected: vec![],
+            ..PlacementStatus::default()
         }),
         ..ViTTrainingJobStatus::default()
+    }
+}
+
+/// A rank that is slow.
+pub(crate) fn straggler(rank: i32, node: &str, slowdown: f64) -> StragglerStatus {
+    StragglerStatus {
+        rank,
+        node: Some(node.into()),
+        slowdown,
     }
 }
 
@@ -141,10 +152,14 @@ pub(crate) fn observation(job: ViTTrainingJob, pods: Vec<PodView>) -> Observatio
         departed: vec![],
         unseen_pods: std::collections::HashSet::new(),
         gang_was_created: true,
-        ready_nodes: ["a".to_owned(), "b".to_owned()].into(),
+        unready_nodes: std::collections::HashMap::new(),
         has_service: true,
+        network_policy: Isolation::There,
         config_maps: BTreeSet::new(),
         progress: None,
+        standstill: None,
+        stragglers: None,
+        growth: None,
         now: at(100),
     }
 }
@@ -160,6 +175,22 @@ pub(crate) fn node(name: &str, product: &str, gpus: i64) -> Node {
         },
     }))
     .expect("a node")
+}
+
+/// The standing of the only job that waits.
+pub(crate) fn alone() -> Standing {
+    Standing {
+        position: 1,
+        waiting: 1,
+        keeps: 0,
+        kept_from_it_for: None,
+    }
+}
+
+/// A PriorityClass.
+pub(crate) fn priority_class(name: &str, value: i32, is_default: bool) -> PriorityClass {
+    serde_json::from_value(json!({"metadata": {"name": name}, "value": value, "globalDefault": is_default}))
+        .expect("a class")
 }
 
 /// The condition of that type.

@@ -9,7 +9,6 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
-use crds::Phase;
 use kube::runtime::reflector::Store;
 use tokio::net::TcpListener;
 
@@ -46,12 +45,12 @@ fn router(endpoints: Endpoints) -> Router {
 }
 
 async fn metrics(State(endpoints): State<Endpoints>) -> Response {
-    // A job that has no status yet waits, too.
-    let phases = endpoints.jobs.state().into_iter().filter_map(|job| {
-        let status = job.0.as_ref().ok()?.status.as_ref();
-        Some(status.and_then(|status| status.phase).unwrap_or(Phase::Pending))
-    });
-    match endpoints.metrics.render(phases) {
+    let jobs = endpoints.jobs.state();
+    let own = jobs
+        .iter()
+        .filter_map(|job| job.0.as_ref().ok())
+        .filter(|job| job.is_for_vit_operator());
+    match endpoints.metrics.render(own) {
         Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
         Err(error) => (
             StatusCode::INTERNAL_SERVER_ERROR,

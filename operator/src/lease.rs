@@ -24,9 +24,6 @@ const RENEW_DEADLINE: Duration = Duration::from_secs(8);
 /// Longest that one call may take.
 const CALL: Duration = Duration::from_secs(5);
 
-/// Name of the Lease.
-pub(crate) const NAME: &str = "vit-operator";
-
 /// What to do about a Lease.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Decision {
@@ -82,15 +79,18 @@ fn held(last: Option<&LeaseSpec>, identity: &str, decision: Decision, now: Times
 #[derive(Debug)]
 pub(crate) struct Candidate {
     api: Api<Lease>,
+    /// Name of the Lease.
+    name: String,
     identity: String,
     /// The Lease as last seen, and since when it has been so.
     seen: Option<(Option<Lease>, Instant)>,
 }
 
 impl Candidate {
-    pub(crate) fn new(client: Client, namespace: &str, identity: String) -> Self {
+    pub(crate) fn new(client: Client, namespace: &str, name: String, identity: String) -> Self {
         Self {
             api: Api::namespaced(client, namespace),
+            name,
             identity,
             seen: None,
         }
@@ -153,7 +153,7 @@ impl Candidate {
             ..lease
         };
         self.api
-            .replace(NAME, &PostParams::default(), &released)
+            .replace(&self.name, &PostParams::default(), &released)
             .await
             .map(drop)
     }
@@ -170,7 +170,7 @@ impl Candidate {
     }
 
     async fn read_and_write(&mut self) -> Result<bool, kube::Error> {
-        let lease = self.api.get_opt(NAME).await?;
+        let lease = self.api.get_opt(&self.name).await?;
         let version = |lease: &Option<Lease>| {
             lease
                 .as_ref()
@@ -190,11 +190,11 @@ impl Candidate {
         let written = if let Some(lease) = lease {
             // The resource version in it makes the server refuse the write if another replica was faster.
             let lease = Lease { spec, ..lease };
-            self.api.replace(NAME, &PostParams::default(), &lease).await
+            self.api.replace(&self.name, &PostParams::default(), &lease).await
         } else {
             let lease = Lease {
                 metadata: ObjectMeta {
-                    name: Some(NAME.into()),
+                    name: Some(self.name.clone()),
                     ..ObjectMeta::default()
                 },
                 spec,
@@ -315,8 +315,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn of_two_replicas_one_leads_and_the_other_follows_once_it_gives_up_the_lease() {
         let (client, stored) = server();
-        let mut first = Candidate::new(client.clone(), "default", "first".into());
-        let mut second = Candidate::new(client, "default", "second".into());
+        let mut first = Candidate::new(client.clone(), "default", "vit-operator".into(), "first".into());
+        let mut second = Candidate::new(client, "default", "vit-operator".into(), "second".into());
         first.acquire(&CancellationToken::new()).await;
         assert_eq!(holder(&stored).as_deref(), Some("first"));
         assert!(!second.try_once().await.expect("answered"));
@@ -333,9 +333,9 @@ mod tests {
     async fn a_replica_that_is_told_to_stop_while_it_waits_ends_and_leaves_the_lease_alone() {
         let (client, stored) = server();
         let stop = CancellationToken::new();
-        let mut first = Candidate::new(client.clone(), "default", "first".into());
+        let mut first = Candidate::new(client.clone(), "default", "vit-operator".into(), "first".into());
         assert!(first.acquire(&stop).await);
-        let mut second = Candidate::new(client, "default", "second".into());
+        let mut second = Candidate::new(client, "default", "vit-operator".into(), "second".into());
         let waiting = second.acquire(&stop);
         let stopping = async {
             tokio::time::sleep(RETRY / 2).await;
@@ -351,10 +351,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_replica_that_is_dead_is_followed_after_the_duration_of_its_lease() {
         let (client, stored) = server();
-        Candidate::new(client.clone(), "default", "dead".into())
+        Candidate::new(client.clone(), "default", "vit-operator".into(), "dead".into())
             .acquire(&CancellationToken::new())
             .await;
-        let mut heir = Candidate::new(client, "default", "heir".into());
+        let mut heir = Candidate::new(client, "default", "vit-operator".into(), "heir".into());
         let started = Instant::now();
         heir.acquire(&CancellationToken::new()).await;
         assert!(started.elapsed() >= DURATION && started.elapsed() <= DURATION + 2 * RETRY);
@@ -364,7 +364,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_holder_whose_lease_was_taken_or_cannot_be_renewed_gives_up() {
         let (client, stored) = server();
-        let mut candidate = Candidate::new(client, "default", "first".into());
+        let mut candidate = Candidate::new(client, "default", "vit-operator".into(), "first".into());
         candidate.acquire(&CancellationToken::new()).await;
         if let Some(lease) = stored.lock().expect("a lease").as_mut() {
             lease.spec.get_or_insert_default().holder_identity = Some("second".into());
@@ -376,7 +376,12 @@ mod tests {
 
         let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
         drop(handle);
-        let mut cut_off = Candidate::new(Client::new(service, "default"), "default", "first".into());
+        let mut cut_off = Candidate::new(
+            Client::new(service, "default"),
+            "default",
+            "vit-operator".into(),
+            "first".into(),
+        );
         let started = Instant::now();
         cut_off.hold().await;
         assert!(started.elapsed() < DURATION, "others may lead already");

@@ -1,13 +1,13 @@
 //! The operator: reconciles `ViTTrainingJob`s into gangs of pods on like GPUs.
 //!
 //! ```text
-//!  Nodes, pods ---> cluster::caches ----------------+
-//!  ViTTrainingJob -> kube Controller -> reconcile   |
-//!                                        1 observe <+-- GET /progress of rank 0
-//!                                        2 validate     (crds)
-//!                                        3 plan         policy::{placement, homogeneity, gang, failure, restart, ...}
-//!                                        4 build        build::{pod, service, config_map}
-//!                                        5 apply    --> pods, Service, ConfigMap
+//!  Nodes, pods ---> cluster::caches ----------------+--> planner: policy::{queue, placement, homogeneity, topology}
+//!  ViTTrainingJob -> kube Controller -> reconcile   |       |
+//!                                        1 observe <+       |   and GET /progress of rank 0's agent
+//!                                        2 validate         |   (crds)
+//!                                        3 plan <-----------+   policy::{gang, failure, restart, ...}
+//!                                        4 build        build::{pod, service, network_policy, config_map}
+//!                                        5 apply    --> pods, Service, NetworkPolicy, ConfigMap
 //!                                        6 status   --> status, then Events
 //! ```
 //!
@@ -21,8 +21,10 @@
 //! | vittrainingjobs.vit-operator.dev | list, watch, delete | reconcile; delete after `ttlSecondsAfterFinished` |
 //! | vittrainingjobs.vit-operator.dev/status | patch | status |
 //! | nodes | list, watch | inventory |
+//! | priorityclasses.scheduling.k8s.io | list, watch | order among jobs that wait |
 //! | pods | get, list, watch, create, delete | GPUs in use, over all namespaces; gangs |
 //! | services, configmaps | get, list, watch, create, delete | of each gang |
+//! | networkpolicies.networking.k8s.io | get, list, watch, create, delete | of each gang; not with `--network-policies=false` |
 //! | events.events.k8s.io | create, patch | Events |
 //! | leases.coordination.k8s.io, own namespace | get, create, update | leader election |
 //!
@@ -33,12 +35,15 @@
 mod arguments;
 mod build;
 mod cluster;
+#[cfg(test)]
+mod documentation;
 mod error;
 #[cfg(test)]
 mod fixtures;
 mod http;
 mod lease;
 mod metrics;
+mod planner;
 mod policy;
 mod reconcile;
 mod run;
@@ -46,5 +51,6 @@ mod telemetry;
 
 pub use arguments::{Arguments, Command, RunArguments};
 pub use error::Error;
+pub use planner::StandalonePlanner;
 pub use run::{RunError, run, run_with};
 pub use telemetry::{LogError, start as start_logging};

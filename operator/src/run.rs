@@ -1,5 +1,6 @@
 //! Wires the operator together: caches and endpoints always, the controller while this replica leads.
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -7,10 +8,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crds::Phase;
-use futures::{FutureExt as _, Stream, StreamExt as _, stream};
+use futures::{FutureExt as _, Stream, StreamExt as _, TryStreamExt as _, stream};
 use kube::runtime::controller::{self, Controller};
-use kube::runtime::reflector::{ObjectRef, Store};
-use kube::runtime::watcher;
+use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
@@ -22,10 +23,13 @@ use crate::cluster::caches::{Caches, Trigger};
 use crate::http::{self, Endpoints};
 use crate::lease::Candidate;
 use crate::metrics::Metrics;
+use crate::planner::SharedPlanner;
 use crate::reconcile::{Context, GuardedJob, error_policy, reconcile};
 
 /// New capacity is told to waiting jobs at most this often: a node that starts changes many times in a row.
 const WAITING_ROUNDS: Duration = Duration::from_millis(200);
+/// For so long may a leader that is stuck have left unrecorded how a pod ended: much longer than its lease lasts.
+const UNRECORDED: Duration = Duration::from_secs(600);
 /// Rounds under way at once. Each holds a connection to the API server now and then, and little memory.
 const ROUNDS_AT_ONCE: u16 = 64;
 
@@ -77,24 +81,46 @@ pub async fn run_with(
     let RunArguments {
         namespace,
         leader_election_namespace,
+        lease_name,
         replica,
+        network_policies,
         metrics_address,
         log_filter: _,
     } = arguments;
     let identity = identity(replica);
     let metrics = Arc::new(Metrics::new()?);
-    let (triggers, triggered) = mpsc::unbounded_channel();
-    let (caches, watches) = Caches::start(&client, namespace.as_deref(), triggers);
+    let (triggers, mut triggered) = mpsc::unbounded_channel();
+    let planner = SharedPlanner::default();
+    let (caches, watches) = Caches::start(
+        &client,
+        namespace.as_deref(),
+        planner.clone(),
+        triggers.clone(),
+        Arc::clone(&metrics),
+    );
     let jobs: Api<GuardedJob> = match &namespace {
         Some(namespace) => Api::namespaced(client.clone(), namespace),
         None => Api::all(client.clone()),
     };
-    let controller = Controller::new(jobs, watcher::Config::default());
+    let (job_store, job_writer) = reflector::store();
+    let capacity = triggers.clone();
+    let job_events = watcher(jobs, watcher::Config::default())
+        // The planner knows of a change before any round does.
+        .inspect_ok(move |event| {
+            if planner.lock().follow_jobs(event) {
+                let _ = capacity.send(Trigger::Waiting);
+            }
+        })
+        .reflect(job_writer)
+        .applied_objects();
+    let controller = Controller::for_stream(job_events, job_store.clone());
     let context = Arc::new(Context::new(
         client.clone(),
-        controller.store(),
+        job_store.clone(),
         caches.clone(),
+        triggers,
         Arc::clone(&metrics),
+        network_policies,
         identity.clone(),
     ));
     let is_ready = Arc::new(AtomicBool::new(false));
@@ -106,7 +132,7 @@ pub async fn run_with(
         })?;
     let endpoints = Endpoints {
         metrics: Arc::clone(&metrics),
-        jobs: controller.store(),
+        jobs: job_store,
         is_ready: Arc::clone(&is_ready),
     };
     // Metrics and probes are served until the very end.
@@ -127,8 +153,12 @@ pub async fn run_with(
         is_ready.store(true, Ordering::Relaxed);
         let lease_namespace =
             leader_election_namespace.unwrap_or_else(|| client.default_namespace().to_owned());
-        let mut candidate = Candidate::new(client.clone(), &lease_namespace, identity);
-        if !candidate.acquire(&stop).await {
+        let mut candidate = Candidate::new(client.clone(), &lease_namespace, lease_name, identity);
+        let leads = tokio::select! {
+            leads = candidate.acquire(&stop) => leads,
+            never = stand_by(&mut triggered, &caches) => match never {},
+        };
+        if !leads {
             return Ok(());
         }
         info!("this replica leads");
@@ -153,6 +183,18 @@ pub async fn run_with(
     serving.cancel();
     watches.abort();
     result
+}
+
+/// Forgets what the watches ask for: a new leader looks at every job anyway. How pods ended that are gone it wants to know
+/// only where the old leader may not have recorded it.
+async fn stand_by(triggered: &mut mpsc::UnboundedReceiver<Trigger>, caches: &Caches) -> Infallible {
+    let mut passing = tokio::time::interval(UNRECORDED);
+    loop {
+        tokio::select! {
+            Some(_) = triggered.recv() => {}
+            _ = passing.tick() => caches.forget_departed(UNRECORDED),
+        }
+    }
 }
 
 /// Reconciles until `stop` is cancelled; rounds under way are finished.
@@ -269,7 +311,9 @@ mod tests {
         let arguments = RunArguments {
             namespace: None,
             leader_election_namespace: None,
+            lease_name: "vit-operator".into(),
             replica: None,
+            network_policies: true,
             metrics_address: ([127, 0, 0, 1], 0).into(),
             log_filter: "info".into(),
         };

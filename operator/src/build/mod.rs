@@ -1,6 +1,7 @@
 //! Kubernetes objects of a gang, one file a kind: pure and infallible.
 
 pub(crate) mod config_map;
+pub(crate) mod network_policy;
 pub(crate) mod pod;
 pub(crate) mod service;
 

@@ -22,7 +22,7 @@ use super::{config_map, metadata, service};
 
 /// Name of the trainer's container.
 pub(crate) const CONTAINER: &str = "trainer";
-/// Name of the port with `/metrics`, `/progress` and `/healthz`.
+/// Name of the port with `/metrics`, `/progress`, `/heartbeats` and `/healthz`.
 pub(crate) const METRICS_PORT: &str = "metrics";
 
 /// Time a pod has after SIGTERM to save a checkpoint, in seconds.
@@ -72,6 +72,7 @@ pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'
             node_selector: some_if_any(settings.node_selector.clone()),
             tolerations: some_if_any(settings.tolerations.clone()),
             priority_class_name: settings.priority_class_name.clone(),
+            scheduler_name: settings.scheduler_name.clone(),
             image_pull_secrets: some_if_any(
                 settings
                     .image_pull_secrets
@@ -272,6 +273,7 @@ fn volumes(job: &ViTTrainingJob, valid: &ValidatedJob, attempt: i32) -> (Vec<Vol
     ];
     let storage = [
         ("data", valid.pod.data.as_ref(), true),
+        ("pretrained", valid.pod.pretrained.as_ref(), true),
         ("checkpoints", Some(&valid.pod.checkpoint), false),
     ];
     for (name, Mount { volume, path }, read_only) in storage

@@ -40,6 +40,10 @@ fn a_pod_with_everything_that_can_be_set() {
     workers.priority_class_name = Some("batch".into());
     workers.run_as_user = Some(1000);
     workers.fs_group = Some(2000);
+    job.spec.model.pretrained = serde_json::from_value(serde_json::json!({
+        "volume": {"persistentVolumeClaim": {"claimName": "weights"}}, "path": "vit_tiny.safetensors",
+    }))
+    .expect("pretrained");
     job.spec.image_pull_secrets = vec!["registry".into()];
     job.spec.checkpoint.path = "/state".into();
     job.spec.checkpoint.volume = JobVolume {
@@ -56,6 +60,11 @@ fn a_pod_with_everything_that_can_be_set() {
 #[test]
 fn the_headless_service_of_a_job() {
     insta::assert_yaml_snapshot!(service::build(&fixtures::job()));
+}
+
+#[test]
+fn a_network_policy_lets_in_the_job_and_whoever_reads_metrics() {
+    insta::assert_yaml_snapshot!(network_policy::build(&fixtures::job()));
 }
 
 #[test]
@@ -105,5 +114,5 @@ fn a_view_of_a_built_pod_tells_what_it_was_built_for() {
         (3, 1, 2, Some("gpu-7"))
     );
     assert_eq!(view.agent.as_deref(), Some("http://[fd00::7]:9402"));
-    assert!(view.ready && !view.leaving && view.stuck.is_none());
+    assert!(view.ready && view.leaving.is_none() && view.stuck.is_none());
 }

@@ -1,16 +1,19 @@
-//! Watches of Nodes, pods, Services and ConfigMaps, kept in memory and trimmed to what is read here.
+//! Watches of Nodes, pods, PriorityClasses, Services, NetworkPolicies and ConfigMaps, and what is kept of them in memory.
 //!
-//! Own pods are indexed by their job's uid, and their last state is kept when they go: a record of why a pod failed must
-//! not be lost because the pod was deleted between two looks. An object that cannot be read is skipped, and does not
-//! stop the watch.
+//! Of nodes, pods and PriorityClasses only what [planning](crate::planner) needs is kept. Own pods are indexed by their
+//! job's uid, and their last state is kept when they go: a record of why a pod failed must not be lost because the pod
+//! was deleted between two looks.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use crds::{ViTTrainingJob, labels};
-use futures::{Stream, StreamExt as _, TryStreamExt as _, future};
+use futures::{Stream, StreamExt as _, future};
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Service};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::scheduling::v1::PriorityClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::WatchStreamExt as _;
@@ -18,12 +21,23 @@ use kube::runtime::reflector::{self, ObjectRef, Store, store::Writer};
 use kube::runtime::watcher::{self, Event, watcher as watch};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch as latest};
 use tracing::warn;
 
 use super::gangs::Gangs;
-use super::inventory::{Inventory, Membership, Reservation, bound_node, has_ended, is_ready, requests_of};
+use super::inventory::{NodeHealth, bound_node, has_ended, requests_of};
+use super::unreadable::{Told, Unreadable};
+use crate::metrics::Metrics;
+use crate::planner::{Planner, SharedPlanner};
 use crate::policy::gang::PodView;
+
+/// Whom the watches tell.
+#[derive(Clone)]
+struct Listeners {
+    planner: SharedPlanner,
+    triggers: mpsc::UnboundedSender<Trigger>,
+    metrics: Arc<Metrics>,
+}
 
 /// What a change in the caches asks for.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -37,47 +51,76 @@ pub(crate) enum Trigger {
 /// The caches.
 #[derive(Clone, Debug)]
 pub(crate) struct Caches {
-    nodes: Store<Node>,
-    pods: Store<Pod>,
+    planner: SharedPlanner,
     services: Store<PartialObjectMeta<Service>>,
+    network_policies: Store<PartialObjectMeta<NetworkPolicy>>,
     config_maps: Store<PartialObjectMeta<ConfigMap>>,
     gangs: Arc<Mutex<Gangs>>,
+    /// Whether what has no store has been listed once: nodes, pods, PriorityClasses.
+    listed: [latest::Receiver<bool>; 3],
 }
 
+/// The caches will never be filled.
+#[derive(Debug, thiserror::Error)]
+#[error("a watch ended before it had listed everything")]
+pub(crate) struct NeverSynced;
+
 impl Caches {
-    /// The caches, and the tasks that keep them: they end only with an error of the program. `namespace` limits what
-    /// of our own is watched; GPUs in use are counted over the whole cluster always.
+    /// The caches, and the tasks that keep them and the planner: they end only with an error of the program.
+    /// `namespace` limits what of our own is watched; GPUs in use are counted over the whole cluster always.
     pub(crate) fn start(
         client: &Client,
         namespace: Option<&str>,
+        planner: SharedPlanner,
         triggers: mpsc::UnboundedSender<Trigger>,
+        metrics: Arc<Metrics>,
     ) -> (Self, future::BoxFuture<'static, ()>) {
-        let (nodes, node_writer) = reflector::store();
-        let (pods, pod_writer) = reflector::store();
         let (services, service_writer) = reflector::store();
+        let (network_policies, network_policy_writer) = reflector::store();
         let (config_maps, config_map_writer) = reflector::store();
+        let [nodes, pods, classes] = [(); 3].map(|()| latest::Sender::new(false));
         let caches = Self {
-            nodes,
-            pods,
+            planner: planner.clone(),
             services,
+            network_policies,
             config_maps,
             gangs: Arc::default(),
+            listed: [&nodes, &pods, &classes].map(latest::Sender::subscribe),
+        };
+        let listeners = Listeners {
+            planner,
+            triggers: triggers.clone(),
+            metrics,
         };
         let tasks = [
-            Box::pin(watch_nodes(
-                Api::all(client.clone()),
-                node_writer,
-                triggers.clone(),
+            Box::pin(watch_planned(
+                events_of::<Node>(client),
+                listeners.clone(),
+                Planner::follow_nodes,
+                Planner::keep_node,
+                nodes,
             )) as future::BoxFuture<'static, ()>,
+            Box::pin(watch_planned(
+                events_of::<PriorityClass>(client),
+                listeners.clone(),
+                Planner::follow_classes,
+                Planner::keep_class,
+                classes,
+            )),
             Box::pin(watch_pods(
-                Api::all(client.clone()),
-                pod_writer,
+                events_of::<Pod>(client),
+                listeners,
                 Arc::clone(&caches.gangs),
-                triggers.clone(),
+                pods,
             )),
             Box::pin(watch_owned(
                 own_api::<PartialObjectMeta<Service>>(client, namespace),
                 service_writer,
+                triggers.clone(),
+            )),
+            Box::pin(watch_owned(
+                own_api::<PartialObjectMeta<NetworkPolicy>>(client, namespace),
+                network_policy_writer,
                 triggers.clone(),
             )),
             Box::pin(watch_owned(
@@ -91,27 +134,26 @@ impl Caches {
     }
 
     /// Waits until every cache has been filled once.
-    pub(crate) async fn synced(&self) -> Result<(), reflector::store::WriterDropped> {
-        self.nodes.wait_until_ready().await?;
-        self.pods.wait_until_ready().await?;
-        self.services.wait_until_ready().await?;
-        self.config_maps.wait_until_ready().await
+    pub(crate) async fn synced(&self) -> Result<(), NeverSynced> {
+        for listed in &self.listed {
+            let mut listed = listed.clone();
+            listed.wait_for(|listed| *listed).await.map_err(|_| NeverSynced)?;
+        }
+        self.services.wait_until_ready().await.map_err(|_| NeverSynced)?;
+        self.network_policies
+            .wait_until_ready()
+            .await
+            .map_err(|_| NeverSynced)?;
+        self.config_maps.wait_until_ready().await.map_err(|_| NeverSynced)
     }
 
-    /// What the cluster has, and what of it is free.
-    pub(crate) fn inventory(&self, reservations: &HashMap<String, Reservation>) -> Inventory {
-        let nodes = self.nodes.state();
-        let pods = self.pods.state();
-        Inventory::new(
-            nodes.iter().map(AsRef::as_ref),
-            pods.iter().map(AsRef::as_ref),
-            reservations,
-        )
+    pub(crate) fn planner(&self) -> &SharedPlanner {
+        &self.planner
     }
 
-    /// Whether a node's kubelet says it is fine; `None` where there is no such node.
-    pub(crate) fn is_node_ready(&self, name: &str) -> Option<bool> {
-        self.nodes.get(&ObjectRef::new(name)).map(|node| is_ready(&node))
+    /// Whether a node's kubelet says it is fine, or since when not; `None` where there is no such node.
+    pub(crate) fn node_health(&self, name: &str) -> Option<NodeHealth> {
+        self.planner.lock().node_health(name)
     }
 
     /// The pods of a job that exist, of all attempts, and those of one attempt that are gone. What is gone of other
@@ -121,10 +163,11 @@ impl Caches {
     }
 
     pub(crate) fn has_service(&self, job: &ViTTrainingJob) -> bool {
-        let name = ObjectRef::new(&job.name_any()).within(&job.namespace().unwrap_or_default());
-        self.services
-            .get(&name)
-            .is_some_and(|service| is_owned_by(&service.metadata, job))
+        has_own(&self.services, job)
+    }
+
+    pub(crate) fn has_network_policy(&self, job: &ViTTrainingJob) -> bool {
+        has_own(&self.network_policies, job)
     }
 
     pub(crate) fn config_maps_of(&self, job: &ViTTrainingJob) -> BTreeSet<String> {
@@ -133,6 +176,11 @@ impl Caches {
             .iter()
             .map(|config_map| config_map.name_any())
             .collect()
+    }
+
+    /// Forgets the pods that are gone of jobs of which none went for so long.
+    pub(crate) fn forget_departed(&self, after: Duration) {
+        lock(&self.gangs).forget_departed(after);
     }
 
     /// Forgets the pods of jobs that are gone.
@@ -144,30 +192,40 @@ impl Caches {
 /// Caches for tests, filled by hand.
 #[cfg(test)]
 impl Caches {
-    pub(crate) fn holding(nodes: &[Node], pods: &[Pod], services: &[Service]) -> Self {
-        let (node_store, mut node_writer) = reflector::store();
+    /// Jobs that have a Service have their NetworkPolicy, too.
+    pub(crate) fn holding(
+        planner: SharedPlanner,
+        nodes: &[Node],
+        pods: &[Pod],
+        services: &[Service],
+    ) -> Self {
         for node in nodes {
-            node_writer.apply_watcher_event(&Event::Apply(node.clone()));
+            planner.lock().follow_nodes(&Event::Apply(node.clone()));
         }
-        let (pod_store, mut pod_writer) = reflector::store();
         let gangs: Arc<Mutex<Gangs>> = Arc::default();
         for pod in pods {
             lock(&gangs).follow(&Event::Apply(pod.clone()));
-            pod_writer.apply_watcher_event(&Event::Apply(pod.clone()));
+            planner.lock().follow_pods(&Event::Apply(pod.clone()));
         }
         let (service_store, mut service_writer) = reflector::store();
+        let (network_policy_store, mut network_policy_writer) = reflector::store();
         for service in services {
             service_writer.apply_watcher_event(&Event::Apply(PartialObjectMeta {
                 metadata: service.metadata.clone(),
                 ..PartialObjectMeta::default()
             }));
+            network_policy_writer.apply_watcher_event(&Event::Apply(PartialObjectMeta {
+                metadata: service.metadata.clone(),
+                ..PartialObjectMeta::default()
+            }));
         }
         Self {
-            nodes: node_store,
-            pods: pod_store,
+            planner,
             services: service_store,
+            network_policies: network_policy_store,
             config_maps: reflector::store().0,
             gangs,
+            listed: [(); 3].map(|()| latest::channel(true).1),
         }
     }
 }
@@ -186,6 +244,17 @@ where
     }
 }
 
+/// Whether a job has its object of a kind of which it has one, by its own name.
+fn has_own<K>(store: &Store<PartialObjectMeta<K>>, job: &ViTTrainingJob) -> bool
+where
+    K: Resource<DynamicType = ()> + Clone + 'static,
+{
+    let name = ObjectRef::new(&job.name_any()).within(&job.namespace().unwrap_or_default());
+    store
+        .get(&name)
+        .is_some_and(|object| is_owned_by(&object.metadata, job))
+}
+
 fn is_owned_by(metadata: &ObjectMeta, job: &ViTTrainingJob) -> bool {
     let uid = job.uid();
     metadata
@@ -195,27 +264,49 @@ fn is_owned_by(metadata: &ObjectMeta, job: &ViTTrainingJob) -> bool {
         .any(|owner| Some(&owner.uid) == uid.as_ref())
 }
 
-async fn watch_nodes(
-    api: Api<DeserializeGuard<Node>>,
-    writer: Writer<Node>,
-    triggers: mpsc::UnboundedSender<Trigger>,
-) {
-    readable(watch(api, watcher::Config::default()))
+/// What happens to all objects of a kind.
+fn events_of<K>(client: &Client) -> impl Stream<Item = GuardedEvent<K>> + Send + 'static
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+{
+    watch(Api::all(client.clone()), watcher::Config::default())
+}
+
+type GuardedEvent<K> = watcher::Result<Event<DeserializeGuard<K>>>;
+
+/// Follows the objects of a kind of which only the planner knows, which keeps those that cannot be read as they were.
+/// What has changed of the cluster as a whole is told to the jobs that wait.
+async fn watch_planned<K>(
+    events: impl Stream<Item = GuardedEvent<K>> + Send,
+    listeners: Listeners,
+    follow: fn(&mut Planner, &Event<K>) -> bool,
+    keep: fn(&mut Planner, &K),
+    listed: latest::Sender<bool>,
+) where
+    K: Resource<DynamicType = ()> + Default,
+{
+    let Listeners {
+        planner,
+        triggers,
+        metrics,
+    } = listeners;
+    let mut unreadable = Unreadable::new(metrics);
+    events
         .default_backoff()
-        .modify(|node: &mut Node| {
-            node.metadata.managed_fields = None;
-            node.metadata.annotations = None;
-            if let Some(status) = &mut node.status {
-                status.images = None;
-                status.volumes_attached = None;
-                status.volumes_in_use = None;
-            }
-        })
-        .reflect(writer)
         .for_each(|event| {
-            if matches!(event, Ok(Event::Apply(_) | Event::Delete(_) | Event::InitDone)) {
-                // The receiver lives as long as the process.
-                let _ = triggers.send(Trigger::Waiting);
+            match unreadable.read(event) {
+                Some(Told::Event(event)) => {
+                    let is_news = follow(&mut planner.lock(), &event);
+                    if matches!(event, Event::InitDone) {
+                        listed.send_replace(true);
+                    }
+                    if is_news && matches!(event, Event::Apply(_) | Event::Delete(_) | Event::InitDone) {
+                        // The receiver lives as long as the process.
+                        let _ = triggers.send(Trigger::Waiting);
+                    }
+                }
+                Some(Told::Unreadable(object)) => keep(&mut planner.lock(), &object),
+                None => {}
             }
             future::ready(())
         })
@@ -223,59 +314,41 @@ async fn watch_nodes(
 }
 
 async fn watch_pods(
-    api: Api<DeserializeGuard<Pod>>,
-    writer: Writer<Pod>,
+    events: impl Stream<Item = GuardedEvent<Pod>> + Send,
+    listeners: Listeners,
     gangs: Arc<Mutex<Gangs>>,
-    triggers: mpsc::UnboundedSender<Trigger>,
+    listed: latest::Sender<bool>,
 ) {
-    readable(watch(api, watcher::Config::default()))
+    let Listeners {
+        planner,
+        triggers,
+        metrics,
+    } = listeners;
+    let mut unreadable = Unreadable::new(metrics);
+    events
         .default_backoff()
-        .inspect_ok(move |event| lock(&gangs).follow(event))
-        .modify(trim)
-        .reflect(writer)
         .for_each(|event| {
-            for trigger in event.iter().flat_map(triggers_of) {
-                let _ = triggers.send(trigger);
+            match unreadable.read(event) {
+                Some(Told::Event(event)) => {
+                    // Whoever sees that a pod is gone finds its GPUs free.
+                    planner.lock().follow_pods(&event);
+                    lock(&gangs).follow(&event);
+                    if matches!(event, Event::InitDone) {
+                        listed.send_replace(true);
+                    }
+                    for trigger in triggers_of(&event) {
+                        let _ = triggers.send(trigger);
+                    }
+                }
+                Some(Told::Unreadable(pod)) => {
+                    planner.lock().keep_pod(&pod);
+                    lock(&gangs).keep(&pod);
+                }
+                None => {}
             }
             future::ready(())
         })
         .await;
-}
-
-/// What counts of a pod once its view is taken: whose it is, where it is, what it asks for, whether it has ended.
-fn trim(pod: &mut Pod) {
-    pod.metadata.managed_fields = None;
-    pod.metadata.annotations = None;
-    if Membership::of(pod).is_none() {
-        pod.metadata.labels = None;
-        pod.metadata.owner_references = None;
-    }
-    if let Some(spec) = &mut pod.spec {
-        let mut trimmed = k8s_openapi::api::core::v1::PodSpec {
-            node_name: spec.node_name.take(),
-            affinity: spec.affinity.take(),
-            overhead: spec.overhead.take(),
-            ..Default::default()
-        };
-        let keep =
-            |container: &mut k8s_openapi::api::core::v1::Container| k8s_openapi::api::core::v1::Container {
-                resources: container.resources.take(),
-                restart_policy: container.restart_policy.take(),
-                ..Default::default()
-            };
-        trimmed.containers = spec.containers.iter_mut().map(keep).collect();
-        trimmed.init_containers = spec
-            .init_containers
-            .as_mut()
-            .map(|containers| containers.iter_mut().map(keep).collect());
-        *spec = trimmed;
-    }
-    if let Some(status) = &mut pod.status {
-        *status = k8s_openapi::api::core::v1::PodStatus {
-            phase: status.phase.take(),
-            ..Default::default()
-        };
-    }
 }
 
 fn triggers_of(event: &Event<Pod>) -> Vec<Trigger> {
@@ -333,40 +406,6 @@ async fn watch_owned<K>(
             future::ready(())
         })
         .await;
-}
-
-/// Only the objects that can be read; of one that cannot, the last version that could stays.
-fn readable<K>(
-    stream: impl Stream<Item = watcher::Result<Event<DeserializeGuard<K>>>> + Send,
-) -> impl Stream<Item = watcher::Result<Event<K>>> + Send
-where
-    K: Resource<DynamicType = ()> + Default + Send + 'static,
-{
-    stream.filter_map(|event| {
-        let read = |guarded: DeserializeGuard<K>| match guarded.0 {
-            Ok(object) => Some(object),
-            Err(invalid) => {
-                let name = invalid.metadata.name.as_deref().unwrap_or_default();
-                warn!(name, kind = %K::kind(&()), error = invalid.error, "an object that cannot be read is skipped");
-                None
-            }
-        };
-        future::ready(match event {
-            Ok(Event::Init) => Some(Ok(Event::Init)),
-            Ok(Event::InitDone) => Some(Ok(Event::InitDone)),
-            Ok(Event::InitApply(object)) => read(object).map(|object| Ok(Event::InitApply(object))),
-            Ok(Event::Apply(object)) => read(object).map(|object| Ok(Event::Apply(object))),
-            Ok(Event::Delete(object)) => Some(Ok(Event::Delete(object.0.unwrap_or_else(|invalid| {
-                let mut object = K::default();
-                *object.meta_mut() = invalid.metadata;
-                object
-            })))),
-            Err(error) => {
-                warn!(%error, "a watch was interrupted and starts again");
-                Some(Err(error))
-            }
-        })
-    })
 }
 
 #[cfg(test)]

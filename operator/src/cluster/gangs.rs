@@ -1,9 +1,12 @@
 //! An index of our own pods by their job, which keeps the last state of those that are gone.
 
 use std::collections::{HashMap, HashSet};
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
 use kube::runtime::watcher::Event;
+use tokio::time::Instant;
 
 use super::inventory::Membership;
 use crate::policy::gang::PodView;
@@ -14,9 +17,17 @@ pub(crate) struct Gangs {
     /// Pods that exist, by job and name.
     present: HashMap<String, HashMap<String, PodView>>,
     /// Pods that are gone, as they were last.
-    departed: HashMap<String, HashMap<String, PodView>>,
+    departed: HashMap<String, Departed>,
     /// What a list that is under way has brought so far.
     listed: HashMap<String, HashSet<String>>,
+}
+
+/// The pods of a job that are gone, by name.
+#[derive(Debug)]
+struct Departed {
+    pods: HashMap<String, PodView>,
+    /// When the last of them went.
+    at: Instant,
 }
 
 impl Gangs {
@@ -24,14 +35,14 @@ impl Gangs {
     pub(crate) fn pods_of(&mut self, uid: &str, attempt: i32) -> (Vec<PodView>, Vec<PodView>) {
         let present = self.present.get(uid);
         if let Some(departed) = self.departed.get_mut(uid) {
-            departed.retain(|_, pod| pod.attempt >= attempt);
+            departed.pods.retain(|_, pod| pod.attempt >= attempt);
         }
         (
             present.into_iter().flat_map(HashMap::values).cloned().collect(),
             self.departed
                 .get(uid)
                 .into_iter()
-                .flat_map(HashMap::values)
+                .flat_map(|departed| departed.pods.values())
                 .filter(|pod| pod.attempt == attempt)
                 .cloned()
                 .collect(),
@@ -43,11 +54,8 @@ impl Gangs {
         match event {
             Event::Init => self.listed.clear(),
             Event::InitApply(pod) => {
+                self.keep(pod);
                 if let Some((uid, view)) = own(pod) {
-                    self.listed
-                        .entry(uid.clone())
-                        .or_default()
-                        .insert(view.name.clone());
                     self.put(uid, view);
                 }
             }
@@ -65,9 +73,21 @@ impl Gangs {
         }
     }
 
+    /// A list that is under way holds a pod.
+    pub(crate) fn keep(&mut self, pod: &Pod) {
+        if let Some(member) = Membership::of(pod) {
+            self.listed.entry(member.job).or_default().insert(pod.name_any());
+        }
+    }
+
     /// Forgets what is gone of jobs that are gone.
     pub(crate) fn retain(&mut self, exists: impl Fn(&str) -> bool) {
         self.departed.retain(|uid, _| exists(uid));
+    }
+
+    /// Forgets what is gone of jobs of which nothing went for so long.
+    pub(crate) fn forget_departed(&mut self, after: Duration) {
+        self.departed.retain(|_, departed| departed.at.elapsed() < after);
     }
 
     fn put(&mut self, uid: String, view: PodView) {
@@ -85,10 +105,11 @@ impl Gangs {
             }
         }
         let view = PodView { lost: true, ..view };
-        self.departed
-            .entry(uid)
-            .or_default()
-            .insert(view.name.clone(), view);
+        let at = Instant::now();
+        let pods = HashMap::new();
+        let departed = self.departed.entry(uid).or_insert(Departed { pods, at });
+        departed.at = at;
+        departed.pods.insert(view.name.clone(), view);
     }
 
     /// Whatever a complete list does not hold any more went while the watch was broken.
@@ -146,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_goes_while_the_watch_is_broken_is_noticed() {
+    fn a_pod_that_goes_boundthe_watch_is_broken_is_noticed() {
         let mut gangs = Gangs::default();
         let pods = fixtures::pod_objects(1, "Running");
         gangs.follow(&Event::Apply(pods[0].clone()));
@@ -161,6 +182,22 @@ mod tests {
             (names(&present), names(&departed)),
             (vec!["digits-1-0"], vec!["digits-1-1"])
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_gone_is_forgotten_after_a_boundwhere_nobody_asks() {
+        let mut gangs = Gangs::default();
+        let [bound, almost, rest] = [600, 599, 1].map(Duration::from_secs);
+        for pod in fixtures::pod_objects(1, "Running") {
+            gangs.follow(&Event::Delete(pod));
+            tokio::time::advance(almost).await;
+            gangs.forget_departed(bound);
+        }
+        assert_eq!(gangs.pods_of(fixtures::UID, 1).1.len(), 2);
+        tokio::time::advance(rest).await;
+        gangs.forget_departed(bound);
+        assert_eq!(gangs.pods_of(fixtures::UID, 1).1, []);
+        assert!(gangs.departed.is_empty());
     }
 
     #[test]

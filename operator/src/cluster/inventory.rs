@@ -1,31 +1,90 @@
-//! What the cluster has and what of it is in use: values made from Nodes, pods and reservations, on which
-//! [placement](crate::policy::placement) is a pure function.
+//! What the cluster has and what of it is in use: a value, on which [placement](crate::policy::placement) is a pure
+//! function.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 
 use crds::labels;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod, PodSpec, ResourceRequirements, Taint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::{Resource as _, ResourceExt as _};
 
 use super::quantity;
+use crate::policy::homogeneity::GpuLabels;
 
 /// The nodes of a cluster, by name.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Inventory {
-    pub(crate) nodes: BTreeMap<String, NodeFacts>,
+    pub(crate) nodes: BTreeMap<Arc<str>, NodeFacts>,
 }
 
 /// What placement needs to know of a node.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct NodeFacts {
-    pub(crate) labels: BTreeMap<String, String>,
+    pub(crate) labels: Arc<NodeLabels>,
     pub(crate) taints: Vec<Taint>,
-    pub(crate) ready: bool,
+    pub(crate) health: NodeHealth,
     pub(crate) cordoned: bool,
-    /// By name of the resource: extended resources, cpu in thousandths, memory in bytes, pods.
-    pub(crate) resources: BTreeMap<String, Amount>,
+    pub(crate) resources: Resources,
+    /// The job, as `namespace/name`, for which the node is kept: jobs after it do not get it.
+    pub(crate) kept_for: Option<Arc<str>>,
 }
+
+/// A node's labels, and what they tell of its GPUs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct NodeLabels {
+    values: BTreeMap<String, String>,
+    /// Nodes of one kind share it.
+    gpus: Arc<GpuLabels>,
+}
+
+impl NodeLabels {
+    pub(crate) fn new(values: BTreeMap<String, String>, shared: &mut Shared) -> Self {
+        Self {
+            gpus: shared.kind(GpuLabels::read(&values)),
+            values,
+        }
+    }
+
+    pub(crate) fn values(&self) -> &BTreeMap<String, String> {
+        &self.values
+    }
+
+    pub(crate) fn gpus(&self) -> &GpuLabels {
+        &self.gpus
+    }
+}
+
+/// What thousands of nodes have in common is held once: a look at all of them takes as long as memory is far.
+#[derive(Debug, Default)]
+pub(crate) struct Shared {
+    names: HashSet<Arc<str>>,
+    kinds: HashSet<Arc<GpuLabels>>,
+}
+
+impl Shared {
+    fn name(&mut self, name: &str) -> Arc<str> {
+        if let Some(known) = self.names.get(name) {
+            return Arc::clone(known);
+        }
+        let name: Arc<str> = name.into();
+        self.names.insert(Arc::clone(&name));
+        name
+    }
+
+    fn kind(&mut self, kind: GpuLabels) -> Arc<GpuLabels> {
+        if let Some(known) = self.kinds.get(&kind) {
+            return Arc::clone(known);
+        }
+        let kind = Arc::new(kind);
+        self.kinds.insert(Arc::clone(&kind));
+        kind
+    }
+}
+
+/// By name of the resource: extended resources, cpu in thousandths, memory in bytes, pods. All nodes share the names.
+pub(crate) type Resources = BTreeMap<Arc<str>, Amount>;
 
 /// How much of a resource a node has.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -34,18 +93,56 @@ pub(crate) struct Amount {
     pub(crate) capacity: i64,
     /// What pods can get; less than the capacity where GPUs are unhealthy.
     pub(crate) allocatable: i64,
-    /// What pods and reservations hold.
+    /// What pods and promises hold.
     pub(crate) used: i64,
+    /// What of it gangs of this operator hold: they end by themselves.
+    pub(crate) used_by_gangs: i64,
 }
 
 impl Amount {
     pub(crate) fn free(self) -> i64 {
         self.allocatable - self.used
     }
+
+    /// What will be free once all gangs have ended.
+    pub(crate) fn free_in_time(self) -> i64 {
+        self.free() + self.used_by_gangs
+    }
 }
 
-/// What one pod asks for, by name of the resource; units as in [`NodeFacts::resources`].
+/// What one pod asks for, by name of the resource; units as in [`Resources`].
 pub(crate) type Requests = BTreeMap<String, i64>;
+
+/// Who holds something on a node.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Holder {
+    /// A gang of this operator.
+    Gang,
+    /// Anyone else.
+    Other,
+}
+
+/// Adds to what is held of a node's resources; a negative `times` takes away.
+pub(crate) fn hold(resources: &mut Resources, requests: &Requests, holder: Holder, times: i64) {
+    for (resource, amount) in requests {
+        if *amount == 0 {
+            continue;
+        }
+        if !resources.contains_key(resource.as_str()) {
+            resources.insert(resource.as_str().into(), Amount::default());
+        }
+        let Some(entry) = resources.get_mut(resource.as_str()) else {
+            continue;
+        };
+        entry.used += times * amount;
+        if holder == Holder::Gang {
+            entry.used_by_gangs += times * amount;
+        }
+        if *entry == Amount::default() {
+            resources.remove(resource.as_str());
+        }
+    }
+}
 
 /// GPUs promised to an attempt whose pods may not be in the caches yet.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,56 +154,6 @@ pub(crate) struct Reservation {
     pub(crate) nodes: Vec<String>,
     /// What each pod asks for.
     pub(crate) requests: Requests,
-}
-
-impl Inventory {
-    /// Counts what pods hold, and what of the reservations is not held by a pod yet. Pods that ended hold nothing;
-    /// pods that are being stopped hold what they have until they are gone.
-    pub(crate) fn new<'a>(
-        nodes: impl IntoIterator<Item = &'a Node>,
-        pods: impl IntoIterator<Item = &'a Pod>,
-        reservations: &HashMap<String, Reservation>,
-    ) -> Self {
-        let mut inventory = Self {
-            nodes: nodes
-                .into_iter()
-                .map(|node| (node.name_any(), facts(node)))
-                .collect(),
-        };
-        let mut present = HashSet::new();
-        for pod in pods {
-            let member = Membership::of(pod);
-            if let Some(member) = &member {
-                present.insert((member.job.clone(), member.attempt, member.node_rank));
-            }
-            if has_ended(pod) {
-                continue;
-            }
-            let node = bound_node(pod).or(member.as_ref().and_then(|_| pinned_node(pod)));
-            if let (Some(node), Some(spec)) = (node, &pod.spec) {
-                inventory.hold(node, &requests_of(spec));
-            }
-        }
-        for reservation in reservations.values() {
-            for (node_rank, node) in reservation.nodes.iter().enumerate() {
-                let key = (reservation.job.clone(), reservation.attempt, node_rank);
-                if !present.contains(&key) {
-                    inventory.hold(node, &reservation.requests);
-                }
-            }
-        }
-        inventory
-    }
-
-    /// Takes the requests of a pod out of what is free on a node.
-    pub(crate) fn hold(&mut self, node: &str, requests: &Requests) {
-        let Some(facts) = self.nodes.get_mut(node) else {
-            return;
-        };
-        for (resource, amount) in requests {
-            facts.resources.entry(resource.clone()).or_default().used += amount;
-        }
-    }
 }
 
 /// Which gang one of our own pods belongs to.
@@ -239,7 +286,8 @@ fn amounts(quantities: &BTreeMap<String, Quantity>) -> Requests {
         .collect()
 }
 
-fn facts(node: &Node) -> NodeFacts {
+/// Reads a node, of which nothing is held yet.
+pub(crate) fn facts(node: &Node, shared: &mut Shared) -> NodeFacts {
     let spec = node.spec.as_ref();
     let status = node.status.as_ref();
     let none = BTreeMap::new();
@@ -254,35 +302,53 @@ fn facts(node: &Node) -> NodeFacts {
             .unwrap_or(&none),
     );
     NodeFacts {
-        labels: node.labels().clone(),
+        labels: Arc::new(NodeLabels::new(node.labels().clone(), shared)),
         taints: spec.and_then(|spec| spec.taints.clone()).unwrap_or_default(),
-        ready: is_ready(node),
+        health: health(node),
         cordoned: spec.and_then(|spec| spec.unschedulable).unwrap_or(false),
         resources: capacity
             .into_iter()
             .map(|(name, capacity)| {
-                let allocatable = allocatable.get(&name).copied().unwrap_or(0);
-                (
-                    name,
-                    Amount {
-                        capacity,
-                        allocatable,
-                        used: 0,
-                    },
-                )
+                let amount = Amount {
+                    capacity,
+                    allocatable: allocatable.get(&name).copied().unwrap_or(0),
+                    ..Amount::default()
+                };
+                (shared.name(&name), amount)
             })
+            // To have nothing of a resource is not to have it.
+            .filter(|(_, amount)| *amount != Amount::default())
             .collect(),
+        kept_for: None,
     }
 }
 
-/// Whether a node's kubelet says it is fine.
-pub(crate) fn is_ready(node: &Node) -> bool {
-    node.status
-        .iter()
-        .flat_map(|status| status.conditions.iter().flatten())
-        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+/// What is known of a node's kubelet.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum NodeHealth {
+    /// It says it is fine.
+    Ready,
+    /// It says it is not, or says nothing any more, since then.
+    NotReady(Option<Timestamp>),
 }
 
+/// Reads a node's Ready condition.
+pub(crate) fn health(node: &Node) -> NodeHealth {
+    let ready = node
+        .status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten())
+        .find(|condition| condition.type_ == "Ready");
+    match ready {
+        Some(condition) if condition.status == "True" => NodeHealth::Ready,
+        other => NodeHealth::NotReady(
+            other.and_then(|condition| condition.last_transition_time.as_ref().map(|time| time.0)),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod counted;
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -323,7 +389,16 @@ mod tests {
             serde_json::from_value(json!({"status": {"conditions": [{"type": "Ready", "status": status}]}}))
                 .expect("a node")
         };
-        assert!(is_ready(&node("True")));
-        assert!(!is_ready(&node("Unknown")) && !is_ready(&node("False")) && !is_ready(&Node::default()));
+        assert_eq!(health(&node("True")), NodeHealth::Ready);
+        for other in [node("Unknown"), node("False"), Node::default()] {
+            assert_eq!(health(&other), NodeHealth::NotReady(None));
+        }
+        let since =
+            json!({"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-09-21T00:00:00Z"});
+        let silent = serde_json::from_value(json!({"status": {"conditions": [since]}})).expect("a node");
+        assert_eq!(
+            health(&silent),
+            NodeHealth::NotReady("2026-09-21T00:00:00Z".parse().ok())
+        );
     }
 }

@@ -4,7 +4,7 @@ use contract::FailureClass;
 use contract::exit::ExitCode;
 use jiff::Timestamp;
 
-use super::gang::{End, PodView};
+use super::gang::{CannotStart, End, PodView};
 
 /// One pod's failure.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,8 +36,8 @@ pub(crate) fn blame(gang: &[PodView]) -> Option<Failure> {
 pub(crate) fn failure_of(pod: &PodView) -> Option<Failure> {
     let failed_end = pod.end.as_ref().filter(|end| end.exit != ExitCode::Done);
     let finished_well = pod.end.is_some() && failed_end.is_none() && !pod.has_failed();
-    if finished_well || !(pod.leaving || pod.lost || pod.has_failed()) {
-        return None;
+    if finished_well || !(pod.leaving.is_some() || pod.lost || pod.has_failed()) {
+        return start_failure(pod);
     }
     let record = failed_end
         .and_then(|end| end.record.as_ref())
@@ -57,6 +57,22 @@ pub(crate) fn failure_of(pod: &PodView) -> Option<Failure> {
             .or(failed_end.map(|end| end.exit.code())),
         message: truncated(message),
         finished_at: failed_end.and_then(|end| end.finished_at),
+    })
+}
+
+/// Why a pod will not start, in the kubelet's words.
+fn start_failure(pod: &PodView) -> Option<Failure> {
+    Some(Failure {
+        class: match pod.cannot_start? {
+            CannotStart::Misconfigured => FailureClass::BadConfig,
+            CannotStart::Refused => FailureClass::StartFailed,
+        },
+        rank: None,
+        pod: pod.name.clone(),
+        node: pod.node.clone(),
+        exit_code: None,
+        message: truncated(pod.stuck.clone().unwrap_or_default()),
+        finished_at: None,
     })
 }
 
@@ -221,10 +237,31 @@ mod tests {
         assert_eq!(failure_of(&pod("a")), None);
         assert_eq!(failure_of(&ended("a", 0, 1)), None);
         let finished_and_deleted = PodView {
-            leaving: true,
+            leaving: Some(jiff::Timestamp::UNIX_EPOCH),
             ..ended("a", 0, 1)
         };
         assert_eq!(failure_of(&finished_and_deleted), None);
+    }
+
+    #[test]
+    fn a_pod_that_cannot_start_fails_in_the_kubelets_words() {
+        let pulling = |cannot_start| PodView {
+            state: PodState::Pending,
+            stuck: Some("ImagePullBackOff: not found".into()),
+            cannot_start,
+            ..pod("a")
+        };
+        assert_eq!(failure_of(&pulling(None)), None);
+        for (cannot_start, class) in [
+            (CannotStart::Misconfigured, FailureClass::BadConfig),
+            (CannotStart::Refused, FailureClass::StartFailed),
+        ] {
+            let failure = failure_of(&pulling(Some(cannot_start))).expect("failed");
+            assert_eq!(
+                (failure.class, failure.message.as_str()),
+                (class, "ImagePullBackOff: not found")
+            );
+        }
     }
 
     #[test]

@@ -20,14 +20,16 @@ pub(crate) struct PodView {
     pub(crate) node: Option<String>,
     pub(crate) state: PodState,
     pub(crate) ready: bool,
-    /// Its deletion was asked for, by whomever.
-    pub(crate) leaving: bool,
+    /// Its deletion was asked for, by whomever: by when it is to be gone, its own time to end included.
+    pub(crate) leaving: Option<Timestamp>,
     /// It is gone, or its node is.
     pub(crate) lost: bool,
     /// `http://address:port` of its agent.
     pub(crate) agent: Option<String>,
     /// What keeps it from starting, in the words of scheduler or kubelet.
     pub(crate) stuck: Option<String>,
+    /// Whether what keeps it from starting will not go away by waiting.
+    pub(crate) cannot_start: Option<CannotStart>,
     /// Why it was disrupted, in the words of whoever did it.
     pub(crate) disruption: Option<String>,
     /// How its container ended.
@@ -43,6 +45,15 @@ pub(crate) enum PodState {
     Running,
     Succeeded,
     Failed,
+}
+
+/// What no waiting helps against.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum CannotStart {
+    /// The pod asks for what cannot be, such as an image name that is none: another pod would fail alike.
+    Misconfigured,
+    /// The kubelet tried, and tried again: on another node, or later, it may go better.
+    Refused,
 }
 
 /// How a container ended.
@@ -82,10 +93,11 @@ impl PodView {
                 _ => PodState::Pending,
             },
             ready: condition(pod, "Ready").is_some_and(|(value, _)| value == "True"),
-            leaving: pod.metadata.deletion_timestamp.is_some(),
+            leaving: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0),
             lost: false,
             agent: agent(pod),
             stuck: stuck(pod),
+            cannot_start: waiting_reason(pod).and_then(cannot_start),
             disruption: disruption(pod),
             end: terminated.map(end),
         })
@@ -157,6 +169,27 @@ fn stuck(pod: &Pod) -> Option<String> {
     })
 }
 
+fn waiting_reason(pod: &Pod) -> Option<&str> {
+    pod.status
+        .iter()
+        .flat_map(|status| status.container_statuses.iter().flatten())
+        .find_map(|container| container.state.as_ref()?.waiting.as_ref()?.reason.as_deref())
+}
+
+/// Reads the kubelet's reason (`pkg/kubelet/images/types.go`, `pkg/kubelet/kuberuntime`). A first `ErrImagePull` may be
+/// a moment's trouble of the network; the kubelet backs off only once it has come again.
+fn cannot_start(reason: &str) -> Option<CannotStart> {
+    match reason {
+        "InvalidImageName" | "ErrImageNeverPull" | "CreateContainerConfigError" => {
+            Some(CannotStart::Misconfigured)
+        }
+        "ImagePullBackOff" | "ImageInspectError" | "CreateContainerError" | "RunContainerError" => {
+            Some(CannotStart::Refused)
+        }
+        _ => None,
+    }
+}
+
 fn disruption(pod: &Pod) -> Option<String> {
     if let Some(("True", words)) = condition(pod, "DisruptionTarget") {
         return Some(words);
@@ -221,6 +254,15 @@ mod tests {
             Some("ImagePullBackOff")
         );
         assert_eq!(waiting("ContainerCreating", ""), None);
+        for (reason, expected) in [
+            ("ErrImagePull", None),
+            ("ImagePullBackOff", Some(CannotStart::Refused)),
+            ("ErrImageNeverPull", Some(CannotStart::Misconfigured)),
+        ] {
+            let state = json!({"waiting": {"reason": reason}});
+            let pod = view(json!({"containerStatuses": container(state)}));
+            assert_eq!(pod.cannot_start, expected, "{reason}");
+        }
         let unschedulable = view(json!({"conditions": [{
             "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/4 nodes are available",
         }]}));

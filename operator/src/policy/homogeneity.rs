@@ -3,11 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use crds::spec::Homogeneity;
 use crds::status::GpuGroup;
 use k8s_openapi::api::core::v1::{Taint, Toleration};
 
-use super::placement::GangRequest;
-use crate::cluster::inventory::{CPU, MEMORY, NodeFacts, PODS};
+use super::avoidance::Avoidance;
+use super::placement::Shape;
+use crate::cluster::inventory::{Amount, CPU, MEMORY, NodeFacts, NodeHealth, PODS};
 
 /// Labels by which one writer describes GPUs. Values of different writers are never compared.
 struct Writer {
@@ -68,8 +70,12 @@ impl Writer {
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(crate) enum Refusal {
     Excluded,
+    FailedBefore,
+    WasSlow,
     SelectorMismatch,
+    NoTopologyLabel,
     NoProductLabel,
+    OtherGpus,
     OtherProduct,
     MemoryUnknown,
     TooLittleGpuMemory,
@@ -84,14 +90,19 @@ pub(crate) enum Refusal {
     NoCpu,
     NoMemory,
     NoPodSlot,
+    Kept,
 }
 
 impl fmt::Display for Refusal {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(match self {
             Self::Excluded => "excluded by placement.excludeNodes",
+            Self::FailedBefore => "where attempts of this job failed",
+            Self::WasSlow => "where a rank of this job was slow",
             Self::SelectorMismatch => "without the labels of workers.nodeSelector",
+            Self::NoTopologyLabel => "without the label of placement.topology.required",
             Self::NoProductLabel => "without a label that tells the GPU product",
+            Self::OtherGpus => "with other GPUs than the gang had",
             Self::OtherProduct => "not in placement.gpu.products",
             Self::MemoryUnknown => "without a label that tells GPU memory, which placement.gpu asks for",
             Self::TooLittleGpuMemory => "with less GPU memory than placement.gpu asks for",
@@ -106,100 +117,212 @@ impl fmt::Display for Refusal {
             Self::NoCpu => "with too little free cpu",
             Self::NoMemory => "with too little free memory",
             Self::NoPodSlot => "with no room for another pod",
+            Self::Kept => "kept for a job that waits longer or has a higher priority",
         })
     }
 }
 
+/// What a node's labels tell of its GPUs.
+#[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
+pub(crate) struct GpuLabels {
+    /// Empty where no label tells it.
+    product: String,
+    product_label: &'static str,
+    memory_mebibytes: Option<i64>,
+    driver_major: Option<String>,
+    /// Whether shares of GPUs are advertised as GPUs.
+    is_shared: bool,
+    /// GPUs by the count of NVIDIA's discovery, each as often as it is shared.
+    nvidia_count: Option<i64>,
+}
+
+impl GpuLabels {
+    pub(crate) fn read(labels: &BTreeMap<String, String>) -> Self {
+        let value = |label: &str| {
+            labels
+                .get(label)
+                .map(String::as_str)
+                .filter(|value| !value.is_empty())
+        };
+        let number = |label: &str| value(label)?.parse::<i64>().ok();
+        let replicas = number("nvidia.com/gpu.replicas").unwrap_or(1).max(1);
+        let writer = WRITERS.iter().find(|writer| value(writer.product).is_some());
+        let told = |labels: &[&'static str]| labels.iter().find_map(|label| value(label));
+        let product = writer
+            .and_then(|writer| value(writer.product))
+            .unwrap_or_default();
+        Self {
+            product: product.into(),
+            product_label: writer.map_or("", |writer| writer.product),
+            memory_mebibytes: writer
+                .and_then(|writer| value(writer.memory?))
+                .and_then(mebibytes),
+            driver_major: writer
+                .and_then(|writer| told(writer.driver)?.split('.').next())
+                .map(Into::into),
+            is_shared: !matches!(value("nvidia.com/gpu.sharing-strategy"), None | Some("none"))
+                || replicas > 1
+                || product.ends_with("-SHARED")
+                || product.contains("-MIG-"),
+            nvidia_count: number("nvidia.com/gpu.count").map(|count| count * replicas),
+        }
+    }
+}
+
+/// GPUs that a node has of the resource that is asked for.
+fn gpus(node: &NodeFacts, shape: &Shape) -> Amount {
+    node.resources
+        .get(shape.gpu_resource.as_str())
+        .copied()
+        .unwrap_or_default()
+}
+
 /// The group a node's GPUs belong to; `None` where it has none of that resource.
 /// The product is empty where no label tells it.
-pub(crate) fn group_of(node: &NodeFacts, gpu_resource: &str) -> Option<GpuGroup> {
-    let capacity = node.resources.get(gpu_resource)?.capacity;
-    if capacity <= 0 {
-        return None;
-    }
-    let value = |label: &str| node.labels.get(label).filter(|value| !value.is_empty());
-    let writer = WRITERS.iter().find(|writer| value(writer.product).is_some());
-    Some(match writer {
-        None => GpuGroup {
-            gpus_per_node: capacity,
-            ..GpuGroup::default()
-        },
-        Some(writer) => GpuGroup {
-            product: value(writer.product).cloned().unwrap_or_default(),
-            product_label: writer.product.into(),
-            memory_mebibytes: writer.memory.and_then(value).and_then(|text| mebibytes(text)),
-            gpus_per_node: capacity,
-            driver_major: writer
-                .driver
-                .iter()
-                .find_map(|label| value(label))
-                .and_then(|version| version.split('.').next())
-                .map(Into::into),
-        },
+pub(crate) fn group_of(node: &NodeFacts, shape: &Shape) -> Option<GpuGroup> {
+    let capacity = gpus(node, shape).capacity;
+    let told = node.labels.gpus();
+    let label = |key: &String| node.labels.values().get(key).cloned().unwrap_or_default();
+    (capacity > 0).then(|| GpuGroup {
+        product: told.product.clone(),
+        product_label: told.product_label.into(),
+        memory_mebibytes: told.memory_mebibytes,
+        gpus_per_node: capacity,
+        driver_major: told.driver_major.clone(),
+        labels: shape
+            .rules
+            .group_by
+            .iter()
+            .map(|key| (key.clone(), label(key)))
+            .collect(),
     })
 }
 
-/// The first reason, if any, for which a node cannot take a pod of the gang.
-pub(crate) fn refusal(
-    name: &str,
-    node: &NodeFacts,
-    group: &GpuGroup,
-    request: &GangRequest,
-) -> Option<Refusal> {
-    let rules = &request.rules;
-    let gpus = node
-        .resources
-        .get(&request.gpu_resource)
-        .copied()
-        .unwrap_or_default();
+/// Whether that is the group a node's GPUs belong to.
+pub(crate) fn is_of(group: &GpuGroup, node: &NodeFacts, shape: &Shape) -> bool {
+    let told = node.labels.gpus();
+    let label = |key: &str| node.labels.values().get(key).map_or("", String::as_str);
+    group.gpus_per_node == gpus(node, shape).capacity
+        && group.product == told.product
+        && group.product_label == told.product_label
+        && group.memory_mebibytes == told.memory_mebibytes
+        && group.driver_major == told.driver_major
+        && group.labels.iter().all(|(key, value)| label(key) == value)
+}
+
+/// Whether a node can take a pod of a gang.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Verdict {
+    /// It can.
+    Fits {
+        /// Free GPUs.
+        free: i64,
+    },
+    /// It cannot for now: what other gangs hold, or what is kept for them, would do.
+    Busy {
+        /// Why not now.
+        refusal: Refusal,
+        /// Free GPUs.
+        free: i64,
+    },
+    /// It cannot, whatever gangs end.
+    Refused(Refusal),
+}
+
+/// Looks at a node that has some of the resource.
+pub(crate) fn verdict(name: &str, node: &NodeFacts, shape: &Shape) -> Verdict {
+    let gpus = gpus(node, shape);
+    if let Some(refusal) = unsuitable(name, node, gpus, shape) {
+        return Verdict::Refused(refusal);
+    }
+    let free = gpus.free();
+    match occupied(node, gpus, shape, Amount::free) {
+        None if node.kept_for.is_none() => Verdict::Fits { free },
+        None => Verdict::Busy {
+            refusal: Refusal::Kept,
+            free,
+        },
+        Some(refusal) if occupied(node, gpus, shape, Amount::free_in_time).is_none() => {
+            Verdict::Busy { refusal, free }
+        }
+        Some(refusal) => Verdict::Refused(refusal),
+    }
+}
+
+/// The first reason, if any, for which a node cannot take a pod of the gang even if nothing on it were in use.
+fn unsuitable(name: &str, node: &NodeFacts, gpus: Amount, shape: &Shape) -> Option<Refusal> {
+    let rules = &shape.rules;
+    let labels = node.labels.values();
+    let told = node.labels.gpus();
+    Some(if rules.exclude_nodes.contains(name) {
+        Refusal::Excluded
+    } else if let Some(why) = shape.avoided.get(name) {
+        match why {
+            Avoidance::FailedBefore => Refusal::FailedBefore,
+            Avoidance::WasSlow => Refusal::WasSlow,
+        }
+    } else if !has_labels(labels, &shape.node_selector) {
+        Refusal::SelectorMismatch
+    } else if rules
+        .required_topology
+        .as_ref()
+        .is_some_and(|key| !labels.contains_key(key))
+    {
+        Refusal::NoTopologyLabel
+    } else if told.product.is_empty() && rules.homogeneity != Homogeneity::Off {
+        Refusal::NoProductLabel
+    } else if shape.only.as_ref().is_some_and(|only| !is_of(only, node, shape)) {
+        Refusal::OtherGpus
+    } else if !rules.products.is_empty() && !rules.products.contains(&told.product) {
+        Refusal::OtherProduct
+    } else if rules.min_memory_mebibytes.is_some() && told.memory_mebibytes.is_none() {
+        Refusal::MemoryUnknown
+    } else if rules.min_memory_mebibytes > told.memory_mebibytes {
+        Refusal::TooLittleGpuMemory
+    } else if !rules.allow_shared && is_shared(told, &shape.gpu_resource) {
+        Refusal::Shared
+    } else if is_mixed(told, gpus.capacity, &shape.gpu_resource) {
+        Refusal::Mixed
+    } else if gpus.capacity < shape.gpus_per_node {
+        Refusal::TooFewGpus
+    } else if node.health != NodeHealth::Ready {
+        Refusal::NotReady
+    } else if node.cordoned {
+        Refusal::Cordoned
+    } else if node
+        .taints
+        .iter()
+        .any(|taint| !is_tolerated(taint, &shape.tolerations))
+    {
+        Refusal::Tainted
+    } else if gpus.allocatable < gpus.capacity {
+        Refusal::Unhealthy
+    } else {
+        return None;
+    })
+}
+
+/// What a node has too little of, given what of each resource counts as free.
+fn occupied(node: &NodeFacts, gpus: Amount, shape: &Shape, free: fn(Amount) -> i64) -> Option<Refusal> {
     let lacks = |resource: &str| {
-        let asked = request.requests.get(resource).copied().unwrap_or(0);
+        let asked = shape.requests.get(resource).copied().unwrap_or(0);
         // Nodes always tell these; where a test or a virtual node does not, kube-scheduler has the last word.
         asked > 0
             && node
                 .resources
                 .get(resource)
-                .is_some_and(|amount| amount.free() < asked)
+                .is_some_and(|amount| free(*amount) < asked)
     };
-    let checks = [
-        (Refusal::Excluded, rules.exclude_nodes.contains(name)),
-        (
-            Refusal::SelectorMismatch,
-            !has_labels(&node.labels, &request.node_selector),
-        ),
-        (Refusal::NoProductLabel, group.product.is_empty()),
-        (
-            Refusal::OtherProduct,
-            !rules.products.is_empty() && !rules.products.contains(&group.product),
-        ),
-        (
-            Refusal::MemoryUnknown,
-            rules.min_memory_mebibytes.is_some() && group.memory_mebibytes.is_none(),
-        ),
-        (
-            Refusal::TooLittleGpuMemory,
-            rules.min_memory_mebibytes > group.memory_mebibytes,
-        ),
-        (Refusal::Shared, is_shared(node, group, &request.gpu_resource)),
-        (Refusal::Mixed, is_mixed(node, group, &request.gpu_resource)),
-        (Refusal::TooFewGpus, gpus.capacity < request.gpus_per_node),
-        (Refusal::NotReady, !node.ready),
-        (Refusal::Cordoned, node.cordoned),
-        (
-            Refusal::Tainted,
-            node.taints
-                .iter()
-                .any(|taint| !is_tolerated(taint, &request.tolerations)),
-        ),
-        (Refusal::Unhealthy, gpus.allocatable < gpus.capacity),
-        (Refusal::InUse, gpus.free() < request.gpus_per_node),
-        (Refusal::NoCpu, lacks(CPU)),
-        (Refusal::NoMemory, lacks(MEMORY)),
-        (Refusal::NoPodSlot, lacks(PODS)),
-    ];
-    checks
-        .into_iter()
-        .find_map(|(refusal, applies)| applies.then_some(refusal))
+    if free(gpus) < shape.gpus_per_node {
+        return Some(Refusal::InUse);
+    }
+    [
+        (CPU, Refusal::NoCpu),
+        (MEMORY, Refusal::NoMemory),
+        (PODS, Refusal::NoPodSlot),
+    ]
+    .into_iter()
+    .find_map(|(resource, refusal)| lacks(resource).then_some(refusal))
 }
 
 /// Memory of a GPU as labels tell it: MiB as a plain number (NVIDIA, Karpenter), or with a unit such as "64G" (AMD).
@@ -216,27 +339,18 @@ fn has_labels(labels: &BTreeMap<String, String>, wanted: &BTreeMap<String, Strin
 }
 
 /// Several pods that think they have a GPU each would train on one: time slices, MPS, MIG.
-fn is_shared(node: &NodeFacts, group: &GpuGroup, gpu_resource: &str) -> bool {
-    let label = |key: &str| node.labels.get(key).map(String::as_str).unwrap_or_default();
-    group.product.ends_with("-SHARED")
-        || group.product.contains("-MIG-")
+fn is_shared(told: &GpuLabels, gpu_resource: &str) -> bool {
+    told.is_shared
         || gpu_resource.ends_with(".shared")
-        || gpu_resource.contains("/mig-")
-        || !matches!(label("nvidia.com/gpu.sharing-strategy"), "" | "none")
-        || label("nvidia.com/gpu.replicas")
-            .parse::<i64>()
-            .is_ok_and(|replicas| replicas > 1)
+        || gpu_resource
+            .split_once('/')
+            .is_some_and(|(_, name)| name.starts_with("mig-"))
 }
 
 /// NVIDIA's discovery writes the labels of one model over those of the other where a node has two; its count then is
-/// that of one model only.
-fn is_mixed(node: &NodeFacts, group: &GpuGroup, gpu_resource: &str) -> bool {
-    gpu_resource == "nvidia.com/gpu"
-        && node
-            .labels
-            .get("nvidia.com/gpu.count")
-            .and_then(|count| count.parse::<i64>().ok())
-            .is_some_and(|count| count != group.gpus_per_node)
+/// that of one model only. It counts GPUs, of which each is advertised as often as it is shared.
+fn is_mixed(told: &GpuLabels, capacity: i64, gpu_resource: &str) -> bool {
+    gpu_resource == "nvidia.com/gpu" && told.nvidia_count.is_some_and(|count| count != capacity)
 }
 
 /// Whether a taint does not matter to pods with these tolerations, by the rules of kube-scheduler.

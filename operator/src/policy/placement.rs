@@ -1,23 +1,63 @@
-//! Which nodes a gang gets: all of one group of like GPUs, or none. A pure function over the inventory.
+//! Which nodes a gang gets: a set of like GPUs (or, where the job allows it, of several kinds) that lie near to one
+//! another, or none. A pure function over the inventory, which a [`View`] sorts for one shape of gang.
 
-use std::cmp::Ordering;
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
+mod explain;
+mod view;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use crds::ValidatedJob;
-use crds::status::{GpuGroup, RejectedGroup};
+use crds::spec::Homogeneity;
+use crds::status::{GpuGroup, RejectedGroup, TopologySpread};
 use crds::validate::PlacementRules;
 use k8s_openapi::api::core::v1::Toleration;
 
-use super::homogeneity::{Refusal, group_of, refusal};
-use crate::cluster::inventory::{self, Inventory, PODS, Requests};
+use super::avoidance::Avoidance;
+use crate::cluster::inventory::{self, PODS, Requests};
+pub(crate) use explain::Reasons;
+pub(crate) use view::{Claim, View};
 
 /// What a gang asks for.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct GangRequest {
-    /// Pods, each on a node of its own.
+    /// Pods, each on a node of its own; the least number of them for an elastic gang.
     pub(crate) nodes: usize,
-    /// GPUs of each pod.
+    /// Greater numbers of pods that an elastic gang would rather have, the greatest first.
+    pub(crate) larger: Vec<usize>,
+    pub(crate) shape: Arc<Shape>,
+}
+
+impl GangRequest {
+    /// What remains of it for a gang that has so many nodes and looks for more in that shape.
+    pub(crate) fn larger_than(&self, nodes: usize, shape: &Arc<Shape>) -> Option<Self> {
+        let mut larger: Vec<usize> = self.larger.iter().copied().filter(|more| *more > nodes).collect();
+        Some(Self {
+            nodes: larger.pop()?,
+            larger,
+            shape: Arc::clone(shape),
+        })
+    }
+
+    /// The same without the sizes from `nodes` up, but for the least.
+    pub(crate) fn below(mut self, nodes: usize) -> Self {
+        self.larger.retain(|more| *more < nodes);
+        self
+    }
+
+    /// The same for a gang of that size.
+    fn of_size(&self, nodes: usize) -> Self {
+        Self {
+            nodes,
+            larger: Vec::new(),
+            shape: Arc::clone(&self.shape),
+        }
+    }
+}
+
+/// What each pod of a gang asks for. Gangs of one shape see the same nodes fit.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Shape {
     pub(crate) gpus_per_node: i64,
     /// Name of the extended resource by which nodes count GPUs.
     pub(crate) gpu_resource: String,
@@ -26,6 +66,10 @@ pub(crate) struct GangRequest {
     pub(crate) tolerations: Vec<Toleration>,
     /// Everything each pod asks of its node, GPUs included.
     pub(crate) requests: Requests,
+    /// Nodes that a job does without, by name.
+    pub(crate) avoided: BTreeMap<String, Avoidance>,
+    /// The GPUs that a gang has had, where no others will do.
+    pub(crate) only: Option<GpuGroup>,
 }
 
 impl From<&ValidatedJob> for GangRequest {
@@ -34,14 +78,31 @@ impl From<&ValidatedJob> for GangRequest {
         let mut requests = inventory::requests(Some(&job.pod.resources));
         requests.insert(job.pod.gpu_resource.clone(), gpus_per_node);
         requests.insert(PODS.into(), 1);
+        let mut larger: Vec<usize> = job.sizes.iter().map(|nodes| *nodes as usize).collect();
         Self {
-            nodes: job.nodes() as usize,
-            gpus_per_node,
-            gpu_resource: job.pod.gpu_resource.clone(),
-            rules: job.placement.clone(),
-            node_selector: job.pod.node_selector.clone(),
-            tolerations: job.pod.tolerations.clone(),
-            requests,
+            // A valid job has a size.
+            nodes: larger.pop().unwrap_or_default(),
+            larger,
+            shape: Arc::new(Shape {
+                gpus_per_node,
+                gpu_resource: job.pod.gpu_resource.clone(),
+                rules: job.placement.clone(),
+                node_selector: job.pod.node_selector.clone(),
+                tolerations: job.pod.tolerations.clone(),
+                requests,
+                avoided: BTreeMap::new(),
+                only: None,
+            }),
+        }
+    }
+}
+
+impl Shape {
+    /// The word that says whether GPUs must be alike.
+    fn likeness(&self) -> &'static str {
+        match self.rules.homogeneity {
+            Homogeneity::Required => "like ",
+            Homogeneity::Preferred | Homogeneity::Off => "",
         }
     }
 }
@@ -49,10 +110,46 @@ impl From<&ValidatedJob> for GangRequest {
 /// Where a gang goes, and why not elsewhere.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Placement {
-    pub(crate) group: GpuGroup,
+    pub(crate) gpus: Gpus,
     /// Node names by node rank.
     pub(crate) nodes: Vec<String>,
+    /// Over which parts of the cluster the nodes are spread, for each key of the job.
+    pub(crate) topology: Vec<TopologySpread>,
     pub(crate) rejected: Vec<RejectedGroup>,
+}
+
+/// Where a gang goes.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct Choice {
+    pub(crate) gpus: Gpus,
+    /// By node rank.
+    pub(crate) nodes: Vec<Arc<str>>,
+    pub(crate) topology: Vec<TopologySpread>,
+}
+
+impl Choice {
+    /// The same with the reasons for which it is not another.
+    pub(crate) fn explained(&self, request: &GangRequest, reasons: &Reasons) -> Placement {
+        let chosen: Vec<&GpuGroup> = match &self.gpus {
+            Gpus::Like(group) => vec![group],
+            Gpus::Mixed(groups) => groups.keys().collect(),
+        };
+        Placement {
+            rejected: reasons.rejections(&request.of_size(self.nodes.len()), &chosen),
+            gpus: self.gpus.clone(),
+            nodes: self.nodes.iter().map(|node| (**node).to_owned()).collect(),
+            topology: self.topology.clone(),
+        }
+    }
+}
+
+/// What GPUs a gang gets.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) enum Gpus {
+    /// All of one group.
+    Like(GpuGroup),
+    /// Of several groups, with the number of nodes of each.
+    Mixed(BTreeMap<GpuGroup, usize>),
 }
 
 /// Why a gang goes nowhere now.
@@ -63,187 +160,32 @@ pub(crate) struct Unplaceable {
     pub(crate) message: String,
 }
 
-/// A group as one request sees it.
-#[derive(Debug, Default)]
-struct Candidate<'a> {
-    /// Nodes that can take a pod, with their free GPUs.
-    fitting: Vec<(i64, &'a str)>,
-    /// The others, by reason.
-    refused: BTreeMap<Refusal, Vec<&'a str>>,
-}
-
-/// Chooses nodes for a gang.
-///
-/// 1. Nodes are sorted into groups of like GPUs; each is fitting or refused for one reason.
-/// 2. Of the groups in which the whole gang fits, the one is taken that has the fewest fitting nodes left over, so that
-///    large groups stay whole for large gangs; then the one with fewer GPUs a node; then by name.
-/// 3. In it, the nodes with the fewest free GPUs are taken, so that whole nodes stay free; ranks follow node names.
-pub(crate) fn place(request: &GangRequest, inventory: &Inventory) -> Result<Placement, Unplaceable> {
-    let groups = candidates(request, inventory);
-    let best = groups
-        .iter()
-        .filter(|(group, candidate)| {
-            !group.product.is_empty() && candidate.fitting.len() >= request.nodes && request.nodes > 0
-        })
-        .min_by(|left, right| by_fit(left, right));
-    let Some((group, candidate)) = best else {
-        let rejected = rejections(request, &groups, None);
-        let message = message(request, &rejected);
-        return Err(Unplaceable { rejected, message });
-    };
-    let mut fitting = candidate.fitting.clone();
-    fitting.sort_unstable();
-    let nodes: BTreeSet<String> = fitting
-        .iter()
-        .take(request.nodes)
-        .map(|(_, name)| (*name).to_owned())
-        .collect();
-    Ok(Placement {
-        group: group.clone(),
-        nodes: nodes.into_iter().collect(),
-        rejected: rejections(request, &groups, Some(group)),
-    })
-}
-
-fn by_fit(left: &(&GpuGroup, &Candidate<'_>), right: &(&GpuGroup, &Candidate<'_>)) -> Ordering {
-    let key = |(group, candidate): &(&GpuGroup, &Candidate<'_>)| {
-        (candidate.fitting.len(), group.gpus_per_node, (*group).clone())
-    };
-    key(left).cmp(&key(right))
-}
-
-fn candidates<'a>(request: &GangRequest, inventory: &'a Inventory) -> BTreeMap<GpuGroup, Candidate<'a>> {
-    let mut groups: BTreeMap<GpuGroup, Candidate<'a>> = BTreeMap::new();
-    for (name, node) in &inventory.nodes {
-        let Some(group) = group_of(node, &request.gpu_resource) else {
-            continue;
-        };
-        let refusal = refusal(name, node, &group, request);
-        let candidate = groups.entry(group).or_default();
-        match refusal {
-            None => {
-                let free = node.resources[&request.gpu_resource].free();
-                candidate.fitting.push((free, name));
-            }
-            Some(refusal) => candidate.refused.entry(refusal).or_default().push(name),
+impl Unplaceable {
+    pub(crate) fn new(request: &GangRequest, reasons: &Reasons) -> Self {
+        let rejected = reasons.rejections(request, &[]);
+        Self {
+            message: explain::message(request, &rejected),
+            rejected,
         }
     }
-    groups
 }
 
-fn rejections(
+/// Looks for a place for one gang, on its own.
+#[cfg(test)]
+pub(crate) fn place(
     request: &GangRequest,
-    groups: &BTreeMap<GpuGroup, Candidate<'_>>,
-    chosen: Option<&GpuGroup>,
-) -> Vec<RejectedGroup> {
-    let left_over = chosen.map_or(0, |group| groups[group].fitting.len() - request.nodes);
-    groups
-        .iter()
-        .filter(|(group, _)| Some(*group) != chosen)
-        .map(|(group, candidate)| {
-            let fitting = candidate.fitting.len();
-            let refused: usize = candidate.refused.values().map(Vec::len).sum();
-            let mut reason = String::new();
-            if fitting >= request.nodes && chosen.is_some() {
-                let _ = write!(
-                    reason,
-                    "fits too, with {} left over against {left_over}",
-                    count(fitting - request.nodes, "node"),
-                );
-            } else if fitting > 0 || candidate.refused.is_empty() {
-                let only = if chosen.is_some() { "only " } else { "" };
-                let _ = write!(
-                    reason,
-                    "{only}{} with {} free",
-                    count(fitting, "node"),
-                    request.gpus_per_node
-                );
-            }
-            for (refusal, nodes) in &candidate.refused {
-                if !reason.is_empty() {
-                    reason.push_str(", ");
-                }
-                let _ = write!(
-                    reason,
-                    "{} {refusal} ({})",
-                    count(nodes.len(), "node"),
-                    names(nodes)
-                );
-            }
-            RejectedGroup {
-                group: label(group, groups),
-                reason,
-                nodes: i32::try_from(fitting + refused).unwrap_or(i32::MAX),
-            }
-        })
-        .collect()
-}
-
-/// Groups named in a message, at most.
-const GROUPS_IN_MESSAGE: usize = 12;
-
-fn message(request: &GangRequest, rejected: &[RejectedGroup]) -> String {
-    let mut message = format!(
-        "needs {} x {} like {}: ",
-        request.nodes, request.gpus_per_node, request.gpu_resource
-    );
-    if rejected.is_empty() {
-        let _ = write!(message, "no node has {}", request.gpu_resource);
-    }
-    for (index, group) in rejected.iter().take(GROUPS_IN_MESSAGE).enumerate() {
-        let separator = if index == 0 { "" } else { "; " };
-        let _ = if group.group.is_empty() {
-            write!(message, "{separator}{}", group.reason)
-        } else {
-            write!(message, "{separator}{} has {}", group.group, group.reason)
-        };
-    }
-    if rejected.len() > GROUPS_IN_MESSAGE {
-        let _ = write!(
-            message,
-            "; and {} more groups",
-            rejected.len() - GROUPS_IN_MESSAGE
-        );
-    }
-    message
-}
-
-/// The product; with what tells groups of one product apart, where there are several.
-fn label(group: &GpuGroup, groups: &BTreeMap<GpuGroup, Candidate<'_>>) -> String {
-    let namesakes = groups
-        .keys()
-        .filter(|other| other.product == group.product)
-        .count();
-    if namesakes < 2 || group.product.is_empty() {
-        return group.product.clone();
-    }
-    let mut label = format!("{} ({} a node", group.product, group.gpus_per_node);
-    if let Some(memory) = group.memory_mebibytes {
-        let _ = write!(label, ", {memory} MiB");
-    }
-    if let Some(driver) = &group.driver_major {
-        let _ = write!(label, ", driver {driver}");
-    }
-    label + ")"
-}
-
-fn count(number: usize, noun: &str) -> String {
-    let plural = if number == 1 { "" } else { "s" };
-    format!("{number} {noun}{plural}")
-}
-
-/// The first few names.
-fn names(nodes: &[&str]) -> String {
-    const SHOWN: usize = 3;
-    let shown = nodes.iter().take(SHOWN).copied().collect::<Vec<_>>().join(", ");
-    if nodes.len() > SHOWN {
-        format!("{shown}, ...")
-    } else {
-        shown
+    inventory: &inventory::Inventory,
+) -> Result<Placement, Unplaceable> {
+    let mut view = View::new(Arc::clone(&request.shape), inventory);
+    let choice = view.choose(request);
+    let reasons = view.reasons();
+    match choice {
+        Some(choice) => Ok(choice.explained(request, &reasons)),
+        None => Err(Unplaceable::new(request, &reasons)),
     }
 }
 
 #[cfg(test)]
-mod properties;
+pub(crate) mod properties;
 #[cfg(test)]
 mod tests;

@@ -37,6 +37,10 @@ pub(crate) fn back_off(failures_since_checkpoint: i32) -> SignedDuration {
 /// it can still come in. Kubelets report an ended container within a second.
 pub(crate) const SETTLE: SignedDuration = SignedDuration::from_secs(3);
 
+/// Seconds that the pods left of a failed attempt get to end. Rank 0 may still be writing its last checkpoint; the others
+/// may be in a collective with a peer that will never answer, and hold GPUs.
+pub(crate) const STOP_AFTER_FAILURE_SECONDS: u32 = 30;
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,4 +1,4 @@
-//! When a gang is stopped without having failed: `spec.suspend`, or another size.
+//! When a gang is stopped without having failed: `spec.suspend`, or for another size.
 
 use crds::Phase;
 
@@ -6,16 +6,22 @@ use crds::Phase;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Stop {
     Suspend,
+    /// The spec does not allow its size any more.
     Resize,
+    /// More nodes are free for an elastic gang.
+    Grow {
+        to: usize,
+    },
 }
 
-/// Whether a gang in this phase and of this size is to be stopped, given what the spec wants.
-pub(crate) fn stop_wanted(phase: Phase, gang_size: usize, suspend: bool, nodes: usize) -> Option<Stop> {
+/// Whether a gang in this phase and of this size is to be stopped, given what the spec allows.
+pub(crate) fn stop_wanted(phase: Phase, gang_size: usize, suspend: bool, sizes: &[u32]) -> Option<Stop> {
+    let is_allowed = sizes.iter().any(|nodes| *nodes as usize == gang_size);
     match phase {
         Phase::Starting | Phase::Running | Phase::Restarting | Phase::Pending if suspend => {
             Some(Stop::Suspend)
         }
-        Phase::Starting | Phase::Running if gang_size != nodes => Some(Stop::Resize),
+        Phase::Starting | Phase::Running if !is_allowed => Some(Stop::Resize),
         _ => None,
     }
 }
@@ -42,10 +48,12 @@ mod tests {
             (Phase::Running, true, 3, Some(Stop::Suspend)),
         ] {
             assert_eq!(
-                stop_wanted(phase, 2, suspend, nodes),
+                stop_wanted(phase, 2, suspend, &[nodes]),
                 expected,
                 "{phase:?} suspend={suspend} nodes={nodes}"
             );
         }
+        assert_eq!(stop_wanted(Phase::Running, 2, false, &[8, 4, 2]), None);
+        assert_eq!(stop_wanted(Phase::Running, 2, false, &[8, 4]), Some(Stop::Resize));
     }
 }

@@ -6,6 +6,7 @@ use crds::{ViTTrainingJob, conditions, labels};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::runtime::events::EventType;
 use kube::{Api, Client, Resource, ResourceExt as _};
@@ -26,10 +27,14 @@ pub(crate) async fn apply(context: &Context, job: &ViTTrainingJob, changes: Chan
         attempt,
         create_config_map,
         create_service,
+        create_network_policy,
         create_pods,
         delete_pods,
+        stop_seconds,
+        force_delete_pods,
         delete_config_maps,
         delete_service,
+        delete_network_policy,
         delete_job,
     } = changes;
     let namespace = job.namespace().unwrap_or_default();
@@ -37,9 +42,17 @@ pub(crate) async fn apply(context: &Context, job: &ViTTrainingJob, changes: Chan
     let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
     let config_maps: Api<ConfigMap> = Api::namespaced(client.clone(), &namespace);
     let services: Api<Service> = Api::namespaced(client.clone(), &namespace);
+    let network_policies: Api<NetworkPolicy> = Api::namespaced(client.clone(), &namespace);
 
-    stream::iter(delete_pods)
-        .map(|name| delete(&pods, name, DeleteParams::default()))
+    let gracefully = DeleteParams {
+        grace_period_seconds: stop_seconds,
+        ..DeleteParams::default()
+    };
+    let gracefully = delete_pods.into_iter().map(|name| (name, gracefully.clone()));
+    let at_once = DeleteParams::default().grace_period(0);
+    let by_force = force_delete_pods.into_iter().map(|name| (name, at_once.clone()));
+    stream::iter(gracefully.chain(by_force))
+        .map(|(name, parameters)| delete(&pods, name, parameters))
         .buffer_unordered(PODS_AT_ONCE)
         .try_collect::<()>()
         .await?;
@@ -49,11 +62,18 @@ pub(crate) async fn apply(context: &Context, job: &ViTTrainingJob, changes: Chan
     if delete_service {
         delete(&services, job.name_any(), DeleteParams::default()).await?;
     }
+    if delete_network_policy {
+        delete(&network_policies, job.name_any(), DeleteParams::default()).await?;
+    }
     if let Some(config_map) = create_config_map {
         create(client, job, config_map).await?;
     }
     if let Some(service) = create_service {
         create(client, job, service).await?;
+    }
+    // Before the pods: their ports are closed to others from the first moment.
+    if let Some(network_policy) = create_network_policy {
+        create(client, job, network_policy).await?;
     }
     if !create_pods.is_empty() {
         create_gang(context, job, attempt, create_pods).await?;

@@ -3,11 +3,14 @@
 
 use crds::ValidatedJob;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 
-use super::observe::Observation;
+use super::observe::{Isolation, Observation};
 use super::plan::Plan;
+use super::status::failure_of_attempt;
 use crate::build::pod::Member;
-use crate::build::{config_map, pod, service};
+use crate::build::{config_map, network_policy, pod, service};
+use crate::policy::restart::STOP_AFTER_FAILURE_SECONDS;
 
 /// What is to be changed in the cluster.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -15,10 +18,16 @@ pub(crate) struct Changes {
     pub(crate) attempt: i32,
     pub(crate) create_config_map: Option<ConfigMap>,
     pub(crate) create_service: Option<Service>,
+    pub(crate) create_network_policy: Option<NetworkPolicy>,
     pub(crate) create_pods: Vec<Pod>,
     pub(crate) delete_pods: Vec<String>,
+    /// Seconds that deleted pods get to end; as long as their own specification says, if not given.
+    pub(crate) stop_seconds: Option<u32>,
+    /// Deleted without waiting for their kubelet.
+    pub(crate) force_delete_pods: Vec<String>,
     pub(crate) delete_config_maps: Vec<String>,
     pub(crate) delete_service: bool,
+    pub(crate) delete_network_policy: bool,
     pub(crate) delete_job: bool,
 }
 
@@ -27,13 +36,17 @@ pub(crate) fn build(observation: &Observation, valid: Option<&ValidatedJob>, pla
     match (plan, valid) {
         (Plan::Create { node_ranks }, Some(valid)) => gang(observation, valid, node_ranks),
         (Plan::Follow, Some(valid)) => gang(observation, valid, &[]),
-        (Plan::Drain { pods }, _) => Changes {
+        (Plan::Drain { pods, force }, _) => Changes {
             delete_pods: pods.clone(),
+            stop_seconds: stop_seconds(observation),
+            force_delete_pods: force.clone(),
             ..Changes::default()
         },
         (Plan::CleanUp { pods, .. }, _) => Changes {
             delete_pods: pods.clone(),
+            stop_seconds: stop_seconds(observation),
             delete_service: observation.has_service,
+            delete_network_policy: observation.network_policy == Isolation::There,
             ..Changes::default()
         },
         (Plan::Expire, _) => Changes {
@@ -42,6 +55,11 @@ pub(crate) fn build(observation: &Observation, valid: Option<&ValidatedJob>, pla
         },
         _ => Changes::default(),
     }
+}
+
+/// Pods that are stopped to be continued save first, and get the time for it.
+fn stop_seconds(observation: &Observation) -> Option<u32> {
+    failure_of_attempt(&observation.status()).map(|_| STOP_AFTER_FAILURE_SECONDS)
 }
 
 /// What an attempt needs and does not have; ConfigMaps of older attempts go.
@@ -55,13 +73,14 @@ fn gang(observation: &Observation, valid: &ValidatedJob, node_ranks: &[usize]) -
         .unwrap_or_default();
     let config_map_name = config_map::name(job, attempt);
     // The gang has the size it was placed with, which a change of the spec does not alter.
-    let mut run_config = valid.run_config.clone();
-    run_config.nodes = u32::try_from(nodes.len()).unwrap_or(u32::MAX);
+    let run_config = valid.run_config_on(u32::try_from(nodes.len()).unwrap_or(u32::MAX));
     Changes {
         attempt,
         create_config_map: (!observation.config_maps.contains(&config_map_name))
             .then(|| config_map::build(job, &run_config, attempt)),
         create_service: (!observation.has_service).then(|| service::build(job)),
+        create_network_policy: (observation.network_policy == Isolation::Missing)
+            .then(|| network_policy::build(job)),
         create_pods: node_ranks
             .iter()
             .filter_map(|node_rank| {

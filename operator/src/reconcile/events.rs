@@ -1,6 +1,7 @@
 //! Events of a job: what changed between two statuses, told after the second one was written.
 
 use crds::conditions::{reasons, types};
+use crds::status::StragglerStatus;
 use crds::{Phase, ViTTrainingJobStatus};
 use kube::runtime::events::{Event, EventType};
 
@@ -33,11 +34,13 @@ pub(crate) fn between(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) 
             .iter()
             .any(|other| other.type_ == condition.type_ && other.reason == condition.reason);
         let (type_, action) = match (condition.type_.as_str(), condition.reason.as_str()) {
-            (types::PLACED, reasons::GANG_FITS) if last.attempt != next.attempt => {
+            (types::PLACED, reasons::GANG_FITS | reasons::MIXED_GPUS) if last.attempt != next.attempt => {
                 (EventType::Normal, "Place")
             }
             _ if known => continue,
-            (types::PLACED, reasons::NO_FITTING_GROUP) => (EventType::Warning, "Place"),
+            (types::PLACED, reasons::NO_FITTING_GROUP | reasons::NO_PRIORITY_CLASS) => {
+                (EventType::Warning, "Place")
+            }
             (types::RUNNING, reasons::ALL_PODS_READY) => (EventType::Normal, "Start"),
             (types::RUNNING, reasons::RESIZING) => (EventType::Normal, "Resize"),
             (types::SUSPENDED, _) => (EventType::Normal, "Suspend"),
@@ -52,7 +55,44 @@ pub(crate) fn between(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) 
             &condition.message,
         ));
     }
+    if last.attempt == next.attempt {
+        events.extend(of_stragglers(last, next));
+    }
     events
+}
+
+/// Events for ranks that have become stragglers, or are none any more.
+fn of_stragglers(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) -> impl Iterator<Item = Event> {
+    let is_in = |stragglers: &[StragglerStatus], rank| stragglers.iter().any(|other| other.rank == rank);
+    let told = |type_, reason, straggler: &StragglerStatus, what: String| {
+        let note = format!(
+            "rank {} on {} {what}",
+            straggler.rank,
+            straggler.node.as_deref().unwrap_or("an unknown node")
+        );
+        let action = format!("{}Rank{}", of_attempt("Measure", next.attempt), straggler.rank);
+        event(type_, reason, &action, &note)
+    };
+    let found = next
+        .stragglers
+        .iter()
+        .filter(move |new| !is_in(&last.stragglers, new.rank));
+    let gone = last
+        .stragglers
+        .iter()
+        .filter(move |old| !is_in(&next.stragglers, old.rank));
+    let found = found.map(move |straggler| {
+        let what = format!(
+            "takes {:.2} times as long for a step as the others, which wait for it",
+            straggler.slowdown
+        );
+        told(EventType::Warning, reasons::STRAGGLER_FOUND, straggler, what)
+    });
+    let gone = gone.map(move |straggler| {
+        let what = "is as fast as the others again".to_owned();
+        told(EventType::Normal, reasons::STRAGGLER_GONE, straggler, what)
+    });
+    found.chain(gone)
 }
 
 /// The recorder merges Events of one reason and action into a series that keeps the first note: those of different
@@ -93,6 +133,33 @@ mod tests {
         let mut again = placed.clone();
         again.attempt = 2;
         assert_eq!(between(&placed, &again).len(), 1);
+    }
+
+    #[test]
+    fn a_straggler_is_told_when_it_is_found_and_when_it_is_gone() {
+        let fast = fixtures::status(Phase::Running, 1);
+        let mut slow = fast.clone();
+        slow.stragglers = vec![fixtures::straggler(1, "b", 2.5)];
+        let mut slower = slow.clone();
+        slower.stragglers[0].slowdown = 4.0;
+        let told = |last, next| -> Vec<(String, Option<String>)> {
+            let events = between(last, next).into_iter();
+            events.map(|event| (event.reason, event.note)).collect()
+        };
+        let found = "rank 1 on b takes 2.50 times as long for a step as the others, which wait for it";
+        assert_eq!(
+            told(&fast, &slow),
+            [(reasons::STRAGGLER_FOUND.into(), Some(found.into()))]
+        );
+        assert_eq!(told(&slow, &slower), [], "once, not at every look");
+        let gone = "rank 1 on b is as fast as the others again";
+        assert_eq!(
+            told(&slower, &fast),
+            [(reasons::STRAGGLER_GONE.into(), Some(gone.into()))]
+        );
+        let mut replaced = fast.clone();
+        replaced.attempt = 2;
+        assert_eq!(told(&slower, &replaced), [], "a new gang is measured anew");
     }
 
     #[test]

@@ -7,7 +7,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use contract::Progress;
+use jiff::Timestamp;
 use tokio::time::Instant;
+
+use crate::policy::straggler::Watch;
 
 /// How long a pod that was created may stay out of the cache before it counts as gone.
 const UNSEEN: Duration = Duration::from_secs(30);
@@ -28,8 +31,45 @@ struct JobMemory {
     complete: bool,
     polled_at: Option<Instant>,
     progress: Option<Progress>,
+    standing: Option<Standing>,
+    slow_ranks: Watch,
     /// Reconciles that failed in a row.
     errors: u32,
+}
+
+/// How far rank 0 is by answers of its agent, as long as they show nothing further.
+#[derive(Clone, Copy, Debug)]
+struct Standing {
+    attempt: u32,
+    moves: u64,
+    /// When an answer first showed it.
+    since: Instant,
+}
+
+impl Standing {
+    /// After another answer; `None` where it shows something that may take any time.
+    fn after(last: Option<Self>, answer: &Progress) -> Option<Self> {
+        let heartbeat = answer.heartbeat.as_ref()?;
+        let (attempt, moves) = (answer.attempt, heartbeat.moves);
+        heartbeat.activity.is_counted().then(|| {
+            last.filter(|last| (last.attempt, last.moves) == (attempt, moves))
+                .unwrap_or_else(|| Self {
+                    attempt,
+                    moves,
+                    since: Instant::now(),
+                })
+        })
+    }
+}
+
+/// What is known of a job's progress.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Polled {
+    /// The newest record.
+    pub(crate) progress: Option<Progress>,
+    /// Where rank 0's agent has just answered that it trains or evaluates: for how long its answers have shown that it
+    /// does not get on.
+    pub(crate) stands_still_for: Option<Duration>,
 }
 
 impl Memory {
@@ -107,7 +147,7 @@ impl Memory {
         uid: &str,
         interval: Duration,
         look: impl FnOnce() -> F,
-    ) -> Option<Progress> {
+    ) -> Polled {
         let is_due = self.with(uid, |job| {
             let is_due = job.polled_at.is_none_or(|at| at.elapsed() >= interval);
             if is_due {
@@ -117,10 +157,30 @@ impl Memory {
         });
         let fresh = if is_due { look().await } else { None };
         self.with(uid, |job| {
-            if fresh.is_some() {
-                job.progress = fresh;
+            let mut stands_still_for = None;
+            if let Some(answer) = fresh {
+                job.standing = Standing::after(job.standing, &answer);
+                stands_still_for = job.standing.map(|standing| standing.since.elapsed());
+                job.progress = Some(answer);
             }
-            job.progress.clone()
+            Polled {
+                progress: job.progress.clone(),
+                stands_still_for,
+            }
+        })
+    }
+
+    /// The stragglers after a look at the newest record; see [`Watch::after`].
+    pub(crate) fn stragglers(
+        &self,
+        uid: &str,
+        record: &Progress,
+        named: impl IntoIterator<Item = (u32, f64)>,
+        now: Timestamp,
+    ) -> Vec<(u32, f64)> {
+        self.with(uid, |job| {
+            job.slow_ranks = job.slow_ranks.after(record, named, now);
+            job.slow_ranks.stragglers()
         })
     }
 
@@ -130,6 +190,11 @@ impl Memory {
             job.errors = job.errors.saturating_add(1);
             job.errors - 1
         })
+    }
+
+    /// Whether the last reconcile failed.
+    pub(crate) fn is_failing(&self, uid: &str) -> bool {
+        self.with(uid, |job| job.errors > 0)
     }
 
     /// A reconcile went well.
@@ -145,6 +210,8 @@ impl Memory {
 
 #[cfg(test)]
 mod tests {
+    use contract::{Activity, Heartbeat};
+
     use super::*;
 
     #[test]
@@ -186,8 +253,53 @@ mod tests {
         tokio::time::advance(interval).await;
         let failed = memory.polled("job", interval, || async { None }).await;
         assert_eq!(
-            [first, early, failed].map(|progress| progress.expect("a record").step),
+            [first, early, failed].map(|polled| polled.progress.expect("a record").step),
             [1, 1, 1]
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn time_counts_while_answers_show_that_rank_0_does_not_get_on() {
+        let memory = Memory::default();
+        let interval = Duration::from_secs(2);
+        let answer = |attempt, moves, activity| {
+            Some(Progress {
+                attempt,
+                heartbeat: Some(Heartbeat {
+                    activity,
+                    moves,
+                    ..Heartbeat::default()
+                }),
+                ..Progress::default()
+            })
+        };
+        let look = async |answer: Option<Progress>| {
+            tokio::time::advance(interval).await;
+            let polled = memory.polled("job", interval, || async { answer }).await;
+            polled.stands_still_for.map(|time| time.as_secs())
+        };
+        let training = |moves| answer(1, moves, Activity::Training);
+        assert_eq!(look(answer(1, 0, Activity::Starting)).await, None);
+        assert_eq!(look(training(5)).await, Some(0));
+        assert_eq!(look(training(5)).await, Some(2));
+        assert_eq!(look(None).await, None, "nothing is said without an answer");
+        assert_eq!(look(training(5)).await, Some(6), "and nothing is forgotten");
+        let early = memory.polled("job", interval, || async { training(5) }).await;
+        assert_eq!(early.stands_still_for, None, "nobody was asked");
+        assert_eq!(look(answer(1, 6, Activity::Evaluating)).await, Some(0));
+        assert_eq!(
+            look(answer(1, 7, Activity::Evaluating)).await,
+            Some(0),
+            "another batch"
+        );
+        assert_eq!(look(answer(1, 7, Activity::Evaluating)).await, Some(2));
+        assert_eq!(look(answer(1, 8, Activity::Checkpointing)).await, None);
+        assert_eq!(look(training(9)).await, Some(0));
+        assert_eq!(look(training(9)).await, Some(2));
+        assert_eq!(
+            look(answer(2, 9, Activity::Training)).await,
+            Some(0),
+            "another attempt"
         );
     }
 

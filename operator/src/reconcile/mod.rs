@@ -1,16 +1,16 @@
 //! One round of one job: six calls, input and output only in the first and the last two.
 
+mod agents;
 mod apply;
 mod changes;
 mod events;
-mod ledger;
 mod memory;
 mod observe;
 mod plan;
-mod progress;
 mod status;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crds::status::ViTTrainingJobStatus;
@@ -23,19 +23,21 @@ use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::runtime::reflector::Store;
 use kube::{Api, Client, Resource as _, ResourceExt as _};
 use serde_json::json;
+use tokio::sync::mpsc;
 use tracing::{Instrument as _, debug, info, info_span, warn};
 
-use crate::cluster::caches::Caches;
-use crate::cluster::inventory::{Inventory, Reservation};
+use crate::cluster::caches::{Caches, Trigger};
 use crate::error::{self, Error};
 use crate::metrics::Metrics;
-use crate::policy::placement::GangRequest;
-use ledger::Ledger;
+use crate::planner::SharedPlanner;
+use agents::AgentClient;
 use memory::Memory;
+#[cfg(test)]
+pub(crate) use observe::Isolation;
 pub(crate) use observe::Observation;
 use observe::PROGRESS_INTERVAL;
 use plan::Plan;
-use progress::ProgressClient;
+pub(crate) use plan::was_refused;
 
 /// A job as the API server has it, whether it can be read or not.
 pub(crate) type GuardedJob = DeserializeGuard<ViTTrainingJob>;
@@ -56,10 +58,15 @@ pub(crate) struct Context {
     pub(crate) caches: Caches,
     pub(crate) memory: Memory,
     pub(crate) metrics: Arc<Metrics>,
-    progress: ProgressClient,
+    /// Whether jobs get NetworkPolicies.
+    pub(crate) network_policies: bool,
+    agents: AgentClient,
     recorder: Recorder,
-    /// Held while GPUs are looked for and promised.
-    ledger: Mutex<Ledger>,
+    /// Rounds begun, which tells them apart in the log.
+    rounds: AtomicU64,
+    /// Locked while GPUs are looked for and promised.
+    planner: SharedPlanner,
+    triggers: mpsc::UnboundedSender<Trigger>,
 }
 
 impl Context {
@@ -67,7 +74,9 @@ impl Context {
         client: Client,
         jobs: Store<GuardedJob>,
         caches: Caches,
+        triggers: mpsc::UnboundedSender<Trigger>,
         metrics: Arc<Metrics>,
+        network_policies: bool,
         instance: String,
     ) -> Self {
         let reporter = Reporter {
@@ -78,11 +87,14 @@ impl Context {
             recorder: Recorder::new(client.clone(), reporter),
             client,
             jobs,
+            planner: caches.planner().clone(),
             caches,
             memory: Memory::default(),
             metrics,
-            progress: ProgressClient::new(),
-            ledger: Mutex::default(),
+            network_policies,
+            agents: AgentClient::new(),
+            rounds: AtomicU64::new(1),
+            triggers,
         }
     }
 
@@ -104,16 +116,13 @@ impl Context {
         self.memory.retain(|uid| uids.contains(uid));
         self.caches.retain(|uid| uids.contains(uid));
     }
-
-    fn readable_jobs(&self) -> Vec<Arc<GuardedJob>> {
-        self.jobs.state_filter(|job| job.0.is_ok())
-    }
 }
 
 /// One round, timed, logged and counted.
 pub(crate) async fn reconcile(guarded: Arc<GuardedJob>, context: Arc<Context>) -> Result<Action, Error> {
     let span = info_span!(
         "reconcile",
+        id = context.rounds.fetch_add(1, Ordering::Relaxed),
         job = guarded.name_any(),
         namespace = guarded.namespace().unwrap_or_default(),
         attempt = guarded
@@ -155,7 +164,7 @@ pub(crate) async fn reconcile(guarded: Arc<GuardedJob>, context: Arc<Context>) -
 }
 
 async fn round(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error> {
-    if job.metadata.deletion_timestamp.is_some() {
+    if job.metadata.deletion_timestamp.is_some() || !job.is_for_vit_operator() {
         // What it owns goes with it, by owner references.
         return Ok(Action::await_change());
     }
@@ -165,8 +174,8 @@ async fn round(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error>
     };
     // 2. Validate: every error of the user is found here.
     let valid = crds::validate(&observation.job);
-    // 3. Plan: a pure function; the lock keeps two jobs from getting the same GPUs.
-    let plan = plan_and_reserve(context, &observation, &valid);
+    // 3. Plan: a pure function, but for GPUs, which are looked for and promised in one step.
+    let plan = plan_and_promise(context, &observation, &valid);
     // 4. Build: pure and infallible.
     let changes = changes::build(&observation, valid.as_ref().ok(), &plan);
     // 5. Apply: create and delete.
@@ -179,12 +188,7 @@ async fn round(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error>
     Ok(Action::requeue(next_round(&plan, &status)))
 }
 
-fn lock(ledger: &Mutex<Ledger>) -> std::sync::MutexGuard<'_, Ledger> {
-    // Promises are put in and taken out whole.
-    ledger.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Takes back a promise that is certainly not recorded. Where that is not known, it stays.
+/// Takes back a promise that is certainly not recorded, and tells the jobs that wait. Where that is not known, it stays.
 fn settle_promise(
     context: &Context,
     observation: &Observation,
@@ -192,53 +196,37 @@ fn settle_promise(
     written: &Result<ViTTrainingJobStatus, Error>,
 ) {
     let uid = observation.job.uid().unwrap_or_default();
-    match (plan, written) {
+    let is_news = match (plan, written) {
         (Plan::Place { attempt, .. }, Err(error)) if error.is_refusal() => {
-            lock(&context.ledger).release(&uid, *attempt);
+            let lets_go = context.planner.lock().release(&uid, *attempt);
+            // Jobs that are refused again and again would wake one another in spite of their back-off.
+            lets_go && !context.memory.is_failing(&uid)
         }
-        (Plan::Place { .. }, _) | (_, Err(_)) => {}
+        (Plan::Place { .. }, _) | (_, Err(_)) => false,
         // The server took a status made from a version without the promise: an earlier write never came to be.
-        (_, Ok(_)) => lock(&context.ledger).release_open(&uid, observation.status().attempt),
+        (_, Ok(_)) => context
+            .planner
+            .lock()
+            .release_open(&uid, observation.status().attempt),
+    };
+    if is_news {
+        // The receiver lives as long as the process.
+        let _ = context.triggers.send(Trigger::Waiting);
     }
 }
 
-fn plan_and_reserve(
+fn plan_and_promise(
     context: &Context,
     observation: &Observation,
     valid: &Result<ValidatedJob, InvalidJob>,
 ) -> Plan {
-    let mut ledger = lock(&context.ledger);
-    let mut started = None;
-    let plan = plan::plan(observation, valid, || {
-        started = Some(Instant::now());
-        free_for(context, &mut ledger, &observation.job)
-    });
-    if let Some(started) = started {
+    plan::plan(observation, valid, |attempt| {
+        let started = Instant::now();
+        let uid = observation.job.uid().unwrap_or_default();
+        let decision = context.planner.lock().place(&uid, attempt, observation.now);
         context.metrics.placed(started.elapsed());
-    }
-    if let (Plan::Place { attempt, placement }, Ok(valid)) = (&plan, valid) {
-        ledger.reserve(Reservation {
-            job: observation.job.uid().unwrap_or_default(),
-            attempt: *attempt,
-            nodes: placement.nodes.clone(),
-            requests: GangRequest::from(valid).requests,
-        });
-    }
-    plan
-}
-
-/// The cluster as one job finds it: without what others hold, what they were promised, and what older ones get.
-fn free_for(context: &Context, ledger: &mut Ledger, job: &ViTTrainingJob) -> Inventory {
-    let jobs = context.readable_jobs();
-    let readable = || jobs.iter().filter_map(|job| job.0.as_ref().ok());
-    let mut reservations = ledger.reservations(readable());
-    // What this job was promised before, without that having been recorded, is free for itself.
-    reservations.remove(&job.uid().unwrap_or_default());
-    let mut inventory = context.caches.inventory(&reservations);
-    ledger::give_way_to_older(&mut inventory, job, readable(), |uid| {
-        reservations.contains_key(uid)
-    });
-    inventory
+        decision
+    })
 }
 
 async fn write_status(
@@ -254,7 +242,10 @@ async fn write_status(
         next = status::hindered(observation, next, error);
     }
     // Where an earlier write may have promised something, only the server knows whether this is the last status.
-    let is_open = lock(&context.ledger).is_open(&job.uid().unwrap_or_default(), last.attempt);
+    let is_open = context
+        .planner
+        .lock()
+        .is_open(&job.uid().unwrap_or_default(), last.attempt);
     if next == last && !is_open {
         return Ok(next);
     }

@@ -1,17 +1,22 @@
-//! The first of the six calls: what is known of one job, from the caches and from rank 0. The only IO is one GET of
-//! the progress record, at most every two seconds and for at most one.
+//! The first of the six calls: what is known of one job, from the caches, the planner and its agents. The only IO is one GET of
+//! the progress record, at most every two seconds and for at most one; and where that stands still for too long, one of each
+//! agent's heartbeats.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use contract::Progress;
 use crds::{Phase, ViTTrainingJob, ViTTrainingJobStatus};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
 
 use super::Context;
+use super::memory::Polled;
+use super::status::has_new_checkpoint;
+use crate::cluster::inventory::NodeHealth;
 use crate::policy::gang::PodView;
+use crate::policy::stall::{self, Standstill};
 
 /// Time between two looks at a job's progress.
 pub(crate) const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
@@ -28,14 +33,31 @@ pub(crate) struct Observation {
     pub(crate) unseen_pods: HashSet<String>,
     /// Whether every pod of the present attempt has been created here.
     pub(crate) gang_was_created: bool,
-    /// Nodes of its pods whose kubelet says they are fine.
-    pub(crate) ready_nodes: HashSet<String>,
+    /// Nodes of its pods whose kubelet does not say they are fine, with the time since when.
+    pub(crate) unready_nodes: HashMap<String, Timestamp>,
     pub(crate) has_service: bool,
+    pub(crate) network_policy: Isolation,
     /// Names of its ConfigMaps.
     pub(crate) config_maps: BTreeSet<String>,
     /// The newest record of the present attempt.
     pub(crate) progress: Option<Progress>,
+    /// Where rank 0 stands still for too long: what all agents say to it.
+    pub(crate) standstill: Option<Standstill>,
+    /// The ranks that are stragglers now, with their slowdown; `None` where nobody has told of ranks.
+    pub(crate) stragglers: Option<Vec<(u32, f64)>>,
+    /// To how many nodes an elastic gang could grow, which is looked at once after each new checkpoint.
+    pub(crate) growth: Option<usize>,
     pub(crate) now: Timestamp,
+}
+
+/// Whether a job's pods have their NetworkPolicy.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Isolation {
+    /// Jobs get none.
+    Off,
+    /// It is to be made.
+    Missing,
+    There,
 }
 
 impl Observation {
@@ -57,11 +79,19 @@ impl Observation {
         self.pods.iter().map(|pod| pod.attempt).fold(recorded, i32::max)
     }
 
-    /// Whether no kubelet answers for a pod any more.
-    pub(crate) fn is_on_lost_node(&self, pod: &PodView) -> bool {
-        pod.node
-            .as_ref()
-            .is_some_and(|node| !self.ready_nodes.contains(node))
+    /// The node of a pod, if its kubelet has not been fine for that long.
+    pub(crate) fn node_lost_for<'a>(&self, pod: &'a PodView, bound: Duration) -> Option<&'a str> {
+        let node = pod.node.as_deref()?;
+        let bound = SignedDuration::try_from(bound).unwrap_or(SignedDuration::MAX);
+        let since = self.unready_nodes.get(node)?;
+        (self.now.duration_since(*since) >= bound).then_some(node)
+    }
+
+    /// Whether a pod should have been gone for failurePolicy.nodeLostSeconds: its process cannot be killed.
+    pub(crate) fn is_overdue(&self, pod: &PodView) -> bool {
+        let bound = SignedDuration::from_secs(self.job.spec.failure_policy.node_lost_seconds.into());
+        let is_late = |due| self.now.duration_since(due) >= bound;
+        !pod.has_ended() && !pod.lost && pod.leaving.is_some_and(is_late)
     }
 }
 
@@ -74,11 +104,12 @@ pub(crate) async fn observe(context: &Context, job: Arc<ViTTrainingJob>) -> Opti
     let caches = &context.caches;
     let attempt = job.status.as_ref().map_or(0, |status| status.attempt);
     let (mut pods, departed) = caches.pods_of(&uid, attempt);
-    let mut ready_nodes = HashSet::new();
+    let now = Timestamp::now();
+    let mut unready_nodes = HashMap::new();
     for pod in &mut pods {
-        match pod.node.as_ref().map(|node| (node, caches.is_node_ready(node))) {
-            Some((node, Some(true))) => {
-                ready_nodes.insert(node.clone());
+        match pod.node.as_ref().map(|node| (node, caches.node_health(node))) {
+            Some((node, Some(NodeHealth::NotReady(since)))) => {
+                unready_nodes.insert(node.clone(), since.unwrap_or(now));
             }
             // A pod whose Node object is gone will never be heard of again.
             Some((node, None)) if !pod.has_ended() => {
@@ -94,24 +125,47 @@ pub(crate) async fn observe(context: &Context, job: Arc<ViTTrainingJob>) -> Opti
             .created(&uid, attempt, pods.iter().chain(&departed).map(|pod| &pod.name));
     let mut observation = Observation {
         has_service: caches.has_service(&job),
+        network_policy: isolation(context, &job),
         config_maps: caches.config_maps_of(&job),
         pods,
         departed,
         unseen_pods,
         gang_was_created,
-        ready_nodes,
+        unready_nodes,
         progress: None,
-        now: Timestamp::now(),
+        standstill: None,
+        stragglers: None,
+        growth: None,
+        now,
         job,
     };
-    observation.progress = progress(context, &uid, &observation).await;
+    let polled = poll(context, &uid, &observation).await;
+    observation.progress = polled.progress;
+    observation.stragglers = stragglers(context, &uid, &observation);
+    observation.growth = growth(context, &uid, &observation);
+    if let Some(time) = polled.stands_still_for {
+        observation.standstill = standstill(context, &observation, time).await;
+    }
     Some(observation)
 }
 
+fn isolation(context: &Context, job: &ViTTrainingJob) -> Isolation {
+    if context.caches.has_network_policy(job) {
+        Isolation::There
+    } else if context.network_policies {
+        Isolation::Missing
+    } else {
+        Isolation::Off
+    }
+}
+
 /// The newest of what rank 0's agent answers and what it left when it ended.
-async fn progress(context: &Context, uid: &str, observation: &Observation) -> Option<Progress> {
-    let status = observation.job.status.as_ref()?;
-    let coordinator = observation.gang(status.attempt).find(|pod| pod.node_rank == 0)?;
+async fn poll(context: &Context, uid: &str, observation: &Observation) -> Polled {
+    let status = observation.status();
+    let coordinator = observation.gang(status.attempt).find(|pod| pod.node_rank == 0);
+    let Some(coordinator) = coordinator else {
+        return Polled::default();
+    };
     let last_words = coordinator
         .end
         .as_ref()
@@ -121,13 +175,61 @@ async fn progress(context: &Context, uid: &str, observation: &Observation) -> Op
     {
         context
             .memory
-            .polled(uid, PROGRESS_INTERVAL, || context.progress.get(agent))
+            .polled(uid, PROGRESS_INTERVAL, || context.agents.progress(agent))
             .await
     } else {
-        None
+        Polled::default()
     };
-    let expected = u32::try_from(status.attempt).ok()?;
-    last_words
-        .or(told)
-        .filter(|progress| progress.attempt == expected)
+    let newest = last_words.or(told.progress);
+    match newest.filter(|progress| i64::from(progress.attempt) == i64::from(status.attempt)) {
+        Some(progress) => Polled {
+            progress: Some(progress),
+            stands_still_for: told.stands_still_for,
+        },
+        None => Polled::default(),
+    }
+}
+
+/// What all agents of the gang say where rank 0 stands still for longer than the job allows.
+async fn standstill(context: &Context, observation: &Observation, lasted: Duration) -> Option<Standstill> {
+    let given = observation.job.spec.failure_policy.stall_timeout_seconds;
+    let given = given
+        .and_then(|seconds| u64::try_from(seconds).ok())
+        .map(Duration::from_secs);
+    let heartbeat = observation.progress.as_ref()?.heartbeat.as_ref()?;
+    let bound = stall::bound(given, heartbeat.median_step_seconds)?;
+    if lasted < bound {
+        return None;
+    }
+    let agents = observation
+        .gang(observation.status().attempt)
+        .filter_map(|pod| Some((pod.node_rank, pod.agent.clone()?)))
+        .collect();
+    Some(Standstill {
+        lasted,
+        bound,
+        answers: context.agents.heartbeats(agents).await,
+    })
+}
+
+/// What the planner says of a gang that runs and has a new checkpoint.
+fn growth(context: &Context, uid: &str, observation: &Observation) -> Option<usize> {
+    let status = observation.job.status.as_ref()?;
+    let progress = observation.progress.as_ref()?;
+    let is_due = status.phase == Some(Phase::Running) && has_new_checkpoint(status, progress);
+    is_due.then(|| context.planner.lock().growth(uid, observation.now))?
+}
+
+/// The stragglers of a gang whose rank 0 is there to tell of them.
+fn stragglers(context: &Context, uid: &str, observation: &Observation) -> Option<Vec<(u32, f64)>> {
+    let record = observation.progress.as_ref()?;
+    // Last words have neither.
+    record.heartbeat.as_ref()?;
+    let named = observation
+        .job
+        .status
+        .iter()
+        .flat_map(|status| &status.stragglers)
+        .filter_map(|straggler| Some((u32::try_from(straggler.rank).ok()?, straggler.slowdown)));
+    Some(context.memory.stragglers(uid, record, named, observation.now))
 }

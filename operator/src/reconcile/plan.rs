@@ -13,20 +13,22 @@
 //! written down before its pods are deleted, a placement before its pods are created. So an operator that stops in
 //! between goes on where it was.
 
-use crds::status::{FailureStatus, ViTTrainingJobStatus};
+use std::time::Duration;
+
+use crds::status::ViTTrainingJobStatus;
 use crds::{InvalidJob, Phase, ValidatedJob, conditions};
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 
 use super::observe::Observation;
-use super::status::failures_since_checkpoint;
+use super::status::{failure_of_attempt, failures_since_checkpoint};
 use crate::build;
-use crate::cluster::inventory::Inventory;
+use crate::planner::{Decision, Waiting};
 use crate::policy::failure::{Failure, blame, failure_of};
 use crate::policy::gang::{PodState, PodView};
-use crate::policy::placement::{GangRequest, Placement, Unplaceable, place};
+use crate::policy::placement::Placement;
 use crate::policy::restart::{SETTLE, Verdict, back_off, verdict};
 use crate::policy::suspend::{Stop, stop_wanted};
-use crate::policy::ttl;
+use crate::policy::{deadline, elastic, stall, start, ttl};
 
 /// What to do next.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,8 +37,8 @@ pub(crate) enum Plan {
     Refuse(String),
     /// Record where the next attempt goes.
     Place { attempt: i32, placement: Placement },
-    /// No group of like GPUs fits the gang now: record why.
-    Wait(Unplaceable),
+    /// The gang gets no GPUs now: record why.
+    Wait(Waiting),
     /// Create the pods of these node ranks where the status says.
     Create { node_ranks: Vec<usize> },
     /// The gang is there: count it, and take over its progress.
@@ -51,10 +53,13 @@ pub(crate) enum Plan {
     },
     /// The gang is to be stopped: record why.
     Halt(Stop),
-    /// Delete these pods, and wait until the gang has let go of its GPUs.
-    Drain { pods: Vec<String> },
+    /// Delete these pods, and wait until the gang has let go of its GPUs. Those of a dead node have no kubelet that
+    /// could confirm it: they are deleted by `force`.
+    Drain { pods: Vec<String>, force: Vec<String> },
     /// The gang of a suspended job is gone: record that.
     Park,
+    /// The job has used up its time: record that.
+    TimeOut(String),
     /// The job is over: delete what still runs, then, after that time, the job.
     CleanUp {
         pods: Vec<String>,
@@ -66,11 +71,14 @@ pub(crate) enum Plan {
     Rest(Option<SignedDuration>),
 }
 
-/// Decides. `inventory` is made only where GPUs are looked for.
+/// Until the planner knows of the change of a job that its round does not know of yet, or the other way round.
+const CATCH_UP: SignedDuration = SignedDuration::from_millis(100);
+
+/// Decides. `find` looks for GPUs for an attempt, and promises them to it.
 pub(crate) fn plan(
     observation: &Observation,
     valid: &Result<ValidatedJob, InvalidJob>,
-    inventory: impl FnOnce() -> Inventory,
+    find: impl FnOnce(i32) -> Decision,
 ) -> Plan {
     let status = observation.status();
     let mut phase = status.phase.unwrap_or(Phase::Pending);
@@ -85,31 +93,33 @@ pub(crate) fn plan(
         Ok(valid) => valid,
         Err(invalid) => return Plan::Refuse(invalid.to_string()),
     };
+    if let Some(plan) = time_out(&status, valid, phase, observation.now) {
+        return plan;
+    }
     let gang_size = status
         .placement
         .as_ref()
         .map_or(0, |placement| placement.nodes.len());
-    if let Some(stop) = stop_wanted(phase, gang_size, valid.suspend, valid.nodes() as usize) {
+    if let Some(stop) = stop_wanted(phase, gang_size, valid.suspend, &valid.sizes) {
         return Plan::Halt(stop);
     }
     let place_now = || {
-        if let Some(plan) = drain(observation) {
+        if let Some(plan) = drain(observation, valid.node_lost_after) {
             return plan;
         }
-        match place(&GangRequest::from(valid), &inventory()) {
-            Ok(placement) => Plan::Place {
-                attempt: observation.newest_attempt() + 1,
-                placement,
-            },
-            Err(unplaceable) => Plan::Wait(unplaceable),
+        let attempt = observation.newest_attempt() + 1;
+        match find(attempt) {
+            Decision::Placed(placement) => Plan::Place { attempt, placement },
+            Decision::Waits(waiting) => Plan::Wait(waiting),
+            Decision::Outdated => Plan::Rest(Some(CATCH_UP)),
         }
     };
     match phase {
         Phase::Suspended if valid.suspend => Plan::Rest(None),
         Phase::Pending | Phase::Suspended => place_now(),
-        Phase::Suspending => drain(observation).unwrap_or(Plan::Park),
+        Phase::Suspending => drain(observation, valid.node_lost_after).unwrap_or(Plan::Park),
         Phase::Restarting => settle(observation, &status, valid.max_restarts)
-            .or_else(|| drain(observation))
+            .or_else(|| drain(observation, valid.node_lost_after))
             .or_else(|| backing_off(observation, &status))
             .unwrap_or_else(place_now),
         Phase::Starting | Phase::Running => follow(observation, &status, valid),
@@ -117,11 +127,27 @@ pub(crate) fn plan(
     }
 }
 
-fn was_refused(status: &ViTTrainingJobStatus) -> bool {
+/// Whether a job failed because its manifest could not be run.
+pub(crate) fn was_refused(status: &ViTTrainingJobStatus) -> bool {
     status.conditions.iter().any(|condition| {
         condition.type_ == conditions::types::FAILED
             && condition.status == "True"
             && condition.reason == conditions::reasons::INVALID_SPEC
+    })
+}
+
+fn time_out(
+    status: &ViTTrainingJobStatus,
+    valid: &ValidatedJob,
+    phase: Phase,
+    now: Timestamp,
+) -> Option<Plan> {
+    let started = status.start_time.as_ref().map(|time| time.0);
+    deadline::is_over(valid.active_deadline, started, phase, now).then(|| {
+        let seconds = valid.active_deadline.unwrap_or_default().as_secs();
+        Plan::TimeOut(format!(
+            "the job has had GPUs for {seconds} s (activeDeadlineSeconds)"
+        ))
     })
 }
 
@@ -133,6 +159,17 @@ fn follow(observation: &Observation, status: &ViTTrainingJobStatus, valid: &Vali
         .map(|placement| placement.nodes.as_slice())
         .unwrap_or_default();
     let mut gang: Vec<PodView> = observation.gang(status.attempt).cloned().collect();
+    for pod in &mut gang {
+        if !pod.has_ended()
+            && let Some(node) = observation.node_lost_for(pod, valid.node_lost_after)
+        {
+            let seconds = valid.node_lost_after.as_secs();
+            pod.disruption = Some(format!(
+                "node {node} has not been ready for {seconds} s (failurePolicy.nodeLostSeconds)"
+            ));
+            pod.lost = true;
+        }
+    }
     let has_started = gang.iter().any(|pod| pod.state != PodState::Pending);
     let missing: Vec<usize> = (0..nodes.len())
         .filter(|node_rank| gang.iter().all(|pod| pod.node_rank != *node_rank))
@@ -142,20 +179,39 @@ fn follow(observation: &Observation, status: &ViTTrainingJobStatus, valid: &Vali
         })
         .collect();
     let is_new = status.phase == Some(Phase::Starting) && !has_started && !observation.gang_was_created;
-    if !missing.is_empty() && is_new {
-        return Plan::Create { node_ranks: missing };
-    }
     // A gang is created once. Whoever is missing later went away without being seen to go.
-    gang.extend(missing.into_iter().map(|node_rank| PodView {
-        name: build::pod::name(&observation.job, status.attempt, node_rank),
+    gang.extend(missing.iter().map(|node_rank| PodView {
+        name: build::pod::name(&observation.job, status.attempt, *node_rank),
         attempt: status.attempt,
-        node_rank,
+        node_rank: *node_rank,
         gang_size: nodes.len(),
-        node: Some(nodes[node_rank].clone()),
-        lost: true,
+        node: Some(nodes[*node_rank].clone()),
+        stuck: is_new.then(|| "it could not be created".into()),
+        lost: !is_new,
         ..PodView::default()
     }));
-    if let Some(failure) = blame(&gang) {
+    let placed = status
+        .placement
+        .as_ref()
+        .and_then(|placement| placement.time.as_ref());
+    let overdue = || {
+        let is_starting = status.phase == Some(Phase::Starting);
+        is_starting
+            .then(|| {
+                start::overdue(
+                    &gang,
+                    placed.map(|time| time.0),
+                    valid.start_timeout,
+                    observation.now,
+                )
+            })
+            .flatten()
+    };
+    let stalled = || {
+        let standstill = observation.standstill.as_ref()?;
+        stall::stalled(standstill, &gang, status.attempt, observation.now)
+    };
+    if let Some(failure) = blame(&gang).or_else(overdue).or_else(stalled) {
         let failures = failures_since_checkpoint(status, observation.progress.as_ref()) + 1;
         return Plan::End {
             verdict: verdict(failure.class, failures, valid.max_restarts),
@@ -163,9 +219,17 @@ fn follow(observation: &Observation, status: &ViTTrainingJobStatus, valid: &Vali
             again: false,
         };
     }
+    if !missing.is_empty() && is_new {
+        return Plan::Create { node_ranks: missing };
+    }
     let finished = gang.iter().filter(|pod| pod.state == PodState::Succeeded).count();
     if !nodes.is_empty() && finished == nodes.len() {
         return Plan::Finish;
+    }
+    if let (Some(to), Some(progress)) = (observation.growth, &observation.progress)
+        && elastic::pays_off(status, progress, valid.start_timeout, nodes.len(), to)
+    {
+        return Plan::Halt(Stop::Grow { to });
     }
     Plan::Follow
 }
@@ -206,31 +270,33 @@ fn settle(observation: &Observation, status: &ViTTrainingJobStatus, max_restarts
     let left = (seen_at + SETTLE).duration_since(observation.now);
     let may_come = gang
         .iter()
-        .any(|pod| !pod.has_ended() && !pod.leaving && !pod.lost);
+        .any(|pod| !pod.has_ended() && pod.leaving.is_none() && !pod.lost);
     (left.is_positive() && may_come).then_some(Plan::Rest(Some(left)))
 }
 
-fn failure_of_attempt(status: &ViTTrainingJobStatus) -> Option<&FailureStatus> {
-    status
-        .last_failure
-        .as_ref()
-        .filter(|failure| failure.attempt == status.attempt)
-}
-
 /// Deletes what there is of any gang, and waits until all GPUs are free again; `None` once they are. Pods that ended
-/// hold no GPU, and those of a node that is gone cannot be waited for: such a node gets no new pods.
-fn drain(observation: &Observation) -> Option<Plan> {
+/// hold no GPU; those of a node that is gone, or silent for long, cannot be waited for: such a node gets no new pods.
+/// Nor can those that do not end on a node that is there: their GPUs are in use, and nobody is placed on them.
+fn drain(observation: &Observation, node_lost_after: Duration) -> Option<Plan> {
     let pods: Vec<String> = observation
         .pods
         .iter()
-        .filter(|pod| !pod.leaving)
+        .filter(|pod| pod.leaving.is_none())
         .map(|pod| pod.name.clone())
         .collect();
-    let holding = observation
+    let holding = observation.pods.iter().any(|pod| {
+        !pod.has_ended()
+            && !pod.lost
+            && observation.node_lost_for(pod, node_lost_after).is_none()
+            && !observation.is_overdue(pod)
+    });
+    let force: Vec<String> = observation
         .pods
         .iter()
-        .any(|pod| !pod.has_ended() && !observation.is_on_lost_node(pod));
-    (!pods.is_empty() || holding).then_some(Plan::Drain { pods })
+        .filter(|pod| pod.leaving.is_some() && observation.node_lost_for(pod, node_lost_after).is_some())
+        .map(|pod| pod.name.clone())
+        .collect();
+    (!pods.is_empty() || holding || !force.is_empty()).then_some(Plan::Drain { pods, force })
 }
 
 fn backing_off(observation: &Observation, status: &ViTTrainingJobStatus) -> Option<Plan> {
@@ -261,7 +327,7 @@ fn after_the_end(observation: &Observation, status: &ViTTrainingJobStatus) -> Pl
         pods: observation
             .pods
             .iter()
-            .filter(|pod| !pod.has_ended() && !pod.leaving)
+            .filter(|pod| !pod.has_ended() && pod.leaving.is_none())
             .map(|pod| pod.name.clone())
             .collect(),
         expires_in,

@@ -3,7 +3,8 @@
 use contract::Progress;
 use crds::conditions::{reasons, types};
 use crds::status::{
-    CheckpointStatus, FailureStatus, PlacementStatus, ProgressStatus, ViTTrainingJobStatus, WorkersStatus,
+    CheckpointStatus, FailureStatus, MixedGroup, PlacementStatus, ProgressStatus, StragglerStatus,
+    ViTTrainingJobStatus, WorkersStatus,
 };
 use crds::{Phase, labels};
 use jiff::Timestamp;
@@ -13,11 +14,17 @@ use kube::ResourceExt as _;
 use super::observe::Observation;
 use super::plan::Plan;
 use crate::error::Error;
+use crate::planner::Waiting;
 use crate::policy::failure::Failure;
 use crate::policy::gang::{PodState, PodView};
-use crate::policy::placement::Placement;
+use crate::policy::placement::{Gpus, Placement};
+use crate::policy::queue::is_news;
 use crate::policy::restart::Verdict;
 use crate::policy::suspend::Stop;
+use crate::policy::{elastic, failed_nodes};
+
+/// So many pods that do not end are named.
+const OVERDUE_NAMED: usize = 4;
 
 /// The status after a plan. Equal to the last one where nothing happened.
 pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStatus {
@@ -32,33 +39,22 @@ pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStat
     if let Some(progress) = &observation.progress {
         take_over(&mut next.status, progress);
     }
+    next.status.failed_nodes = failed_nodes::remembered(&next.status.failed_nodes, next.now);
+    next.status.failed_size = elastic::remembered(next.status.failed_size.take(), next.now);
+    if let Some(stragglers) = &observation.stragglers {
+        next.status.stragglers = named(stragglers, &next.status, &observation.job.spec.workers);
+    }
     match plan {
         Plan::Refuse(message) => {
             next.finish(Phase::Failed);
             next.set(types::FAILED, true, reasons::INVALID_SPEC, message);
         }
-        Plan::Place { attempt, placement } => next.placed(*attempt, placement),
-        Plan::Wait(unplaceable) => {
-            next.revive();
-            next.status.phase = Some(Phase::Pending);
-            next.status.placement = Some(PlacementStatus {
-                rejected: unplaceable.rejected.clone(),
-                ..PlacementStatus::default()
-            });
-            next.let_go();
-            next.set(
-                types::PLACED,
-                false,
-                reasons::NO_FITTING_GROUP,
-                &unplaceable.message,
-            );
-            next.set(
-                types::RUNNING,
-                false,
-                reasons::NO_PODS,
-                "waits for a group of like GPUs that fits the gang",
-            );
+        Plan::TimeOut(message) => {
+            next.finish(Phase::Failed);
+            next.set(types::FAILED, true, reasons::DEADLINE_EXCEEDED, message);
         }
+        Plan::Place { attempt, placement } => next.placed(*attempt, placement, &overdue(observation)),
+        Plan::Wait(waiting) => next.waits(waiting, &overdue(observation)),
         Plan::Create { .. } | Plan::Follow => next.followed(observation),
         Plan::Finish => {
             next.finish(Phase::Succeeded);
@@ -86,22 +82,37 @@ pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStat
             next.set(types::RUNNING, false, reasons::SUSPENDING, "spec.suspend is set");
         }
         Plan::Halt(Stop::Resize) => {
-            next.status.phase = Some(Phase::Restarting);
-            let message = format!(
-                "the gang of {} is replaced by one of {} nodes",
-                placed_nodes(&next.status),
-                observation.job.spec.workers.nodes
-            );
-            next.set(types::RUNNING, false, reasons::RESIZING, &message);
+            let spec = &observation.job.spec;
+            let wanted = match &spec.elastic {
+                Some(elastic) => format!(
+                    "{} to {}",
+                    elastic.min_nodes,
+                    elastic.max_nodes.unwrap_or(spec.workers.nodes)
+                ),
+                None => spec.workers.nodes.to_string(),
+            };
+            next.replaced_by(&format!("one of {wanted} nodes"));
         }
+        Plan::Halt(Stop::Grow { to }) => next.replaced_by(&format!(
+            "one of {to} nodes, which are free; after the checkpoint of step {}",
+            next.status
+                .last_checkpoint
+                .as_ref()
+                .map_or(0, |checkpoint| checkpoint.step)
+        )),
         Plan::Park => {
             next.status.phase = Some(Phase::Suspended);
             next.status.placement = None;
+            next.status.start_time = None;
             next.let_go();
-            let message = "spec.suspend is set; the job holds no GPUs";
-            next.set(types::SUSPENDED, true, reasons::SUSPENDED, message);
-            next.set(types::PLACED, false, reasons::NOT_PLACED_SUSPENDED, message);
-            next.set(types::RUNNING, false, reasons::NO_PODS, message);
+            let overdue = overdue(observation);
+            let message = match overdue.as_str() {
+                "" => "spec.suspend is set; the job holds no GPUs".into(),
+                overdue => format!("spec.suspend is set{overdue}"),
+            };
+            next.set(types::SUSPENDED, true, reasons::SUSPENDED, &message);
+            next.set(types::PLACED, false, reasons::NOT_PLACED_SUSPENDED, &message);
+            next.set(types::RUNNING, false, reasons::NO_PODS, &message);
         }
         Plan::Drain { .. } | Plan::CleanUp { .. } | Plan::Expire | Plan::Rest(_) => {}
     }
@@ -131,12 +142,25 @@ pub(crate) fn hindered(
     next.status
 }
 
+/// How the latest attempt failed, if it did.
+pub(crate) fn failure_of_attempt(status: &ViTTrainingJobStatus) -> Option<&FailureStatus> {
+    status
+        .last_failure
+        .as_ref()
+        .filter(|failure| failure.attempt == status.attempt)
+}
+
+/// Whether a record tells of a checkpoint that the status does not hold yet.
+pub(crate) fn has_new_checkpoint(status: &ViTTrainingJobStatus, progress: &Progress) -> bool {
+    progress
+        .last_checkpoint
+        .as_ref()
+        .is_some_and(|checkpoint| is_newer(checkpoint.step, status))
+}
+
 /// Failed attempts since the last new checkpoint, given a record that the status does not hold yet.
 pub(crate) fn failures_since_checkpoint(status: &ViTTrainingJobStatus, progress: Option<&Progress>) -> i32 {
-    let is_new = progress
-        .and_then(|progress| progress.last_checkpoint.as_ref())
-        .is_some_and(|checkpoint| is_newer(checkpoint.step, status));
-    if is_new {
+    if progress.is_some_and(|progress| has_new_checkpoint(status, progress)) {
         0
     } else {
         status.restarts_since_checkpoint
@@ -168,11 +192,64 @@ fn take_over(status: &mut ViTTrainingJobStatus, progress: &Progress) {
         loss: progress.loss.map(|loss| rounded(loss, 4)),
         train_accuracy: progress.train_accuracy.map(|accuracy| rounded(accuracy, 4)),
         validation_accuracy: progress.validation_accuracy.map(|accuracy| rounded(accuracy, 4)),
+        ema_validation_accuracy: progress
+            .ema_validation_accuracy
+            .map(|accuracy| rounded(accuracy, 4)),
         images_per_second: progress.images_per_second.map(|rate| rounded(rate, 1)),
         sync_share: progress.sync_share.map(|share| rounded(share, 4)),
         eta_seconds: progress.eta_seconds.map(signed),
         updated_at: time(&progress.updated_at),
     });
+}
+
+/// What is added to a message about GPUs where pods of the job do not end: they are not waited for.
+fn overdue(observation: &Observation) -> String {
+    let mut pods: Vec<&PodView> = observation
+        .pods
+        .iter()
+        .filter(|pod| observation.is_overdue(pod))
+        .collect();
+    if pods.is_empty() {
+        return String::new();
+    }
+    pods.sort_unstable_by_key(|pod| (pod.attempt, pod.node_rank));
+    let mut named: Vec<String> = pods
+        .iter()
+        .take(OVERDUE_NAMED)
+        .map(|pod| {
+            let node = pod.node.as_deref().unwrap_or("an unknown node");
+            format!("pod {} on node {node}", pod.name)
+        })
+        .collect();
+    if pods.len() > OVERDUE_NAMED {
+        named.push(format!("{} more", pods.len() - OVERDUE_NAMED));
+    }
+    format!(
+        "; the GPUs of {} stay in use: deleted, but not ended in time",
+        named.join(", ")
+    )
+}
+
+/// Stragglers with the nodes they are on.
+fn named(
+    stragglers: &[(u32, f64)],
+    status: &ViTTrainingJobStatus,
+    workers: &crds::spec::Workers,
+) -> Vec<StragglerStatus> {
+    let nodes = status
+        .placement
+        .as_ref()
+        .map(|placement| placement.nodes.as_slice())
+        .unwrap_or_default();
+    let ranks_per_node = u32::try_from(workers.gpus_per_node).unwrap_or(1).max(1);
+    stragglers
+        .iter()
+        .map(|(rank, slowdown)| StragglerStatus {
+            rank: count(*rank as usize),
+            node: nodes.get((rank / ranks_per_node) as usize).cloned(),
+            slowdown: rounded(*slowdown, 2),
+        })
+        .collect()
 }
 
 /// To so many decimals: `kubectl get` prints all that a number has.
@@ -239,29 +316,108 @@ impl Next {
             .any(|condition| condition.type_ == type_)
     }
 
-    fn placed(&mut self, attempt: i32, placement: &Placement) {
+    fn placed(&mut self, attempt: i32, placement: &Placement, overdue: &str) {
         self.revive();
-        let group = &placement.group;
-        let message = format!("{} on {}", group.product, placement.nodes.join(", "));
+        let nodes = placement.nodes.join(", ");
+        let (group, mixed, reason, message) = match &placement.gpus {
+            Gpus::Like(group) => (
+                Some(group.clone()),
+                vec![],
+                reasons::GANG_FITS,
+                format!("{} on {nodes}{overdue}", group.product),
+            ),
+            Gpus::Mixed(groups) => {
+                let mixed: Vec<MixedGroup> = groups
+                    .iter()
+                    .map(|(group, nodes)| MixedGroup {
+                        group: group.clone(),
+                        nodes: count(*nodes),
+                    })
+                    .collect();
+                let kinds: Vec<String> = mixed
+                    .iter()
+                    .map(|kind| match kind.group.product.as_str() {
+                        "" => format!("{} of an unknown product", kind.nodes),
+                        product => format!("{} of {product}", kind.nodes),
+                    })
+                    .collect();
+                let message = format!(
+                    "GPUs of several kinds ({}) on {nodes}: every step waits for the slowest{overdue}",
+                    kinds.join(", ")
+                );
+                (None, mixed, reasons::MIXED_GPUS, message)
+            }
+        };
         self.status.phase = Some(Phase::Starting);
         self.status.attempt = attempt;
+        self.status.stragglers.clear();
         self.status.start_time.get_or_insert(Time(self.now));
         self.status.workers = Some(WorkersStatus {
             desired: count(placement.nodes.len()),
             ..WorkersStatus::default()
         });
         self.status.placement = Some(PlacementStatus {
-            group: Some(group.clone()),
+            group,
+            mixed,
+            topology: placement.topology.clone(),
+            time: Some(Time(self.now)),
             nodes: placement.nodes.clone(),
             rejected: placement.rejected.clone(),
         });
-        self.set(types::PLACED, true, reasons::GANG_FITS, &message);
+        self.set(types::PLACED, true, reason, &message);
         self.set(
             types::RUNNING,
             false,
             reasons::PODS_STARTING,
             "pods are being created",
         );
+    }
+
+    fn replaced_by(&mut self, other: &str) {
+        self.status.phase = Some(Phase::Restarting);
+        let message = format!(
+            "the gang of {} is replaced by {other}",
+            placed_nodes(&self.status)
+        );
+        self.set(types::RUNNING, false, reasons::RESIZING, &message);
+    }
+
+    fn waits(&mut self, waiting: &Waiting, overdue: &str) {
+        self.revive();
+        self.status.phase = Some(Phase::Pending);
+        self.let_go();
+        let (rejected, reason, message, what_for) = match waiting {
+            Waiting::NoFit { why, standing } => (
+                why.rejected.clone(),
+                reasons::NO_FITTING_GROUP,
+                standing.added_to(&format!("{}{overdue}", why.message)),
+                "waits for a group of like GPUs that fits the gang",
+            ),
+            Waiting::NoPriorityClass(class) => (
+                vec![],
+                reasons::NO_PRIORITY_CLASS,
+                format!(
+                    "spec.workers.priorityClassName is {class}: there is no such PriorityClass; create it, or a job \
+                     with another"
+                ),
+                "waits for its priority class",
+            ),
+        };
+        self.status.placement = Some(PlacementStatus {
+            rejected,
+            ..PlacementStatus::default()
+        });
+        // A place in the queue that moved is no news by itself: it is told with the next.
+        let last = self
+            .status
+            .conditions
+            .iter()
+            .find(|last| last.type_ == types::PLACED);
+        let message = last
+            .filter(|last| last.reason == reason && !is_news(&last.message, &message))
+            .map_or(message, |last| last.message.clone());
+        self.set(types::PLACED, false, reason, &message);
+        self.set(types::RUNNING, false, reasons::NO_PODS, what_for);
     }
 
     fn followed(&mut self, observation: &Observation) {
@@ -325,6 +481,15 @@ impl Next {
             message: failure.message.clone(),
             time: Some(seen_at.unwrap_or(Time(self.now))),
         });
+        self.status.failed_nodes = failed_nodes::after(&self.status.failed_nodes, failure, self.now);
+        if observation.job.spec.elastic.is_some() && restarts > 0 {
+            self.status.failed_size = elastic::failed_size(
+                self.status.failed_size.take(),
+                count(placed_nodes(&self.status)),
+                self.status.restarts_since_checkpoint,
+                self.now,
+            );
+        }
         let cause = format!("attempt {attempt}: {}: {}", failure.class, failure.message);
         let reason = match verdict {
             Verdict::Restart => {

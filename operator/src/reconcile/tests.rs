@@ -1,9 +1,15 @@
 //! Whole rounds against a mocked API server: which calls are made, in which order.
 
+use std::sync::Mutex;
+
+use crds::status::FailedNodeStatus;
+use futures::future::LocalBoxFuture;
 use http::{Method, Request, Response};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::client::Body;
-use kube::runtime::reflector;
+use kube::runtime::reflector::{self, store::Writer};
 use kube::runtime::watcher::Event as WatchEvent;
 use serde_json::Value;
 use tower_test::mock::{self, Handle};
@@ -14,15 +20,17 @@ use crate::fixtures;
 /// A story of one job, as the calls that its rounds make.
 #[derive(Clone, Copy, Debug)]
 enum Scenario {
-    /// A new job is placed, then gets its ConfigMap, Service and pods, of which only the first call is repeated later.
+    /// A new job is placed, then gets its ConfigMap, Service, NetworkPolicy and pods, of which only the first call is repeated later.
     CreateGang,
-    /// A rank was killed: the failure is recorded before its pods are deleted.
+    /// A rank was killed: the failure is recorded before its pods are deleted, which have nothing left to save.
     RestartAfterFailure,
     /// No group fits: the job waits, and tells so once.
     NoCapacity,
+    /// The job's priority class does not exist: the job waits, and tells so once.
+    NoPriorityClass,
     /// Data is broken: the job fails, what still runs and the Service go, and nothing is tried again.
     DataErrorIsNeverRetried,
-    /// Suspended: pods are deleted, then the job holds nothing.
+    /// Suspended: pods are deleted and have their own time to save, then the job holds nothing.
     Suspend,
     /// All epochs are done: the Service goes, pods stay for their logs.
     TerminalCleanup,
@@ -40,6 +48,7 @@ impl Scenario {
                 "POST event GangFits",
                 "POST configmaps digits-1",
                 "POST services digits",
+                "POST networkpolicies digits",
                 "POST pods digits-1-0",
                 "POST pods digits-1-1",
                 "POST event GangCreated",
@@ -48,16 +57,18 @@ impl Scenario {
             Self::RestartAfterFailure => &[
                 "PATCH status Restarting",
                 "POST event AttemptFailed",
-                "DELETE pods digits-1-0",
-                "DELETE pods digits-1-1",
+                "DELETE pods digits-1-0 within 30 s",
+                "DELETE pods digits-1-1 within 30 s",
             ],
             Self::NoCapacity => &["PATCH status Pending", "POST event NoFittingGroup"],
+            Self::NoPriorityClass => &["PATCH status Pending", "POST event PriorityClassNotFound"],
             Self::DataErrorIsNeverRetried => &[
                 "PATCH status Failed",
                 "POST event AttemptFailed",
                 "POST event NotRetryable",
-                "DELETE pods digits-1-1",
+                "DELETE pods digits-1-1 within 30 s",
                 "DELETE services digits",
+                "DELETE networkpolicies digits",
             ],
             Self::Suspend => &[
                 "PATCH status Suspending",
@@ -69,6 +80,7 @@ impl Scenario {
                 "PATCH status Succeeded",
                 "POST event AllEpochsDone",
                 "DELETE services digits",
+                "DELETE networkpolicies digits",
             ],
             Self::Expire => &["POST event TimeToLiveExpired", "DELETE vittrainingjobs digits"],
             Self::NameTaken => &[
@@ -82,6 +94,7 @@ impl Scenario {
     }
 }
 
+type MockService = mock::Mock<Request<Body>, Response<Body>>;
 type ServerHandle = Handle<Request<Body>, Response<Body>>;
 
 /// Answers as an API server would, keeps the job as it was written last, and writes down what it was asked. `foreign` are
@@ -123,7 +136,13 @@ async fn serve(
             }
             (&Method::DELETE, [.., resource, name]) => {
                 let done = json!({"kind": "Status", "status": "Success"});
-                (200, done, format!("{resource} {name}"))
+                let within = &body["gracePeriodSeconds"];
+                let within = within.as_u64().map(|seconds| format!(" within {seconds} s"));
+                (
+                    200,
+                    done,
+                    format!("{resource} {name}{}", within.unwrap_or_default()),
+                )
             }
             other => panic!("an unexpected call: {other:?}"),
         };
@@ -193,37 +212,70 @@ impl Rounds {
 
     /// Goes through `rounds` rounds, each with the job as the last one left it; returns the calls, the job at the end
     /// and what the last round said.
-    async fn run(
+    fn run(
         self,
         job: ViTTrainingJob,
         rounds: usize,
-    ) -> (Vec<String>, ViTTrainingJob, Result<Action, Error>) {
-        let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
-        let (store, mut writer) = reflector::store();
-        let context = Arc::new(Context::new(
-            Client::new(service, "default"),
-            store,
-            Caches::holding(&self.nodes, &self.pods, &self.services),
-            Arc::new(Metrics::new().expect("metrics")),
-            "test".into(),
-        ));
-        let stored = Arc::new(Mutex::new(job));
-        let server = tokio::spawn(serve(handle, Arc::clone(&stored), self.foreign));
-        let mut result = Ok(Action::await_change());
-        for _ in 0..rounds {
-            let guarded = DeserializeGuard(Ok(stored.lock().expect("a job").clone()));
-            writer.apply_watcher_event(&WatchEvent::Apply(guarded.clone()));
-            result = reconcile(Arc::new(guarded), Arc::clone(&context)).await;
-        }
-        // The server ends with its last client.
-        drop(context);
-        let calls = tokio::time::timeout(Duration::from_secs(10), server)
-            .await
-            .expect("all clients are gone")
-            .expect("served");
-        let job = stored.lock().expect("a job").clone();
-        (calls, job, result)
+    ) -> LocalBoxFuture<'static, (Vec<String>, ViTTrainingJob, Result<Action, Error>)> {
+        // Boxed, because jobs are large.
+        Box::pin(async move {
+            let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
+            let (store, mut writer) = reflector::store();
+            let context = context(service, store, &self.nodes, &self.pods, &self.services);
+            let stored = Arc::new(Mutex::new(job));
+            let server = tokio::spawn(serve(handle, Arc::clone(&stored), self.foreign));
+            let mut result = Ok(Action::await_change());
+            for _ in 0..rounds {
+                let guarded = DeserializeGuard(Ok(stored.lock().expect("a job").clone()));
+                tell(&context, &mut writer, &guarded);
+                result = reconcile(Arc::new(guarded), Arc::clone(&context)).await;
+            }
+            // The server ends with its last client.
+            drop(context);
+            let calls = tokio::time::timeout(Duration::from_secs(10), server)
+                .await
+                .expect("all clients are gone")
+                .expect("served");
+            let job = stored.lock().expect("a job").clone();
+            (calls, job, result)
+        })
     }
+}
+
+/// What rounds work with, over a cluster of these objects.
+fn context(
+    service: MockService,
+    jobs: Store<GuardedJob>,
+    nodes: &[Node],
+    pods: &[Pod],
+    services: &[Service],
+) -> Arc<Context> {
+    let caches = Caches::holding(SharedPlanner::default(), nodes, pods, services);
+    context_with(service, jobs, caches, mpsc::unbounded_channel().0)
+}
+
+fn context_with(
+    service: MockService,
+    jobs: Store<GuardedJob>,
+    caches: Caches,
+    triggers: mpsc::UnboundedSender<Trigger>,
+) -> Arc<Context> {
+    Arc::new(Context::new(
+        Client::new(service, "default"),
+        jobs,
+        caches,
+        triggers,
+        Arc::new(Metrics::new().expect("metrics")),
+        true,
+        "test".into(),
+    ))
+}
+
+/// What the watch of jobs does with a job that was changed.
+fn tell(context: &Context, writer: &mut Writer<GuardedJob>, job: &GuardedJob) {
+    let event = WatchEvent::Apply(job.clone());
+    context.planner.lock().follow_jobs(&event);
+    writer.apply_watcher_event(&event);
 }
 
 /// The gang of attempt 1 with pods in these phases, each with the exit code of its container if it ended.
@@ -293,12 +345,64 @@ async fn a_job_that_fits_nowhere_waits_and_tells_so_once() {
 }
 
 #[tokio::test]
+async fn a_job_whose_priority_class_does_not_exist_waits_and_tells_so_once() {
+    let mut job = fixtures::job();
+    job.spec.workers.priority_class_name = Some("urgent".into());
+    let (calls, job, result) = Rounds::fresh().run(job, 3).await;
+    assert_eq!(calls, Scenario::NoPriorityClass.calls());
+    assert_eq!(result.expect("reconciled"), Action::requeue(WAITING));
+    assert_eq!(phase(&job), Some(Phase::Pending));
+}
+
+#[tokio::test]
 async fn a_data_error_fails_the_job_and_is_never_retried() {
     let rounds = Rounds::with_gang(pods([("Failed", Some(3)), ("Running", None)]));
     let (calls, job, _) = rounds.run(fixtures::job_in(Phase::Running, 1), 2).await;
     assert_eq!(calls, Scenario::DataErrorIsNeverRetried.calls());
     assert_eq!(phase(&job), Some(Phase::Failed));
     assert_eq!(job.status.expect("a status").attempt, 1);
+}
+
+#[tokio::test]
+async fn a_job_of_another_controller_is_left_alone() {
+    let mut job = fixtures::job();
+    job.spec.managed_by = Some("kueue.x-k8s.io/multikueue".into());
+    let (calls, job, result) = Rounds::fresh().run(job, 2).await;
+    assert_eq!(calls, [""; 0]);
+    assert_eq!(job.status, None);
+    assert_eq!(result.expect("reconciled"), Action::await_change());
+
+    let mut job = fixtures::job();
+    job.spec.managed_by = Some(crds::spec::CONTROLLER.into());
+    let (_, job, _) = Rounds::fresh().run(job, 1).await;
+    assert_eq!(phase(&job), Some(Phase::Starting));
+}
+
+#[tokio::test]
+async fn a_gang_is_placed_without_the_node_whose_gpu_failed_which_stays_told() {
+    // The API server keeps whole seconds.
+    let now = Timestamp::from_second(Timestamp::now().as_second()).expect("a time");
+    let failed = FailedNodeStatus {
+        node: "b".into(),
+        failures: 1,
+        class: "DeviceFault".into(),
+        time: Time(now),
+        avoided_until: Some(Time(now + SignedDuration::from_hours(1))),
+    };
+    let mut job = fixtures::job_in(Phase::Restarting, 1);
+    job.status.as_mut().expect("a status").failed_nodes = vec![failed.clone()];
+    let rounds = Rounds {
+        nodes: ["a", "b", "c"]
+            .map(|name| fixtures::node(name, "Tesla-T4", 1))
+            .into(),
+        ..Rounds::fresh()
+    };
+    let (calls, job, result) = rounds.run(job, 1).await;
+    result.expect("reconciled");
+    assert_eq!(calls, Scenario::CreateGang.calls()[..2]);
+    let status = job.status.expect("a status");
+    assert_eq!(status.placement.expect("a placement").nodes, ["a", "c"]);
+    assert_eq!(status.failed_nodes, [failed]);
 }
 
 #[tokio::test]
@@ -324,9 +428,7 @@ async fn a_job_whose_time_is_over_is_deleted() {
     let mut job = fixtures::job_in(Phase::Succeeded, 1);
     job.spec.ttl_seconds_after_finished = Some(0);
     let status = job.status.as_mut().expect("a status");
-    status.completion_time = Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(
-        fixtures::at(0),
-    ));
+    status.completion_time = Some(Time(fixtures::at(0)));
     let (calls, _, _) = Rounds::fresh().run(job, 1).await;
     assert_eq!(calls, Scenario::Expire.calls());
 }
@@ -405,13 +507,7 @@ async fn what_is_in_the_way_of_a_gang_is_written_once() {
 async fn a_job_that_cannot_be_read_is_told_so_and_left_until_it_changes() {
     let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
     let (store, _writer) = reflector::store();
-    let context = Arc::new(Context::new(
-        Client::new(service, "default"),
-        store,
-        Caches::holding(&[], &[], &[]),
-        Arc::new(Metrics::new().expect("metrics")),
-        "test".into(),
-    ));
+    let context = context(service, store, &[], &[], &[]);
     let stored = Arc::new(Mutex::new(fixtures::job()));
     let server = tokio::spawn(serve(handle, stored, &[]));
     let mut object = serde_json::to_value(fixtures::job()).expect("a job");
@@ -442,13 +538,7 @@ async fn a_job_that_is_being_deleted_is_left_to_its_owner_references() {
 async fn a_job_older_than_our_own_last_write_is_not_acted_upon() {
     let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
     let (store, _writer) = reflector::store();
-    let context = Arc::new(Context::new(
-        Client::new(service, "default"),
-        store,
-        Caches::holding(&[], &[], &[]),
-        Arc::new(Metrics::new().expect("metrics")),
-        "test".into(),
-    ));
+    let context = context(service, store, &[], &[], &[]);
     context.memory.wrote(fixtures::UID, Some("101".into()));
     let outdated = Arc::new(DeserializeGuard(Ok(fixtures::job())));
     let action = reconcile(outdated, Arc::clone(&context))
@@ -463,26 +553,19 @@ async fn two_jobs_applied_at_once_never_share_a_gpu() {
     let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
     let (store, mut writer) = reflector::store();
     let nodes = ["a", "b", "c"].map(|name| fixtures::node(name, "Tesla-T4", 1));
-    let context = Arc::new(Context::new(
-        Client::new(service, "default"),
-        store,
-        Caches::holding(&nodes, &[], &[]),
-        Arc::new(Metrics::new().expect("metrics")),
-        "test".into(),
-    ));
+    let context = context(service, store, &nodes, &[], &[]);
     let jobs = ["first", "second"].map(|name| {
         let mut job = fixtures::job();
         job.metadata.name = Some(name.into());
         job.metadata.uid = Some(format!("uid-of-{name}"));
-        let guarded = DeserializeGuard(Ok(job.clone()));
-        writer.apply_watcher_event(&WatchEvent::Apply(guarded.clone()));
-        (job, guarded)
+        tell(&context, &mut writer, &DeserializeGuard(Ok(job.clone())));
+        job
     });
-    let plans: Vec<Plan> = futures::future::join_all(jobs.iter().map(|(job, _)| async {
+    let plans: Vec<Plan> = futures::future::join_all(jobs.iter().map(|job| async {
         let observation = observe::observe(&context, Arc::new(job.clone()))
             .await
             .expect("observed");
-        plan_and_reserve(&context, &observation, &crds::validate(job))
+        plan_and_promise(&context, &observation, &crds::validate(job))
     }))
     .await;
     assert!(matches!(&plans[0], Plan::Place { .. }), "{plans:?}");
@@ -491,88 +574,78 @@ async fn two_jobs_applied_at_once_never_share_a_gpu() {
 }
 
 /// Goes through rounds of a new job, one for each answer to a write of its status (`None`: the server stored it, but
-/// nobody heard of that); returns what is promised to it after each.
-async fn promises_after(nodes: [Vec<Node>; 2], answers: [Option<u16>; 2]) -> [bool; 2] {
-    let (service, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
-    let (store, mut writer) = reflector::store();
-    let server = tokio::spawn(async move {
-        let mut answers = answers.into_iter();
-        while let Some((request, answer)) = handle.next_request().await {
-            let code = if request.uri().path().ends_with("/status") {
-                answers.next().flatten()
-            } else {
-                Some(500)
-            };
-            let response = match code {
-                None => {
-                    answer.send_error("the connection was closed");
-                    continue;
-                }
-                Some(200) => serde_json::to_value(fixtures::job()).expect("a job"),
-                Some(code) => failure(code, "Failed"),
-            };
-            let response = Response::builder()
-                .status(code.unwrap_or_default())
-                .body(Body::from(serde_json::to_vec(&response).expect("serializes")));
-            answer.send_response(response.expect("a response"));
+/// nobody heard of that); returns whether something is promised to it after each, and whether jobs that wait were told
+/// that it let go of GPUs.
+fn promises_after<const ROUNDS: usize>(
+    answers: [Option<u16>; ROUNDS],
+) -> LocalBoxFuture<'static, [(bool, bool); ROUNDS]> {
+    // Boxed, because jobs are large.
+    Box::pin(async move {
+        let (service, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
+        let (store, mut writer) = reflector::store();
+        let server = tokio::spawn(async move {
+            let mut answers = answers.into_iter();
+            while let Some((request, answer)) = handle.next_request().await {
+                let code = if request.uri().path().ends_with("/status") {
+                    answers.next().flatten()
+                } else {
+                    Some(500)
+                };
+                let response = match code {
+                    None => {
+                        answer.send_error("the connection was closed");
+                        continue;
+                    }
+                    Some(200) => serde_json::to_value(fixtures::job()).expect("a job"),
+                    Some(code) => failure(code, "Failed"),
+                };
+                let response = Response::builder()
+                    .status(code.unwrap_or_default())
+                    .body(Body::from(serde_json::to_vec(&response).expect("serializes")));
+                answer.send_response(response.expect("a response"));
+            }
+        });
+        let nodes = ["a", "b"].map(|name| fixtures::node(name, "Tesla-T4", 1));
+        let (triggers, mut triggered) = mpsc::unbounded_channel();
+        let caches = Caches::holding(SharedPlanner::default(), &nodes, &[], &[]);
+        let context = context_with(service, store, caches, triggers);
+        let guarded = DeserializeGuard(Ok(fixtures::job()));
+        tell(&context, &mut writer, &guarded);
+        let mut promises = [(false, false); ROUNDS];
+        for (is_promised, was_told) in &mut promises {
+            let guarded = Arc::new(guarded.clone());
+            if let Err(error) = reconcile(Arc::clone(&guarded), Arc::clone(&context)).await {
+                error_policy(guarded, &error, Arc::clone(&context));
+            }
+            *is_promised = context.planner.lock().is_open(fixtures::UID, 0);
+            *was_told = triggered.try_recv() == Ok(Trigger::Waiting);
         }
-    });
-    let mut context = Context::new(
-        Client::new(service, "default"),
-        store,
-        Caches::holding(&[], &[], &[]),
-        Arc::new(Metrics::new().expect("metrics")),
-        "test".into(),
-    );
-    let guarded = DeserializeGuard(Ok(fixtures::job()));
-    writer.apply_watcher_event(&WatchEvent::Apply(guarded.clone()));
-    let mut promised = [false; 2];
-    for (nodes, promised) in nodes.iter().zip(&mut promised) {
-        context.caches = Caches::holding(nodes, &[], &[]);
-        let shared = Arc::new(context);
-        let _ = reconcile(Arc::new(guarded.clone()), Arc::clone(&shared)).await;
-        *promised = !lock(&shared.ledger).reservations([&fixtures::job()]).is_empty();
-        context = Arc::into_inner(shared).expect("the only one");
-    }
-    drop(context);
-    server.await.expect("served");
-    promised
-}
-
-fn two_nodes() -> Vec<Node> {
-    ["a", "b"].map(|name| fixtures::node(name, "Tesla-T4", 1)).into()
+        drop(context);
+        server.await.expect("served");
+        promises
+    })
 }
 
 #[tokio::test]
-async fn a_promise_whose_record_is_refused_is_taken_back() {
+async fn a_promise_whose_record_is_refused_is_taken_back_and_others_are_told_the_first_time() {
     assert_eq!(
-        promises_after([two_nodes(), two_nodes()], [Some(403), Some(422)]).await,
-        [false, false]
+        promises_after([Some(403), Some(422)]).await,
+        [(false, true), (false, false)]
     );
 }
 
 #[tokio::test]
-async fn a_promise_that_may_have_been_recorded_is_kept_and_does_not_stand_in_its_own_way() {
+async fn a_promise_that_may_have_been_recorded_is_kept_until_the_server_takes_another_status() {
+    let [kept, taken_back] = [(true, false), (false, true)];
     for answer in [None, Some(500), Some(504), Some(409)] {
-        // The second round places the job again: what it was promised is free for itself.
+        // Later rounds write a status without the promise, and the job is placed anew once one is taken.
+        let [changed, lost, refused, taken] = [Some(409), None, Some(403), Some(200)];
         assert_eq!(
-            promises_after([two_nodes(), two_nodes()], [answer, Some(403)]).await,
-            [true, false],
+            promises_after([answer, changed, lost, refused, taken, refused, taken]).await,
+            [kept, kept, kept, kept, taken_back, taken_back, kept],
             "{answer:?}"
         );
     }
-}
-
-#[tokio::test]
-async fn a_promise_that_may_have_been_recorded_is_taken_back_once_the_server_takes_another_status() {
-    assert_eq!(
-        promises_after([two_nodes(), vec![]], [None, Some(200)]).await,
-        [true, false]
-    );
-    assert_eq!(
-        promises_after([two_nodes(), vec![]], [None, Some(409)]).await,
-        [true, true]
-    );
 }
 
 fn sorted<S: Into<String> + Clone>(calls: impl AsRef<[S]>) -> Vec<String> {

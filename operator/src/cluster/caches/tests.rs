@@ -23,49 +23,82 @@ fn own_pods_ask_for_a_look_at_their_job() {
     assert_eq!(triggers_of(&Event::Apply(ended)), [job, Trigger::Waiting]);
 }
 
-#[test]
-fn trimming_keeps_what_is_counted() {
-    let mut pod = fixtures::pod_objects(1, "Running").remove(0);
-    let before = (
-        Membership::of(&pod),
-        requests_of(pod.spec.as_ref().expect("a spec")),
-        bound_node(&pod).map(str::to_owned),
-    );
-    trim(&mut pod);
-    let after = (
-        Membership::of(&pod),
-        requests_of(pod.spec.as_ref().expect("a spec")),
-        bound_node(&pod).map(str::to_owned),
-    );
-    assert_eq!(before, after);
-    assert!(!has_ended(&pod));
-    pod.spec.as_mut().expect("a spec").node_name = None;
-    assert_eq!(super::super::inventory::pinned_node(&pod), Some("a"));
+/// An object of which only the metadata can be read.
+fn unreadable<K: Resource + DeserializeOwned>(kind: &str, metadata: &ObjectMeta) -> DeserializeGuard<K> {
+    let object = serde_json::json!({"apiVersion": "v1", "kind": kind, "metadata": metadata, "spec": 7});
+    serde_json::from_value(object).expect("at least its metadata")
+}
+
+fn listeners() -> (Listeners, mpsc::UnboundedReceiver<Trigger>) {
+    let (triggers, triggered) = mpsc::unbounded_channel();
+    let listeners = Listeners {
+        planner: SharedPlanner::default(),
+        triggers,
+        metrics: Arc::new(Metrics::new().expect("metrics")),
+    };
+    (listeners, triggered)
 }
 
 #[tokio::test]
-async fn an_object_that_cannot_be_read_does_not_stop_the_watch() {
-    let guarded = |json: serde_json::Value| -> DeserializeGuard<Node> {
-        serde_json::from_value(json).expect("at least its metadata")
-    };
-    let good = guarded(serde_json::json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "good"}}));
-    let bad = || {
-        guarded(
-            serde_json::json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "bad"}, "spec": 7}),
+async fn a_node_that_cannot_be_read_is_as_it_was_and_others_follow() {
+    let node = |name: &str| fixtures::node(name, "Tesla-T4", 1);
+    let guarded = |name: &str| DeserializeGuard(Ok(node(name)));
+    let bad = || unreadable("Node", &node("bad").metadata);
+    let (listeners, _triggered) = listeners();
+    let planner = listeners.planner.clone();
+    let metrics = Arc::clone(&listeners.metrics);
+    let events = vec![
+        Event::Apply(guarded("bad")),
+        Event::Apply(guarded("gone")),
+        Event::Apply(bad()),
+        Event::Init,
+        Event::InitApply(bad()),
+        Event::InitApply(guarded("good")),
+        Event::InitDone,
+    ];
+    let follow = async |events: Vec<Event<DeserializeGuard<Node>>>| {
+        watch_planned(
+            futures::stream::iter(events.into_iter().map(Ok)),
+            listeners.clone(),
+            Planner::follow_nodes,
+            Planner::keep_node,
+            latest::Sender::new(false),
         )
-    };
-    let events = futures::stream::iter([
-        Ok(Event::Init),
-        Ok(Event::InitApply(bad())),
-        Ok(Event::InitApply(good)),
-        Ok(Event::InitDone),
-        Ok(Event::Delete(bad())),
-    ]);
-    let read: Vec<Event<Node>> = readable(events)
-        .map(|event| event.expect("an event"))
-        .collect()
         .await;
-    assert_eq!(read.len(), 4);
-    assert!(matches!(&read[1], Event::InitApply(node) if node.name_any() == "good"));
-    assert!(matches!(&read[3], Event::Delete(node) if node.name_any() == "bad"));
+        let planner = planner.lock();
+        ["bad", "gone", "good"].map(|name| planner.node_health(name).is_some())
+    };
+    let series = r#"vit_operator_unreadable_objects{kind="Node"} 1"#;
+    assert_eq!(follow(events).await, [true, false, true]);
+    assert!(metrics.render([]).expect("renders").contains(series));
+    assert_eq!(follow(vec![Event::Delete(bad())]).await, [false, false, true]);
+    assert!(!metrics.render([]).expect("renders").contains(series));
+}
+
+#[tokio::test]
+async fn a_pod_that_cannot_be_read_holds_its_gpus_and_its_place_in_the_gang() {
+    let pod = fixtures::pod_objects(1, "Running").remove(0);
+    let (listeners, _triggered) = listeners();
+    let planner = listeners.planner.clone();
+    planner
+        .lock()
+        .follow_nodes(&Event::Apply(fixtures::node("a", "Tesla-T4", 1)));
+    let gangs: Arc<Mutex<Gangs>> = Arc::default();
+    let events = [
+        Event::Apply(DeserializeGuard(Ok(pod.clone()))),
+        Event::Init,
+        Event::InitApply(unreadable("Pod", &pod.metadata)),
+        Event::InitDone,
+    ];
+    // Boxed, because pods are large.
+    Box::pin(watch_pods(
+        futures::stream::iter(events.into_iter().map(Ok)),
+        listeners,
+        Arc::clone(&gangs),
+        latest::Sender::new(false),
+    ))
+    .await;
+    let (present, departed) = lock(&gangs).pods_of(fixtures::UID, 1);
+    assert_eq!((present.len(), departed.len()), (1, 0));
+    assert_eq!(planner.lock().used("a"), 1);
 }

@@ -2,15 +2,32 @@ use k8s_openapi::api::core::v1::{Node, Taint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::*;
+use crate::cluster::inventory::Inventory;
 use crate::fixtures;
 
 fn request(nodes: usize, gpus_per_node: i64) -> GangRequest {
-    GangRequest {
-        nodes,
+    let shape = Shape {
         gpus_per_node,
         gpu_resource: "nvidia.com/gpu".into(),
         requests: Requests::from([("nvidia.com/gpu".into(), gpus_per_node), (PODS.into(), 1)]),
-        ..GangRequest::default()
+        ..Shape::default()
+    };
+    GangRequest {
+        nodes,
+        larger: vec![],
+        shape: Arc::new(shape),
+    }
+}
+
+fn shape(request: &mut GangRequest) -> &mut Shape {
+    Arc::make_mut(&mut request.shape)
+}
+
+/// The group of a placement on like GPUs.
+fn group(placement: &Placement) -> GpuGroup {
+    match &placement.gpus {
+        Gpus::Like(group) => group.clone(),
+        Gpus::Mixed(groups) => panic!("not alike: {groups:?}"),
     }
 }
 
@@ -39,7 +56,7 @@ fn a_gang_gets_like_gpus_and_is_told_why_not_others() {
     let mut nodes = names(&["t1", "t2", "t3"], "Tesla-T4", 2);
     nodes.extend(names(&["h1"], "NVIDIA-H200", 2));
     let placement = place(&request(3, 2), &inventory(nodes)).expect("placed");
-    assert_eq!(placement.group.product, "Tesla-T4");
+    assert_eq!(group(&placement).product, "Tesla-T4");
     assert_eq!(placement.nodes, ["t1", "t2", "t3"]);
     assert_eq!(
         placement.rejected,
@@ -56,7 +73,7 @@ fn the_smallest_group_that_fits_is_taken() {
     let mut nodes = names(&["t1", "t2", "t3", "t4"], "Tesla-T4", 1);
     nodes.extend(names(&["h1", "h2", "h3"], "NVIDIA-H200", 1));
     let placement = place(&request(2, 1), &inventory(nodes)).expect("placed");
-    assert_eq!(placement.group.product, "NVIDIA-H200");
+    assert_eq!(group(&placement).product, "NVIDIA-H200");
     assert_eq!(
         placement.rejected[0].reason,
         "fits too, with 2 nodes left over against 1"
@@ -125,11 +142,11 @@ fn every_reason_refuses_a_node_and_is_named() {
     let cases: Vec<(&str, String)> = vec![
         (
             "excluded",
-            refusal_of(|_, request| request.rules.exclude_nodes = ["a".to_owned()].into()),
+            refusal_of(|_, request| shape(request).rules.exclude_nodes = ["a".to_owned()].into()),
         ),
         (
             "without the labels of workers.nodeSelector",
-            refusal_of(|_, request| request.node_selector = [("zone".into(), "x".into())].into()),
+            refusal_of(|_, request| shape(request).node_selector = [("zone".into(), "x".into())].into()),
         ),
         (
             "without a label that tells the GPU product",
@@ -137,17 +154,17 @@ fn every_reason_refuses_a_node_and_is_named() {
         ),
         (
             "not in placement.gpu.products",
-            refusal_of(|_, request| request.rules.products = ["NVIDIA-H200".to_owned()].into()),
+            refusal_of(|_, request| shape(request).rules.products = ["NVIDIA-H200".to_owned()].into()),
         ),
         (
             "without a label that tells GPU memory",
-            refusal_of(|_, request| request.rules.min_memory_mebibytes = Some(1)),
+            refusal_of(|_, request| shape(request).rules.min_memory_mebibytes = Some(1)),
         ),
         (
             "with less GPU memory",
             refusal_of(|node, request| {
                 set_label(node, "nvidia.com/gpu.memory", "15360");
-                request.rules.min_memory_mebibytes = Some(16_000);
+                shape(request).rules.min_memory_mebibytes = Some(16_000);
             }),
         ),
         (
@@ -172,7 +189,7 @@ fn every_reason_refuses_a_node_and_is_named() {
         ),
         (
             "fewer GPUs than workers.gpusPerNode",
-            refusal_of(|_, request| request.gpus_per_node = 4),
+            refusal_of(|_, request| shape(request).gpus_per_node = 4),
         ),
         (
             "not ready",
@@ -200,11 +217,11 @@ fn every_reason_refuses_a_node_and_is_named() {
         ),
         (
             "too little free cpu",
-            refusal_of(|_, request| request.requests.extend([("cpu".into(), 8001)])),
+            refusal_of(|_, request| shape(request).requests.extend([("cpu".into(), 8001)])),
         ),
         (
             "too little free memory",
-            refusal_of(|_, request| request.requests.extend([("memory".into(), 33 << 30)])),
+            refusal_of(|_, request| shape(request).requests.extend([("memory".into(), 33 << 30)])),
         ),
     ];
     for (expected, reason) in cases {
@@ -250,10 +267,8 @@ fn taints_that_are_tolerated_or_only_a_preference_do_not_matter() {
             true,
         ),
     ] {
-        let request = GangRequest {
-            tolerations: tolerations.clone(),
-            ..request(1, 1)
-        };
+        let mut request = request(1, 1);
+        shape(&mut request).tolerations.clone_from(&tolerations);
         assert_eq!(
             place(&request, &tainted("NoSchedule")).is_ok(),
             fits,
@@ -274,7 +289,7 @@ fn drivers_memory_and_size_tell_groups_of_one_product_apart() {
     let nodes = [driver("a", "570"), driver("b", "580"), driver("c", "580")];
     let placement = place(&request(2, 8), &inventory(nodes)).expect("placed");
     assert_eq!(placement.nodes, ["b", "c"]);
-    assert_eq!(placement.group.driver_major.as_deref(), Some("580"));
+    assert_eq!(group(&placement).driver_major.as_deref(), Some("580"));
     assert_eq!(placement.rejected[0].group, "NVIDIA-H200 (8 a node, driver 570)");
 }
 
@@ -288,7 +303,10 @@ fn labels_of_different_writers_are_never_compared() {
     let nodes = [fixtures::node("a", "Tesla-T4", 1), cloud("b")];
     assert!(place(&request(2, 1), &inventory(nodes)).is_err());
     let placement = place(&request(2, 1), &inventory([cloud("a"), cloud("b")])).expect("placed");
-    assert_eq!(placement.group.product_label, "cloud.google.com/gke-accelerator");
+    assert_eq!(
+        group(&placement).product_label,
+        "cloud.google.com/gke-accelerator"
+    );
 }
 
 #[test]
@@ -302,18 +320,150 @@ fn the_first_writer_that_tells_a_product_is_believed() {
         "nvidia.com/gpu.memory",
         "23034",
     );
-    let group = place(&request(1, 1), &inventory([node])).expect("placed").group;
+    let told = group(&place(&request(1, 1), &inventory([node])).expect("placed"));
     assert_eq!(
-        (group.product.as_str(), group.memory_mebibytes),
+        (told.product.as_str(), told.memory_mebibytes),
         ("NVIDIA-L4", Some(23_034))
     );
     // An empty value tells nothing.
     let mut node = labelled(fixtures::node("a", "", 1), "gpu.nvidia.com/model", "");
     node = labelled(node, "amd.com/gpu.product-name", "Instinct_MI300X");
     node = labelled(node, "amd.com/gpu.vram", "192G");
-    let group = place(&request(1, 1), &inventory([node])).expect("placed").group;
+    let told = group(&place(&request(1, 1), &inventory([node])).expect("placed"));
     assert_eq!(
-        (group.product.as_str(), group.memory_mebibytes),
+        (told.product.as_str(), told.memory_mebibytes),
         ("Instinct_MI300X", Some(196_608))
+    );
+}
+
+#[test]
+fn a_label_of_group_by_tells_groups_apart() {
+    let machine = |name: &str, value: &str| labelled(fixtures::node(name, "Tesla-T4", 1), "machine", value);
+    let nodes = || inventory([machine("a", "x"), machine("b", "y"), machine("c", "y")]);
+    assert_eq!(
+        place(&request(2, 1), &nodes()).expect("placed").nodes,
+        ["a", "b"],
+        "the label does not matter unless asked for"
+    );
+    let mut request = request(2, 1);
+    shape(&mut request).rules.group_by = vec!["machine".into()];
+    let placement = place(&request, &nodes()).expect("placed");
+    assert_eq!(placement.nodes, ["b", "c"]);
+    assert_eq!(group(&placement).labels["machine"], "y");
+    assert_eq!(placement.rejected[0].group, "Tesla-T4 (1 a node, machine x)");
+}
+
+#[test]
+fn shares_of_gpus_are_taken_only_where_the_job_allows_it() {
+    let shared = || {
+        let node = labelled(
+            fixtures::node("a", "Tesla-T4-SHARED", 8),
+            "nvidia.com/gpu.replicas",
+            "4",
+        );
+        inventory([labelled(node, "nvidia.com/gpu.count", "2")])
+    };
+    assert!(place(&request(1, 8), &shared()).is_err());
+    let mut request = request(1, 8);
+    shape(&mut request).rules.allow_shared = true;
+    assert_eq!(place(&request, &shared()).expect("placed").nodes, ["a"]);
+}
+
+#[test]
+fn a_mix_is_taken_only_where_the_job_prefers_like_gpus_and_they_do_not_fit() {
+    let mut nodes = names(&["t1", "t2", "t3"], "Tesla-T4", 1);
+    nodes.extend(names(&["h1", "h2"], "NVIDIA-H200", 1));
+    nodes.extend(names(&["l1"], "NVIDIA-L4", 1));
+    let inventory = inventory(nodes);
+    let mut wanted = request(5, 1);
+    assert!(place(&wanted, &inventory).is_err());
+    shape(&mut wanted).rules.homogeneity = Homogeneity::Preferred;
+    let placement = place(&wanted, &inventory).expect("placed");
+    let Gpus::Mixed(groups) = &placement.gpus else {
+        panic!("{placement:?}")
+    };
+    let counts: Vec<(&str, usize)> = groups
+        .iter()
+        .map(|(group, nodes)| (group.product.as_str(), *nodes))
+        .collect();
+    assert_eq!(
+        counts,
+        [("NVIDIA-H200", 2), ("Tesla-T4", 3)],
+        "the fewest kinds that hold the gang"
+    );
+    assert_eq!(
+        placement.nodes,
+        ["h1", "h2", "t1", "t2", "t3"],
+        "ranks of one kind are neighbours"
+    );
+    assert_eq!(placement.rejected[0].group, "NVIDIA-L4");
+    wanted.nodes = 3;
+    assert_eq!(
+        group(&place(&wanted, &inventory).expect("placed")).product,
+        "Tesla-T4"
+    );
+    wanted.nodes = 7;
+    let message = place(&wanted, &inventory).expect_err("too large").message;
+    assert!(message.starts_with("needs 7 x 1 nvidia.com/gpu: "), "{message}");
+}
+
+#[test]
+fn where_likeness_is_off_even_gpus_of_unknown_products_are_taken() {
+    let inventory = inventory([
+        fixtures::node("a", "Tesla-T4", 1),
+        fixtures::node("b", "", 1),
+        fixtures::node("c", "NVIDIA-L4", 1),
+    ]);
+    let mut wanted = request(3, 1);
+    shape(&mut wanted).rules.homogeneity = Homogeneity::Preferred;
+    assert!(place(&wanted, &inventory).is_err());
+    shape(&mut wanted).rules.homogeneity = Homogeneity::Off;
+    let placement = place(&wanted, &inventory).expect("placed");
+    assert_eq!(placement.nodes, ["a", "b", "c"]);
+    wanted.nodes = 1;
+    let placement = place(&wanted, &inventory).expect("placed");
+    assert_eq!(group(&placement).product, "Tesla-T4");
+}
+
+fn in_rack(name: &str, block: &str, rack: &str) -> Node {
+    labelled(
+        labelled(fixtures::node(name, "Tesla-T4", 1), "block", block),
+        "rack",
+        rack,
+    )
+}
+
+#[test]
+fn a_required_topology_key_holds_the_gang_in_one_domain_or_says_why_not() {
+    let nodes = inventory([
+        in_rack("a", "x", "1"),
+        in_rack("b", "x", "1"),
+        in_rack("c", "y", "2"),
+        in_rack("d", "y", "2"),
+        in_rack("e", "y", "2"),
+        fixtures::node("f", "Tesla-T4", 1),
+    ]);
+    let mut request = request(2, 1);
+    shape(&mut request).rules.required_topology = Some("block".into());
+    let placement = place(&request, &nodes).expect("placed");
+    assert_eq!(
+        placement.nodes,
+        ["a", "b"],
+        "the smaller block that holds the gang"
+    );
+    assert_eq!(
+        placement.topology,
+        [TopologySpread {
+            key: "block".into(),
+            domains: vec!["x".into()]
+        }]
+    );
+    request.nodes = 4;
+    assert_eq!(
+        place(&request, &nodes)
+            .expect_err("no block is that large")
+            .message,
+        "needs 4 x 1 like nvidia.com/gpu: Tesla-T4 has 5 nodes with 1 free, but at most 3 with the same block, \
+         1 node without the label of placement.topology.required (f)"
     );
 }

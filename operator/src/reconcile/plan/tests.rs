@@ -1,13 +1,19 @@
 use std::collections::HashMap;
 
 use contract::exit::ExitCode;
-use contract::{CheckpointRecord, FailureClass, FailureRecord, Progress, TerminationRecord};
+use contract::{
+    Activity, CheckpointRecord, FailureClass, FailureRecord, Heartbeat, Heartbeats, Progress,
+    TerminationRecord,
+};
 use crds::ViTTrainingJob;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::*;
+use crate::cluster::inventory::Inventory;
 use crate::fixtures::{self, at, gang, job_in, observation, pod};
 use crate::policy::gang::End;
+use crate::policy::placement::{GangRequest, place};
+use crate::policy::stall::Standstill;
 use crate::reconcile::status;
 
 fn two_nodes() -> Inventory {
@@ -19,7 +25,21 @@ fn two_nodes() -> Inventory {
 }
 
 fn decide(observation: &Observation) -> Plan {
-    plan(observation, &crds::validate(&observation.job), two_nodes)
+    plan_on(observation, &two_nodes())
+}
+
+fn plan_on(observation: &Observation, inventory: &Inventory) -> Plan {
+    let valid = crds::validate(&observation.job);
+    plan(observation, &valid, |_| {
+        let request = GangRequest::from(valid.as_ref().expect("valid"));
+        match place(&request, inventory) {
+            Ok(placement) => Decision::Placed(placement),
+            Err(why) => Decision::Waits(Waiting::NoFit {
+                why,
+                standing: fixtures::alone(),
+            }),
+        }
+    })
 }
 
 /// Decides, and records the decision in the job.
@@ -165,15 +185,11 @@ fn a_refused_job_is_not_the_only_way_to_fail() {
 #[test]
 fn a_job_that_fits_nowhere_waits_and_starts_once_it_does() {
     let observation = observation(job_in(Phase::Pending, 0), vec![]);
-    let valid = crds::validate(&observation.job);
     assert!(matches!(
-        plan(&observation, &valid, Inventory::default),
+        plan_on(&observation, &Inventory::default()),
         Plan::Wait(_)
     ));
-    assert!(matches!(
-        plan(&observation, &valid, two_nodes),
-        Plan::Place { attempt: 1, .. }
-    ));
+    assert!(matches!(decide(&observation), Plan::Place { attempt: 1, .. }));
 }
 
 #[test]
@@ -191,15 +207,22 @@ fn a_killed_rank_is_followed_by_a_new_attempt_once_its_gang_is_gone() {
     assert_eq!(
         decide(&observation),
         Plan::Drain {
-            pods: vec!["digits-1-0".into(), "digits-1-1".into()]
+            pods: vec!["digits-1-0".into(), "digits-1-1".into()],
+            force: vec![],
         }
     );
     // Told to stop, but still there: its GPU is in use.
     observation.pods = vec![PodView {
-        leaving: true,
+        leaving: Some(at(130)),
         ..pod(1, 0)
     }];
-    assert_eq!(decide(&observation), Plan::Drain { pods: vec![] });
+    assert_eq!(
+        decide(&observation),
+        Plan::Drain {
+            pods: vec![],
+            force: vec![]
+        }
+    );
     observation.pods.clear();
     assert_eq!(
         decide(&observation),
@@ -380,7 +403,7 @@ fn a_new_checkpoint_renews_the_restart_budget() {
 #[test]
 fn a_pod_that_someone_deletes_ends_the_attempt() {
     let leaving = PodView {
-        leaving: true,
+        leaving: Some(at(130)),
         ..pod(1, 1)
     };
     let mut observation = observation(job_in(Phase::Running, 1), vec![pod(1, 0), leaving]);
@@ -395,13 +418,220 @@ fn pods_of_a_node_that_is_gone_are_not_waited_for() {
     let mut observation = observation(
         job_in(Phase::Restarting, 1),
         vec![PodView {
-            leaving: true,
+            leaving: Some(at(130)),
             ..pod(1, 0)
         }],
     );
-    assert_eq!(decide(&observation), Plan::Drain { pods: vec![] });
-    observation.ready_nodes.clear();
+    assert_eq!(
+        decide(&observation),
+        Plan::Drain {
+            pods: vec![],
+            force: vec![]
+        }
+    );
+    // Silent for a moment only: it may come back.
+    observation.unready_nodes = [("a".to_owned(), at(99))].into();
+    assert_eq!(
+        decide(&observation),
+        Plan::Drain {
+            pods: vec![],
+            force: vec![]
+        }
+    );
+    observation.unready_nodes = [("a".to_owned(), at(70))].into();
+    assert_eq!(
+        decide(&observation),
+        Plan::Drain {
+            pods: vec![],
+            force: vec!["digits-1-0".into()]
+        }
+    );
+    observation.pods[0].lost = true;
+    observation.unready_nodes.clear();
     assert!(matches!(decide(&observation), Plan::Place { .. }));
+}
+
+#[test]
+fn a_pod_that_does_not_end_is_not_waited_for_and_keeps_its_gpus() {
+    let mut objects = fixtures::pod_objects(1, "Running");
+    objects.remove(0);
+    let nodes = ["a", "b", "c"].map(|name| fixtures::node(name, "Tesla-T4", 1));
+    let [three, two] =
+        [&nodes[..], &nodes[..2]].map(|nodes| Inventory::new(nodes, &objects, &HashMap::new()));
+    let due = |second| {
+        let pod = PodView {
+            leaving: Some(at(second)),
+            ..pod(1, 1)
+        };
+        observation(job_in(Phase::Restarting, 1), vec![pod])
+    };
+    let waited_for = Plan::Drain {
+        pods: vec![],
+        force: vec![],
+    };
+    assert_eq!(plan_on(&due(71), &three), waited_for, "29 of 30 seconds");
+    let words = "; the GPUs of pod digits-1-1 on node b stay in use: deleted, but not ended in time";
+    for (inventory, expected) in [
+        (three, "Tesla-T4 on a, c"),
+        (
+            two,
+            "needs 2 x 1 like nvidia.com/gpu: Tesla-T4 has 1 node with 1 free, 1 node with too few free GPUs (b)",
+        ),
+    ] {
+        let plan = plan_on(&due(70), &inventory);
+        let status = status::next(&due(70), &plan);
+        let placed = fixtures::condition_of(&status, conditions::types::PLACED).expect("a condition");
+        assert_eq!(placed.message, format!("{expected}{words}"));
+    }
+    // Nor does it keep the job from being suspended.
+    let mut suspending = due(70);
+    suspending.job = with_spec(Phase::Suspending, |job| job.spec.suspend = true).into();
+    let plan = decide(&suspending);
+    assert_eq!(plan, Plan::Park);
+    let status = status::next(&suspending, &plan);
+    let suspended = fixtures::condition_of(&status, conditions::types::SUSPENDED).expect("a condition");
+    assert_eq!(suspended.message, format!("spec.suspend is set{words}"));
+    // It is deleted by force only once its node is silent, too.
+    suspending.unready_nodes = [("b".to_owned(), at(70))].into();
+    assert_eq!(
+        decide(&suspending),
+        Plan::Drain {
+            pods: vec![],
+            force: vec!["digits-1-1".into()]
+        }
+    );
+}
+
+#[test]
+fn pods_of_a_node_that_stays_silent_end_the_attempt_and_are_deleted_by_force() {
+    let mut observation = observation(job_in(Phase::Running, 1), gang(1));
+    observation.unready_nodes = [("b".to_owned(), at(71))].into();
+    assert_eq!(decide(&observation), Plan::Follow, "29 of 30 seconds");
+    observation.unready_nodes = [("b".to_owned(), at(70))].into();
+    let Plan::End { failure, .. } = step(&mut observation) else {
+        panic!("the attempt goes on");
+    };
+    assert_eq!(
+        (failure.class, failure.node.as_deref(), failure.message.as_str()),
+        (
+            FailureClass::PodLost,
+            Some("b"),
+            "node b has not been ready for 30 s (failurePolicy.nodeLostSeconds)"
+        )
+    );
+    // First they are asked to go, as any pod is.
+    let Plan::Drain { mut pods, force } = decide(&observation) else {
+        panic!("not drained");
+    };
+    pods.sort();
+    assert_eq!(
+        (pods, force),
+        (vec!["digits-1-0".to_owned(), "digits-1-1".to_owned()], vec![])
+    );
+    for pod in &mut observation.pods {
+        pod.leaving = Some(at(130));
+    }
+    assert_eq!(
+        decide(&observation),
+        Plan::Drain {
+            pods: vec![],
+            force: vec!["digits-1-1".into()]
+        }
+    );
+}
+
+/// A job placed a minute before this second, which is how long its gang may take to start.
+fn starting_until(second: i64) -> ViTTrainingJob {
+    let mut job = with_spec(Phase::Starting, |job| {
+        job.spec.scheduling.start_timeout_seconds = 60;
+    });
+    let placement = job.status.as_mut().expect("a status").placement.as_mut();
+    placement.expect("a placement").time = Some(Time(at(second - 60)));
+    job
+}
+
+#[test]
+fn a_gang_that_does_not_start_in_time_gives_its_gpus_back() {
+    let job = starting_until(110);
+    let waiting = PodView {
+        state: PodState::Pending,
+        ready: false,
+        stuck: Some("Unschedulable: no".into()),
+        ..pod(1, 1)
+    };
+    let mut observation = observation(job, vec![pod(1, 0), waiting]);
+    assert_eq!(decide(&observation), Plan::Follow);
+    observation.now = at(110);
+    assert_eq!(
+        ended_attempt(step(&mut observation)),
+        (FailureClass::StartFailed, Verdict::Restart, false)
+    );
+    // A gang that has run is not measured by it any more.
+    std::sync::Arc::make_mut(&mut observation.job)
+        .status
+        .as_mut()
+        .expect("a status")
+        .phase = Some(Phase::Running);
+    assert_eq!(decide(&observation), Plan::Follow);
+}
+
+#[test]
+fn a_gang_whose_pods_are_refused_gives_its_gpus_back_too() {
+    let job = starting_until(110);
+    let mut observation = observation(job, vec![]);
+    observation.gang_was_created = false;
+    observation.now = at(109);
+    assert_eq!(
+        decide(&observation),
+        Plan::Create {
+            node_ranks: vec![0, 1]
+        }
+    );
+    observation.now = at(110);
+    let plan = step(&mut observation);
+    assert!(
+        matches!(&plan, Plan::End { failure, .. } if failure.message.contains("it could not be created")),
+        "{plan:?}"
+    );
+    assert_eq!(
+        ended_attempt(plan),
+        (FailureClass::StartFailed, Verdict::Restart, false)
+    );
+}
+
+#[test]
+fn a_job_that_has_used_up_its_time_fails_and_its_pods_go() {
+    let mut job = with_spec(Phase::Running, |job| job.spec.active_deadline_seconds = Some(60));
+    job.status.as_mut().expect("a status").start_time = Some(Time(at(50)));
+    let mut observation = observation(job, gang(1));
+    assert_eq!(decide(&observation), Plan::Follow);
+    observation.now = at(110);
+    assert!(matches!(step(&mut observation), Plan::TimeOut(_)));
+    let status = observation.status();
+    let failed = fixtures::condition_of(&status, crds::conditions::types::FAILED).expect("a condition");
+    assert_eq!(failed.reason, crds::conditions::reasons::DEADLINE_EXCEEDED);
+    assert_eq!(
+        failed.message,
+        "the job has had GPUs for 60 s (activeDeadlineSeconds)"
+    );
+    let Plan::CleanUp { pods, .. } = decide(&observation) else {
+        panic!("not cleaned up");
+    };
+    assert_eq!(pods.len(), 2);
+}
+
+#[test]
+fn the_clock_of_a_job_starts_anew_when_it_is_resumed() {
+    let mut job = with_spec(Phase::Suspending, |job| {
+        job.spec.suspend = true;
+        job.spec.active_deadline_seconds = Some(60);
+    });
+    job.status.as_mut().expect("a status").start_time = Some(Time(at(0)));
+    let mut observation = observation(job, vec![]);
+    assert_eq!(step(&mut observation), Plan::Park);
+    std::sync::Arc::make_mut(&mut observation.job).spec.suspend = false;
+    assert!(matches!(step(&mut observation), Plan::Place { .. }));
+    assert_eq!(observation.status().start_time, Some(Time(at(100))));
 }
 
 #[test]
@@ -430,7 +660,7 @@ fn suspend_saves_stops_and_resumes_as_a_new_attempt_that_is_no_restart() {
     assert!(matches!(step(&mut observation), Plan::Drain { .. }));
     // It saves and exits with 143, which is no failure.
     observation.pods = vec![PodView {
-        leaving: true,
+        leaving: Some(at(130)),
         ..ended(pod(1, 0), 143, 99)
     }];
     assert_eq!(step(&mut observation), Plan::Park);
@@ -463,6 +693,52 @@ fn another_size_replaces_the_gang_without_counting_as_a_failure() {
 }
 
 #[test]
+fn an_elastic_gang_of_an_allowed_size_stays_until_a_larger_one_is_worth_it() {
+    let elastic = |min_nodes| {
+        with_spec(Phase::Running, |job| {
+            job.spec.workers.nodes = 4;
+            job.spec.elastic = Some(crds::spec::Elastic {
+                min_nodes,
+                max_nodes: None,
+            });
+        })
+    };
+    assert_eq!(
+        decide(&observation(elastic(4), gang(1))),
+        Plan::Halt(Stop::Resize)
+    );
+    let mut observation = observation(elastic(1), gang(1));
+    assert_eq!(decide(&observation), Plan::Follow);
+    observation.growth = Some(4);
+    let told = |eta_seconds| Progress {
+        attempt: 1,
+        eta_seconds: Some(eta_seconds),
+        ..Progress::default()
+    };
+    observation.progress = Some(told(0));
+    assert_eq!(decide(&observation), Plan::Follow);
+    observation.progress = Some(told(3600));
+    // A failure comes first.
+    let mut failed = observation.clone();
+    failed.pods[1] = ended(pod(1, 1), 1, 99);
+    assert!(matches!(decide(&failed), Plan::End { .. }));
+    assert_eq!(step(&mut observation), Plan::Halt(Stop::Grow { to: 4 }));
+    let running = fixtures::condition_of(
+        &observation.job.status.clone().expect("a status"),
+        crds::conditions::types::RUNNING,
+    )
+    .map(|condition| condition.message.clone());
+    assert_eq!(
+        running.as_deref(),
+        Some("the gang of 2 is replaced by one of 4 nodes, which are free; after the checkpoint of step 0")
+    );
+    assert!(matches!(step(&mut observation), Plan::Drain { .. }));
+    observation.pods.clear();
+    assert!(matches!(step(&mut observation), Plan::Place { attempt: 2, .. }));
+    assert_eq!(observation.status().restarts, 0);
+}
+
+#[test]
 fn a_finished_job_is_deleted_when_its_time_is_over() {
     let mut job = with_spec(Phase::Succeeded, |job| {
         job.spec.ttl_seconds_after_finished = Some(60);
@@ -485,8 +761,41 @@ fn pods_of_an_attempt_that_the_status_has_lost_are_not_taken_for_new_ones() {
     let mut observation = observation(fixtures::job(), gang(7));
     assert!(matches!(decide(&observation), Plan::Drain { .. }));
     observation.pods = vec![PodView {
-        leaving: true,
+        leaving: Some(at(130)),
         ..ended(pod(7, 0), 0, 1)
     }];
     assert!(matches!(decide(&observation), Plan::Place { attempt: 8, .. }));
+}
+
+#[test]
+fn a_gang_that_stands_still_trains_again_unless_a_pod_of_it_tells_more() {
+    let mut observation = observation(job_in(Phase::Running, 1), gang(1));
+    assert_eq!(decide(&observation), Plan::Follow);
+    let heartbeats = |rank| Heartbeats {
+        attempt: 1,
+        ranks: vec![Heartbeat {
+            rank,
+            activity: Activity::Training,
+            step: Some(7),
+            idle_seconds: 65.0,
+            ..Heartbeat::default()
+        }],
+    };
+    observation.standstill = Some(Standstill {
+        lasted: Duration::from_secs(61),
+        bound: Duration::from_secs(60),
+        answers: vec![(0, heartbeats(0)), (1, heartbeats(1))],
+    });
+    assert_eq!(
+        ended_attempt(step(&mut observation)),
+        (FailureClass::Stalled, Verdict::Restart, false)
+    );
+    assert_eq!(phase(&observation), Phase::Restarting);
+    let mut status = observation.status();
+    assert_eq!(status.last_failure.take().expect("told").class, "Stalled");
+    assert_eq!((status.restarts, status.restarts_since_checkpoint), (1, 1));
+
+    observation.job = job_in(Phase::Running, 1).into();
+    observation.pods[1] = ended(pod(1, 1), 76, 90);
+    assert_eq!(ended_attempt(decide(&observation)).0, FailureClass::DeviceFault);
 }

@@ -1,6 +1,63 @@
 use super::*;
 use crate::fixtures::{self, at, conditions_of, gang, job_in, observation, pod};
-use crate::policy::placement::Unplaceable;
+use crate::policy::placement::{Gpus, Unplaceable};
+use crate::policy::queue::Standing;
+
+fn no_fit(message: &str, standing: Standing) -> Plan {
+    let why = Unplaceable {
+        rejected: vec![],
+        message: message.into(),
+    };
+    Plan::Wait(Waiting::NoFit { why, standing })
+}
+
+#[test]
+fn a_place_in_the_queue_is_told_but_no_news_by_itself() {
+    let at = |position| Standing {
+        position,
+        waiting: 5,
+        ..fixtures::alone()
+    };
+    let mut job = fixtures::job();
+    let first = next(&observation(job.clone(), vec![]), &no_fit("needs 2", at(3)));
+    let placed = |status: &ViTTrainingJobStatus| {
+        let condition = fixtures::condition_of(status, types::PLACED).expect("a condition");
+        condition.message.clone()
+    };
+    assert_eq!(placed(&first), "needs 2 (3rd of 5 waiting)");
+    job.status = Some(first.clone());
+    let observed = observation(job, vec![]);
+    assert_eq!(next(&observed, &no_fit("needs 2", at(2))), first);
+    let held_back = Standing {
+        kept_from_it_for: Some("research/large".into()),
+        ..at(2)
+    };
+    assert_eq!(
+        placed(&next(&observed, &no_fit("needs 2", held_back))),
+        "needs 2; held back for research/large (2nd of 5 waiting)"
+    );
+    let keeps = Standing { keeps: 8, ..at(1) };
+    assert_eq!(
+        placed(&next(&observed, &no_fit("needs 8", keeps))),
+        "needs 8; 8 nodes are kept for it (1st of 5 waiting)"
+    );
+}
+
+#[test]
+fn a_priority_class_that_does_not_exist_is_told() {
+    let plan = Plan::Wait(Waiting::NoPriorityClass("urgent".into()));
+    let status = next(&observation(fixtures::job(), vec![]), &plan);
+    let placed = fixtures::condition_of(&status, types::PLACED).expect("a condition");
+    assert_eq!(status.phase, Some(Phase::Pending));
+    assert_eq!(placed.reason, reasons::NO_PRIORITY_CLASS);
+    assert!(
+        placed
+            .message
+            .starts_with("spec.workers.priorityClassName is urgent: "),
+        "{}",
+        placed.message
+    );
+}
 
 #[test]
 fn a_status_to_which_nothing_happened_stays_as_it_is() {
@@ -14,12 +71,7 @@ fn a_status_to_which_nothing_happened_stays_as_it_is() {
 
 #[test]
 fn times_of_transition_move_only_with_the_value() {
-    let waiting = |message: &str| {
-        Plan::Wait(Unplaceable {
-            rejected: vec![],
-            message: message.into(),
-        })
-    };
+    let waiting = |message: &str| no_fit(message, fixtures::alone());
     let mut observed = observation(fixtures::job(), vec![]);
     let first = next(&observed, &waiting("needs 2"));
     let mut job = fixtures::job();
@@ -91,6 +143,8 @@ fn progress_is_taken_over_and_a_checkpoint_only_if_it_is_newer() {
         step: 45,
         total_steps: 1000,
         loss: Some(1.5),
+        validation_accuracy: Some(0.951_249),
+        ema_validation_accuracy: Some(0.968_751),
         images_per_second: Some(2_522.517_309_888_216_5),
         sync_share: Some(0.092_041_618),
         eta_seconds: Some(90),
@@ -115,6 +169,10 @@ fn progress_is_taken_over_and_a_checkpoint_only_if_it_is_newer() {
         (told.images_per_second, told.sync_share),
         (Some(2522.5), Some(0.092)),
         "as many decimals as a person reads"
+    );
+    assert_eq!(
+        (told.validation_accuracy, told.ema_validation_accuracy),
+        (Some(0.9512), Some(0.9688))
     );
     progress.last_checkpoint.as_mut().expect("a checkpoint").step = 45;
     observed.progress = Some(progress);
@@ -160,10 +218,7 @@ fn a_suspended_job_tells_so_and_so_does_a_resumed_one() {
     );
     let mut job = job_in(Phase::Suspended, 1);
     job.status = Some(suspended);
-    let waiting = Plan::Wait(Unplaceable {
-        rejected: vec![],
-        message: "needs 2".into(),
-    });
+    let waiting = no_fit("needs 2", fixtures::alone());
     assert_eq!(
         conditions_of(&next(&observation(job.clone(), vec![]), &waiting))[types::SUSPENDED],
         ("False", reasons::RESUMED)
@@ -171,7 +226,8 @@ fn a_suspended_job_tells_so_and_so_does_a_resumed_one() {
     let plan = Plan::Place {
         attempt: 2,
         placement: Placement {
-            group: fixtures::tesla_t4(),
+            gpus: Gpus::Like(fixtures::tesla_t4()),
+            topology: vec![],
             nodes: vec!["a".into(), "b".into()],
             rejected: vec![],
         },
@@ -182,4 +238,64 @@ fn a_suspended_job_tells_so_and_so_does_a_resumed_one() {
         ("False", reasons::RESUMED)
     );
     assert_eq!((resumed.attempt, resumed.restarts), (2, 0));
+}
+
+#[test]
+fn stragglers_are_named_with_their_node_until_another_gang_takes_their_place() {
+    let mut job = job_in(Phase::Running, 1);
+    job.spec.workers.gpus_per_node = 4;
+    let mut observed = observation(job, gang(1));
+    observed.stragglers = Some(vec![(3, 1.5), (5, 2.345_6)]);
+    let status = next(&observed, &Plan::Follow);
+    assert_eq!(
+        status.stragglers,
+        [
+            fixtures::straggler(3, "a", 1.5),
+            fixtures::straggler(5, "b", 2.35)
+        ]
+    );
+    std::sync::Arc::make_mut(&mut observed.job).status = Some(status);
+    observed.stragglers = None;
+    assert_eq!(next(&observed, &Plan::Follow).stragglers.len(), 2);
+    let again = Plan::Place {
+        attempt: 2,
+        placement: Placement {
+            gpus: Gpus::Like(fixtures::tesla_t4()),
+            topology: vec![],
+            nodes: vec!["b".into(), "c".into()],
+            rejected: vec![],
+        },
+    };
+    assert_eq!(next(&observed, &again).stragglers, []);
+    observed.stragglers = Some(vec![]);
+    assert_eq!(next(&observed, &Plan::Follow).stragglers, []);
+}
+
+#[test]
+fn the_node_of_a_failure_is_remembered_for_an_hour() {
+    let mut observed = observation(job_in(Phase::Running, 1), gang(1));
+    let failure = Failure {
+        class: contract::FailureClass::DeviceFault,
+        rank: Some(1),
+        pod: "digits-1-1".into(),
+        node: Some("b".into()),
+        exit_code: Some(76),
+        message: "no GPU".into(),
+        finished_at: None,
+    };
+    let end = Plan::End {
+        failure,
+        verdict: Verdict::Restart,
+        again: false,
+    };
+    let status = next(&observed, &end);
+    assert_eq!(
+        (status.failed_nodes.len(), status.failed_nodes[0].node.as_str()),
+        (1, "b")
+    );
+    std::sync::Arc::make_mut(&mut observed.job).status = Some(status);
+    observed.now = at(100 + 3599);
+    assert_eq!(next(&observed, &Plan::Rest(None)).failed_nodes.len(), 1);
+    observed.now = at(100 + 3600);
+    assert_eq!(next(&observed, &Plan::Rest(None)).failed_nodes, []);
 }

@@ -1,0 +1,51 @@
+//! The NetworkPolicy of a job's pods. Collectives and the rendezvous store ask nobody who they are: only ranks of the
+//! same job may reach them.
+
+use contract::environment::DEFAULT_AGENT_PORT;
+use crds::ViTTrainingJob;
+use k8s_openapi::api::networking::v1::{
+    NetworkPolicy, NetworkPolicyIngressRule, NetworkPolicyPeer, NetworkPolicyPort, NetworkPolicySpec,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use kube::ResourceExt as _;
+
+use super::{metadata, selector};
+
+/// Name of a job's NetworkPolicy.
+pub(crate) fn name(job: &ViTTrainingJob) -> String {
+    job.name_any()
+}
+
+/// The NetworkPolicy: pods of the job reach one another on any port, and everyone the agent's, where metrics and
+/// progress are read. What the pods reach is not limited: data and checkpoints may be anywhere.
+pub(crate) fn build(job: &ViTTrainingJob) -> NetworkPolicy {
+    let pods = LabelSelector {
+        match_labels: Some(selector(job)),
+        ..LabelSelector::default()
+    };
+    let of_the_job = NetworkPolicyIngressRule {
+        from: Some(vec![NetworkPolicyPeer {
+            pod_selector: Some(pods.clone()),
+            ..NetworkPolicyPeer::default()
+        }]),
+        ports: None,
+    };
+    let agent = NetworkPolicyIngressRule {
+        from: None,
+        ports: Some(vec![NetworkPolicyPort {
+            port: Some(IntOrString::Int(DEFAULT_AGENT_PORT.into())),
+            protocol: Some("TCP".into()),
+            end_port: None,
+        }]),
+    };
+    NetworkPolicy {
+        metadata: metadata(job, name(job)),
+        spec: Some(NetworkPolicySpec {
+            pod_selector: Some(pods),
+            policy_types: Some(vec!["Ingress".into()]),
+            ingress: Some(vec![of_the_job, agent]),
+            egress: None,
+        }),
+    }
+}

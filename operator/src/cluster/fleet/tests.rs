@@ -1,0 +1,224 @@
+use std::collections::BTreeMap;
+
+use crds::labels;
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::fixtures;
+
+const GPU: &str = "nvidia.com/gpu";
+const NODES: [&str; 3] = ["a", "b", "c"];
+const JOBS: [&str; 2] = ["first", "second"];
+
+fn node(name: &str, gpus: i64, is_ready: bool) -> Node {
+    let mut node = fixtures::node(name, "Tesla-T4", gpus);
+    let status = node.status.as_mut().expect("a status");
+    if !is_ready {
+        status.conditions = None;
+    }
+    node
+}
+
+/// A pod of someone else, or of a gang: of a job's attempt, with a node rank.
+fn pod(name: usize, of: Option<(usize, i32, usize)>, node: Option<usize>, phase: &str) -> Pod {
+    let metadata = match of {
+        None => json!({"name": format!("pod-{name}")}),
+        Some((job, attempt, node_rank)) => json!({
+            "name": format!("pod-{name}"),
+            "ownerReferences": [{
+                "apiVersion": "vit-operator.dev/v1alpha1", "kind": "ViTTrainingJob", "controller": true,
+                "name": JOBS[job], "uid": JOBS[job],
+            }],
+            "labels": {
+                labels::ATTEMPT: attempt.to_string(), labels::NODE_RANK: node_rank.to_string(),
+                labels::GANG_SIZE: "2",
+            },
+        }),
+    };
+    serde_json::from_value(json!({
+        "metadata": metadata,
+        "spec": {
+            "nodeName": node.map(|node| NODES[node]),
+            "containers": [{"name": "it", "resources": {"requests": {GPU: "1", "cpu": "500m"}}}],
+        },
+        "status": {"phase": phase},
+    }))
+    .expect("a pod")
+}
+
+fn promise(job: usize, attempt: i32, nodes: &[usize]) -> Reservation {
+    Reservation {
+        job: JOBS[job].into(),
+        attempt,
+        nodes: nodes.iter().map(|node| NODES[*node].to_owned()).collect(),
+        requests: [(GPU.to_owned(), 1)].into(),
+    }
+}
+
+/// What happens to a cluster.
+#[derive(Clone, Debug)]
+enum Step {
+    Node(usize, i64, bool),
+    NodeGone(usize),
+    Pod(usize, Box<Pod>),
+    PodGone(usize),
+    Promise(usize, Option<Reservation>),
+    /// Watches break, and list again; meanwhile this node and this pod went.
+    Relist(usize, usize),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let phases = prop::sample::select(vec!["Pending", "Running", "Succeeded"]);
+    let member = prop::option::of((0_usize..2, 1_i32..3, 0_usize..2));
+    let attempt = (1_i32..3, prop::collection::vec(0_usize..3, 2));
+    prop_oneof![
+        (0_usize..3, 0_i64..4, any::<bool>()).prop_map(|(name, gpus, ready)| Step::Node(name, gpus, ready)),
+        (0_usize..3).prop_map(Step::NodeGone),
+        (0_usize..4, member, prop::option::of(0_usize..3), phases)
+            .prop_map(|(name, of, node, phase)| Step::Pod(name, pod(name, of, node, phase).into())),
+        (0_usize..4).prop_map(Step::PodGone),
+        (0_usize..2, prop::option::of(attempt)).prop_map(|(job, what)| Step::Promise(
+            job,
+            what.map(|(attempt, nodes)| promise(job, attempt, &nodes))
+        )),
+        (0_usize..3, 0_usize..4).prop_map(|(node, pod)| Step::Relist(node, pod)),
+    ]
+}
+
+/// The objects of a cluster, and the promises.
+#[derive(Default)]
+struct Objects {
+    nodes: BTreeMap<usize, Node>,
+    pods: BTreeMap<usize, Pod>,
+    promises: HashMap<String, Reservation>,
+}
+
+impl Objects {
+    /// Takes a step, and tells the fleet of it.
+    fn take(&mut self, step: Step, fleet: &mut Fleet) {
+        match step {
+            Step::Node(name, gpus, is_ready) => {
+                let node = node(NODES[name], gpus, is_ready);
+                fleet.follow_nodes(&Event::Apply(node.clone()));
+                self.nodes.insert(name, node);
+            }
+            Step::NodeGone(name) => {
+                if let Some(node) = self.nodes.remove(&name) {
+                    fleet.follow_nodes(&Event::Delete(node));
+                }
+            }
+            Step::Pod(name, pod) => {
+                fleet.follow_pods(&Event::Apply((*pod).clone()));
+                self.pods.insert(name, *pod);
+            }
+            Step::PodGone(name) => {
+                if let Some(pod) = self.pods.remove(&name) {
+                    fleet.follow_pods(&Event::Delete(pod));
+                }
+            }
+            Step::Promise(job, promise) => {
+                fleet.promise(JOBS[job], promise.clone());
+                match promise {
+                    Some(promise) => self.promises.insert(JOBS[job].into(), promise),
+                    None => self.promises.remove(JOBS[job]),
+                };
+            }
+            Step::Relist(node, pod) => {
+                self.nodes.remove(&node);
+                self.pods.remove(&pod);
+                fleet.follow_nodes(&Event::Init);
+                for node in self.nodes.values() {
+                    fleet.follow_nodes(&Event::InitApply(node.clone()));
+                }
+                fleet.follow_nodes(&Event::InitDone);
+                fleet.follow_pods(&Event::Init);
+                for pod in self.pods.values() {
+                    fleet.follow_pods(&Event::InitApply(pod.clone()));
+                }
+                fleet.follow_pods(&Event::InitDone);
+            }
+        }
+    }
+
+    fn counted_anew(&self) -> Inventory {
+        Inventory::new(self.nodes.values(), self.pods.values(), &self.promises)
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_fleet_that_follows_events_equals_one_counted_anew(steps in prop::collection::vec(step(), 1..40)) {
+        let mut fleet = Fleet::default();
+        let mut objects = Objects::default();
+        let mut known = Inventory::default();
+        for step in steps {
+            objects.take(step, &mut fleet);
+            let anew = objects.counted_anew();
+            prop_assert_eq!(fleet.inventory(), &anew);
+            let mut changed = fleet.take_changes();
+            changed.sort_unstable();
+            let names = NODES.iter().map(|name| Arc::from(*name));
+            let differs = |name: &Arc<str>| known.nodes.get(name) != anew.nodes.get(name);
+            prop_assert_eq!(changed, names.filter(differs).collect::<Vec<Arc<str>>>());
+            known = anew;
+        }
+        for name in 0..4 {
+            objects.take(Step::PodGone(name), &mut fleet);
+        }
+        for job in 0..2 {
+            objects.take(Step::Promise(job, None), &mut fleet);
+        }
+        prop_assert!(fleet.strays.is_empty() && fleet.pods.is_empty() && fleet.members.is_empty());
+    }
+}
+
+/// GPUs in use on each node once these pods have appeared, of which the first two are promised.
+fn used(pods: &[Pod]) -> [i64; 2] {
+    let mut fleet = Fleet::default();
+    for name in ["a", "b"] {
+        fleet.follow_nodes(&Event::Apply(node(name, 1, true)));
+    }
+    let promise = Reservation {
+        job: fixtures::UID.into(),
+        attempt: 1,
+        nodes: vec!["a".into(), "b".into()],
+        requests: [(GPU.to_owned(), 1)].into(),
+    };
+    fleet.promise(fixtures::UID, Some(promise));
+    for pod in pods {
+        fleet.follow_pods(&Event::Apply(pod.clone()));
+    }
+    ["a", "b"].map(|name| fleet.node(name).expect("a node").resources[GPU].used)
+}
+
+#[test]
+fn what_is_promised_is_not_free_and_is_counted_once() {
+    let pods = fixtures::pod_objects(1, "Running");
+    assert_eq!(used(&[]), [1, 1]);
+    assert_eq!(used(&pods[..1]), [1, 1]);
+    assert_eq!(used(&pods), [1, 1]);
+    // A pod that ended holds nothing, and its promise is fulfilled; one of another attempt holds what it has.
+    assert_eq!(used(&fixtures::pod_objects(1, "Failed")), [0, 0]);
+    assert_eq!(used(&fixtures::pod_objects(2, "Running")[..1]), [2, 1]);
+}
+
+#[test]
+fn pods_that_are_planned_but_not_bound_hold_their_gpus() {
+    let mut pods = fixtures::pod_objects(2, "Pending");
+    pods.truncate(1);
+    pods[0].spec.as_mut().expect("a spec").node_name = None;
+    assert_eq!(used(&pods), [2, 1]);
+}
+
+#[test]
+fn only_what_gangs_hold_is_expected_to_come_free() {
+    let mut fleet = Fleet::default();
+    fleet.follow_nodes(&Event::Apply(node("a", 4, true)));
+    fleet.follow_pods(&Event::Apply(pod(0, None, Some(0), "Running")));
+    fleet.follow_pods(&Event::Apply(pod(1, Some((0, 1, 0)), Some(0), "Running")));
+    let gpus = fleet.node("a").expect("a node").resources[GPU];
+    assert_eq!((gpus.free(), gpus.free_in_time()), (2, 3));
+}

@@ -1,0 +1,107 @@
+//! Objects that a watch brings and that cannot be read. They are told once and counted, do not stop the watch, and are
+//! not taken for gone: what was last read of them stands.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::core::DeserializeGuard;
+use kube::runtime::watcher::{self, Event};
+use kube::{Resource, ResourceExt as _};
+use tracing::{info, warn};
+
+use crate::metrics::Metrics;
+
+/// What a watch tells.
+#[derive(Debug)]
+pub(crate) enum Told<K> {
+    /// What happened to objects that can be read, or that one is gone.
+    Event(Event<K>),
+    /// This object is there, but only its metadata can be read.
+    Unreadable(K),
+}
+
+/// Those of one watch's objects that cannot be read.
+#[derive(Debug)]
+pub(crate) struct Unreadable {
+    /// By namespace and name.
+    keys: HashSet<String>,
+    /// What a list that is under way has brought of them so far.
+    listed: HashSet<String>,
+    metrics: Arc<Metrics>,
+}
+
+impl Unreadable {
+    pub(crate) fn new(metrics: Arc<Metrics>) -> Self {
+        Self {
+            keys: HashSet::new(),
+            listed: HashSet::new(),
+            metrics,
+        }
+    }
+
+    /// Reads what a watch tells; `None` where it was interrupted.
+    pub(crate) fn read<K>(&mut self, event: watcher::Result<Event<DeserializeGuard<K>>>) -> Option<Told<K>>
+    where
+        K: Resource<DynamicType = ()> + Default,
+    {
+        let told = match event {
+            Ok(Event::Init) => {
+                self.listed.clear();
+                Told::Event(Event::Init)
+            }
+            Ok(Event::InitApply(object)) => self.object(object, Event::InitApply),
+            Ok(Event::InitDone) => {
+                self.keys = std::mem::take(&mut self.listed);
+                Told::Event(Event::InitDone)
+            }
+            Ok(Event::Apply(object)) => self.object(object, Event::Apply),
+            Ok(Event::Delete(object)) => {
+                self.keys.remove(&key(&object));
+                Told::Event(Event::Delete(
+                    object.0.unwrap_or_else(|invalid| of_metadata(invalid.metadata)),
+                ))
+            }
+            Err(error) => {
+                warn!(%error, "a watch was interrupted and starts again");
+                return None;
+            }
+        };
+        self.metrics.unreadable(&K::kind(&()), self.keys.len());
+        Some(told)
+    }
+
+    fn object<K>(&mut self, object: DeserializeGuard<K>, event: fn(K) -> Event<K>) -> Told<K>
+    where
+        K: Resource<DynamicType = ()> + Default,
+    {
+        let key = key(&object);
+        let kind = K::kind(&());
+        match object.0 {
+            Ok(object) => {
+                if self.keys.remove(&key) {
+                    info!(object = key, %kind, "an object can be read again");
+                }
+                Told::Event(event(object))
+            }
+            Err(invalid) => {
+                if self.keys.insert(key.clone()) {
+                    let error = invalid.error;
+                    warn!(object = key, %kind, error, "an object cannot be read: what was last read of it stands");
+                }
+                self.listed.insert(key);
+                Told::Unreadable(of_metadata(invalid.metadata))
+            }
+        }
+    }
+}
+
+fn of_metadata<K: Resource<DynamicType = ()> + Default>(metadata: ObjectMeta) -> K {
+    let mut object = K::default();
+    *object.meta_mut() = metadata;
+    object
+}
+
+fn key(object: &impl Resource) -> String {
+    format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any())
+}

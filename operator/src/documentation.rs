@@ -1,0 +1,56 @@
+//! Checks that docs/operations.md tells what people can see of the operator.
+
+use contract::FailureClass;
+
+use crate::error::Error;
+use crate::metrics::Metrics;
+
+const PAGE: &str = include_str!("../../docs/operations.md");
+const CONDITIONS: &str = include_str!("../../crds/src/conditions.rs");
+const REFUSALS: &str = include_str!("policy/homogeneity.rs");
+
+fn missing<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
+    let is_there = |name: &str| PAGE.contains(&format!("`{name}`")) || PAGE.contains(&format!("`{name}{{"));
+    names.into_iter().filter(|name| !is_there(name)).collect()
+}
+
+#[test]
+fn every_condition_and_reason_is_explained() {
+    let values: Vec<&str> = CONDITIONS
+        .lines()
+        .filter(|line| line.trim_start().starts_with("pub const"))
+        .filter_map(|line| line.split('"').nth(1))
+        .collect();
+    assert!(values.len() > 20, "{values:?}");
+    assert_eq!(missing(values), [""; 0]);
+}
+
+#[test]
+fn every_class_of_failures_and_category_of_errors_is_explained() {
+    assert_eq!(missing(FailureClass::ALL.map(FailureClass::as_str)), [""; 0]);
+    assert_eq!(missing(Error::CATEGORIES), [""; 0]);
+}
+
+#[test]
+fn every_metric_is_explained() {
+    let text = Metrics::new().expect("metrics").render([]).expect("renders");
+    let names: Vec<&str> = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next())
+        .collect();
+    assert!(names.len() >= 8, "{names:?}");
+    assert_eq!(missing(names), [""; 0]);
+}
+
+#[test]
+fn every_reason_to_refuse_a_node_is_explained() {
+    let words: Vec<&str> = REFUSALS
+        .lines()
+        .filter(|line| line.trim_start().starts_with("Self::") && line.contains("=> \""))
+        .filter_map(|line| line.split('"').nth(1))
+        .collect();
+    assert!(words.len() >= 18, "{words:?}");
+    for reason in words {
+        assert!(PAGE.contains(reason), "{reason:?} is not in docs/operations.md");
+    }
+}

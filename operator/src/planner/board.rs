@@ -1,0 +1,94 @@
+//! The cluster as it is planned on.
+
+use std::sync::Arc;
+
+use crate::cluster::fleet::Fleet;
+use crate::policy::placement::{Choice, GangRequest, Shape, View};
+
+/// Views held at once, at most. At 15,000 nodes one takes about 2 MB, and some milliseconds to make.
+const VIEWS: usize = 32;
+
+/// The cluster as it is planned on, and as the shapes of gangs see it.
+#[derive(Debug, Default)]
+pub(crate) struct Board {
+    fleet: Fleet,
+    /// In the order in which they were made.
+    views: Vec<View>,
+}
+
+impl Board {
+    pub(crate) fn fleet(&self) -> &Fleet {
+        &self.fleet
+    }
+
+    pub(crate) fn fleet_mut(&mut self) -> &mut Fleet {
+        &mut self.fleet
+    }
+
+    /// Brings what has changed of the fleet into all views; whether anything has.
+    pub(crate) fn catch_up(&mut self) -> bool {
+        let changed = self.fleet.take_changes();
+        for node in &changed {
+            self.show(node);
+        }
+        !changed.is_empty()
+    }
+
+    /// The fleet as gangs of a shape see it.
+    pub(crate) fn view(&mut self, shape: &Arc<Shape>) -> &mut View {
+        let found = self
+            .views
+            .iter()
+            .position(|view| Arc::ptr_eq(view.shape(), shape) || view.shape() == shape);
+        let index = found.unwrap_or_else(|| {
+            if self.views.len() == VIEWS {
+                self.views.remove(0);
+            }
+            self.views
+                .push(View::new(Arc::clone(shape), self.fleet.inventory()));
+            self.views.len() - 1
+        });
+        &mut self.views[index]
+    }
+
+    fn show(&mut self, node: &Arc<str>) {
+        let facts = self.fleet.node(node);
+        for view in &mut self.views {
+            view.update(node, facts);
+        }
+    }
+
+    /// Holds something for the pass, or (`times` -1) lets go of it.
+    pub(crate) fn hold(&mut self, node: &Arc<str>, shape: &Shape, times: i64) {
+        self.fleet.hold_for_pass(node, &shape.requests, times);
+        self.show(node);
+    }
+
+    /// The nodes of the largest gang that fits if what a smaller one holds on its nodes is counted as free.
+    pub(crate) fn choose_instead_of(&mut self, own: &[Arc<str>], request: &GangRequest) -> Option<Choice> {
+        for node in own {
+            self.hold(node, &request.shape, -1);
+        }
+        let choice = self.view(&request.shape).choose(request);
+        for node in own {
+            self.hold(node, &request.shape, 1);
+        }
+        choice
+    }
+
+    /// Keeps a node for a job, or for nobody any more.
+    pub(crate) fn keep(&mut self, node: &Arc<str>, job: Option<Arc<str>>) {
+        self.fleet.keep_for(node, job);
+        self.show(node);
+    }
+}
+
+#[cfg(test)]
+impl Board {
+    pub(crate) fn of(fleet: Fleet) -> Self {
+        Self {
+            fleet,
+            views: Vec::new(),
+        }
+    }
+}

@@ -1,0 +1,427 @@
+use crds::{Phase, ViTTrainingJob};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::core::DeserializeGuard;
+
+use super::*;
+use crate::fixtures::{self, at};
+use crate::policy::queue::{PASSED_BY, PASSED_FOR};
+
+const GPU: &str = "nvidia.com/gpu";
+
+/// A planner of a cluster with these nodes, of one GPU each.
+fn planner(nodes: &[&str]) -> Planner {
+    let mut planner = Planner::default();
+    for name in nodes {
+        let node = fixtures::node(name, "Tesla-T4", 1);
+        planner.follow_nodes(&Event::Apply(node));
+    }
+    planner
+}
+
+fn event(job: &ViTTrainingJob) -> Event<GuardedJob> {
+    Event::Apply(DeserializeGuard(Ok(job.clone())))
+}
+
+/// A job of so many nodes, created at that second.
+fn job(name: &str, nodes: i32, second: i64) -> ViTTrainingJob {
+    let mut job = fixtures::job();
+    job.metadata.name = Some(name.into());
+    job.metadata.uid = Some(uid(name));
+    job.metadata.creation_timestamp = Some(Time(at(second)));
+    job.spec.workers.nodes = nodes;
+    job
+}
+
+/// A job of `workers.nodes` nodes that also trains on fewer or more.
+fn elastic(name: &str, min_nodes: i32, nodes: i32, max_nodes: i32) -> ViTTrainingJob {
+    let mut job = job(name, nodes, 0);
+    job.spec.elastic = Some(crds::spec::Elastic {
+        min_nodes,
+        max_nodes: Some(max_nodes),
+    });
+    job
+}
+
+/// A job that runs on these nodes.
+fn running_on(job: ViTTrainingJob, nodes: &[&str]) -> ViTTrainingJob {
+    let mut job = in_phase(job, Phase::Running, 1);
+    let placement = job.status.as_mut().and_then(|status| status.placement.as_mut());
+    placement.expect("a place").nodes = nodes.iter().map(ToString::to_string).collect();
+    job
+}
+
+fn in_phase(mut job: ViTTrainingJob, phase: Phase, attempt: i32) -> ViTTrainingJob {
+    job.status = Some(fixtures::status(phase, attempt));
+    job
+}
+
+fn uid(name: &str) -> String {
+    format!("uid-of-{name}")
+}
+
+impl Planner {
+    fn tell(&mut self, jobs: &[&ViTTrainingJob]) {
+        for job in jobs {
+            self.follow_jobs(&event(job));
+        }
+    }
+
+    fn ask(&mut self, name: &str) -> Decision {
+        self.place(&uid(name), 1, at(100))
+    }
+
+    /// The nodes that a job gets; none where it waits.
+    fn nodes_for(&mut self, name: &str) -> Vec<String> {
+        match self.ask(name) {
+            Decision::Placed(placement) => placement.nodes,
+            Decision::Waits(_) => vec![],
+            Decision::Outdated => panic!("{name} is not known"),
+        }
+    }
+
+    /// A job's standing; it waits.
+    fn standing(&mut self, name: &str) -> Standing {
+        match self.ask(name) {
+            Decision::Waits(Waiting::NoFit { standing, .. }) => standing,
+            other => panic!("{name} does not wait: {other:?}"),
+        }
+    }
+
+    pub(crate) fn used(&self, node: &str) -> i64 {
+        let node = self.board.fleet().node(node).expect("a node");
+        node.resources[GPU].used
+    }
+}
+
+#[test]
+fn a_promise_lasts_until_the_cached_status_shows_it() {
+    let mut planner = planner(&["a", "b"]);
+    let waiting = job("first", 2, 0);
+    planner.tell(&[&waiting]);
+    assert_eq!(planner.nodes_for("first"), ["a", "b"]);
+    planner.tell(&[&in_phase(waiting.clone(), Phase::Pending, 0)]);
+    assert!(planner.is_open(&uid("first"), 0));
+    assert_eq!(planner.used("a"), 1);
+    // From here on the status stands for it, pods or no pods.
+    planner.tell(&[&in_phase(waiting.clone(), Phase::Starting, 1)]);
+    assert!(!planner.is_open(&uid("first"), 0));
+    assert_eq!(planner.used("a"), 1);
+    planner.tell(&[&in_phase(waiting, Phase::Succeeded, 1)]);
+    assert_eq!(planner.used("a"), 0);
+}
+
+#[test]
+fn a_promise_to_a_job_that_is_gone_is_forgotten() {
+    let mut planner = planner(&["a", "b"]);
+    let gone = job("gone", 2, 0);
+    planner.tell(&[&gone]);
+    assert_eq!(planner.nodes_for("gone").len(), 2);
+    planner.follow_jobs(&Event::Delete(DeserializeGuard(Ok(gone))));
+    assert_eq!(planner.used("a"), 0);
+    assert_eq!(planner.ask("gone"), Decision::Outdated);
+}
+
+#[test]
+fn a_promise_that_could_not_be_recorded_is_taken_back_and_no_newer_one() {
+    let mut planner = planner(&["a", "b"]);
+    planner.tell(&[&job("first", 2, 0)]);
+    assert!(matches!(
+        planner.place(&uid("first"), 2, at(100)),
+        Decision::Placed(_)
+    ));
+    planner.release(&uid("first"), 1);
+    assert_eq!(planner.used("a"), 1);
+    planner.release(&uid("first"), 2);
+    assert_eq!(planner.used("a"), 0);
+    assert_eq!(planner.nodes_for("first"), ["a", "b"]);
+}
+
+#[test]
+fn a_job_whose_last_promise_may_have_been_recorded_is_promised_nothing_else() {
+    let mut planner = planner(&["a", "b"]);
+    planner.tell(&[&job("first", 2, 0)]);
+    assert_eq!(planner.nodes_for("first"), ["a", "b"]);
+    // The status that records it may come into the cache late, after the job would be placed elsewhere.
+    for name in ["a", "b"] {
+        let mut node = fixtures::node(name, "Tesla-T4", 1);
+        node.spec.get_or_insert_default().unschedulable = Some(true);
+        planner.follow_nodes(&Event::Apply(node));
+    }
+    for name in ["c", "d"] {
+        planner.follow_nodes(&Event::Apply(fixtures::node(name, "Tesla-T4", 1)));
+    }
+    assert_eq!(planner.ask("first"), Decision::Outdated);
+    assert!(planner.is_open(&uid("first"), 0));
+    assert_eq!(["a", "b", "c", "d"].map(|node| planner.used(node)), [1, 1, 0, 0]);
+    planner.release_open(&uid("first"), 0);
+    assert_eq!(planner.nodes_for("first"), ["c", "d"]);
+    assert_eq!(["a", "b", "c", "d"].map(|node| planner.used(node)), [0, 0, 1, 1]);
+}
+
+#[test]
+fn a_promise_without_pods_that_ends_is_news_to_jobs_that_wait() {
+    let starting = in_phase(fixtures::job(), Phase::Starting, 1);
+    let ends: [fn(ViTTrainingJob) -> Event<GuardedJob>; 2] = [
+        |job| event(&in_phase(job, Phase::Failed, 1)),
+        |job| Event::Delete(DeserializeGuard(Ok(job))),
+    ];
+    for end in ends {
+        let mut planner = planner(&["a", "b"]);
+        assert!(!planner.follow_jobs(&event(&starting)));
+        assert!(planner.follow_jobs(&end(starting.clone())));
+        assert_eq!(planner.used("a"), 0);
+    }
+    // That its pods let go is seen of themselves.
+    for end in ends {
+        let mut planner = planner(&["a", "b"]);
+        planner.tell(&[&starting]);
+        for pod in fixtures::pod_objects(1, "Running") {
+            planner.follow_pods(&Event::Apply(pod));
+        }
+        assert!(!planner.follow_jobs(&end(starting.clone())));
+        assert_eq!(planner.used("a"), 1);
+    }
+}
+
+#[test]
+fn a_younger_job_does_not_take_what_an_older_one_fits_in() {
+    let mut planner = planner(&["a", "b"]);
+    planner.tell(&[&job("younger", 2, 2), &job("older", 2, 1)]);
+    assert_eq!(planner.nodes_for("younger"), [""; 0]);
+    assert_eq!(planner.nodes_for("older"), ["a", "b"]);
+    assert_eq!(planner.nodes_for("younger"), [""; 0]);
+}
+
+#[test]
+fn a_younger_job_does_not_take_the_gpus_of_an_older_one_that_restarts_or_resumes() {
+    for phase in [Phase::Restarting, Phase::Suspended] {
+        let mut planner = planner(&["a", "b"]);
+        planner.tell(&[&in_phase(job("older", 2, 1), phase, 1), &job("younger", 1, 2)]);
+        assert_eq!(planner.nodes_for("younger"), [""; 0], "{phase:?}");
+    }
+}
+
+#[test]
+fn a_gpu_that_one_pod_of_a_stopping_gang_has_left_stays_with_its_job() {
+    let mut planner = planner(&["a", "b"]);
+    planner.tell(&[&job("younger", 1, 2)]);
+    // The other pod of the gang still stops.
+    let pod = fixtures::pod_objects(1, "Running").remove(1);
+    planner.follow_pods(&Event::Apply(pod));
+    planner.tell(&[&in_phase(job("older", 2, 1), Phase::Restarting, 1)]);
+    assert_eq!(planner.nodes_for("younger"), [""; 0]);
+    planner.follow_jobs(&Event::Delete(DeserializeGuard(Ok(job("older", 2, 1)))));
+    assert_eq!(planner.nodes_for("younger"), ["a"]);
+}
+
+#[test]
+fn a_job_that_fits_nowhere_or_does_not_want_to_start_holds_nothing_back() {
+    let changes: [fn(&mut ViTTrainingJob); 4] = [
+        |job| job.spec.workers.nodes = 3,
+        |job| job.spec.suspend = true,
+        |job| job.spec.workers.priority_class_name = Some("unknown".into()),
+        |job| job.status = Some(fixtures::status(Phase::Succeeded, 1)),
+    ];
+    for change in changes {
+        let mut planner = planner(&["a", "b"]);
+        let mut older = job("older", 2, -1_000_000);
+        change(&mut older);
+        planner.tell(&[&older, &job("younger", 2, 2)]);
+        assert_eq!(planner.nodes_for("younger"), ["a", "b"]);
+    }
+}
+
+fn of_class(mut job: ViTTrainingJob, class: &str) -> ViTTrainingJob {
+    job.spec.workers.priority_class_name = Some(class.into());
+    job
+}
+
+#[test]
+fn a_job_of_higher_priority_comes_first_once_its_class_exists() {
+    let mut planner = planner(&["a", "b"]);
+    planner.tell(&[&job("older", 2, 1), &of_class(job("urgent", 2, 2), "high")]);
+    let missing = Waiting::NoPriorityClass("high".into());
+    assert_eq!(planner.ask("urgent"), Decision::Waits(missing));
+    let class = fixtures::priority_class("high", 1000, false);
+    assert!(planner.follow_classes(&Event::Apply(class)));
+    assert_eq!(planner.nodes_for("older"), [""; 0]);
+    assert_eq!(planner.nodes_for("urgent"), ["a", "b"]);
+}
+
+#[test]
+fn the_default_class_holds_where_none_is_named() {
+    let mut planner = planner(&["a", "b"]);
+    planner.follow_classes(&Event::Apply(fixtures::priority_class("low", -1, false)));
+    planner.follow_classes(&Event::Apply(fixtures::priority_class("usual", -2, true)));
+    planner.tell(&[&job("older", 2, 1), &of_class(job("low", 2, 2), "low")]);
+    assert_eq!(planner.nodes_for("older"), [""; 0]);
+}
+
+#[test]
+fn a_refused_job_that_was_mended_waits_like_any_other() {
+    let mut planner = planner(&["a", "b"]);
+    let mut mended = job("mended", 2, 1);
+    mended.status = fixtures::refused().status;
+    planner.tell(&[&mended]);
+    assert_eq!(planner.nodes_for("mended"), ["a", "b"]);
+}
+
+/// A running job of one node, placed at that second.
+fn placed_on(name: &str, node: &str, second: i64) -> ViTTrainingJob {
+    let mut job = in_phase(job(name, 1, second), Phase::Running, 1);
+    let placement = job.status.as_mut().and_then(|status| status.placement.as_mut());
+    let placement = placement.expect("a placement");
+    placement.nodes = vec![node.into()];
+    placement.time = Some(Time(at(second)));
+    job
+}
+
+#[test]
+fn a_large_job_is_passed_by_a_few_and_then_gets_nodes_as_they_come_free() {
+    let mut planner = planner(&["a", "b"]);
+    let mut running = placed_on("running", "b", -5);
+    planner.tell(&[&running, &job("large", 2, 0)]);
+    for index in 0..PASSED_BY {
+        let name = format!("small-{index}");
+        planner.tell(&[&job(&name, 1, 1)]);
+        assert_eq!(planner.nodes_for(&name), ["a"], "{name}");
+        let mut over = placed_on(&name, "a", 2);
+        over.status.as_mut().expect("a status").phase = Some(Phase::Succeeded);
+        planner.tell(&[&over]);
+    }
+    planner.tell(&[&job("one-more", 1, 3)]);
+    let standing = planner.standing("one-more");
+    assert_eq!(
+        (
+            standing.position,
+            standing.waiting,
+            standing.kept_from_it_for.as_deref()
+        ),
+        (2, 2, Some("research/large"))
+    );
+    assert_eq!(planner.standing("large").keeps, 2);
+    running.status.as_mut().expect("a status").phase = Some(Phase::Succeeded);
+    planner.tell(&[&running]);
+    assert_eq!(planner.nodes_for("large"), ["a", "b"]);
+}
+
+#[test]
+fn a_large_job_is_passed_by_for_a_while_only() {
+    let mut planner = planner(&["a", "b"]);
+    planner.tell(&[
+        &placed_on("running", "b", -5),
+        &job("large", 2, 0),
+        &job("small", 1, 1),
+    ]);
+    let late = at(0) + PASSED_FOR;
+    let early = late - jiff::SignedDuration::from_secs(1);
+    assert!(matches!(
+        planner.place(&uid("large"), 1, early),
+        Decision::Waits(_)
+    ));
+    assert!(matches!(
+        planner.place(&uid("small"), 1, late),
+        Decision::Waits(_)
+    ));
+    // Nobody waits for what is not there.
+    planner.follow_nodes(&Event::Delete(fixtures::node("b", "Tesla-T4", 1)));
+    assert!(matches!(
+        planner.place(&uid("small"), 1, late),
+        Decision::Placed(_)
+    ));
+}
+
+#[test]
+fn a_new_operator_knows_how_often_a_job_was_passed_by() {
+    let mut planner = planner(&["a", "b"]);
+    planner.tell(&[&placed_on("running", "b", -5), &job("large", 2, 0)]);
+    for index in 0..PASSED_BY {
+        let mut over = placed_on(&format!("small-{index}"), "a", 2);
+        over.status.as_mut().expect("a status").phase = Some(Phase::Succeeded);
+        planner.tell(&[&over]);
+    }
+    planner.tell(&[&job("one-more", 1, 3)]);
+    assert_eq!(planner.nodes_for("one-more"), [""; 0]);
+    assert_eq!(planner.standing("large").keeps, 2);
+}
+
+#[test]
+fn one_pass_serves_all_rounds_until_something_changes() {
+    let mut planner = planner(&["a", "b", "c"]);
+    planner.tell(&[&job("first", 1, 1), &job("second", 1, 2), &job("large", 4, 3)]);
+    assert_eq!(planner.nodes_for("second"), ["b"]);
+    let first = planner.pass.last().cloned();
+    planner.tell(&[&job("third", 1, 4)]);
+    assert!(!planner.is_stale, "a job at the end continues the pass");
+    assert_eq!(planner.nodes_for("third"), ["c"]);
+    assert_ne!(planner.pass.last().cloned(), first);
+    // Its pods appear where they were promised: nothing has changed for others.
+    assert_eq!(planner.nodes_for("first"), ["a"]);
+    let mut starting = in_phase(job("first", 1, 1), Phase::Starting, 1);
+    let placement = starting
+        .status
+        .as_mut()
+        .and_then(|status| status.placement.as_mut());
+    placement.expect("a placement").nodes = vec!["a".into()];
+    planner.tell(&[&starting]);
+    assert!(!planner.is_stale);
+    assert!(!planner.board.catch_up());
+    planner.follow_nodes(&Event::Apply(fixtures::node("d", "Tesla-T4", 1)));
+    assert!(planner.board.catch_up());
+}
+
+#[test]
+fn an_elastic_job_takes_the_greatest_of_its_sizes_that_fits() {
+    let mut planner = planner(&["a", "b", "c"]);
+    planner.tell(&[&elastic("elastic", 1, 2, 4)]);
+    // Three nodes cannot share its 32 images evenly.
+    assert_eq!(planner.nodes_for("elastic"), ["a", "b"]);
+    planner.release_open(&uid("elastic"), 0);
+    planner.follow_nodes(&Event::Apply(fixtures::node("d", "Tesla-T4", 1)));
+    assert_eq!(planner.nodes_for("elastic").len(), 4);
+    planner.tell(&[&job("fixed", 1, 1)]);
+    let Decision::Waits(Waiting::NoFit { why, .. }) = planner.ask("fixed") else {
+        panic!("a node was given twice");
+    };
+    assert!(
+        why.message.starts_with("needs 1 x 1 like nvidia.com/gpu"),
+        "{why:?}"
+    );
+}
+
+#[test]
+fn an_elastic_gang_may_grow_onto_free_nodes_that_no_waiting_job_could_use() {
+    let mut planner = planner(&["a", "b", "c"]);
+    let small = running_on(elastic("elastic", 1, 2, 4), &["a"]);
+    planner.tell(&[&small]);
+    let growth = |planner: &mut Planner| planner.growth(&uid("elastic"), at(100));
+    assert_eq!(growth(&mut planner), Some(2));
+    // A question promises nothing, and can be asked again.
+    assert_eq!((planner.used("a"), planner.used("b")), (1, 0));
+    planner.follow_nodes(&Event::Apply(fixtures::node("d", "Tesla-T4", 1)));
+    assert_eq!(growth(&mut planner), Some(4));
+    // It waits for all four nodes, and will have them once the gang has ended.
+    let waiting = job("waiting", 4, 1);
+    planner.tell(&[&waiting]);
+    assert_eq!(growth(&mut planner), None);
+    planner.follow_jobs(&Event::Delete(DeserializeGuard(Ok(waiting))));
+    planner.tell(&[&job("hopeless", 5, 1)]);
+    assert_eq!(
+        growth(&mut planner),
+        Some(4),
+        "whatever ends, that one never fits"
+    );
+    planner.tell(&[&running_on(elastic("elastic", 1, 2, 4), &["a", "b", "c", "d"])]);
+    assert_eq!(growth(&mut planner), None);
+}
+
+#[test]
+fn only_an_elastic_gang_that_runs_may_grow() {
+    let mut planner = planner(&["a", "b", "c"]);
+    let mut starting = running_on(elastic("starting", 1, 2, 2), &["a"]);
+    starting.status.as_mut().expect("a status").phase = Some(Phase::Starting);
+    planner.tell(&[&starting, &running_on(job("fixed", 1, 0), &["b"])]);
+    for name in ["starting", "fixed", "unknown"] {
+        assert_eq!(planner.growth(&uid(name), at(100)), None, "{name}");
+    }
+}

@@ -1,0 +1,47 @@
+//! When a job has taken too long.
+
+use std::time::Duration;
+
+use crds::Phase;
+use jiff::{SignedDuration, Timestamp};
+
+/// Whether a job that had its first gang at `started` has used up its time. A job that is suspended, or stopping for
+/// it, has no deadline: its clock starts anew when it is resumed.
+pub(crate) fn is_over(
+    deadline: Option<Duration>,
+    started: Option<Timestamp>,
+    phase: Phase,
+    now: Timestamp,
+) -> bool {
+    let (Some(deadline), Some(started)) = (deadline, started) else {
+        return false;
+    };
+    let deadline = SignedDuration::try_from(deadline).unwrap_or(SignedDuration::MAX);
+    !matches!(phase, Phase::Suspending | Phase::Suspended) && now.duration_since(started) >= deadline
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_runs_from_the_first_gang_and_stands_still_while_suspended() {
+        let at = |second| Timestamp::from_second(second).expect("a time");
+        let minute = Some(Duration::from_secs(60));
+        for (deadline, started, phase, now, expected) in [
+            (minute, Some(0), Phase::Running, 59, false),
+            (minute, Some(0), Phase::Running, 60, true),
+            (minute, Some(0), Phase::Restarting, 60, true),
+            (minute, Some(0), Phase::Suspending, 1000, false),
+            (minute, Some(0), Phase::Suspended, 1000, false),
+            (minute, None, Phase::Pending, 1000, false),
+            (None, Some(0), Phase::Running, 1000, false),
+        ] {
+            assert_eq!(
+                is_over(deadline, started.map(at), phase, at(now)),
+                expected,
+                "{deadline:?} {started:?} {phase:?} {now}"
+            );
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Which sizes an elastic gang is given, and when it is replaced by a larger one.
+
+use std::time::Duration;
+
+use contract::Progress;
+use crds::conditions::types;
+use crds::status::{FailedSizeStatus, ViTTrainingJobStatus};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+/// Failures of one size, without a new checkpoint in between, after which smaller ones are tried: a quota or a network
+/// may not carry it, which no count of free GPUs tells.
+const FAILURES: i32 = 2;
+/// A size is avoided for so long.
+const AVOIDED: SignedDuration = SignedDuration::from_hours(1);
+
+/// The size to avoid after a gang of `nodes` failed and is tried again, as the `failures`-th one without a new checkpoint.
+pub(crate) fn failed_size(
+    known: Option<FailedSizeStatus>,
+    nodes: i32,
+    failures: i32,
+    now: Timestamp,
+) -> Option<FailedSizeStatus> {
+    if failures == 0 || failures % FAILURES != 0 {
+        return known;
+    }
+    let avoided_until = Time(now.checked_add(AVOIDED).unwrap_or(Timestamp::MAX));
+    Some(FailedSizeStatus { nodes, avoided_until })
+}
+
+/// What is still to be avoided.
+pub(crate) fn remembered(known: Option<FailedSizeStatus>, now: Timestamp) -> Option<FailedSizeStatus> {
+    known.filter(|size| size.avoided_until.0 > now)
+}
+
+/// Whether training on `to` nodes instead of `from` ends sooner, although a new gang has to start first. That takes as long
+/// as the present one took from its placement until it ran, and at most `start_timeout`: a pod that was not ready for a
+/// moment since makes it look longer. Where nobody has told how long training goes on, it does.
+pub(crate) fn pays_off(
+    status: &ViTTrainingJobStatus,
+    progress: &Progress,
+    start_timeout: Duration,
+    from: usize,
+    to: usize,
+) -> bool {
+    let placed = status
+        .placement
+        .as_ref()
+        .and_then(|placement| placement.time.as_ref());
+    let runs_since = status
+        .conditions
+        .iter()
+        .find(|condition| condition.type_ == types::RUNNING && condition.status == "True")
+        .map(|condition| condition.last_transition_time.0);
+    let cost = match (placed, runs_since) {
+        (Some(placed), Some(runs_since)) => runs_since.duration_since(placed.0).as_secs_f64(),
+        _ => 0.0,
+    };
+    match progress.eta_seconds {
+        Some(left) => left as f64 * (1.0 - from as f64 / to as f64) > cost.min(start_timeout.as_secs_f64()),
+        None => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crds::Phase;
+    use crds::conditions::reasons;
+
+    use super::*;
+    use crate::fixtures::{at, condition, status};
+
+    #[test]
+    fn what_is_won_must_be_more_than_a_start_takes() {
+        let mut status = status(Phase::Running, 1);
+        status.conditions = vec![condition(types::RUNNING, true, reasons::ALL_PODS_READY)];
+        for (took, left, from, to, expected) in [
+            (20, Some(41), 1, 2, true),
+            (20, Some(39), 1, 2, false),
+            (20, Some(100), 3, 4, true),
+            (20, Some(70), 3, 4, false),
+            (20, Some(0), 1, 8, false),
+            (20, None, 1, 2, true),
+            // No start takes an hour: a pod was not ready for a moment.
+            (3600, Some(241), 1, 2, true),
+            (3600, Some(239), 1, 2, false),
+        ] {
+            status.placement.as_mut().expect("placed").time = Some(Time(at(-took)));
+            let progress = Progress {
+                eta_seconds: left,
+                ..Progress::default()
+            };
+            let found = pays_off(&status, &progress, Duration::from_secs(120), from, to);
+            assert_eq!(
+                found, expected,
+                "{left:?} s left, from {from} to {to} after {took} s"
+            );
+        }
+    }
+
+    #[test]
+    fn every_second_failure_of_a_size_has_it_avoided_for_an_hour() {
+        let size = |nodes, second| FailedSizeStatus {
+            nodes,
+            avoided_until: Time(at(second)),
+        };
+        assert_eq!(failed_size(None, 8, 0, at(0)), None);
+        assert_eq!(failed_size(None, 8, 1, at(0)), None);
+        assert_eq!(failed_size(None, 8, 2, at(0)), Some(size(8, 3600)));
+        assert_eq!(failed_size(Some(size(8, 3600)), 4, 3, at(9)), Some(size(8, 3600)));
+        assert_eq!(failed_size(Some(size(8, 3600)), 4, 4, at(9)), Some(size(4, 3609)));
+        assert_eq!(remembered(Some(size(8, 3600)), at(3599)), Some(size(8, 3600)));
+        assert_eq!(remembered(Some(size(8, 3600)), at(3600)), None);
+    }
+}

@@ -1,0 +1,189 @@
+//! Nodes on which attempts of a job failed: which of them its next gangs avoid, and until when that is forgotten.
+
+use contract::FailureClass;
+use crds::status::FailedNodeStatus;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::failure::Failure;
+
+/// What happened on a node is forgotten after so long without another failure there: nodes are repaired, and a job
+/// must not run out of them.
+const REMEMBERED: SignedDuration = SignedDuration::from_hours(1);
+/// Failures on one node, each within that time of the one before, after which it is avoided.
+const FAILURES: i32 = 2;
+/// Nodes that are remembered at most, the latest ones: the status of a job has to stay small.
+const MOST_NODES: usize = 16;
+
+/// What a failure says of the node it happened on.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Blame {
+    /// The node's hardware is at fault.
+    AtOnce,
+    /// It may be the node, or not: once is no pattern.
+    WhenRepeated,
+    /// It would have happened anywhere.
+    Never,
+}
+
+fn blame(class: FailureClass) -> Blame {
+    match class {
+        FailureClass::DeviceFault => Blame::AtOnce,
+        FailureClass::Killed
+        | FailureClass::Crashed
+        | FailureClass::PodLost
+        | FailureClass::StartFailed
+        | FailureClass::Stalled => Blame::WhenRepeated,
+        FailureClass::BadConfig
+        | FailureClass::BadData
+        | FailureClass::PeerLost
+        | FailureClass::OutOfMemory
+        | FailureClass::Diverged
+        | FailureClass::Storage => Blame::Never,
+    }
+}
+
+/// The nodes that are remembered after another failure, by name.
+pub(crate) fn after(known: &[FailedNodeStatus], failure: &Failure, now: Timestamp) -> Vec<FailedNodeStatus> {
+    let mut nodes = remembered(known, now);
+    let (Some(name), blame) = (&failure.node, blame(failure.class)) else {
+        return nodes;
+    };
+    if blame == Blame::Never {
+        return nodes;
+    }
+    let before = nodes.iter().position(|node| node.node == *name);
+    let before = before.map(|index| nodes.swap_remove(index));
+    let failures = before.as_ref().map_or(0, |node| node.failures).saturating_add(1);
+    let was_avoided = before.is_some_and(|node| node.avoided_until.is_some());
+    let is_avoided = was_avoided || blame == Blame::AtOnce || failures >= FAILURES;
+    nodes.push(FailedNodeStatus {
+        node: name.clone(),
+        failures,
+        class: failure.class.as_str().into(),
+        time: Time(now),
+        avoided_until: is_avoided.then_some(Time(now + REMEMBERED)),
+    });
+    nodes.sort_by_key(|node| std::cmp::Reverse(node.time.0));
+    nodes.truncate(MOST_NODES);
+    nodes.sort_by(|left, right| left.node.cmp(&right.node));
+    nodes
+}
+
+/// Those that are not forgotten yet; of these, the ones with a time are avoided until then.
+pub(crate) fn remembered(known: &[FailedNodeStatus], now: Timestamp) -> Vec<FailedNodeStatus> {
+    let is_fresh = |node: &&FailedNodeStatus| now.duration_since(node.time.0) < REMEMBERED;
+    known.iter().filter(is_fresh).cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::fixtures::at;
+
+    const HOUR: i64 = 3600;
+
+    fn failure(class: FailureClass, node: &str) -> Failure {
+        Failure {
+            class,
+            rank: None,
+            pod: "digits-1-0".into(),
+            node: Some(node.into()),
+            exit_code: None,
+            message: String::new(),
+            finished_at: None,
+        }
+    }
+
+    /// After these failures, each at a second.
+    fn nodes(failures: &[(FailureClass, &str, i64)]) -> Vec<FailedNodeStatus> {
+        failures.iter().fold(vec![], |known, (class, node, second)| {
+            after(&known, &failure(*class, node), at(*second))
+        })
+    }
+
+    fn avoided_at(known: &[FailedNodeStatus], second: i64) -> Vec<String> {
+        let avoided = remembered(known, at(second)).into_iter();
+        avoided
+            .filter(|node| node.avoided_until.is_some())
+            .map(|node| node.node)
+            .collect()
+    }
+
+    #[test]
+    fn a_node_whose_gpu_is_faulty_is_avoided_at_once_for_an_hour() {
+        let known = nodes(&[(FailureClass::DeviceFault, "b", 0)]);
+        assert_eq!((known[0].failures, known[0].class.as_str()), (1, "DeviceFault"));
+        assert_eq!(avoided_at(&known, HOUR - 1), ["b"]);
+        assert_eq!(avoided_at(&known, HOUR), [] as [String; 0]);
+        assert_eq!(remembered(&known, at(HOUR)), []);
+    }
+
+    #[test]
+    fn what_may_be_chance_counts_when_it_happens_twice_within_the_hour() {
+        let killed = FailureClass::Killed;
+        let once = nodes(&[(killed, "b", 0), (FailureClass::Crashed, "a", 5)]);
+        assert_eq!(avoided_at(&once, 10), [] as [String; 0]);
+        let twice = nodes(&[(killed, "b", 0), (FailureClass::PodLost, "b", HOUR - 1)]);
+        assert_eq!((twice.len(), twice[0].failures), (1, 2));
+        assert_eq!(avoided_at(&twice, 2 * HOUR - 2), ["b"]);
+        let seldom = nodes(&[(killed, "b", 0), (killed, "b", HOUR)]);
+        assert_eq!(
+            (seldom.len(), seldom[0].failures),
+            (1, 1),
+            "the first is forgotten"
+        );
+        assert_eq!(avoided_at(&seldom, HOUR + 1), [] as [String; 0]);
+    }
+
+    #[test]
+    fn what_would_happen_anywhere_is_no_nodes_fault() {
+        let never: Vec<FailureClass> = FailureClass::ALL
+            .into_iter()
+            .filter(|class| blame(*class) == Blame::Never)
+            .collect();
+        for class in never {
+            assert_eq!(nodes(&[(class, "b", 0), (class, "b", 1)]), [], "{class}");
+        }
+        let nowhere = Failure {
+            node: None,
+            ..failure(FailureClass::DeviceFault, "b")
+        };
+        assert_eq!(after(&[], &nowhere, at(0)), []);
+    }
+
+    #[test]
+    fn a_node_once_avoided_stays_so_through_another_failure() {
+        let known = nodes(&[
+            (FailureClass::DeviceFault, "b", 0),
+            (FailureClass::Killed, "b", HOUR / 2),
+        ]);
+        assert_eq!(avoided_at(&known, HOUR + 1), ["b"]);
+    }
+
+    proptest! {
+        #[test]
+        fn few_nodes_are_remembered_and_all_are_forgotten_in_the_end(
+            failures in prop::collection::vec((0..FailureClass::ALL.len(), 0..40_u8, 0..1000_i64), 0..200),
+        ) {
+            let mut now = 0;
+            let mut known = vec![];
+            for (class, node, pause) in failures {
+                now += pause;
+                let failure = failure(FailureClass::ALL[class], &format!("node-{node}"));
+                known = after(&known, &failure, at(now));
+                prop_assert!(known.len() <= MOST_NODES);
+                let mut names: Vec<&str> = known.iter().map(|node| node.node.as_str()).collect();
+                names.dedup();
+                prop_assert_eq!(names.len(), known.len(), "each once");
+                if blame(failure.class) == Blame::AtOnce {
+                    let name = failure.node.as_deref().expect("a node");
+                    prop_assert!(avoided_at(&known, now).iter().any(|node| node == name));
+                }
+            }
+            prop_assert_eq!(remembered(&known, at(now + HOUR)), vec![]);
+        }
+    }
+}

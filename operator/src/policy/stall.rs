@@ -1,0 +1,325 @@
+//! When a gang is given up that runs and does not get on.
+//!
+//! Two signs have to agree. The first is the operator's own: for as long as the bound, every answer of rank 0's agent
+//! showed the same step, or the same batch of an evaluation. The second is what the agents say, of every pod that
+//! answers, by their own clocks: that no rank has got on for as long. Ranks take their steps together, so those of a pod
+//! that does not answer cannot have got further; and a pod that merely cannot be reached is no sign of anything.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use contract::{Activity, FailureClass, Heartbeat, Heartbeats, ProcessState};
+use jiff::Timestamp;
+
+use super::failure::Failure;
+use super::gang::PodView;
+
+/// Without a bound of the job's own, so many of its median steps make a stall,
+const MEDIAN_STEPS: f64 = 10.0;
+/// but no less than this: shared storage that fails over holds all ranks up for minutes, and then goes on.
+const LEAST: Duration = Duration::from_secs(300);
+
+/// How long a gang may stand still: as the job says, or by its own median step. `None` before its first step.
+pub(crate) fn bound(given: Option<Duration>, median_step_seconds: Option<f64>) -> Option<Duration> {
+    given.or_else(|| {
+        let seconds = MEDIAN_STEPS * median_step_seconds?;
+        Some(LEAST.max(Duration::try_from_secs_f64(seconds).ok()?))
+    })
+}
+
+/// The first sign, and what the agents said when they were asked for the second.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Standstill {
+    /// How long the operator has seen rank 0 stand still.
+    pub(crate) lasted: Duration,
+    /// How long that may be.
+    pub(crate) bound: Duration,
+    /// The heartbeats of every pod that answered, by node rank.
+    pub(crate) answers: Vec<(usize, Heartbeats)>,
+}
+
+/// The failure of a gang in which both signs say that it stands still.
+pub(crate) fn stalled(
+    standstill: &Standstill,
+    gang: &[PodView],
+    attempt: i32,
+    now: Timestamp,
+) -> Option<Failure> {
+    let Standstill {
+        lasted,
+        bound,
+        answers,
+    } = standstill;
+    let of_this_attempt = |heartbeats: &Heartbeats| i64::from(heartbeats.attempt) == i64::from(attempt);
+    if lasted < bound || !answers.iter().all(|(_, heartbeats)| of_this_attempt(heartbeats)) {
+        return None;
+    }
+    let ranks: Vec<(usize, &Heartbeat)> = answers
+        .iter()
+        .flat_map(|(node_rank, heartbeats)| heartbeats.ranks.iter().map(|rank| (*node_rank, rank)))
+        .collect();
+    let stands_still = |(_, rank): &(usize, &Heartbeat)| {
+        rank.activity.is_counted() && rank.idle_seconds >= bound.as_secs_f64()
+    };
+    // Rank 0 among them: what it saves, the others wait for while they train.
+    let is_confirmed = ranks.iter().any(|(_, rank)| rank.rank == 0)
+        && (answers.len() > 1 || gang.len() == 1)
+        && ranks.iter().all(stands_still);
+    if !is_confirmed {
+        return None;
+    }
+    let silent = gang
+        .iter()
+        .find(|pod| answers.iter().all(|(node_rank, _)| *node_rank != pod.node_rank));
+    let behind = behind(&ranks);
+    let to_blame = match behind {
+        Some((node_rank, _)) => gang.iter().find(|pod| pod.node_rank == node_rank),
+        None => silent,
+    };
+    let step = ranks.iter().filter_map(|(_, rank)| rank.step).max();
+    let is_evaluating = ranks
+        .iter()
+        .any(|(_, rank)| rank.activity == Activity::Evaluating);
+    let mut message = format!(
+        "no rank has finished a {} for {} s, since {} at step {} (allowed are {} s",
+        if is_evaluating {
+            "batch of the evaluation"
+        } else {
+            "step"
+        },
+        lasted.as_secs(),
+        since(now, *lasted),
+        step.unwrap_or(0),
+        bound.as_secs(),
+    );
+    if let Some(median) = ranks.iter().find_map(|(_, rank)| rank.median_step_seconds) {
+        let _ = write!(message, ", a step takes {median:.3} s");
+    }
+    message.push_str("; failurePolicy.stallTimeoutSeconds): ");
+    message.push_str(&match (behind, silent) {
+        (Some((_, rank)), _) => describe(rank, step),
+        (None, Some(pod)) => format!("the agent of pod {} does not answer", pod.name),
+        (None, None) => "no rank is behind the others".into(),
+    });
+    Some(Failure {
+        class: FailureClass::Stalled,
+        rank: behind.map(|(_, rank)| rank.rank),
+        pod: to_blame.or(gang.first())?.name.clone(),
+        // Without someone to blame, no node has anything to do with it.
+        node: to_blame.and_then(|pod| pod.node.clone()),
+        exit_code: None,
+        message,
+        finished_at: None,
+    })
+}
+
+/// The rank that the others wait for: the one with the fewest steps, or among equals the one whose process is not free
+/// to run. `None` where nothing tells them apart.
+fn behind<'a>(ranks: &[(usize, &'a Heartbeat)]) -> Option<(usize, &'a Heartbeat)> {
+    let hindered = |rank: &Heartbeat| match rank.process {
+        ProcessState::Stopped => 0,
+        ProcessState::Ended => 1,
+        ProcessState::Uninterruptible => 2,
+        ProcessState::Running => 3,
+    };
+    let key = |rank: &Heartbeat| (rank.step, hindered(rank));
+    let first = ranks.iter().min_by_key(|(_, rank)| key(rank))?;
+    let is_alone = ranks.len() == 1 || ranks.iter().any(|(_, rank)| key(rank) != key(first.1));
+    is_alone.then_some(*first)
+}
+
+/// To the second, as people read it.
+fn since(now: Timestamp, lasted: Duration) -> Timestamp {
+    let seconds = i64::try_from(lasted.as_secs()).unwrap_or(0);
+    Timestamp::from_second(now.as_second() - seconds).unwrap_or(now)
+}
+
+fn describe(rank: &Heartbeat, step: Option<u64>) -> String {
+    let state = match rank.process {
+        ProcessState::Stopped => "its process is stopped by a signal or a debugger",
+        ProcessState::Ended => "its process has ended",
+        ProcessState::Uninterruptible => "its process waits for storage or a driver",
+        ProcessState::Running => "its process runs or waits",
+    };
+    let number = rank.rank;
+    match rank.step {
+        own if own == step => format!("rank {number}: {state}"),
+        own => format!("rank {number} is at step {}: {state}", own.unwrap_or(0)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{at, gang, pod};
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn rank(rank: u32, step: u64, idle_seconds: f64) -> Heartbeat {
+        Heartbeat {
+            rank,
+            activity: Activity::Training,
+            step: Some(step),
+            moves: step,
+            idle_seconds,
+            median_step_seconds: Some(0.25),
+            process: ProcessState::Running,
+        }
+    }
+
+    /// Ranks of one pod each, which stand still for 70 s.
+    fn standstill(ranks: impl IntoIterator<Item = Heartbeat>) -> Standstill {
+        let answer = |rank: Heartbeat| {
+            let heartbeats = Heartbeats {
+                attempt: 1,
+                ranks: vec![rank],
+            };
+            (heartbeats.ranks[0].rank as usize, heartbeats)
+        };
+        Standstill {
+            lasted: Duration::from_secs(70),
+            bound: MINUTE,
+            answers: ranks.into_iter().map(answer).collect(),
+        }
+    }
+
+    fn judged(standstill: &Standstill) -> Option<Failure> {
+        stalled(standstill, &gang(1), 1, at(1000))
+    }
+
+    #[test]
+    fn the_bound_is_the_jobs_own_or_ten_of_its_steps_and_five_minutes_at_least() {
+        let given = Duration::from_secs(5);
+        assert_eq!(bound(Some(given), Some(100.0)), Some(given));
+        assert_eq!(bound(Some(given), None), Some(given));
+        assert_eq!(bound(None, Some(0.1)), Some(LEAST));
+        assert_eq!(bound(None, Some(90.0)), Some(Duration::from_secs(900)));
+        assert_eq!(bound(None, None), None);
+        assert_eq!(bound(None, Some(f64::NAN)), None);
+    }
+
+    #[test]
+    fn a_stopped_rank_is_named_with_its_pod_and_node() {
+        let stopped = Heartbeat {
+            process: ProcessState::Stopped,
+            ..rank(1, 7, 71.0)
+        };
+        let failure = judged(&standstill([rank(0, 7, 70.5), stopped])).expect("stalled");
+        assert_eq!(failure.class, FailureClass::Stalled);
+        assert_eq!(
+            (failure.rank, failure.pod.as_str(), failure.node.as_deref()),
+            (Some(1), "digits-1-1", Some("b"))
+        );
+        let since = at(930);
+        assert_eq!(
+            failure.message,
+            format!(
+                "no rank has finished a step for 70 s, since {since} at step 7 (allowed are 60 s, a step takes 0.250 s; \
+                 failurePolicy.stallTimeoutSeconds): rank 1: its process is stopped by a signal or a debugger"
+            )
+        );
+    }
+
+    #[test]
+    fn the_rank_with_the_fewest_steps_is_to_blame_before_one_that_waits() {
+        let waiting = Heartbeat {
+            process: ProcessState::Uninterruptible,
+            ..rank(0, 7, 70.5)
+        };
+        let failure = judged(&standstill([waiting, rank(1, 6, 70.5)])).expect("stalled");
+        assert_eq!(failure.rank, Some(1));
+        assert!(
+            failure
+                .message
+                .ends_with("rank 1 is at step 6: its process runs or waits"),
+            "{}",
+            failure.message
+        );
+    }
+
+    #[test]
+    fn where_nothing_tells_ranks_apart_no_node_is_blamed() {
+        let failure = judged(&standstill([rank(0, 7, 70.0), rank(1, 7, 70.0)])).expect("stalled");
+        assert_eq!((failure.rank, failure.node), (None, None));
+        assert!(failure.message.ends_with("no rank is behind the others"));
+    }
+
+    #[test]
+    fn either_sign_alone_is_no_stall() {
+        let both = standstill([rank(0, 7, 70.0), rank(1, 7, 70.0)]);
+        assert!(judged(&both).is_some());
+        let early = Standstill {
+            lasted: Duration::from_secs(59),
+            ..both.clone()
+        };
+        assert_eq!(
+            judged(&early),
+            None,
+            "the operator has not looked for long enough"
+        );
+        let moving = standstill([rank(0, 7, 70.0), rank(1, 7, 0.2)]);
+        assert_eq!(judged(&moving), None, "rank 1 has finished a step");
+        let alone = standstill([rank(0, 7, 70.0)]);
+        assert_eq!(judged(&alone), None, "nobody but rank 0's own agent says so");
+        let others = standstill([rank(1, 7, 70.0)]);
+        assert_eq!(judged(&others), None, "rank 0's agent does not answer");
+        assert_eq!(judged(&standstill([])), None, "nobody answers");
+        let other_attempt = stalled(&both, &gang(2), 2, at(1000));
+        assert_eq!(other_attempt, None, "it was the gang before");
+    }
+
+    #[test]
+    fn starting_and_checkpoints_may_take_any_time() {
+        for activity in [Activity::Starting, Activity::Checkpointing] {
+            for busy in [0, 1] {
+                let mut ranks = [rank(0, 7, 700.0), rank(1, 7, 700.0)];
+                ranks[busy].activity = activity;
+                assert_eq!(judged(&standstill(ranks)), None, "{activity:?} on rank {busy}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_evaluation_that_gets_on_may_take_any_time_and_one_that_hangs_is_a_stall() {
+        let evaluating = |number, idle_seconds| Heartbeat {
+            activity: Activity::Evaluating,
+            ..rank(number, 7, idle_seconds)
+        };
+        let busy = standstill([evaluating(0, 70.0), evaluating(1, 3.0)]);
+        assert_eq!(judged(&busy), None, "rank 0 has done its share, rank 1 not yet");
+        let failure = judged(&standstill([evaluating(0, 70.0), evaluating(1, 71.0)])).expect("stalled");
+        assert!(
+            failure
+                .message
+                .starts_with("no rank has finished a batch of the evaluation for 70 s"),
+            "{}",
+            failure.message
+        );
+    }
+
+    #[test]
+    fn a_gang_of_one_pod_has_its_agent_as_the_second_sign() {
+        let alone = standstill([rank(0, 7, 70.0)]);
+        let failure = stalled(&alone, &[pod(1, 0)], 1, at(1000)).expect("stalled");
+        assert_eq!((failure.rank, failure.node.as_deref()), (Some(0), Some("a")));
+    }
+
+    #[test]
+    fn of_three_pods_the_one_that_does_not_answer_is_named_where_no_rank_is_behind() {
+        let mut gang = gang(1);
+        gang.push(PodView {
+            name: "digits-1-2".into(),
+            node_rank: 2,
+            node: Some("c".into()),
+            ..pod(1, 0)
+        });
+        let two = standstill([rank(0, 7, 70.0), rank(1, 7, 70.0)]);
+        let failure = stalled(&two, &gang, 1, at(1000)).expect("stalled");
+        assert_eq!((failure.rank, failure.node.as_deref()), (None, Some("c")));
+        assert!(
+            failure
+                .message
+                .ends_with("the agent of pod digits-1-2 does not answer")
+        );
+    }
+}

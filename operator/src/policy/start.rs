@@ -1,0 +1,97 @@
+//! When a gang is given up that does not start.
+
+use std::time::Duration;
+
+use contract::FailureClass;
+use jiff::{SignedDuration, Timestamp};
+
+use super::failure::Failure;
+use super::gang::{PodState, PodView};
+
+/// The failure of a gang, placed at `placed`, of which not every pod is ready after `timeout`. To blame is the first
+/// pod of which scheduler or kubelet say what is in its way, then the first that has not started.
+pub(crate) fn overdue(
+    gang: &[PodView],
+    placed: Option<Timestamp>,
+    timeout: Duration,
+    now: Timestamp,
+) -> Option<Failure> {
+    let timeout = SignedDuration::try_from(timeout).unwrap_or(SignedDuration::MAX);
+    if now.duration_since(placed?) < timeout {
+        return None;
+    }
+    let late = |pod: &&PodView| !pod.ready && pod.state != PodState::Succeeded;
+    let pod = gang
+        .iter()
+        .filter(late)
+        .min_by_key(|pod| (pod.stuck.is_none(), pod.state != PodState::Pending, pod.node_rank))?;
+    let what = match &pod.stuck {
+        Some(words) => words.as_str(),
+        None if pod.state == PodState::Pending => "it is pending",
+        None => "it runs, but its agent does not answer",
+    };
+    Some(Failure {
+        class: FailureClass::StartFailed,
+        rank: None,
+        pod: pod.name.clone(),
+        node: pod.node.clone(),
+        exit_code: None,
+        message: format!(
+            "{} of {} pods were not ready {} s after their placement (scheduling.startTimeoutSeconds); pod {}: {what}",
+            gang.iter().filter(late).count(),
+            gang.len(),
+            timeout.as_secs(),
+            pod.name
+        ),
+        finished_at: None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{at, gang, pod};
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_gang_has_its_time_and_the_pod_that_is_stuck_is_to_blame() {
+        let waiting = PodView {
+            state: PodState::Pending,
+            ready: false,
+            ..pod(1, 0)
+        };
+        let stuck = PodView {
+            stuck: Some("Unschedulable: 0/4 nodes are available".into()),
+            node_rank: 1,
+            ..waiting.clone()
+        };
+        let gang = [waiting, stuck];
+        assert_eq!(overdue(&gang, Some(at(0)), MINUTE, at(59)), None);
+        assert_eq!(overdue(&gang, None, MINUTE, at(1000)), None);
+        let failure = overdue(&gang, Some(at(0)), MINUTE, at(60)).expect("overdue");
+        assert_eq!(failure.class, FailureClass::StartFailed);
+        assert!(
+            failure
+                .message
+                .starts_with("2 of 2 pods were not ready 60 s after their placement")
+                && failure
+                    .message
+                    .ends_with("Unschedulable: 0/4 nodes are available"),
+            "{}",
+            failure.message
+        );
+    }
+
+    #[test]
+    fn pods_that_are_ready_or_done_are_not_late() {
+        let mut gang = gang(1);
+        assert_eq!(overdue(&gang, Some(at(0)), MINUTE, at(1000)), None);
+        gang[1].ready = false;
+        gang[1].state = PodState::Succeeded;
+        assert_eq!(overdue(&gang, Some(at(0)), MINUTE, at(1000)), None);
+        gang[1].state = PodState::Running;
+        let failure = overdue(&gang, Some(at(0)), MINUTE, at(1000)).expect("overdue");
+        assert!(failure.message.ends_with("its agent does not answer"));
+    }
+}

@@ -1,0 +1,232 @@
+//! Which ranks are named as stragglers: those that stay slow.
+//!
+//! Rank 0 tells after every interval of its log which ranks computed for longer than the others. Single intervals say
+//! little, on a busy machine least of all, so what counts is an exponentially weighted mean over half a minute. A rank
+//! is named when that rises above one threshold, and until it falls below another.
+
+use std::collections::BTreeMap;
+
+use contract::Progress;
+use contract::progress::{LEAST_SLOWDOWN, MOST_SLOW_RANKS};
+use jiff::Timestamp;
+
+/// A rank is named once its mean slowdown is that much.
+const NAMED_FROM: f64 = 1.33;
+/// It is named no more once it is below that.
+const NAMED_TO: f64 = LEAST_SLOWDOWN;
+/// What is not worth reporting counts as that,
+const NOT_SLOW: f64 = 1.0;
+/// and no record counts for more than this: one terrible interval is no straggler.
+const MOST: f64 = 2.0;
+/// Time constant of the mean.
+const SECONDS: f64 = 30.0;
+/// Largest weight of one record, however long ago the one before is.
+const LARGEST_WEIGHT: f64 = 0.25;
+/// Below this mean a rank is forgotten.
+const FORGOTTEN: f64 = 1.01;
+
+/// What is remembered of one attempt's slow ranks.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Watch {
+    attempt: u32,
+    /// Step of the newest record, and when it was looked at.
+    newest: Option<(u64, Timestamp)>,
+    ranks: BTreeMap<u32, Slow>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Slow {
+    /// As it was reported last.
+    slowdown: f64,
+    mean: f64,
+    is_straggler: bool,
+}
+
+impl Watch {
+    /// After a look at the newest record. `named` are the stragglers that the status has, by rank: where nothing is
+    /// remembered of this attempt, they are what the last leader had found.
+    pub(crate) fn after(
+        &self,
+        record: &Progress,
+        named: impl IntoIterator<Item = (u32, f64)>,
+        now: Timestamp,
+    ) -> Self {
+        let mut next = if self.attempt == record.attempt {
+            self.clone()
+        } else {
+            Self::resumed(record.attempt, named)
+        };
+        let weight = match next.newest {
+            Some((step, _)) if step == record.step => return next,
+            Some((_, looked_at)) => weight(now.duration_since(looked_at).as_secs_f64()),
+            // It may be of any time.
+            None => 0.0,
+        };
+        next.newest = Some((record.step, now));
+        for rank in &record.slow_ranks {
+            next.ranks.entry(rank.rank).or_insert(Slow {
+                slowdown: rank.slowdown,
+                mean: NOT_SLOW,
+                is_straggler: false,
+            });
+        }
+        let mut named = next.stragglers().len();
+        next.ranks.retain(|rank, slow| {
+            let reported = record.slow_ranks.iter().find(|reported| reported.rank == *rank);
+            let was_named = slow.is_straggler;
+            slow.add(reported.map(|reported| reported.slowdown), weight);
+            // The status has room for so many; who is named stays, so that names do not come and go.
+            slow.is_straggler &= was_named || named < MOST_SLOW_RANKS;
+            named = named - usize::from(was_named) + usize::from(slow.is_straggler);
+            slow.is_straggler || slow.mean >= FORGOTTEN
+        });
+        next
+    }
+
+    fn resumed(attempt: u32, named: impl IntoIterator<Item = (u32, f64)>) -> Self {
+        let known = |slowdown: f64| Slow {
+            slowdown,
+            mean: slowdown.min(MOST),
+            is_straggler: true,
+        };
+        Self {
+            attempt,
+            newest: None,
+            ranks: named
+                .into_iter()
+                .map(|(rank, slowdown)| (rank, known(slowdown)))
+                .collect(),
+        }
+    }
+
+    /// The stragglers: ranks and how many times as long as the others they take.
+    pub(crate) fn stragglers(&self) -> Vec<(u32, f64)> {
+        self.ranks
+            .iter()
+            .filter(|(_, slow)| slow.is_straggler)
+            .map(|(rank, slow)| (*rank, slow.slowdown))
+            .collect()
+    }
+}
+
+/// Weight of a record so many seconds after the one before.
+fn weight(seconds: f64) -> f64 {
+    (1.0 - (-seconds / SECONDS).exp()).clamp(0.0, LARGEST_WEIGHT)
+}
+
+impl Slow {
+    /// Adds a record that has this slowdown, or none worth telling.
+    fn add(&mut self, slowdown: Option<f64>, weight: f64) {
+        self.slowdown = slowdown.unwrap_or(self.slowdown);
+        self.mean += weight * (slowdown.unwrap_or(NOT_SLOW).min(MOST) - self.mean);
+        self.is_straggler = self.mean >= if self.is_straggler { NAMED_TO } else { NAMED_FROM };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::SlowRank;
+
+    use super::*;
+    use crate::fixtures::at;
+
+    fn record(step: u64, slowdown: Option<f64>) -> Progress {
+        Progress {
+            attempt: 1,
+            step,
+            slow_ranks: slowdown
+                .map(|slowdown| SlowRank { rank: 3, slowdown })
+                .into_iter()
+                .collect(),
+            ..Progress::default()
+        }
+    }
+
+    #[test]
+    fn no_more_ranks_are_named_than_the_status_has_room_for() {
+        let mut watch = Watch::default();
+        for step in 0..100 {
+            let slow_ranks = (0..24).filter(|rank| (u64::from(*rank) + step) % 3 > 0);
+            let record = Progress {
+                slow_ranks: slow_ranks.map(|rank| SlowRank { rank, slowdown: 2.0 }).collect(),
+                ..record(step, None)
+            };
+            watch = watch.after(&record, [], at(2 * step.cast_signed()));
+            assert!(
+                watch.stragglers().len() <= MOST_SLOW_RANKS,
+                "{:?}",
+                watch.stragglers()
+            );
+        }
+        assert_eq!(watch.stragglers().len(), MOST_SLOW_RANKS);
+    }
+
+    /// Looks at a record every two seconds, in which rank 3 is this slow; the seconds until it is named, or is no longer.
+    fn seconds_until(named: bool, watch: &mut Watch, slowdown: impl Fn(u64) -> Option<f64>) -> Option<i64> {
+        let (first, begun) = watch.newest.map_or((0, at(0)), |(step, time)| (step, time));
+        for turn in 1..200_u32 {
+            let now = begun + jiff::SignedDuration::from_secs(2 * i64::from(turn));
+            let step = first + u64::from(turn);
+            *watch = watch.after(&record(step, slowdown(step)), [], now);
+            if watch.stragglers().is_empty() != named {
+                return Some(now.duration_since(begun).as_secs());
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn a_rank_that_stays_slow_is_named_and_one_that_recovers_is_not_any_more() {
+        let mut watch = Watch::default();
+        let seconds = seconds_until(true, &mut watch, |_| Some(1.5)).expect("named");
+        assert!((25..45).contains(&seconds), "{seconds} s");
+        assert_eq!(watch.stragglers(), [(3, 1.5)]);
+        let seconds = seconds_until(false, &mut watch, |_| None).expect("recovers");
+        assert!((10..30).contains(&seconds), "{seconds} s");
+        assert_eq!(seconds_until(true, &mut watch, |_| None), None);
+        assert!(watch.ranks.is_empty(), "forgotten: {watch:?}");
+    }
+
+    #[test]
+    fn single_intervals_name_nobody_and_clear_nobody() {
+        let mut watch = Watch::default();
+        let now_and_then = |step: u64| step.is_multiple_of(5).then_some(40.0);
+        assert_eq!(seconds_until(true, &mut watch, now_and_then), None);
+        assert!(seconds_until(true, &mut watch, |_| Some(3.0)).is_some());
+        let but_now_and_then = |step: u64| (!step.is_multiple_of(5)).then_some(3.0);
+        assert_eq!(seconds_until(false, &mut watch, but_now_and_then), None);
+    }
+
+    #[test]
+    fn between_the_thresholds_a_rank_stays_what_it_is() {
+        let mut watch = Watch::default();
+        assert_eq!(seconds_until(true, &mut watch, |_| Some(1.25)), None);
+        assert!(seconds_until(true, &mut watch, |_| Some(1.6)).is_some());
+        assert_eq!(seconds_until(false, &mut watch, |_| Some(1.25)), None);
+    }
+
+    #[test]
+    fn a_record_counts_once_and_one_after_a_long_pause_for_a_quarter() {
+        let mut watch = Watch::default();
+        for second in 0..100 {
+            watch = watch.after(&record(1, Some(2.0)), [], at(second));
+        }
+        assert_eq!(watch.stragglers(), []);
+        let watch = watch.after(&record(2, Some(9.0)), [], at(1000));
+        assert_eq!(watch.stragglers(), [], "after an evaluation, say");
+        let watch = watch.after(&record(3, Some(9.0)), [], at(2000));
+        assert_eq!(watch.stragglers(), [(3, 9.0)], "with steps of minutes");
+    }
+
+    #[test]
+    fn a_new_leader_goes_on_from_the_status_and_a_new_attempt_from_nothing() {
+        let mut watch = Watch::default().after(&record(1, None), [(3, 1.7)], at(0));
+        assert_eq!(watch.stragglers(), [(3, 1.7)]);
+        assert!(seconds_until(false, &mut watch, |_| None).is_some());
+        let again = Progress {
+            attempt: 2,
+            ..record(9, Some(2.0))
+        };
+        assert_eq!(watch.after(&again, [], at(100)).stragglers(), []);
+    }
+}

@@ -1,0 +1,164 @@
+//! Which of the nodes that fit are taken: those that lie near to one another, by labels that name parts of the cluster.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crds::status::{GpuGroup, TopologySpread};
+
+/// A node that can take a pod of the gang.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fit<'a> {
+    /// Free GPUs.
+    pub(crate) free: i64,
+    pub(crate) name: &'a Arc<str>,
+    pub(crate) group: &'a GpuGroup,
+    pub(crate) labels: &'a BTreeMap<String, String>,
+}
+
+/// What divides nodes into domains.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Key<'a> {
+    /// The kind of GPUs.
+    Group,
+    /// The value of a node label.
+    Label(&'a str),
+}
+
+/// One value of a key. Nodes without the label come last: nothing is known of where they are.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+enum Domain<'a> {
+    Group(&'a GpuGroup),
+    Value(&'a str),
+    Unknown,
+}
+
+fn domain_of<'a>(fit: &Fit<'a>, key: Key<'_>) -> Domain<'a> {
+    match key {
+        Key::Group => Domain::Group(fit.group),
+        Key::Label(label) => fit
+            .labels
+            .get(label)
+            .map_or(Domain::Unknown, |value| Domain::Value(value)),
+    }
+}
+
+fn divide<'a>(fits: &[Fit<'a>], key: Key<'_>) -> BTreeMap<Domain<'a>, Vec<Fit<'a>>> {
+    let mut domains: BTreeMap<Domain<'a>, Vec<Fit<'a>>> = BTreeMap::new();
+    for fit in fits {
+        domains.entry(domain_of(fit, key)).or_default().push(*fit);
+    }
+    domains
+}
+
+/// Nodes of the fullest domain of a label.
+pub(crate) fn largest_domain(fits: &[Fit<'_>], label: &str) -> usize {
+    divide(fits, Key::Label(label))
+        .iter()
+        .filter(|(domain, _)| **domain != Domain::Unknown)
+        .map(|(_, fits)| fits.len())
+        .max()
+        .unwrap_or(0)
+}
+
+/// Chooses `count` nodes, in the order of ranks: all with the same value of the label `required`, if there is one, and
+/// spread over as few domains as possible of `keys`, which go from the widest part of the cluster to the closest.
+/// `None` where so many do not fit.
+pub(crate) fn choose<'a>(
+    fits: &[Fit<'a>],
+    count: usize,
+    required: Option<&str>,
+    keys: &[Key<'_>],
+) -> Option<Vec<Fit<'a>>> {
+    let mut chosen = match required {
+        None if fits.len() < count => return None,
+        None => pack(fits.to_vec(), count, keys),
+        Some(label) => {
+            let mut domains = divide(fits, Key::Label(label));
+            domains.remove(&Domain::Unknown);
+            tightest(&domains, count, keys)?
+        }
+    };
+    chosen.sort_by_cached_key(|fit| {
+        let path: Vec<Domain<'a>> = keys.iter().map(|key| domain_of(fit, *key)).collect();
+        (path, fit.name)
+    });
+    Some(chosen)
+}
+
+/// `count` of the nodes, of which there are at least as many.
+fn pack<'a>(mut fits: Vec<Fit<'a>>, count: usize, keys: &[Key<'_>]) -> Vec<Fit<'a>> {
+    let Some((widest, closer)) = keys.split_first() else {
+        fits.sort_unstable_by_key(|fit| (fit.free, fit.name));
+        fits.truncate(count);
+        return fits;
+    };
+    let mut domains = divide(&fits, *widest);
+    let mut taken = Vec::with_capacity(count);
+    loop {
+        let missing = count - taken.len();
+        if let Some(last) = tightest(&domains, missing, closer) {
+            taken.extend(last);
+            return taken;
+        }
+        // No domain holds all that is missing: the largest goes whole, so that there are few.
+        let largest = domains
+            .iter()
+            .min_by_key(|(domain, fits)| (**domain == Domain::Unknown, Reverse(fits.len()), **domain))
+            .map(|(domain, _)| *domain);
+        match largest.and_then(|domain| domains.remove(&domain)) {
+            Some(whole) => taken.extend(whole),
+            None => return taken,
+        }
+    }
+}
+
+/// Of the domains that hold `count` nodes, those of the one in which they are spread over the fewest closer domains,
+/// then of the one that leaves the fewest nodes over.
+fn tightest<'a>(
+    domains: &BTreeMap<Domain<'a>, Vec<Fit<'a>>>,
+    count: usize,
+    closer: &[Key<'_>],
+) -> Option<Vec<Fit<'a>>> {
+    domains
+        .iter()
+        .filter(|(_, fits)| fits.len() >= count)
+        .map(|(domain, fits)| {
+            let packed = pack(fits.clone(), count, closer);
+            let cost: Vec<usize> = closer.iter().map(|key| domains_of(&packed, *key)).collect();
+            ((*domain == Domain::Unknown, cost, fits.len(), *domain), packed)
+        })
+        .min_by(|(left, _), (right, _)| left.cmp(right))
+        .map(|(_, packed)| packed)
+}
+
+/// Number of domains over which nodes are spread; each node of which it is not known counts as one of its own.
+fn domains_of(fits: &[Fit<'_>], key: Key<'_>) -> usize {
+    let domains: BTreeSet<Domain<'_>> = fits.iter().map(|fit| domain_of(fit, key)).collect();
+    let unknown = fits
+        .iter()
+        .filter(|fit| domain_of(fit, key) == Domain::Unknown)
+        .count();
+    domains.len() + unknown.saturating_sub(1)
+}
+
+/// The values of each label on these nodes, in the order of ranks.
+pub(crate) fn spread<'a>(fits: &[Fit<'_>], labels: impl Iterator<Item = &'a str>) -> Vec<TopologySpread> {
+    labels
+        .map(|label| {
+            let mut domains: Vec<String> = Vec::new();
+            for value in fits.iter().filter_map(|fit| fit.labels.get(label)) {
+                if !domains.contains(value) {
+                    domains.push(value.clone());
+                }
+            }
+            TopologySpread {
+                key: label.into(),
+                domains,
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests;

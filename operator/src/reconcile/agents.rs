@@ -1,0 +1,158 @@
+//! Asks the agents of a gang: rank 0's for its progress record, all of them for the heartbeats of their ranks.
+
+use std::time::Duration;
+
+use axum::body::Bytes;
+use contract::{Heartbeats, Progress};
+use futures::{StreamExt as _, stream};
+use http::Uri;
+use http_body_util::{BodyExt as _, Empty, Limited};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use serde::de::DeserializeOwned;
+use tracing::debug;
+
+/// A look takes at most this long: a node that does not answer must not hold up anything.
+const TIMEOUT: Duration = Duration::from_secs(1);
+/// An answer is well below this.
+const LARGEST_BYTES: usize = 64 * 1024;
+/// Agents that are asked at once.
+const ASKED_AT_ONCE: usize = 64;
+
+/// A client of agents.
+#[derive(Clone, Debug)]
+pub(crate) struct AgentClient(Client<HttpConnector, Empty<Bytes>>);
+
+impl AgentClient {
+    pub(crate) fn new() -> Self {
+        let mut connector = HttpConnector::new();
+        connector.set_connect_timeout(Some(TIMEOUT));
+        Self(Client::builder(TokioExecutor::new()).build(connector))
+    }
+
+    /// The progress record; `None` where there is none to be had now.
+    pub(crate) async fn progress(&self, agent: &str) -> Option<Progress> {
+        self.get(agent, "/progress").await
+    }
+
+    /// The heartbeats of those agents that answer, each with the number it was given here.
+    pub(crate) async fn heartbeats(&self, agents: Vec<(usize, String)>) -> Vec<(usize, Heartbeats)> {
+        stream::iter(agents)
+            .map(|(number, agent)| async move { Some((number, self.get(&agent, "/heartbeats").await?)) })
+            .buffered(ASKED_AT_ONCE)
+            .filter_map(std::future::ready)
+            .collect()
+            .await
+    }
+
+    /// An agent that is starting or stopping does not answer, which is no fault.
+    async fn get<T: DeserializeOwned>(&self, agent: &str, path: &str) -> Option<T> {
+        match tokio::time::timeout(TIMEOUT, self.try_get(agent, path)).await {
+            Ok(Ok(answer)) => Some(answer),
+            Ok(Err(error)) => {
+                debug!(agent, path, error, "no answer of an agent");
+                None
+            }
+            Err(_) => {
+                debug!(agent, path, "no answer of an agent in time");
+                None
+            }
+        }
+    }
+
+    async fn try_get<T: DeserializeOwned>(&self, agent: &str, path: &str) -> Result<T, String> {
+        let uri: Uri = format!("{agent}{path}")
+            .parse()
+            .map_err(|error| format!("not an address: {error}"))?;
+        let response = self
+            .0
+            .get(uri)
+            .await
+            .map_err(|error| format!("failed to ask: {error}"))?;
+        if !response.status().is_success() {
+            return Err(format!("answered {}", response.status()));
+        }
+        let body = Limited::new(response.into_body(), LARGEST_BYTES)
+            .collect()
+            .await
+            .map_err(|error| format!("failed to read the answer: {error}"))?
+            .to_bytes();
+        serde_json::from_slice(&body).map_err(|error| format!("not what was asked for: {error}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::Router;
+    use axum::routing::get;
+    use contract::Heartbeat;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    async fn agent_that_answers(path: &str, body: String) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let router = Router::new().route(path, get(move || async move { body }));
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        format!("http://{address}")
+    }
+
+    #[tokio::test]
+    async fn a_record_is_read() {
+        let told = Progress {
+            attempt: 2,
+            step: 7,
+            ..Progress::default()
+        };
+        let agent = agent_that_answers("/progress", serde_json::to_string(&told).expect("serializes")).await;
+        assert_eq!(AgentClient::new().progress(&agent).await, Some(told));
+    }
+
+    #[tokio::test]
+    async fn of_many_agents_those_that_answer_are_heard() {
+        let told = |rank| Heartbeats {
+            attempt: 2,
+            ranks: vec![Heartbeat {
+                rank,
+                ..Heartbeat::default()
+            }],
+        };
+        let mut agents = Vec::new();
+        for rank in 0..3 {
+            let body = serde_json::to_string(&told(rank)).expect("serializes");
+            agents.push(agent_that_answers("/heartbeats", body).await);
+        }
+        agents[1] = "not an address".into();
+        let asked = agents.into_iter().enumerate().collect();
+        assert_eq!(
+            AgentClient::new().heartbeats(asked).await,
+            [(0, told(0)), (2, told(2))]
+        );
+    }
+
+    #[tokio::test]
+    async fn what_is_no_record_is_none() {
+        let client = AgentClient::new();
+        for body in ["", "{}", "not json"] {
+            let agent = agent_that_answers("/progress", body.into()).await;
+            assert_eq!(client.progress(&agent).await, None, "{body:?}");
+        }
+        let endless = agent_that_answers("/progress", " ".repeat(LARGEST_BYTES + 1)).await;
+        assert_eq!(client.progress(&endless).await, None);
+        assert_eq!(client.progress("not an address").await, None);
+    }
+
+    #[tokio::test]
+    async fn an_agent_that_hangs_or_is_not_there_holds_nothing_up() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let client = AgentClient::new();
+        let started = tokio::time::Instant::now();
+        assert_eq!(client.progress(&format!("http://{address}")).await, None);
+        drop(listener);
+        assert_eq!(client.progress(&format!("http://{address}")).await, None);
+        assert!(started.elapsed() < 3 * TIMEOUT);
+    }
+}
