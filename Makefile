@@ -69,19 +69,50 @@ build: libtorch ## Build operator, trainer and the demonstration (release)
 	$(CARGO) build --release --workspace --locked --bins
 
 .PHONY: images
-images: build ## Build both images, and push them if REGISTRY is given (TAG is 0.1.0 if not given)
+images: build ## Build the images (with CUDA=1 the trainer's for NVIDIA GPUs too), and push them to REGISTRY if given (TAG=0.1.0)
 	scripts/images $(or $(TAG),0.1.0) $(REGISTRY)
+
+.PHONY: peers
+peers: ## Make the Python environment with PyTorch and timm in the cache, once
+	@tests/peers/setup >/dev/null
+
+.PHONY: goldens
+goldens: peers ## Make anew what PyTorch and timm compute, which the trainer's tests compare with
+	"$$(tests/peers/setup)/bin/python" tests/peers/make_goldens.py
+	"$$(tests/peers/setup)/bin/python" tests/peers/optimizer_losses.py > tests/peers/goldens/optimizer_losses.json
+
+.PHONY: check-export
+check-export: build ## Check that timm and torchvision load exported weights and compute the same with them
+	"$$(tests/peers/setup)/bin/python" tests/peers/check_export.py
+
+.PHONY: bench-trainer
+bench-trainer: build ## Measure the trainer beside PyTorch DDP and DeepSpeed (BENCH='--help' tells its options)
+	"$$(tests/peers/setup-deepspeed)/bin/python" tests/peers/bench_trainer.py $(BENCH)
+
+# All members, for the reason given at `unit`.
+.PHONY: bench-operator
+bench-operator: ## Measure the operator beside training-operator (as root; BENCH='planner create gang_restart scale' chooses)
+	$(CARGO) build --release --workspace --locked --bin vit-operator
+	$(if $(filter planner,$(or $(BENCH),planner)),$(CARGO) bench --workspace --locked --bench planner)
+	$(if $(filter-out planner,$(or $(BENCH),all)),$(CARGO) bench --workspace --locked --bench operator -- \
+		$(filter-out planner,$(BENCH)))
 
 .PHONY: nccl-plugin
 nccl-plugin: ## Compile and link the NCCL plugin against the CUDA wheels' headers and libraries
 	scripts/build-nccl-plugin
 
 .PHONY: chart
-chart: binaries ## Lint the chart
+chart: binaries ## Lint the chart, and check what it makes
 	target/debug/vit-cluster helm lint --strict charts/vit-operator
+	$(CARGO) test --workspace --locked --test chart
 
 .PHONY: e2e
 e2e: build ## Tests against a real API server and on a real cluster (as root)
 	$(CARGO) test --workspace --locked --test harness
 	$(CARGO) test --workspace --locked --test api_server
 	$(CARGO) test --workspace --locked --test end_to_end
+
+.PHONY: chaos
+chaos: build ## Random faults while jobs train, for so many MINUTES (15), chosen by SEED (as root)
+	VIT_CHAOS_MINUTES=$(or $(MINUTES),15) $(if $(SEED),VIT_CHAOS_SEED=$(SEED)) \
+		$(CARGO) test --workspace --locked --test end_to_end -- --nocapture

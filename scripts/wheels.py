@@ -1,7 +1,7 @@
 """Takes native libraries and headers out of PyTorch's and NVIDIA's wheels, without installing them.
 
-PyTorch publishes its C++ library inside the Python wheel; nothing here runs Python code of a wheel. The two
-commands beside this file, `fetch-libtorch` and `fetch-nccl`, say which files they need and where they go.
+PyTorch publishes its C++ library inside the Python wheel; nothing here runs Python code of a wheel. The commands
+beside this file, `fetch-libtorch`, `fetch-nccl` and `fetch-cuda`, say which files they need and where they go.
 """
 
 import contextlib
@@ -135,5 +135,34 @@ def fill_nccl(wheels: Wheels, folder: pathlib.Path) -> None:
         wheels.fetched.pop(requirement).unlink()
 
 
+# Libraries by wheel that libtorch_cuda.so needs, or loads while it runs (cuDNN's engines, NVRTC for generated kernels),
+# in the versions that the torch wheel asks for. cuSOLVER is left out: only linear algebra solvers need it.
+CUDA_LIBRARIES = {
+    "nvidia-cublas==13.1.0.3": ("nvidia/cu13/lib/", {"libcublas.so.13", "libcublasLt.so.13"}),
+    "nvidia-cuda-nvrtc==13.0.88": ("nvidia/cu13/lib/", {"libnvrtc.so.13", "libnvrtc-builtins.so.13.0"}),
+    "nvidia-cudnn-cu13==9.19.0.56": ("nvidia/cudnn/lib/", None),
+    "nvidia-cufft==12.0.0.61": ("nvidia/cu13/lib/", {"libcufft.so.12"}),
+    "nvidia-cufile==1.15.1.6": ("nvidia/cu13/lib/", {"libcufile.so.0"}),
+    "nvidia-curand==10.4.0.35": ("nvidia/cu13/lib/", {"libcurand.so.10"}),
+    "nvidia-cusparse==12.6.3.3": ("nvidia/cu13/lib/", {"libcusparse.so.12"}),
+    "nvidia-cusparselt-cu13==0.8.0": ("nvidia/cusparselt/lib/", {"libcusparseLt.so.0"}),
+    f"nvidia-nccl-cu13=={NCCL_VERSION}": ("nvidia/nccl/lib/", {"libnccl.so.2"}),
+    "nvidia-nvjitlink==13.0.88": ("nvidia/cu13/lib/", {"libnvJitLink.so.13"}),
+    "nvidia-nvshmem-cu13==3.4.5": ("nvidia/nvshmem/lib/", {"libnvshmem_host.so.3"}),
+}
+
+
+def fill_cuda(wheels: Wheels, folder: pathlib.Path) -> None:
+    """The libraries that training on NVIDIA GPUs needs beside those of the libtorch folder, flat: each looks for the
+    others where it lies itself."""
+    torch = {"libtorch_cuda.so", "libc10_cuda.so", "libtorch_nvshmem.so", "libcaffe2_nvrtc.so"}
+    wheels.unpack(TORCH, under("torch/lib/", "lib", torch), folder)
+    for requirement, (prefix, names) in CUDA_LIBRARIES.items():
+        wheels.unpack(requirement, under(prefix, "lib", names), folder)
+        # Together they are gigabytes, and each is needed once.
+        wheels.fetched.pop(requirement).unlink()
+
+
 LIBTORCH_FOLDER = f"libtorch-{TORCH_VERSION}-cpu"
 NCCL_FOLDER = f"nccl-{NCCL_VERSION}-torch-{TORCH_VERSION}"
+CUDA_FOLDER = f"cuda-13-torch-{TORCH_VERSION}"

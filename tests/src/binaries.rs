@@ -1,6 +1,7 @@
-//! The cluster's programs, built from pinned Go modules and cached by what they are built from.
+//! The cluster's programs, and those that are measured beside the operator, built from pinned Go modules and cached by
+//! what they are built from.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use fs_err as fs;
@@ -78,6 +79,19 @@ const MODULES: [Module; 5] = [
     module!("helm", "", [("helm", "helm.sh/helm/v3/cmd/helm")]),
 ];
 
+/// What only measurements need: kubelets that are played, and a peer of the operator. No cluster waits for them.
+const MEASURING_MODULES: [Module; 2] = [
+    module!("kwok", "", [("kwok", "sigs.k8s.io/kwok/cmd/kwok")]),
+    module!(
+        "training-operator",
+        "",
+        [(
+            "training-operator",
+            "github.com/kubeflow/training-operator/cmd/training-operator.v1"
+        )]
+    ),
+];
+
 /// The folder of the built programs.
 #[derive(Clone, Debug)]
 pub struct Binaries {
@@ -85,11 +99,21 @@ pub struct Binaries {
 }
 
 impl Binaries {
-    /// Builds what is not in the cache. Cold this takes about nine minutes on two cores; else nothing.
+    /// The cluster's programs. Builds what is not in the cache: cold this takes about nine minutes on two cores; else
+    /// nothing.
     pub fn build() -> Result<Self> {
+        Self::build_set(&MODULES)
+    }
+
+    /// The programs `kwok` and `training-operator`, which no cluster needs of itself.
+    pub fn build_for_measuring() -> Result<Self> {
+        Self::build_set(&MEASURING_MODULES)
+    }
+
+    fn build_set(modules: &[Module]) -> Result<Self> {
         let go = go_version()?;
         let root = cache::directory()?.join("bin");
-        let all = MODULES
+        let all = modules
             .iter()
             .fold(Key::new().part("go", go.as_bytes()), |key, module| {
                 key.part(module.name, module.key(&go).as_bytes())
@@ -101,7 +125,7 @@ impl Binaries {
         }
         let _lock = cache::lock(&root.join(".lock"))?;
         let staging = tempfile::Builder::new().prefix(".set-").tempdir_in(&root)?;
-        for module in &MODULES {
+        for module in modules {
             let built = module.build(&root, &go)?;
             for (program, _) in module.programs {
                 fs::hard_link(built.join(program), staging.path().join(program))?;
@@ -114,7 +138,7 @@ impl Binaries {
     }
 
     /// The folder with all programs.
-    pub fn folder(&self) -> &std::path::Path {
+    pub fn folder(&self) -> &Path {
         &self.folder
     }
 
@@ -148,15 +172,21 @@ impl Module {
             .finish()
     }
 
+    /// A folder in which Go finds what is pinned.
+    fn pins(&self) -> Result<tempfile::TempDir> {
+        let folder = tempfile::tempdir()?;
+        fs::write(folder.path().join("go.mod"), self.go_mod)?;
+        fs::write(folder.path().join("go.sum"), self.go_sum)?;
+        Ok(folder)
+    }
+
     /// The folder with this module's programs, built if it is not there.
-    fn build(&self, root: &std::path::Path, go: &str) -> Result<PathBuf> {
+    fn build(&self, root: &Path, go: &str) -> Result<PathBuf> {
         let folder = root.join(self.key(go));
         if folder.exists() {
             return Ok(folder);
         }
-        let source = tempfile::tempdir()?;
-        fs::write(source.path().join("go.mod"), self.go_mod)?;
-        fs::write(source.path().join("go.sum"), self.go_sum)?;
+        let source = self.pins()?;
         let staging = tempfile::Builder::new().prefix(".build-").tempdir_in(root)?;
         let log = root.join(format!("{}.log", self.name));
         fs::write(&log, "")?;
@@ -200,6 +230,22 @@ impl Module {
     }
 }
 
+/// The source of the pinned training-operator, which holds the definitions of its resources.
+pub fn training_operator_source() -> Result<PathBuf> {
+    let [_, module] = &MEASURING_MODULES;
+    let pins = module.pins()?;
+    let mut download = command("go", ["mod", "download", "-json"]);
+    download
+        .arg("github.com/kubeflow/training-operator")
+        .current_dir(pins.path())
+        .env_remove("GOFLAGS");
+    let answer: serde_json::Value = serde_json::from_str(&run(&mut download)?)?;
+    let folder = answer["Dir"]
+        .as_str()
+        .with_context(|| format!("Go tells no folder of the source: {answer}"))?;
+    Ok(folder.into())
+}
+
 /// The output of `go version`, refused if there is no Go or it is too old.
 fn go_version() -> Result<String> {
     let (major, minor) = GO;
@@ -228,7 +274,7 @@ fn parse_go_version(text: &str) -> Option<(u32, u32)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{KUBERNETES_LINKER_FLAGS, MODULES, parse_go_version};
+    use super::{KUBERNETES_LINKER_FLAGS, MEASURING_MODULES, MODULES, parse_go_version};
 
     #[test]
     fn a_go_version_is_read() {
@@ -260,7 +306,7 @@ mod tests {
 
     #[test]
     fn every_program_belongs_to_a_pinned_tool() {
-        for module in &MODULES {
+        for module in MODULES.iter().chain(&MEASURING_MODULES) {
             for (_, package) in module.programs {
                 assert!(
                     module.go_mod.contains(package),

@@ -123,6 +123,38 @@ pub fn processes(cluster: &ClusterName, node: Option<&str>) -> Result<Vec<i32>> 
     Ok(found)
 }
 
+/// Lets the cgroup of a process, and with it all others in there, use so much of a CPU; `None` takes the limit away.
+pub fn limit_cpu(process: i32, share: Option<f64>) -> Result<()> {
+    const PERIOD_MICROSECONDS: f64 = 100_000.0;
+    let quota = share.map(|share| (share * PERIOD_MICROSECONDS) as u64);
+    let memberships = fs::read_to_string(format!("/proc/{process}/cgroup"))?;
+    let (file, text) = if is_v2() {
+        let quota = quota.map_or_else(|| "max".to_owned(), |quota| quota.to_string());
+        ("cpu.max", format!("{quota} {PERIOD_MICROSECONDS}"))
+    } else {
+        let quota = quota.map_or_else(|| "-1".to_owned(), |quota| quota.to_string());
+        ("cpu.cfs_quota_us", quota)
+    };
+    let (hierarchy, path) = cpu_membership(&memberships)
+        .with_context(|| format!("process {process} is in no cgroup that limits cpu: {memberships}"))?;
+    let folder = Path::new(MOUNT)
+        .join(hierarchy)
+        .join(path.trim_start_matches('/'));
+    Ok(fs::write(folder.join(file), text)?)
+}
+
+/// From `/proc/PID/cgroup`: the folder of the hierarchy that limits cpu, and the cgroup in it.
+fn cpu_membership(memberships: &str) -> Option<(&str, &str)> {
+    let parts = |line| {
+        let mut parts = str::splitn(line, 3, ':').skip(1);
+        Some((parts.next()?, parts.next()?))
+    };
+    let lines = || memberships.lines().filter_map(parts);
+    lines()
+        .find(|(controllers, _)| controllers.split(',').any(|controller| controller == "cpu"))
+        .or_else(|| lines().find(|(controllers, _)| controllers.is_empty()))
+}
+
 /// Removes all cgroups of a cluster, which hold no process any more.
 pub fn remove(cluster: &ClusterName) -> Result<()> {
     for folder in folders(cluster, None)? {
@@ -137,4 +169,20 @@ pub fn leftovers(cluster: &ClusterName) -> Result<Vec<String>> {
         .into_iter()
         .map(|folder| format!("cgroup {}", folder.display()))
         .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::cpu_membership;
+
+    #[test]
+    fn the_cgroup_that_limits_cpu_is_found_on_v1_and_on_v2() {
+        let v1 = "3:cpuset:/a\n2:cpu,cpuacct:/kubepods/pod1\n0::/\n";
+        assert_eq!(cpu_membership(v1), Some(("cpu,cpuacct", "/kubepods/pod1")));
+        assert_eq!(
+            cpu_membership("0::/kubepods.slice\n"),
+            Some(("", "/kubepods.slice"))
+        );
+        assert_eq!(cpu_membership(""), None);
+    }
 }

@@ -264,6 +264,24 @@ impl Cluster {
         Ok(())
     }
 
+    /// Kills a component of the control plane and starts it again; waits until the API server is ready.
+    pub async fn restart_control_plane(&self, component: &str) -> Result<()> {
+        self.restart_with_flags(component, &[]).await
+    }
+
+    /// The same, with flags beside its usual ones or in their place. Also starts a component that a cluster without
+    /// nodes does not have by itself, such as the scheduler.
+    pub async fn restart_with_flags(&self, component: &str, flags: &[String]) -> Result<()> {
+        process::end(&self.state, component, Signal::KILL)?;
+        control_plane::start_component(&self.state, &self.binaries, component, flags)?;
+        control_plane::await_ready(&self.state, &self.client).await
+    }
+
+    /// Stops a component where it is; it goes on when what is returned is dropped.
+    pub fn pause(&self, component: &str) -> Result<process::Paused> {
+        process::pause(&self.state, component)
+    }
+
     /// Sets labels of a node; a value of none removes the label.
     pub async fn set_labels<'a>(
         &self,

@@ -100,15 +100,15 @@ pub fn prepare(state: &State) -> Result<()> {
 
 /// Starts the components up to the point where the API server is ready, then the rest.
 pub async fn start(state: &State, binaries: &Binaries) -> Result<Client> {
-    start_component(state, binaries, "etcd")?;
+    start_component(state, binaries, "etcd", &[])?;
     // The API server would find etcd later, but by retries that are seconds apart.
     await_listening(state, "etcd", ETCD_PORT).await?;
-    start_component(state, binaries, "kube-apiserver")?;
+    start_component(state, binaries, "kube-apiserver", &[])?;
     let client = client(state).await?;
     await_ready(state, &client).await?;
     for component in components(state) {
         if !["etcd", "kube-apiserver"].contains(&component) && !MONITORING.contains(&component) {
-            start_component(state, binaries, component)?;
+            start_component(state, binaries, component, &[])?;
         }
     }
     if !state.record().nodes.is_empty() {
@@ -117,11 +117,15 @@ pub async fn start(state: &State, binaries: &Binaries) -> Result<Client> {
     Ok(client)
 }
 
-/// Starts one component of the control plane, for the first time or again.
-pub fn start_component(state: &State, binaries: &Binaries, component: &str) -> Result<()> {
+/// Starts one component of the control plane, for the first time or again. `flags` come last, so that they win over its
+/// usual ones.
+pub fn start_component(state: &State, binaries: &Binaries, component: &str, flags: &[String]) -> Result<()> {
     let arguments = arguments(state, component)?;
     let program = binaries.path(component).display().to_string();
-    let words: Vec<String> = std::iter::once(program).chain(arguments).collect();
+    let words: Vec<String> = std::iter::once(program)
+        .chain(arguments)
+        .chain(flags.iter().cloned())
+        .collect();
     process::start(state, component, None, &words, &binaries.search_path())?;
     Ok(())
 }
@@ -146,7 +150,8 @@ async fn await_listening(state: &State, component: &str, port: u16) -> Result<()
     Ok(())
 }
 
-async fn await_ready(state: &State, client: &Client) -> Result<()> {
+/// Waits until the API server is ready.
+pub async fn await_ready(state: &State, client: &Client) -> Result<()> {
     let started = Instant::now();
     loop {
         let answer = client

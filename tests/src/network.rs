@@ -175,6 +175,14 @@ impl Namespace {
         Ok(())
     }
 
+    /// Takes an interface down, if it is there.
+    pub fn cut(&self, interface: &str) -> Result<()> {
+        if self.ip(&["link", "show", interface]).is_ok() {
+            self.ip(&["link", "set", interface, "down"])?;
+        }
+        Ok(())
+    }
+
     /// Runs a program inside, in the caller's mount namespace; its standard output.
     pub fn run(&self, program: &str, arguments: &[&str]) -> Result<String> {
         let net = format!("--net={}", self.path().display());

@@ -130,11 +130,12 @@ pub fn start_kubelet(state: &State, binaries: &Binaries, node: &str) -> Result<(
     Ok(())
 }
 
-/// Kills a node as a power cut does: kubelet, containerd, and every process of its pods, at once.
+/// Kills a node as a power cut does: its pods' network, kubelet, containerd, and every process of its pods, at once.
+/// Without the network no peer is told that a connection has ended.
 ///
 /// What is on its disk stays, so [`start`] brings the same node back.
 pub fn kill(state: &State, node: &str) -> Result<()> {
-    state.position(node)?;
+    state.namespace().cut(&bridge(state.position(node)?))?;
     // The runtime first, so that it restarts nothing.
     for part in [Part::Kubelet, Part::Containerd] {
         process::end(state, &part.component(node), Signal::KILL)?;
@@ -234,7 +235,7 @@ fn cni_config(state: &State, node: &str) -> Result<serde_json::Value> {
         "name": "pods",
         "plugins": [
             {
-                "type": "bridge", "bridge": format!("pods{position}"), "isGateway": true, "hairpinMode": true,
+                "type": "bridge", "bridge": bridge(position), "isGateway": true, "hairpinMode": true,
                 // Pods see each other's true addresses, on all nodes.
                 "ipMasq": false,
                 "ipam": {
@@ -246,6 +247,11 @@ fn cni_config(state: &State, node: &str) -> Result<serde_json::Value> {
             {"type": "portmap", "capabilities": {"portMappings": true}},
         ],
     }))
+}
+
+/// The bridge of a node's pods. The plugin sets it up with every pod it adds.
+fn bridge(position: usize) -> String {
+    format!("pods{position}")
 }
 
 fn kubelet_config(state: &State, node: &str) -> Result<serde_json::Value> {

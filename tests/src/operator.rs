@@ -19,15 +19,21 @@ pub async fn cluster_with_operator(name: &ClusterName, gpus_per_node: u32) -> Re
     let images = images()?;
     cluster::down(name)?;
     let cluster = Cluster::up(ClusterConfig::demo(name.clone(), gpus_per_node).images(images)).await?;
+    install(&cluster, &[])?;
+    Ok(cluster)
+}
+
+/// Installs the operator from the chart, or upgrades it, and waits until it is ready. `values` are further ones.
+pub fn install(cluster: &Cluster, values: &[String]) -> Result<String> {
     let (repository, tag) = image::OPERATOR
         .rsplit_once(':')
         .context("the operator's image has a tag")?;
-    let values = [
+    let mut all = vec![
         format!("image.repository={repository}"),
         format!("image.tag={tag}"),
     ];
-    cluster.helm_upgrade(OPERATOR, OPERATOR, &root().join("charts/vit-operator"), &values)?;
-    Ok(cluster)
+    all.extend_from_slice(values);
+    cluster.helm_upgrade(OPERATOR, OPERATOR, &root().join("charts/vit-operator"), &all)
 }
 
 /// Top of the source tree.

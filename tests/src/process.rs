@@ -138,6 +138,25 @@ pub fn end(state: &State, name: &str, signal: Signal) -> Result<()> {
     Ok(())
 }
 
+/// A component that does nothing, not even end, until this is dropped.
+#[derive(Debug)]
+pub struct Paused(i32);
+
+impl Drop for Paused {
+    fn drop(&mut self) {
+        // One that was killed meanwhile needs no waking.
+        let _ = send(self.0, Signal::CONT);
+    }
+}
+
+/// Stops a component where it is.
+pub fn pause(state: &State, name: &str) -> Result<Paused> {
+    check(state, name)?;
+    let pid = running(state, name).with_context(|| format!("{name} does not run"))?;
+    send(pid, Signal::STOP)?;
+    Ok(Paused(pid))
+}
+
 /// Kills whatever `find` returns, again until it returns nothing.
 pub fn kill_all(what: &str, find: impl Fn() -> Result<Vec<i32>>) -> Result<()> {
     let started = Instant::now();

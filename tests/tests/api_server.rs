@@ -20,9 +20,15 @@ const CRD: &str = concat!(
 const REFUSED: &[(&str, &str, &str, &[&str])] = &[
     (
         "a count below its bound",
-        "epochs: 40",
+        "epochs: 60",
         "epochs: 0",
         &["spec.training.epochs", "greater than or equal to 1"],
+    ),
+    (
+        "a negative count",
+        "epochs: 60",
+        "epochs: -1",
+        &["spec.training.epochs", "-1", "greater than or equal to 1"],
     ),
     (
         "a count above its bound",
@@ -32,7 +38,7 @@ const REFUSED: &[(&str, &str, &str, &[&str])] = &[
     ),
     (
         "a word for a number",
-        "epochs: 40",
+        "epochs: 60",
         "epochs: many",
         &["spec.training.epochs", "integer"],
     ),
@@ -44,8 +50,8 @@ const REFUSED: &[(&str, &str, &str, &[&str])] = &[
     ),
     (
         "an unknown field",
-        "epochs: 40",
-        "epochs: 40\n    epoch: 1",
+        "epochs: 60",
+        "epochs: 60\n    epoch: 1",
         &["unknown field \"spec.training.epoch\""],
     ),
     (
@@ -83,8 +89,8 @@ const REFUSED: &[(&str, &str, &str, &[&str])] = &[
     ),
     (
         "a long warm-up",
-        "warmupEpochs: 2",
-        "warmupEpochs: 41",
+        "warmupEpochs: 4",
+        "warmupEpochs: 61",
         &["schedule.warmupEpochs must be at most epochs"],
     ),
     (
@@ -101,6 +107,12 @@ const REFUSED: &[(&str, &str, &str, &[&str])] = &[
             "volume must be given for every format but synthetic",
             "syntheticImages must be given",
         ],
+    ),
+    (
+        "elastic bounds on one side of the size",
+        "  workers:\n",
+        "  elastic: {minNodes: 3, maxNodes: 4}\n  workers:\n",
+        &["elastic.minNodes must be at most workers.nodes, and elastic.maxNodes at least that"],
     ),
     (
         "a taken environment name",
@@ -125,7 +137,17 @@ const REFUSED: &[(&str, &str, &str, &[&str])] = &[
 /// A change to a job that is there, and what the refusal must name.
 const IMMUTABLE: &[(&str, &str, &str)] = &[
     ("heads: 4", "heads: 8", "model cannot be changed"),
-    ("epochs: 40", "epochs: 30", "training cannot be changed"),
+    (
+        "spec:\n",
+        "spec:\n  managedBy: example.com/other\n",
+        "managedBy cannot be changed",
+    ),
+    ("epochs: 60", "epochs: 30", "training cannot be changed"),
+    (
+        "  workers:\n    nodes: 2\n",
+        "  elastic: {}\n  workers:\n    nodes: 3\n",
+        "workers.nodes cannot be changed while elastic is given",
+    ),
     (
         "format: cifar10",
         "format: cifar10\n    path: /elsewhere",
@@ -292,7 +314,7 @@ fn defaults(cluster: &Cluster, _: usize) -> Result<()> {
         spec["failurePolicy"]
     );
     ensure!(
-        spec["training"]["optimizer"]["betas"] == serde_json::json!([0.9, 0.999]),
+        spec["training"]["optimizer"]["weightDecay"] == 0.05,
         "{}",
         spec["training"]
     );
@@ -346,7 +368,11 @@ fn mutable(cluster: &Cluster, _: usize) -> Result<()> {
         ["create", "-f", "-"],
         &VALID.replacen("name: digits\n", "name: mutable\n", 1),
     )?;
-    let patch = r#"{"spec":{"suspend":true,"ttlSecondsAfterFinished":5,"failurePolicy":{"maxRestarts":1}}}"#;
+    let patch = r#"{"spec":{"suspend":true,"ttlSecondsAfterFinished":5,"failurePolicy":{"maxRestarts":1},"elastic":{}}}"#;
     kubectl(cluster, ["patch", "vtj/mutable", "--type=merge", "-p", patch])?;
+    let bounds = r#"{"spec":{"elastic":{"minNodes":2,"maxNodes":8}}}"#;
+    kubectl(cluster, ["patch", "vtj/mutable", "--type=merge", "-p", bounds])?;
+    let none = r#"{"spec":{"elastic":null}}"#;
+    kubectl(cluster, ["patch", "vtj/mutable", "--type=merge", "-p", none])?;
     Ok(())
 }

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use crds::{Phase, ViTTrainingJob, ViTTrainingJobStatus};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{ListParams, PostParams};
+use kube::api::{EvictParams, ListParams, PostParams};
 use kube::{Api, Client};
 use serde_json::Value;
 use tokio::runtime::Runtime;
-use vit_tests::{Cluster, GpuProduct, cluster, command, digits, operator, volumes};
+use vit_tests::{Cluster, GpuProduct, cgroup, cluster, command, digits, operator, volumes};
 
 /// The longest any test waits for one thing.
 const DEADLINE: Duration = Duration::from_secs(180);
@@ -84,6 +84,17 @@ impl Context {
         self.block_on(self.cluster.set_labels(node, labels))
     }
 
+    /// The rank process on a node that has one, by its number on this machine.
+    pub(crate) fn rank_process(&self, node: &str) -> Result<i32> {
+        let is_rank = |process: &i32| {
+            fs_err::read(format!("/proc/{process}/cmdline"))
+                .is_ok_and(|line| String::from_utf8_lossy(&line).contains("vit-trainer\0rank"))
+        };
+        let processes = cgroup::processes(self.cluster.name(), Some(node))?;
+        let rank = processes.into_iter().find(is_rank);
+        rank.with_context(|| format!("no rank runs on {node}"))
+    }
+
     pub(crate) fn dump(&self) -> String {
         self.cluster.dump()
     }
@@ -127,7 +138,7 @@ impl Context {
         {
             self.kubectl(["-n", &name, "delete", "vtj", "--all", "--timeout=60s"])?;
             self.kubectl(["-n", &name, "delete", "pod", "--all", "--timeout=60s"])?;
-            self.kubectl(["delete", "namespace", &name, "--wait=false"])?;
+            self.kubectl(["delete", "namespace", &name, "--wait=false", "--ignore-not-found"])?;
         }
         Ok(())
     }
@@ -145,10 +156,14 @@ impl Context {
 }
 
 impl Namespace<'_> {
-    /// Creates the job of `examples/digits.yaml` under a name of its own, changed by a merge patch of its spec.
+    /// Creates the job of `examples/digits.yaml` under a name of its own, made quicker, and changed by a merge patch of
+    /// its spec.
     pub(crate) fn create(&self, name: &str, spec: Value) -> Result<()> {
         let mut job: Value = serde_saphyr::from_str(include_str!("../../../examples/digits.yaml"))?;
         job["metadata"]["name"] = name.into();
+        let quicker =
+            serde_json::json!({"model": {"hiddenSize": 128}, "training": {"schedule": {"warmupEpochs": 1}}});
+        merge(&mut job["spec"], quicker);
         merge(&mut job["spec"], spec);
         let job: ViTTrainingJob = serde_json::from_value(job)?;
         self.context
@@ -173,6 +188,13 @@ impl Namespace<'_> {
             &patch,
         ])?;
         Ok(())
+    }
+
+    /// The job's status as it is now.
+    pub(crate) fn status(&self, job: &str) -> Result<ViTTrainingJobStatus> {
+        let jobs = self.jobs();
+        let job = self.context.block_on(async { jobs.get_status(job).await })?;
+        Ok(job.status.unwrap_or_default())
     }
 
     /// Waits until the job's status is as wanted, and returns it. Gives up at the deadline, or when the job is over and
@@ -234,18 +256,28 @@ impl Namespace<'_> {
             .items)
     }
 
-    /// Kills the rank process in the pod of this node rank, as the kernel would when memory runs out.
-    pub(crate) fn kill_rank(&self, job: &str, node_rank: u32) -> Result<()> {
+    /// Sends a signal, such as KILL, to the rank process in the pod of this node rank.
+    pub(crate) fn signal_rank(&self, job: &str, node_rank: u32, signal: &str) -> Result<()> {
         let selector = format!("vit-operator.dev/job-name={job},vit-operator.dev/node-rank={node_rank}");
         let pod = self
             .context
             .kubectl(["-n", &self.name, "get", "pod", "-l", &selector, "-o", "name"])?;
         // The pattern must not match the shell that looks for it.
-        let script = r#"for process in /proc/[0-9]*; do
-            if tr '\0' ' ' <"$process/cmdline" 2>/dev/null | grep -q 'vit-trainer [r]ank'; then kill -KILL "${process#/proc/}"; fi
-        done"#;
+        let script = format!(
+            r#"for process in /proc/[0-9]*; do
+            if tr '\0' ' ' <"$process/cmdline" 2>/dev/null | grep -q 'vit-trainer [r]ank'; then kill -{signal} "${{process#/proc/}}"; fi
+        done"#
+        );
         self.context
-            .kubectl(["-n", &self.name, "exec", pod.trim(), "--", "sh", "-c", script])?;
+            .kubectl(["-n", &self.name, "exec", pod.trim(), "--", "sh", "-c", &script])?;
+        Ok(())
+    }
+
+    /// Asks for a pod's eviction, as `kubectl drain` does.
+    pub(crate) fn evict(&self, pod: &str) -> Result<()> {
+        let pods = Api::<Pod>::namespaced(self.context.client.clone(), &self.name);
+        self.context
+            .block_on(async { pods.evict(pod, &EvictParams::default()).await })?;
         Ok(())
     }
 
@@ -279,10 +311,17 @@ impl Namespace<'_> {
 
     /// Asserts from the log of a job's training that no optimizer step is missing, and none is done twice but those
     /// after the checkpoint that a later attempt continued from.
-    pub(crate) fn check_steps(&self, job: &str, total_steps: i64) -> Result<()> {
+    pub(crate) fn check_steps(&self, job: &str) -> Result<()> {
+        self.count_steps(job).map(drop)
+    }
+
+    /// Asserts the same; gives how many steps the job has, and how many of them were done twice.
+    pub(crate) fn count_steps(&self, job: &str) -> Result<(i64, i64)> {
+        let progress = self.status(job)?.progress.context("progress is told")?;
+        let total_steps = progress.total_steps;
         let path = self.folder.join("checkpoints").join(job).join("log.jsonl");
         let log = fs_err::read_to_string(&path)?;
-        let (mut attempt, mut reached, mut saved) = (0, 0, 0);
+        let (mut attempt, mut reached, mut saved, mut again) = (0, 0, 0, 0);
         for line in log.lines() {
             let record: Value =
                 serde_json::from_str(line).with_context(|| format!("{}: {line}", path.display()))?;
@@ -295,19 +334,26 @@ impl Namespace<'_> {
                         record["attempt"] == attempt + 1,
                         "attempt {attempt} is followed by {line}"
                     );
+                    // A checkpoint that was complete may not have been logged yet when its attempt ended.
                     ensure!(
-                        step == saved,
+                        step >= saved,
                         "the last checkpoint has step {saved}, and the attempt starts as {line}"
                     );
+                    again += (reached - step).max(0);
                     (attempt, reached) = (attempt + 1, step);
                 }
                 Some("train") => {
                     ensure!(step >= reached, "step {reached} is followed by {line}");
                     reached = step;
                 }
+                // Written beside training, which is further by then.
                 Some("checkpoint") => {
-                    ensure!(step >= reached, "step {reached} is followed by {line}");
-                    (reached, saved) = (step, step);
+                    ensure!(
+                        step > saved,
+                        "the checkpoint of step {saved} is followed by {line}"
+                    );
+                    saved = step;
+                    reached = reached.max(step);
                 }
                 _ => {}
             }
@@ -317,7 +363,7 @@ impl Namespace<'_> {
             "{}: {reached} of {total_steps} steps",
             path.display()
         );
-        Ok(())
+        Ok((total_steps, again))
     }
 }
 

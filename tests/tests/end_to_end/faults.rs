@@ -2,7 +2,9 @@
 
 use anyhow::{Context as _, Result, ensure};
 use crds::Phase;
+use kube::ResourceExt as _;
 use serde_json::json;
+use vit_tests::cgroup;
 
 use crate::context::{Context, check_attempts};
 
@@ -16,7 +18,7 @@ pub(crate) fn unknown_preset_fails(context: &Context) -> Result<()> {
         .find(|condition| condition.type_ == "Failed")
         .context("has Failed")?;
     ensure!(failed.reason == "InvalidSpec", "{failed:?}");
-    for part in ["spec.model.name is vit_mega_patch16_224", "vit_base_patch16_224"] {
+    for part in ["spec.model.name is vit_mega_patch16_224", "vit_base_patch16_384"] {
         ensure!(
             failed.message.contains(part),
             "{part:?} is not in: {}",
@@ -76,12 +78,13 @@ pub(crate) fn truncated_record_is_named(context: &Context) -> Result<()> {
 
 pub(crate) fn killed_rank_restarts_the_gang(context: &Context) -> Result<()> {
     let namespace = context.namespace("killed")?;
-    namespace.create("digits", json!({"training": {"epochs": 60}}))?;
+    namespace.create("digits", json!({"training": {"epochs": 24}}))?;
     let before = namespace
         .wait_checkpoint("digits")?
         .last_checkpoint
         .context("a checkpoint is told")?;
-    namespace.kill_rank("digits", 1)?;
+    // As the kernel would when memory runs out.
+    namespace.signal_rank("digits", 1, "KILL")?;
     namespace.wait("digits", "is on its second attempt", |status| status.attempt == 2)?;
     let status = namespace.wait_phase("digits", Phase::Succeeded)?;
     check_attempts(&status, 2, 1)?;
@@ -99,56 +102,179 @@ pub(crate) fn killed_rank_restarts_the_gang(context: &Context) -> Result<()> {
         progress.step == progress.total_steps && before.step < progress.step,
         "{progress:?}"
     );
-    namespace.check_steps("digits", progress.total_steps)
+    namespace.check_steps("digits")
+}
+
+pub(crate) fn stopped_rank_is_a_stall(context: &Context) -> Result<()> {
+    let namespace = context.namespace("stalled")?;
+    namespace.create(
+        "digits",
+        json!({"training": {"epochs": 24}, "failurePolicy": {"stallTimeoutSeconds": 10}}),
+    )?;
+    let nodes = namespace
+        .wait_checkpoint("digits")?
+        .placement
+        .context("placement is told")?
+        .nodes;
+    namespace.signal_rank("digits", 1, "STOP")?;
+    namespace.wait("digits", "is on its second attempt", |status| status.attempt == 2)?;
+    let status = namespace.wait_phase("digits", Phase::Succeeded)?;
+    check_attempts(&status, 2, 1)?;
+    let failure = status.last_failure.context("the failure is told")?;
+    ensure!(
+        failure.class == "Stalled" && failure.rank == Some(1) && failure.node.as_ref() == nodes.last(),
+        "{failure:?}"
+    );
+    for part in [
+        "no rank has finished a ",
+        "allowed are 10 s",
+        "stopped by a signal",
+    ] {
+        ensure!(
+            failure.message.contains(part),
+            "{part:?} is not in: {}",
+            failure.message
+        );
+    }
+    namespace.check_steps("digits")
+}
+
+pub(crate) fn slow_rank_is_named(context: &Context) -> Result<()> {
+    let namespace = context.namespace("straggler")?;
+    namespace.create("digits", json!({"training": {"epochs": 5000}}))?;
+    let status = namespace.wait("digits", "trains", |status| {
+        status.phase == Some(Phase::Running)
+            && status.progress.as_ref().is_some_and(|progress| progress.step > 0)
+    })?;
+    let nodes = status.placement.context("placement is told")?.nodes;
+    let slow = nodes.last().context("has nodes")?;
+    let process = context.rank_process(slow)?;
+
+    cgroup::limit_cpu(process, Some(0.25))?;
+    let status = namespace.wait("digits", "names a straggler", |status| {
+        !status.stragglers.is_empty()
+    })?;
+    let named = &status.stragglers[..];
+    ensure!(
+        matches!(named, [only] if only.rank == 1 && only.node.as_ref() == Some(slow) && only.slowdown > 1.2),
+        "{named:?}"
+    );
+
+    cgroup::limit_cpu(process, None)?;
+    namespace.wait("digits", "names nobody", |status| status.stragglers.is_empty())?;
+    let reasons = r#"jsonpath={range .items[*]}{.reason}{"\n"}{end}"#;
+    let reasons = context.kubectl(["-n", "straggler", "get", "events", "-o", reasons])?;
+    for reason in ["StragglerFound", "StragglerGone"] {
+        let count = reasons.lines().filter(|line| *line == reason).count();
+        ensure!(count == 1, "{count} Events {reason}:\n{reasons}");
+    }
+    let shown =
+        r#"last_over_time(vit_operator_straggler_slowdown_ratio{namespace="straggler",rank="1"}[5m])"#;
+    ensure!(
+        !context.cluster.query(shown)?.is_empty(),
+        "Prometheus has no {shown}"
+    );
+    check_attempts(&status, 1, 0)
 }
 
 pub(crate) fn leader_goes_away(context: &Context) -> Result<()> {
-    let operator = [
-        "-n",
-        "vit-operator",
-        "rollout",
-        "status",
-        "deployment/vit-operator",
-        "--timeout=60s",
-    ];
-    context.kubectl([
-        "-n",
-        "vit-operator",
-        "scale",
-        "deployment/vit-operator",
-        "--replicas=2",
-    ])?;
-    context.kubectl(operator)?;
-    let leader = || {
-        context.kubectl([
-            "-n",
-            "vit-operator",
-            "get",
-            "lease",
-            "vit-operator",
-            "-o",
-            "jsonpath={.spec.holderIdentity}",
-        ])
-    };
     let namespace = context.namespace("leader")?;
-    namespace.create("digits", json!({"training": {"epochs": 60}}))?;
+    namespace.create("digits", json!({"training": {"epochs": 24}}))?;
     namespace.wait_phase("digits", Phase::Running)?;
 
-    let before = leader()?;
-    let pod = before.split('_').next().unwrap_or_default();
-    context.kubectl(["-n", "vit-operator", "delete", "pod", pod, "--wait=false"])?;
+    let before = context.leader()?;
+    let pod = context.leading_pod()?;
+    context.kubectl(["-n", "vit-operator", "delete", "pod", &pod, "--wait=false"])?;
     let status = namespace.wait_phase("digits", Phase::Succeeded)?;
     check_attempts(&status, 1, 0)?;
-    let after = leader()?;
+    let after = context.leader()?;
     ensure!(before != after, "{before} still leads");
-    namespace.check_steps("digits", status.progress.context("progress is told")?.total_steps)?;
-    context.kubectl([
-        "-n",
-        "vit-operator",
-        "scale",
-        "deployment/vit-operator",
-        "--replicas=1",
-    ])?;
-    context.kubectl(operator)?;
+    namespace.check_steps("digits")
+}
+
+pub(crate) fn image_that_cannot_be_had_fails_in_the_kubelets_words(context: &Context) -> Result<()> {
+    let namespace = context.namespace("image")?;
+    let image = "localhost/no-such-trainer:1";
+    namespace.create("never", json!({"image": image, "imagePullPolicy": "Never"}))?;
+    namespace.create(
+        "pulled",
+        json!({"image": image, "imagePullPolicy": "Always", "failurePolicy": {"maxRestarts": 0}}),
+    )?;
+    for (job, class, words) in [
+        ("never", "BadConfig", "ErrImageNeverPull"),
+        ("pulled", "StartFailed", "ImagePullBackOff"),
+    ] {
+        let status = namespace.wait_phase(job, Phase::Failed)?;
+        check_attempts(&status, 1, 0)?;
+        let failure = status.last_failure.context("the failure is told")?;
+        ensure!(failure.class == class, "{job}: {failure:?}");
+        ensure!(
+            failure.message.contains(words) && failure.message.contains(image),
+            "{job}: {failure:?}"
+        );
+        ensure!(
+            failure.node.is_some() && failure.pod.is_some(),
+            "{job}: {failure:?}"
+        );
+    }
     Ok(())
+}
+
+pub(crate) fn job_over_its_deadline_is_stopped(context: &Context) -> Result<()> {
+    let namespace = context.namespace("deadline")?;
+    namespace.create(
+        "digits",
+        json!({"training": {"epochs": 5000}, "activeDeadlineSeconds": 8}),
+    )?;
+    let status = namespace.wait_phase("digits", Phase::Failed)?;
+    let failed = status
+        .conditions
+        .iter()
+        .find(|condition| condition.type_ == "Failed")
+        .context("has Failed")?;
+    ensure!(
+        failed.reason == "DeadlineExceeded" && failed.message.contains("8 s"),
+        "{failed:?}"
+    );
+    namespace.wait("digits", "holds no GPUs", |status| {
+        status.workers.is_some_and(|workers| workers.desired == 0)
+    })?;
+    namespace.wait_gone("service")
+}
+
+pub(crate) fn gang_of_a_dead_node_trains_on_elsewhere(context: &Context) -> Result<()> {
+    let namespace = context.namespace("dead-node")?;
+    namespace.create(
+        "digits",
+        json!({"training": {"epochs": 24}, "failurePolicy": {"nodeLostSeconds": 5}}),
+    )?;
+    let status = namespace.wait_checkpoint("digits")?;
+    let nodes = status.placement.context("placement is told")?.nodes;
+    let dead = nodes.last().context("has nodes")?.clone();
+    // The worst node to lose: the operator leads from it.
+    context.lead_from(&dead)?;
+    context.cluster.kill_node(&dead)?;
+    let finished = namespace
+        .wait("digits", "is on its second attempt", |status| status.attempt == 2)
+        .and_then(|_| namespace.wait_phase("digits", Phase::Succeeded));
+    let left = namespace.pods();
+    context.block_on(context.cluster.start_node(&dead))?;
+
+    let status = finished?;
+    check_attempts(&status, 2, 1)?;
+    let placement = status.placement.context("placement is told")?;
+    ensure!(
+        !placement.nodes.contains(&dead),
+        "{dead} is dead, and the gang went to {:?}",
+        placement.nodes
+    );
+    let of_first_attempt = left?
+        .iter()
+        .filter(|pod| pod.name_any().starts_with("digits-1-"))
+        .count();
+    ensure!(
+        of_first_attempt == 0,
+        "{of_first_attempt} pods of the first attempt are left, which no kubelet will ever end"
+    );
+    namespace.check_steps("digits")
 }

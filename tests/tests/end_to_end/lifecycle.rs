@@ -8,7 +8,7 @@ use crate::context::{Context, check_attempts};
 
 pub(crate) fn suspend_and_resume(context: &Context) -> Result<()> {
     let namespace = context.namespace("suspend")?;
-    namespace.create("digits", json!({"training": {"epochs": 60}}))?;
+    namespace.create("digits", json!({"training": {"epochs": 24}}))?;
     namespace.wait_checkpoint("digits")?;
     namespace.patch("digits", json!({"suspend": true}))?;
     let suspended = namespace.wait_phase("digits", Phase::Suspended)?;
@@ -24,8 +24,7 @@ pub(crate) fn suspend_and_resume(context: &Context) -> Result<()> {
     namespace.patch("digits", json!({"suspend": false}))?;
     let status = namespace.wait_phase("digits", Phase::Succeeded)?;
     check_attempts(&status, 2, 0)?;
-    let total_steps = status.progress.context("progress is told")?.total_steps;
-    namespace.check_steps("digits", total_steps)
+    namespace.check_steps("digits")
 }
 
 pub(crate) fn scale(context: &Context) -> Result<()> {

@@ -3,8 +3,12 @@
 //!
 //! With `VIT_KEEP_CLUSTER` set the cluster stays, to look at: `vit-cluster exec --name e2e -- kubectl get vtj -A`.
 
+mod chaos;
 mod context;
+mod disruptions;
+mod elastic;
 mod faults;
+mod leader;
 mod lifecycle;
 mod placement;
 mod training;
@@ -36,8 +40,20 @@ const TESTS: &[(&str, Test)] = &[
         placement::gang_waits_and_starts_by_itself,
     ),
     (
+        "mixed_gpus_are_taken_where_the_job_allows_it",
+        placement::mixed_gpus_are_taken_where_the_job_allows_it,
+    ),
+    (
+        "gang_stays_within_one_rack",
+        placement::gang_stays_within_one_rack,
+    ),
+    (
         "two_jobs_applied_at_once_never_share_a_gpu",
         placement::two_jobs_never_share_a_gpu,
+    ),
+    (
+        "job_of_higher_priority_goes_first",
+        placement::higher_priority_goes_first,
     ),
     (
         "unknown_preset_fails_with_the_known_ones",
@@ -56,6 +72,30 @@ const TESTS: &[(&str, Test)] = &[
         faults::killed_rank_restarts_the_gang,
     ),
     (
+        "rank_that_is_stopped_is_a_stall_and_the_gang_restarts",
+        faults::stopped_rank_is_a_stall,
+    ),
+    (
+        "rank_that_is_slow_is_named_with_its_node_until_it_recovers",
+        faults::slow_rank_is_named,
+    ),
+    (
+        "image_that_cannot_be_had_fails_in_the_kubelets_words",
+        faults::image_that_cannot_be_had_fails_in_the_kubelets_words,
+    ),
+    (
+        "job_over_its_deadline_is_stopped",
+        faults::job_over_its_deadline_is_stopped,
+    ),
+    (
+        "gang_of_a_dead_node_trains_on_elsewhere",
+        faults::gang_of_a_dead_node_trains_on_elsewhere,
+    ),
+    (
+        "elastic_gang_shrinks_with_a_node_and_grows_again",
+        elastic::shrinks_with_a_node_and_grows_again,
+    ),
+    (
         "leader_goes_away_and_the_job_does_not_notice",
         faults::leader_goes_away,
     ),
@@ -63,34 +103,56 @@ const TESTS: &[(&str, Test)] = &[
         "suspended_job_saves_and_resumes_where_it_stopped",
         lifecycle::suspend_and_resume,
     ),
+    (
+        "training_outlives_the_control_plane",
+        disruptions::training_outlives_the_control_plane,
+    ),
+    (
+        "operator_is_upgraded_while_a_job_trains",
+        disruptions::operator_is_upgraded_while_a_job_trains,
+    ),
+    ("evicted_gang_trains_on", disruptions::evicted_gang_trains_on),
+    (
+        "namespace_is_deleted_while_its_job_trains",
+        disruptions::namespace_is_deleted_while_its_job_trains,
+    ),
     ("scaled_job_continues_in_its_new_size", lifecycle::scale),
     ("deleted_job_leaves_nothing_behind", lifecycle::deletion),
     // The last one: it takes the cluster down.
     ("cluster_goes_and_leaves_nothing_behind", Context::tear_down),
 ];
 
+/// In place of the tests, where `VIT_CHAOS_MINUTES` is set.
+const CHAOS: &[(&str, Test)] = &[("jobs_survive_random_faults", chaos::run)];
+
 fn main() -> Result<()> {
     let mut arguments = Arguments::from_args();
     arguments.test_threads = Some(1);
     if arguments.list {
-        libtest_mimic::run(&arguments, trials(None)).exit();
+        libtest_mimic::run(&arguments, trials(TESTS, None)).exit();
     }
     let context = Arc::new(Context::set_up()?);
-    let conclusion = libtest_mimic::run(&arguments, trials(Some(&context)));
+    let tests = if chaos::wanted()?.is_some() { CHAOS } else { TESTS };
+    let conclusion = libtest_mimic::run(&arguments, trials(tests, Some(&context)));
     context.tear_down()?;
     conclusion.exit();
 }
 
-fn trials(context: Option<&Arc<Context>>) -> Vec<Trial> {
-    TESTS
+fn trials(tests: &'static [(&'static str, Test)], context: Option<&Arc<Context>>) -> Vec<Trial> {
+    tests
         .iter()
         .map(|(name, test)| {
             let context = context.cloned();
             Trial::test(*name, move || {
                 let context = context.ok_or("the cluster is only there when tests run")?;
                 let outcome = test(&context).map_err(|error| format!("{error:#}\n\n{}", context.dump()));
-                context.clean_up().map_err(|error| format!("{error:#}"))?;
-                Ok(outcome?)
+                let cleaned = context
+                    .clean_up()
+                    .map_err(|error| format!("cleaning up: {error:#}"));
+                match (outcome, cleaned) {
+                    (Err(failed), Err(left)) => Err(format!("{failed}\n\n{left}").into()),
+                    (outcome, cleaned) => Ok(outcome.and(cleaned)?),
+                }
             })
         })
         .collect()

@@ -5,6 +5,9 @@ use std::collections::BTreeMap;
 use anyhow::{Context as _, Result, ensure};
 use crds::Phase;
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::scheduling::v1::PriorityClass;
+use kube::Api;
+use kube::api::{ObjectMeta, PostParams};
 use serde_json::json;
 use vit_tests::GpuProduct;
 
@@ -67,6 +70,134 @@ pub(crate) fn two_jobs_never_share_a_gpu(context: &Context) -> Result<()> {
     );
     ensure!(most.values().sum::<i64>() >= 4, "pods were seen: {most:?}");
     Ok(())
+}
+
+pub(crate) fn higher_priority_goes_first(context: &Context) -> Result<()> {
+    let namespace = context.namespace("priority")?;
+    let class = |name: &str, value: i32| PriorityClass {
+        metadata: ObjectMeta {
+            name: Some(name.into()),
+            ..ObjectMeta::default()
+        },
+        value: Some(value),
+        // The pods take what is free, and evict nobody.
+        preemption_policy: Some("Never".into()),
+        ..PriorityClass::default()
+    };
+    let classes = Api::<PriorityClass>::all(context.client.clone());
+    for class in [class("vit-low", 10), class("vit-high", 20)] {
+        context.block_on(async { classes.create(&PostParams::default(), &class).await })?;
+    }
+    // All GPUs of the product.
+    let spec = |class: Option<&str>, epochs: u32| {
+        json!({
+            "workers": {"nodes": 3, "gpusPerNode": 2, "priorityClassName": class},
+            "training": {"epochs": epochs, "microBatchSize": 8},
+        })
+    };
+    let ran = || -> Result<()> {
+        namespace.create("first", spec(None, 500))?;
+        namespace.wait_phase("first", Phase::Running)?;
+        let waits = |job: &str| {
+            namespace.wait(job, "waits", |status| {
+                message(status, "Placed").starts_with("False NoFittingGroup")
+            })
+        };
+        // The older one has the lower priority.
+        namespace.create("low", spec(Some("vit-low"), 1))?;
+        waits("low")?;
+        namespace.create("high", spec(Some("vit-high"), 1))?;
+        let told = message(&waits("high")?, "Placed");
+        ensure!(told.ends_with("(1st of 2 waiting)"), "{told}");
+        context.kubectl(["-n", "priority", "delete", "vtj", "first"])?;
+        let low = namespace.wait_phase("low", Phase::Succeeded)?;
+        let high = namespace.wait_phase("high", Phase::Succeeded)?;
+        let (placed, ended) = (
+            low.placement.and_then(|placement| placement.time),
+            high.completion_time,
+        );
+        ensure!(
+            placed.is_some() && placed >= ended,
+            "the one of low priority was placed at {placed:?}, the other one ended at {ended:?}"
+        );
+        Ok(())
+    };
+    let ran = ran();
+    for class in ["vit-low", "vit-high"] {
+        context.kubectl(["delete", "priorityclass", class])?;
+    }
+    ran
+}
+
+pub(crate) fn mixed_gpus_are_taken_where_the_job_allows_it(context: &Context) -> Result<()> {
+    let namespace = context.namespace("mixed")?;
+    namespace.create(
+        "mixed",
+        json!({
+            "workers": {"nodes": 4, "gpusPerNode": 1},
+            "training": {"epochs": 2, "microBatchSize": 8},
+            "placement": {"homogeneity": "Preferred"},
+        }),
+    )?;
+    let status = namespace.wait("mixed", "is placed", |status| status.attempt == 1)?;
+    let told = message(&status, "Placed");
+    for part in ["True MixedGpus", "1 of NVIDIA-H200", "3 of Tesla-T4"] {
+        ensure!(told.contains(part), "{part:?} is not in: {told}");
+    }
+    let placement = status.placement.context("placement is told")?;
+    ensure!(
+        placement.group.is_none() && placement.mixed.len() == 2,
+        "{placement:?}"
+    );
+    namespace.wait_phase("mixed", Phase::Succeeded)?;
+    Ok(())
+}
+
+pub(crate) fn gang_stays_within_one_rack(context: &Context) -> Result<()> {
+    let namespace = context.namespace("rack")?;
+    let label = |node: &str, rack: Option<&str>| {
+        context.block_on(context.cluster.set_labels(node, [("example.com/rack", rack)]))
+    };
+    for (node, rack) in [("node0", "x"), ("node1", "y"), ("node2", "y")] {
+        label(node, Some(rack))?;
+    }
+    let spec = |nodes: u32| {
+        json!({
+            "workers": {"nodes": nodes},
+            "training": {"epochs": 2, "microBatchSize": 8},
+            "placement": {"topology": {"required": "example.com/rack"}},
+        })
+    };
+    let run = || -> Result<()> {
+        namespace.create("fits", spec(2))?;
+        let placement = namespace
+            .wait_phase("fits", Phase::Succeeded)?
+            .placement
+            .context("placement is told")?;
+        ensure!(placement.nodes == ["node1", "node2"], "{placement:?}");
+        ensure!(
+            placement
+                .topology
+                .iter()
+                .any(|spread| spread.key == "example.com/rack" && spread.domains == ["y"]),
+            "{placement:?}"
+        );
+        namespace.create("large", spec(3))?;
+        let status = namespace.wait("large", "waits and says why", |status| {
+            message(status, "Placed").starts_with("False NoFittingGroup")
+        })?;
+        let told = message(&status, "Placed");
+        ensure!(
+            told.contains("3 nodes with 1 free, but at most 2 with the same example.com/rack"),
+            "{told}"
+        );
+        Ok(())
+    };
+    let ran = run();
+    for node in ["node0", "node1", "node2"] {
+        label(node, None)?;
+    }
+    ran
 }
 
 /// GPUs that unfinished pods hold, by the node they are on.

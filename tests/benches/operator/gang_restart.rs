@@ -1,0 +1,227 @@
+//! A gang of 1,000 pods, from one failed container until all pods are created again, and the same by a plain client.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use crds::{ViTTrainingJob, labels};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::Api;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
+use kube::runtime::watcher;
+use serde_json::json;
+use vit_tests::binaries::Binaries;
+use vit_tests::progress::say;
+
+use crate::pods;
+use crate::report::{Bar, Report};
+use crate::testbed::{ControllerRate, Testbed, on_testbed};
+use crate::usage::hundredths;
+use crate::workload::{self, NAMESPACE, POSTED_AT_ONCE};
+
+/// A few more than pods, so that the node of the failed one can be avoided.
+const NODES: usize = 1_020;
+const PODS: usize = 1_000;
+/// The pod that fails, neither the first nor the last.
+const FAILS: usize = 500;
+
+/// Seconds of a restart, one after another.
+struct Restart {
+    /// From the failed container until the first of the other pods is gone.
+    to_first_deletion: f64,
+    /// From then until no pod of the old attempt is left.
+    deleting: f64,
+    /// From then until the first new one is there.
+    between: f64,
+    /// From then until all are.
+    creating: f64,
+    cpu_seconds: BTreeMap<String, f64>,
+}
+
+impl Restart {
+    fn seconds(&self) -> f64 {
+        self.to_first_deletion + self.deleting + self.between + self.creating
+    }
+
+    fn phases(&self) -> serde_json::Value {
+        json!({
+            "to_first_deletion": hundredths(self.to_first_deletion),
+            "deleting": hundredths(self.deleting),
+            "between": hundredths(self.between),
+            "creating": hundredths(self.creating),
+        })
+    }
+}
+
+/// What a plain client does.
+struct Plain {
+    create_seconds: f64,
+    restart: Restart,
+}
+
+pub(crate) async fn measure(programs: &Binaries) -> Result<Report> {
+    let (ours, made) = on_testbed(programs, NODES, ControllerRate::Raised, ours_on).await?;
+    say(format_args!(
+        "gang restart, ours: {:.1} s, {}",
+        ours.seconds(),
+        ours.phases()
+    ));
+    let plain = on_testbed(programs, NODES, ControllerRate::Raised, async |testbed| {
+        plain_on(testbed, made).await
+    })
+    .await?;
+    say(format_args!(
+        "plain client: created in {:.1} s; restart: {:.1} s, {}",
+        plain.create_seconds,
+        plain.restart.seconds(),
+        plain.restart.phases()
+    ));
+
+    let rate = |seconds: f64| PODS as f64 / seconds;
+    let (own, limit) = (rate(ours.seconds()), rate(plain.create_seconds));
+    let raw_restart = rate(plain.restart.seconds());
+    let mut report = Report::new(format!(
+        "gang_restart: a gang of {PODS} pods on {NODES} nodes, from a failed container until all pods are created again"
+    ));
+    let unit = "pods/s";
+    report.add("pods_per_second", "ours", own, unit);
+    report.add(
+        "raw_create",
+        "the same pods created by a plain client, none deleted",
+        limit,
+        unit,
+    );
+    report.add(
+        "raw_restart",
+        "deleted, seen gone, and created again by a plain client",
+        raw_restart,
+        unit,
+    );
+    report.add_with_bar(
+        "ratio_to_raw_create",
+        "ours / created",
+        own / limit,
+        "",
+        Bar::AtLeast(0.9),
+    );
+    report.add(
+        "ratio_to_raw_restart",
+        "ours / deleted and created again",
+        own / raw_restart,
+        "",
+    );
+    report.detail("nodes", NODES);
+    report.detail("pods", PODS);
+    report.detail(
+        "seconds",
+        json!({"ours": ours.phases(), "raw_restart": plain.restart.phases()}),
+    );
+    report.detail(
+        "cpu_seconds",
+        json!({"ours": ours.cpu_seconds, "raw_restart": plain.restart.cpu_seconds}),
+    );
+    Ok(report)
+}
+
+/// Our restart, and the pods that came of it, for posting them by hand.
+async fn ours_on(testbed: &Testbed) -> Result<(Restart, Vec<Pod>)> {
+    testbed.start_operator().await?;
+    let jobs: Api<ViTTrainingJob> = Api::namespaced(testbed.client.clone(), NAMESPACE);
+    workload::post(&jobs, vec![workload::job(0, PODS)?]).await?;
+    testbed.until_jobs("Running", 1).await?;
+    let of_attempt = |attempt: u32| format!("{}={attempt}", labels::ATTEMPT);
+    let restart = timed(testbed, &of_attempt(1), &of_attempt(2), async {
+        fail_container(testbed).await
+    })
+    .await?;
+    let pods: Api<Pod> = Api::namespaced(testbed.client.clone(), NAMESPACE);
+    let made = pods.list(&ListParams::default().labels(&of_attempt(2))).await?;
+    Ok((restart, made.items.into_iter().map(workload::as_posted).collect()))
+}
+
+async fn plain_on(testbed: &Testbed, made: Vec<Pod>) -> Result<Plain> {
+    let pods: Api<Pod> = Api::namespaced(testbed.client.clone(), NAMESPACE);
+    let started = Instant::now();
+    let running = pods::appear(&testbed.client, pods::running(), PODS);
+    let posted = async {
+        workload::post(&pods, made.clone()).await?;
+        Ok(started.elapsed().as_secs_f64())
+    };
+    let (_, create_seconds) = tokio::try_join!(running, posted)?;
+    // Pods of a name cannot be told from those that had it before, so the new ones get a label.
+    let again = made.into_iter().map(|mut pod| {
+        let label = ("again".to_owned(), "true".to_owned());
+        pod.metadata.labels.get_or_insert_default().extend([label]);
+        pod
+    });
+    let again: Vec<Pod> = again.collect();
+    let restart = timed(testbed, "!again", "again", async {
+        let (_, ()) = tokio::try_join!(
+            pods::vanish(&testbed.client, watcher::Config::default().labels("!again")),
+            delete_all(&pods, &again)
+        )?;
+        workload::post(&pods, again).await
+    })
+    .await?;
+    Ok(Plain {
+        create_seconds,
+        restart,
+    })
+}
+
+/// Follows a restart that `begin` brings about: pods that match `old` go, pods that match `new` come.
+async fn timed(
+    testbed: &Testbed,
+    old: &str,
+    new: &str,
+    begin: impl Future<Output = Result<()>>,
+) -> Result<Restart> {
+    let labelled = |labels: &str| watcher::Config::default().labels(labels);
+    let before = testbed.cpu_seconds()?;
+    let started = Instant::now();
+    let (gone, come, ()) = tokio::try_join!(
+        pods::vanish(&testbed.client, labelled(old)),
+        pods::appear(&testbed.client, labelled(new), PODS),
+        begin
+    )?;
+    let seconds = |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64();
+    Ok(Restart {
+        to_first_deletion: seconds(started, gone.0),
+        deleting: seconds(gone.0, gone.1),
+        between: seconds(gone.1, come.0),
+        creating: seconds(come.0, come.1),
+        cpu_seconds: testbed.cpu_seconds()?.since(&before),
+    })
+}
+
+/// Says of one pod what its kubelet would say when the trainer has crashed.
+async fn fail_container(testbed: &Testbed) -> Result<()> {
+    let pods: Api<Pod> = Api::namespaced(testbed.client.clone(), NAMESPACE);
+    let name = format!("job-0-1-{FAILS}");
+    let now = Timestamp::now().to_string();
+    let ended = json!({"exitCode": 1, "reason": "Error", "startedAt": now, "finishedAt": now});
+    let status = json!({"status": {
+        "phase": "Failed",
+        "containerStatuses": [{
+            "name": "trainer", "image": "vit-trainer:latest", "imageID": "", "ready": false, "restartCount": 0,
+            "state": {"terminated": ended},
+        }],
+    }});
+    pods.patch_status(&name, &PatchParams::default(), &Patch::Merge(status))
+        .await
+        .with_context(|| format!("cannot let pod {name} fail"))?;
+    Ok(())
+}
+
+/// Deletes pods as the operator does: politely, many at once.
+async fn delete_all(pods: &Api<Pod>, which: &[Pod]) -> Result<()> {
+    let parameters = DeleteParams::default();
+    stream::iter(which.iter().filter_map(|pod| pod.metadata.name.as_deref()))
+        .map(|name| pods.delete(name, &parameters))
+        .buffer_unordered(POSTED_AT_ONCE)
+        .try_for_each(|_| async { Ok(()) })
+        .await
+        .context("cannot delete the pods")
+}

@@ -1,0 +1,83 @@
+//! The operator at scale, on a real API server, etcd, scheduler and controller manager whose nodes are fake (KWOK),
+//! beside a plain client, a peer and Indexed Jobs. Writes the keys `create`, `gang_restart` and `scale` of
+//! `target/bench/operator.json`; docs/performance.md defines them. Needs root.
+#![allow(clippy::print_stdout, reason = "the table is what it is for")]
+
+mod calls;
+mod create;
+mod gang_restart;
+mod peers;
+mod pods;
+mod report;
+mod scale;
+mod testbed;
+mod usage;
+mod workload;
+
+use anyhow::Result;
+use clap::{Parser, ValueEnum};
+use vit_tests::binaries::Binaries;
+use vit_tests::packages;
+
+use report::Report;
+
+#[derive(Parser)]
+struct Arguments {
+    /// What is measured; everything if not given.
+    #[arg(value_enum)]
+    parts: Vec<Part>,
+    /// Given by `cargo bench`.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum Part {
+    /// Pods Running per second, beside a plain client, training-operator and Indexed Jobs.
+    Create,
+    /// A large gang, from a failed container until all pods are created again.
+    GangRestart,
+    /// Thousands of nodes and jobs: time, rounds, API calls, memory.
+    Scale,
+}
+
+impl Part {
+    /// The key in the file.
+    fn key(self) -> &'static str {
+        match self {
+            Self::Create => "create",
+            Self::GangRestart => "gang_restart",
+            Self::Scale => "scale",
+        }
+    }
+
+    async fn measure(self, programs: &Binaries) -> Result<Report> {
+        match self {
+            Self::Create => create::measure(programs).await,
+            Self::GangRestart => gang_restart::measure(programs).await,
+            Self::Scale => scale::measure(programs).await,
+        }
+    }
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let Arguments { parts, bench: _ } = Arguments::parse();
+    let is_chosen = |part: &Part| parts.is_empty() || parts.contains(part);
+    packages::check_machine()?;
+    packages::install_missing()?;
+    let programs = Binaries::build_for_measuring()?;
+    let mut tables = Vec::new();
+    for part in Part::value_variants().iter().copied().filter(is_chosen) {
+        let report = part.measure(&programs).await?;
+        // Each at once: what was measured is not lost with a later part.
+        report.save(part.key())?;
+        tables.push(report.to_string());
+    }
+    println!("{} processors\n", std::thread::available_parallelism()?);
+    for table in tables {
+        println!("{table}");
+    }
+    Ok(())
+}

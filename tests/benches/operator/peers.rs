@@ -1,0 +1,95 @@
+//! kubeflow training-operator 1.8.1, started outside a cluster.
+//!
+//! In its pod it finds its webhook's certificate mounted from a Secret that it fills itself. Here it gets a `/tmp` of its
+//! own, into which the certificate is copied. No job goes through the webhook, which only spares it work.
+
+use std::path::Path;
+
+use anyhow::{Context as _, Result};
+use fs_err as fs;
+use k8s_openapi::api::core::v1::Secret;
+use kube::Api;
+use serde_json::json;
+use vit_tests::{binaries, process};
+
+use crate::testbed::Testbed;
+
+/// The name under which its process and log are recorded, and that of its program.
+pub(crate) const TRAINING_OPERATOR: &str = "training-operator";
+
+const NAMESPACE: &str = "kubeflow";
+const SECRET: &str = "training-operator-webhook-cert";
+const CERTIFICATES: &str = "tmp/k8s-webhook-server/serving-certs";
+/// Jobs that it works on at once; its default is one.
+const THREADS: u32 = 8;
+
+/// Starts training-operator and waits until it is ready.
+pub(crate) async fn start_training_operator(testbed: &Testbed) -> Result<()> {
+    let state = testbed.cluster.state();
+    let crd = binaries::training_operator_source()?.join("manifests/base/crds/kubeflow.org_pytorchjobs.yaml");
+    let crd = crd.display().to_string();
+    let kubectl = |arguments: &[&str]| testbed.cluster.kubectl_output(arguments);
+    kubectl(&["apply", "--server-side", "-f", &crd])?;
+    testbed.established("pytorchjobs.kubeflow.org").await?;
+    kubectl(&["create", "namespace", NAMESPACE])?;
+    kubectl(&["create", "secret", "generic", SECRET, "--namespace", NAMESPACE])?;
+    let webhooks = state.directory().join("webhooks.json");
+    let configuration = json!({
+        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": "validator.training-operator.kubeflow.org"},
+    });
+    fs::write(&webhooks, configuration.to_string())?;
+    kubectl(&["apply", "-f", &webhooks.display().to_string()])?;
+
+    let program = testbed.programs.path(TRAINING_OPERATOR).display().to_string();
+    let kubeconfig = format!("KUBECONFIG={}", testbed.cluster.kubeconfig().display());
+    let threads = format!("--controller-threads={THREADS}");
+    let words = [
+        "unshare",
+        "--mount",
+        "sh",
+        "-c",
+        r#"mount -t tmpfs tmpfs /tmp && exec "$@""#,
+        "sh",
+        "env",
+        &kubeconfig,
+        &program,
+        "--enable-scheme=pytorchjob",
+        &threads,
+    ]
+    .map(str::to_owned);
+    let path = testbed.programs.search_path();
+    let pid = process::start(state, TRAINING_OPERATOR, None, &words, &path)?;
+    hand_over_certificate(testbed, Path::new(&format!("/proc/{pid}/root"))).await?;
+    let ready = format!("http://{}:8081/readyz", state.addresses().api());
+    testbed
+        .until("training-operator does not get ready", || {
+            process::check(state, TRAINING_OPERATOR)?;
+            Ok(ureq::get(&ready).call().is_ok())
+        })
+        .await
+}
+
+/// Does what the kubelet would do: once the Secret is filled, its entries are files.
+async fn hand_over_certificate(testbed: &Testbed, root: &Path) -> Result<()> {
+    let secrets: Api<Secret> = Api::namespaced(testbed.client.clone(), NAMESPACE);
+    let is_filled = |secret: Option<&Secret>| {
+        let data = secret.and_then(|secret| secret.data.as_ref());
+        data.is_some_and(|data| data.contains_key("tls.crt"))
+    };
+    let filled = kube::runtime::wait::await_condition(secrets, SECRET, is_filled);
+    let secret = tokio::time::timeout(std::time::Duration::from_secs(60), filled)
+        .await
+        .context("training-operator makes no certificate")??;
+    let folder = root.join(CERTIFICATES);
+    fs::create_dir_all(&folder)?;
+    let data = secret.and_then(|secret| secret.data).unwrap_or_default();
+    // What it waits for comes last.
+    for name in ["tls.key", "tls.crt"] {
+        let value = data
+            .get(name)
+            .with_context(|| format!("the Secret has no {name}"))?;
+        fs::write(folder.join(name), &value.0)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,99 @@
+//! 1,000 jobs of 16 pods on 5,000 nodes: how long until all of them run, and what it takes of the operator.
+
+use std::time::Instant;
+
+use anyhow::{Context as _, Result};
+use crds::ViTTrainingJob;
+use kube::Api;
+use serde_json::json;
+use vit_tests::binaries::Binaries;
+use vit_tests::progress::say;
+
+use crate::report::{Bar, Report};
+use crate::testbed::{ControllerRate, Testbed, on_testbed};
+use crate::usage::{self, hundredths};
+use crate::workload::{self, NAMESPACE};
+
+const NODES: usize = 5_000;
+const JOBS: usize = 1_000;
+const PODS_PER_JOB: usize = 16;
+const PODS: usize = JOBS * PODS_PER_JOB;
+const MEBIBYTE: f64 = 1024.0 * 1024.0;
+
+pub(crate) async fn measure(programs: &Binaries) -> Result<Report> {
+    on_testbed(programs, NODES, ControllerRate::Raised, measure_on).await
+}
+
+async fn measure_on(testbed: &Testbed) -> Result<Report> {
+    testbed.start_operator().await?;
+    let jobs = (0..JOBS)
+        .map(|index| workload::job(index, PODS_PER_JOB))
+        .collect::<Result<_>>()?;
+    let api: Api<ViTTrainingJob> = Api::namespaced(testbed.client.clone(), NAMESPACE);
+    let rounds = || {
+        anyhow::Ok(
+            testbed
+                .operator_metrics()?
+                .histogram("vit_operator_reconcile_seconds"),
+        )
+    };
+    let (calls_before, rounds_before, cpu_before) =
+        (testbed.operator_calls()?, rounds()?, testbed.cpu_seconds()?);
+    let started = Instant::now();
+    workload::post(&api, jobs).await?;
+    say(format_args!("{JOBS} jobs are posted"));
+    testbed.until_jobs("Running", JOBS).await?;
+    let seconds = started.elapsed().as_secs_f64();
+    let calls = testbed.operator_calls()?.since(&calls_before);
+    let rounds = rounds()?.since(&rounds_before);
+    let cpu_seconds = testbed.cpu_seconds()?.since(&cpu_before);
+    let pid = testbed.operator_pid()?;
+
+    let mut report = Report::new(format!(
+        "scale: {JOBS} jobs of {PODS_PER_JOB} pods on {NODES} nodes"
+    ));
+    report.add(
+        "seconds_to_all_running",
+        "from the first job posted until all run",
+        seconds,
+        "s",
+    );
+    for (key, share) in [("reconcile_p50_ms", 0.5), ("reconcile_p99_ms", 0.99)] {
+        let what = format!(
+            "{:.0} % of {} reconciles take at most",
+            share * 100.0,
+            rounds.count()
+        );
+        let time = rounds.quantile(share).context("there was no reconcile")?;
+        report.add(key, what, time * 1e3, "ms");
+    }
+    let per_pod = calls.total() as f64 / PODS as f64;
+    report.add_with_bar(
+        "api_calls_per_pod",
+        "calls of the operator to the API server, per pod",
+        per_pod,
+        "",
+        Bar::AtMost(3.0),
+    );
+    let peak = usage::peak_rss_bytes(pid)?;
+    report.add_with_bar(
+        "peak_rss_bytes",
+        format!("peak memory of the operator ({:.0} MiB)", peak / MEBIBYTE),
+        peak,
+        "B",
+        Bar::AtMost(150.0 * MEBIBYTE),
+    );
+    report.add(
+        "cpu_seconds",
+        "CPU time of the operator, its start included",
+        usage::cpu_seconds(pid)?,
+        "s",
+    );
+    report.detail("nodes", NODES);
+    report.detail("jobs", JOBS);
+    report.detail("pods_per_job", PODS_PER_JOB);
+    report.detail("pods_per_second", hundredths(PODS as f64 / seconds));
+    report.detail("calls", json!(calls.0));
+    report.detail("cpu_seconds_by_program", json!(cpu_seconds));
+    Ok(report)
+}

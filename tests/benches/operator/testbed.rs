@@ -1,0 +1,304 @@
+//! What every contender gets: a new cluster whose nodes are fake, at rest.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use fs_err as fs;
+use http::Request;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::runtime::wait::{await_condition, conditions};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+use vit_tests::binaries::Binaries;
+use vit_tests::exposition::Exposition;
+use vit_tests::operator::{self, OPERATOR};
+use vit_tests::progress::say;
+use vit_tests::{Cluster, ClusterConfig, ClusterName, GpuProduct, cluster, kwok, process};
+
+use crate::calls::Calls;
+use crate::usage::{self, CpuSeconds};
+
+/// GPUs of a node.
+pub(crate) const GPUS_PER_NODE: u32 = 8;
+/// How long a program may take until it is ready.
+const READY_DEADLINE: Duration = Duration::from_secs(120);
+/// How often it is asked.
+const POLL: Duration = Duration::from_millis(200);
+/// The operator's identity: that of the shipped chart, with its rights and no others.
+const USER: &str = "system:serviceaccount:vit-operator:vit-operator";
+
+/// All programs whose use of processors is told.
+const PROGRAMS: [&str; 7] = [
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    kwok::COMPONENT,
+    OPERATOR,
+    crate::peers::TRAINING_OPERATOR,
+];
+
+/// How many calls a second the controller manager allows itself. All other flags are the same for everyone.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum ControllerRate {
+    /// 20, bursts of 30: its defaults.
+    Shipped,
+    /// 500, bursts of 1,000.
+    Raised,
+}
+
+impl ControllerRate {
+    fn flags(self) -> [String; 2] {
+        let (rate, burst) = match self {
+            Self::Shipped => (20, 30),
+            Self::Raised => (500, 1_000),
+        };
+        [
+            format!("--kube-api-qps={rate}"),
+            format!("--kube-api-burst={burst}"),
+        ]
+    }
+}
+
+pub(crate) struct Testbed {
+    pub(crate) cluster: Cluster,
+    pub(crate) client: Client,
+    pub(crate) programs: Binaries,
+}
+
+/// Runs a measurement on a new testbed, and takes that down, whatever comes of it.
+pub(crate) async fn on_testbed<T>(
+    programs: &Binaries,
+    nodes: usize,
+    rate: ControllerRate,
+    measure: impl AsyncFnOnce(&Testbed) -> Result<T>,
+) -> Result<T> {
+    let name: ClusterName = "bench".parse()?;
+    cluster::down(&name)?;
+    let result = async {
+        let testbed = Testbed::up(name.clone(), programs, nodes, rate).await?;
+        measure(&testbed).await
+    }
+    .await;
+    if result.is_ok() || std::env::var_os("VIT_KEEP_CLUSTER").is_none() {
+        cluster::down(&name)?;
+    }
+    result
+}
+
+impl Testbed {
+    async fn up(name: ClusterName, programs: &Binaries, nodes: usize, rate: ControllerRate) -> Result<Self> {
+        let cluster = Cluster::up(ClusterConfig::control_plane(name)).await?;
+        let testbed = Self {
+            client: cluster.client(),
+            cluster,
+            programs: programs.clone(),
+        };
+        testbed.restart_control_plane(rate).await?;
+        testbed.install_operator_resources().await?;
+        kwok::add_nodes(&testbed.client, nodes, &GpuProduct::H200, GPUS_PER_NODE).await?;
+        kwok::start(&testbed.cluster, programs)?;
+        testbed.at_rest().await?;
+        say(format_args!(
+            "{nodes} fake nodes are there, and the API server is at rest"
+        ));
+        Ok(testbed)
+    }
+
+    /// The flags that differ from those of other test clusters.
+    async fn restart_control_plane(&self, rate: ControllerRate) -> Result<()> {
+        let policy = self.cluster.state().directory().join("audit-policy.json");
+        fs::write(&policy, Calls::policy(USER).to_string())?;
+        let server = [
+            format!("--audit-policy-file={}", policy.display()),
+            format!("--audit-log-path={}", self.audit_log().display()),
+            // Nobody would take the taint of new nodes away.
+            "--disable-admission-plugins=TaintNodesByCondition".to_owned(),
+        ];
+        self.cluster.restart_with_flags("kube-apiserver", &server).await?;
+        let mut manager = rate.flags().to_vec();
+        // Fake nodes send no heartbeats.
+        manager.push("--controllers=*,-node-lifecycle-controller".to_owned());
+        self.cluster
+            .restart_with_flags("kube-controller-manager", &manager)
+            .await?;
+        // Its default of 50 binds a second would be all that is measured.
+        let scheduler = ["--kube-api-qps=2000", "--kube-api-burst=4000"].map(str::to_owned);
+        self.cluster
+            .restart_with_flags("kube-scheduler", &scheduler)
+            .await
+    }
+
+    /// The resource, and the rights of the operator out of the chart.
+    async fn install_operator_resources(&self) -> Result<()> {
+        let root = operator::root();
+        let folder = self.cluster.state().directory();
+        let crd = root
+            .join("crds/generated/vittrainingjobs.yaml")
+            .display()
+            .to_string();
+        self.cluster
+            .kubectl_output(&["apply", "--server-side", "-f", &crd])?;
+        self.cluster.kubectl_output(&["create", "namespace", OPERATOR])?;
+        let mut template = self.cluster.helm();
+        template.args(["template", OPERATOR, "--namespace", OPERATOR]);
+        template.args([
+            "--kube-version",
+            &self.client.apiserver_version().await?.git_version,
+        ]);
+        template.args(["--show-only", "templates/rbac.yaml"]);
+        template.args(["--show-only", "templates/serviceaccount.yaml"]);
+        template.arg(root.join("charts/vit-operator"));
+        let rights = folder.join("rights.yaml");
+        fs::write(&rights, vit_tests::command::run(&mut template)?)?;
+        let rights = rights.display().to_string();
+        self.cluster
+            .kubectl_output(&["apply", "--namespace", OPERATOR, "-f", &rights])?;
+        self.established("vittrainingjobs.vit-operator.dev").await
+    }
+
+    /// Waits until the API server serves a resource.
+    pub(crate) async fn established(&self, definition: &str) -> Result<()> {
+        let definitions: Api<CustomResourceDefinition> = Api::all(self.client.clone());
+        let established = await_condition(definitions, definition, conditions::is_crd_established());
+        tokio::time::timeout(READY_DEADLINE, established)
+            .await
+            .with_context(|| format!("{definition} is not served"))??;
+        Ok(())
+    }
+
+    /// Starts the built operator as a process of its own, and waits until it leads.
+    pub(crate) async fn start_operator(&self) -> Result<()> {
+        let program = operator::root().join("target/release/vit-operator");
+        ensure!(
+            program.exists(),
+            "{} is missing: run `make build` first",
+            program.display()
+        );
+        let kubeconfig = self.operator_kubeconfig()?;
+        let words = [
+            "env".to_owned(),
+            format!("KUBECONFIG={}", kubeconfig.display()),
+            program.display().to_string(),
+            "run".to_owned(),
+            format!("--leader-election-namespace={OPERATOR}"),
+            "--metrics-address=0.0.0.0:8080".to_owned(),
+        ];
+        let state = self.cluster.state();
+        process::start(state, OPERATOR, None, &words, &self.programs.search_path())?;
+        self.until("the operator does not lead", || {
+            process::check(state, OPERATOR)?;
+            let leads = self.operator_metrics().ok();
+            Ok(leads.is_some_and(|metrics| metrics.sum("vit_operator_leader") > 0.0))
+        })
+        .await
+    }
+
+    /// The administrator's kubeconfig with a token of the operator's service account in the place of the certificate.
+    fn operator_kubeconfig(&self) -> Result<PathBuf> {
+        let token = self.cluster.kubectl_output(&[
+            "create",
+            "token",
+            OPERATOR,
+            "--namespace",
+            OPERATOR,
+            "--duration=24h",
+        ])?;
+        let mut config: Value = serde_json::from_slice(&fs::read(self.cluster.kubeconfig())?)?;
+        config["users"][0]["user"] = json!({"token": token.trim()});
+        let path = self.cluster.state().directory().join("operator.conf");
+        fs::write(&path, config.to_string())?;
+        Ok(path)
+    }
+
+    /// What the operator tells of itself.
+    pub(crate) fn operator_metrics(&self) -> Result<Exposition> {
+        let address = self.cluster.state().addresses().api();
+        let mut answer = ureq::get(format!("http://{address}:8080/metrics")).call()?;
+        Ok(Exposition::parse(&answer.body_mut().read_to_string()?))
+    }
+
+    /// Waits until so many jobs are in a phase, as the operator counts them.
+    pub(crate) async fn until_jobs(&self, phase: &str, count: usize) -> Result<()> {
+        let series = format!("vit_operator_jobs{{phase=\"{phase}\"}}");
+        self.until(&format!("{count} jobs do not get {phase}"), || {
+            Ok(self.operator_metrics()?.value(&series) == Some(count as f64))
+        })
+        .await
+    }
+
+    /// The operator's calls until now.
+    pub(crate) fn operator_calls(&self) -> Result<Calls> {
+        Calls::read(&self.audit_log())
+    }
+
+    fn audit_log(&self) -> PathBuf {
+        self.cluster.state().directory().join("audit.log")
+    }
+
+    /// The CPU seconds that every program of the cluster has used, and this one.
+    pub(crate) fn cpu_seconds(&self) -> Result<CpuSeconds> {
+        let mut all = BTreeMap::new();
+        for program in PROGRAMS {
+            if let Some(pid) = process::running(self.cluster.state(), program) {
+                all.insert(program.to_owned(), usage::cpu_seconds(pid)?);
+            }
+        }
+        let own = i32::try_from(std::process::id())?;
+        all.insert("client".to_owned(), usage::cpu_seconds(own)?);
+        Ok(CpuSeconds(all))
+    }
+
+    /// The operator's process.
+    pub(crate) fn operator_pid(&self) -> Result<i32> {
+        process::running(self.cluster.state(), OPERATOR).context("the operator does not run")
+    }
+
+    /// Waits until the API server has next to nothing to do.
+    async fn at_rest(&self) -> Result<()> {
+        const SECOND: Duration = Duration::from_secs(1);
+        let started = Instant::now();
+        let mut ticks = tokio::time::interval(SECOND);
+        let mut before = f64::NAN;
+        loop {
+            ticks.tick().await;
+            let now = self.requests().await?;
+            if now - before < 50.0 {
+                return Ok(());
+            }
+            before = now;
+            ensure!(
+                started.elapsed() < READY_DEADLINE,
+                "the API server does not come to rest"
+            );
+        }
+    }
+
+    /// How many requests the API server has answered.
+    async fn requests(&self) -> Result<f64> {
+        let request = Request::get("/metrics").body(Vec::new())?;
+        let text = self.client.request_text(request).await?;
+        Ok(Exposition::parse(&text).sum("apiserver_request_total"))
+    }
+
+    /// Waits until something is so.
+    pub(crate) async fn until(
+        &self,
+        what_is_not: &str,
+        mut is_so: impl FnMut() -> Result<bool>,
+    ) -> Result<()> {
+        let mut ticks = tokio::time::interval(POLL);
+        let waiting = async {
+            while !is_so()? {
+                ticks.tick().await;
+            }
+            anyhow::Ok(())
+        };
+        match tokio::time::timeout(5 * READY_DEADLINE, waiting).await {
+            Ok(result) => result,
+            Err(_) => anyhow::bail!("{what_is_not}"),
+        }
+    }
+}

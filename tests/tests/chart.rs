@@ -1,0 +1,92 @@
+//! What the chart makes of its values. Needs the built helm, but no cluster.
+
+use std::collections::BTreeSet;
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+use vit_tests::binaries::Binaries;
+use vit_tests::{command, operator};
+
+/// The objects of a release of this name in a namespace.
+fn objects(helm: &Binaries, namespace: &str, values: &[&str]) -> Result<Vec<Value>> {
+    let mut template = Command::new(helm.path("helm"));
+    template
+        .args(["template", "vit-operator"])
+        .arg(operator::root().join("charts/vit-operator"))
+        .args(["--namespace", namespace, "--kube-version", "1.30.0"]);
+    for value in values {
+        template.args(["--set", value]);
+    }
+    command::run(&mut template)?
+        .split("\n---\n")
+        .filter(|document| document.lines().any(|line| line.starts_with("kind:")))
+        .map(|document| serde_saphyr::from_str(document).with_context(|| document.to_owned()))
+        .collect()
+}
+
+fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    object
+        .pointer(pointer)
+        .and_then(Value::as_str)
+        .unwrap_or_default()
+}
+
+fn kind_and_name(object: &Value) -> (String, String) {
+    (
+        text(object, "/kind").into(),
+        text(object, "/metadata/name").into(),
+    )
+}
+
+#[test]
+fn releases_of_one_name_in_two_namespaces_share_nothing() -> Result<()> {
+    let helm = Binaries::build()?;
+    for values in [&[][..], &["namespace=research"]] {
+        let [first, second] = ["first", "second"].map(|namespace| objects(&helm, namespace, values));
+        let of_cluster = |objects: &[Value]| -> BTreeSet<(String, String)> {
+            let in_own = |object: &&Value| matches!(text(object, "/metadata/namespace"), "first" | "second");
+            objects
+                .iter()
+                .filter(|object| !in_own(object))
+                .map(kind_and_name)
+                .collect()
+        };
+        let [first, second] = [of_cluster(&first?), of_cluster(&second?)];
+        ensure!(first.len() > 4, "only {first:?}");
+        let shared: Vec<_> = first.intersection(&second).collect();
+        // There is one resource in a cluster: `crds.install` says which release brings it.
+        let crd = (
+            "CustomResourceDefinition".into(),
+            "vittrainingjobs.vit-operator.dev".into(),
+        );
+        ensure!(shared == [&crd], "{shared:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn every_binding_is_of_a_role_and_an_account_of_the_release() -> Result<()> {
+    let helm = Binaries::build()?;
+    for values in [&[][..], &["namespace=research"]] {
+        let objects = objects(&helm, "first", values)?;
+        let names: BTreeSet<(String, String)> = objects.iter().map(kind_and_name).collect();
+        let bindings = objects
+            .iter()
+            .filter(|object| text(object, "/kind").ends_with("RoleBinding"));
+        let mut found = 0;
+        for binding in bindings {
+            for reference in ["/roleRef", "/subjects/0"] {
+                let part = |part: &str| text(binding, &format!("{reference}/{part}")).to_owned();
+                let named = (part("kind"), part("name"));
+                ensure!(
+                    names.contains(&named),
+                    "{named:?} of {binding} is not in {names:?}"
+                );
+            }
+            found += 1;
+        }
+        ensure!(found == 3, "{found} bindings");
+    }
+    Ok(())
+}

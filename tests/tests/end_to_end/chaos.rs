@@ -1,0 +1,259 @@
+//! Random faults for a bounded time while jobs train: how long until they train again, and what they lost.
+//!
+//! One job after another trains in each of two slots: a gang of two nodes, and one of a single node. In each round one
+//! fault strikes, or two at once; the next round begins once every job trains again. Whatever does not move for
+//! [`STUCK`] is stuck, and ends the run. `make chaos` calls it; the same seed chooses the same faults.
+
+mod fault;
+mod report;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use crds::{Phase, ViTTrainingJobStatus};
+use fastrand::Rng;
+use jiff::Timestamp;
+use serde_json::json;
+
+use crate::context::{Context, Namespace};
+use fault::{Fault, Outcome};
+use report::Report;
+
+/// How long a job may make no step and begin no attempt.
+const STUCK: Duration = Duration::from_secs(300);
+const POLL: Duration = Duration::from_millis(250);
+/// Nodes of the gang of each slot.
+const SLOTS: [u32; 2] = [2, 1];
+/// Long enough for a fault or two.
+const EPOCHS: u32 = 30;
+
+/// How long and with which seed, where the environment asks for a run: `VIT_CHAOS_MINUTES` and `VIT_CHAOS_SEED`.
+pub(crate) fn wanted() -> Result<Option<(Duration, u64)>> {
+    let Some(minutes) = std::env::var_os("VIT_CHAOS_MINUTES") else {
+        return Ok(None);
+    };
+    let minutes: f64 = minutes
+        .to_str()
+        .and_then(|minutes| minutes.parse().ok())
+        .filter(|minutes| (0.0..=1440.0).contains(minutes))
+        .with_context(|| {
+            format!(
+                "VIT_CHAOS_MINUTES is {}, not minutes from 0 to 1440",
+                minutes.display()
+            )
+        })?;
+    let seed = match std::env::var("VIT_CHAOS_SEED") {
+        Ok(seed) => seed
+            .parse()
+            .with_context(|| format!("VIT_CHAOS_SEED is {seed:?}, not a whole number"))?,
+        Err(_) => fastrand::u64(..),
+    };
+    Ok(Some((Duration::from_secs_f64(minutes * 60.0), seed)))
+}
+
+/// One slot, and the job that trains in it now.
+pub(crate) struct Slot {
+    nodes: u32,
+    index: usize,
+    job: String,
+    jobs: u32,
+}
+
+/// A job as it was when a fault struck.
+struct Before {
+    attempt: i32,
+    hit: bool,
+}
+
+/// Strikes until the time is over, lets the jobs end, and reports.
+pub(crate) fn run(context: &Context) -> Result<()> {
+    let (duration, seed) = wanted()?.context("VIT_CHAOS_MINUTES is not set")?;
+    let namespace = context.namespace("chaos")?;
+    let mut rng = Rng::with_seed(seed);
+    let mut report = Report::new(seed);
+    let mut slots: Vec<Slot> = (0..)
+        .zip(SLOTS)
+        .map(|(index, nodes)| Slot::new(index, nodes))
+        .collect();
+    for slot in &mut slots {
+        slot.next(&namespace)?;
+    }
+    let began = Instant::now();
+    while began.elapsed() < duration {
+        for slot in &mut slots {
+            if slot.is_over(&namespace)? {
+                report.ended(&namespace, &slot.job)?;
+                slot.next(&namespace)?;
+            }
+            slot.wait_training(&namespace)?;
+        }
+        round(context, &namespace, &slots, &mut rng, &mut report)?;
+        report.tell(began.elapsed(), duration);
+    }
+    for slot in &slots {
+        slot.wait_end(&namespace)?;
+        report.ended(&namespace, &slot.job)?;
+    }
+    context.kubectl(["-n", &namespace.name, "delete", "vtj", "--all", "--timeout=120s"])?;
+    namespace.wait_gone("vtj,pods,services,configmaps,networkpolicies")?;
+    report.write(began.elapsed())
+}
+
+/// One fault or two, and the wait until every job trains again.
+fn round(
+    context: &Context,
+    namespace: &Namespace<'_>,
+    slots: &[Slot],
+    rng: &mut Rng,
+    report: &mut Report,
+) -> Result<()> {
+    let first = Fault::choose(rng);
+    let second = (rng.u8(..4) == 0)
+        .then(|| Fault::choose(rng))
+        // With two nodes away the larger gang would wait for them, as it should.
+        .filter(|second| !(first.takes_a_node() && second.takes_a_node()));
+    let mut before: Vec<Before> = Vec::new();
+    let mut placed: Vec<Vec<String>> = Vec::new();
+    for slot in slots {
+        let status = slot.status(namespace)?.unwrap_or_default();
+        before.push(Before {
+            attempt: status.attempt,
+            hit: false,
+        });
+        placed.push(
+            status
+                .placement
+                .map(|placement| placement.nodes)
+                .unwrap_or_default(),
+        );
+    }
+    let struck = Instant::now();
+    let mut repairs = Vec::new();
+    let faults: Vec<Fault> = std::iter::once(first).chain(second).collect();
+    for fault in &faults {
+        let victim = rng.usize(..slots.len());
+        let node_rank = rng.usize(..slots[victim].nodes as usize);
+        let node = placed[victim].get(node_rank).cloned();
+        // A job that ended or was replaced just then has nothing to hit.
+        if let Outcome::Struck(repair) =
+            fault.strike(context, namespace, &slots[victim].job, node_rank, node.clone())?
+        {
+            for (hit, nodes) in before.iter_mut().zip(&placed) {
+                hit.hit |= fault.takes_a_node() && node.as_ref().is_some_and(|node| nodes.contains(node));
+            }
+            before[victim].hit |= fault.takes_a_pod();
+            repairs.extend(repair);
+        }
+    }
+    let since = Timestamp::now();
+    let mut outcome = Ok(());
+    for (slot, before) in slots.iter().zip(&before) {
+        outcome = outcome.and_then(|()| slot.wait_again(namespace, before, since));
+    }
+    let seconds = struck.elapsed().as_secs_f64();
+    for repair in repairs {
+        repair.done(context)?;
+    }
+    outcome.with_context(|| format!("after {faults:?}"))?;
+    report.survived(&faults, seconds);
+    Ok(())
+}
+
+impl Slot {
+    fn new(index: usize, nodes: u32) -> Self {
+        Self {
+            nodes,
+            index,
+            job: String::new(),
+            jobs: 0,
+        }
+    }
+
+    /// Starts the slot's next job.
+    fn next(&mut self, namespace: &Namespace<'_>) -> Result<()> {
+        self.jobs += 1;
+        self.job = format!("slot{}-{}", self.index, self.jobs);
+        namespace.create(
+            &self.job,
+            json!({
+                "workers": {"nodes": self.nodes},
+                "training": {"epochs": EPOCHS},
+                "failurePolicy": {"nodeLostSeconds": 5},
+            }),
+        )
+    }
+
+    /// The job's status; `None` while the API server does not answer.
+    fn status(&self, namespace: &Namespace<'_>) -> Result<Option<ViTTrainingJobStatus>> {
+        let Ok(status) = namespace.status(&self.job) else {
+            return Ok(None);
+        };
+        if status.phase == Some(Phase::Failed) {
+            bail!("{} failed: {status:#?}", self.job);
+        }
+        Ok(Some(status))
+    }
+
+    fn is_over(&self, namespace: &Namespace<'_>) -> Result<bool> {
+        Ok(self
+            .status(namespace)?
+            .is_some_and(|status| status.phase == Some(Phase::Succeeded)))
+    }
+
+    fn wait_training(&self, namespace: &Namespace<'_>) -> Result<()> {
+        self.wait(namespace, "trains", |status| {
+            status.phase == Some(Phase::Running) && status.last_checkpoint.is_some()
+        })
+    }
+
+    /// Waits until progress made after a fault is told; of a gang that was hit, by its next attempt.
+    fn wait_again(&self, namespace: &Namespace<'_>, before: &Before, since: Timestamp) -> Result<()> {
+        self.wait(namespace, "trains again", |status| {
+            let told = status
+                .progress
+                .as_ref()
+                .and_then(|progress| progress.updated_at.as_ref())
+                .is_some_and(|time| time.0 > since);
+            let is_next = !before.hit || status.attempt > before.attempt;
+            status.phase == Some(Phase::Running) && told && is_next
+        })
+    }
+
+    fn wait_end(&self, namespace: &Namespace<'_>) -> Result<()> {
+        self.wait(namespace, "ends", |_| false)
+    }
+
+    /// Waits until the status is as wanted, or the job has succeeded.
+    fn wait(
+        &self,
+        namespace: &Namespace<'_>,
+        what: &str,
+        wanted: impl Fn(&ViTTrainingJobStatus) -> bool,
+    ) -> Result<()> {
+        let (mut moved, mut last) = (Instant::now(), None);
+        loop {
+            let status = self.status(namespace)?;
+            let reached = status.as_ref().map(|status| {
+                let step = status.progress.as_ref().map(|progress| progress.step);
+                (status.attempt, step)
+            });
+            if reached.is_some() && reached != last {
+                (moved, last) = (Instant::now(), reached);
+            }
+            let is_over = |status: &ViTTrainingJobStatus| status.phase == Some(Phase::Succeeded);
+            if status
+                .as_ref()
+                .is_some_and(|status| is_over(status) || wanted(status))
+            {
+                return Ok(());
+            }
+            ensure!(
+                moved.elapsed() < STUCK,
+                "{} is stuck: it was to be one that {what}, and has not moved for {} s; its status is {status:#?}",
+                self.job,
+                STUCK.as_secs()
+            );
+            std::thread::sleep(POLL);
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! What can strike, and how it is repaired.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use fastrand::Rng;
+use kube::ResourceExt as _;
+
+use crate::context::{Context, Namespace};
+
+/// How long etcd answers nothing.
+const PAUSE: Duration = Duration::from_secs(10);
+
+/// A fault.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(crate) enum Fault {
+    /// A rank's process is killed.
+    RankKilled,
+    /// A pod is evicted, as `kubectl drain` does.
+    PodEvicted,
+    /// A node is tainted `NoExecute`.
+    NodeTainted,
+    /// A node loses power.
+    NodeKilled,
+    /// The leading operator is killed.
+    LeaderKilled,
+    /// The API server is killed and starts again.
+    ApiServerRestarted,
+    /// etcd stands still for ten seconds.
+    EtcdPaused,
+}
+
+/// What came of a fault.
+pub(crate) enum Outcome {
+    /// It struck; this is how it is repaired.
+    Struck(Option<Repair>),
+    /// What it was to hit is not there.
+    Missed,
+}
+
+/// What is to be done once jobs train again.
+pub(crate) enum Repair {
+    StartNode(String),
+    RemoveTaint(String),
+}
+
+impl Fault {
+    const ALL: [Self; 7] = [
+        Self::RankKilled,
+        Self::PodEvicted,
+        Self::NodeTainted,
+        Self::NodeKilled,
+        Self::LeaderKilled,
+        Self::ApiServerRestarted,
+        Self::EtcdPaused,
+    ];
+
+    pub(crate) fn choose(rng: &mut Rng) -> Self {
+        Self::ALL[rng.usize(..Self::ALL.len())]
+    }
+
+    /// Whether a node cannot be used until it is repaired.
+    pub(crate) fn takes_a_node(self) -> bool {
+        matches!(self, Self::NodeTainted | Self::NodeKilled)
+    }
+
+    /// Whether it hits one pod.
+    pub(crate) fn takes_a_pod(self) -> bool {
+        matches!(self, Self::RankKilled | Self::PodEvicted)
+    }
+
+    /// Strikes the pod of a node rank of a job, the node it was placed on, or the cluster.
+    pub(crate) fn strike(
+        self,
+        context: &Context,
+        namespace: &Namespace<'_>,
+        job: &str,
+        node_rank: usize,
+        node: Option<String>,
+    ) -> Result<Outcome> {
+        match (self, node) {
+            (Self::RankKilled, _) => {
+                let rank = u32::try_from(node_rank)?;
+                Ok(missed_unless(namespace.signal_rank(job, rank, "KILL").is_ok()))
+            }
+            (Self::PodEvicted, _) => {
+                let name = namespace.pods()?.iter().find_map(|pod| {
+                    let labels = pod.labels();
+                    let is_it = labels
+                        .get("vit-operator.dev/job-name")
+                        .is_some_and(|name| name == job)
+                        && labels.get("vit-operator.dev/node-rank") == Some(&node_rank.to_string())
+                        && pod.metadata.deletion_timestamp.is_none();
+                    is_it.then(|| pod.name_any())
+                });
+                Ok(missed_unless(
+                    name.is_some_and(|name| namespace.evict(&name).is_ok()),
+                ))
+            }
+            (Self::NodeTainted, Some(node)) => {
+                context.kubectl(["taint", "node", &node, "chaos=now:NoExecute"])?;
+                Ok(Outcome::Struck(Some(Repair::RemoveTaint(node))))
+            }
+            (Self::NodeKilled, Some(node)) => {
+                context.cluster.kill_node(&node)?;
+                Ok(Outcome::Struck(Some(Repair::StartNode(node))))
+            }
+            (Self::NodeTainted | Self::NodeKilled, None) => Ok(Outcome::Missed),
+            (Self::LeaderKilled, _) => {
+                let pod = context.leading_pod()?;
+                let now = ["--grace-period=0", "--force"];
+                context.kubectl(["-n", "vit-operator", "delete", "pod", &pod, now[0], now[1]])?;
+                Ok(Outcome::Struck(None))
+            }
+            (Self::ApiServerRestarted, _) => {
+                context.block_on(context.cluster.restart_control_plane("kube-apiserver"))?;
+                Ok(Outcome::Struck(None))
+            }
+            (Self::EtcdPaused, _) => {
+                let _paused = context.cluster.pause("etcd")?;
+                std::thread::sleep(PAUSE);
+                Ok(Outcome::Struck(None))
+            }
+        }
+    }
+}
+
+fn missed_unless(struck: bool) -> Outcome {
+    if struck {
+        Outcome::Struck(None)
+    } else {
+        Outcome::Missed
+    }
+}
+
+impl Repair {
+    pub(crate) fn done(self, context: &Context) -> Result<()> {
+        match self {
+            Self::StartNode(node) => context.block_on(context.cluster.start_node(&node)),
+            Self::RemoveTaint(node) => context.kubectl(["taint", "node", &node, "chaos-"]).map(drop),
+        }
+    }
+}

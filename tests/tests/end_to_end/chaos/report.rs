@@ -1,0 +1,145 @@
+//! What a run of faults came to: a table, and `target/chaos/report.json`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use super::fault::Fault;
+use crate::context::Namespace;
+
+#[derive(Debug)]
+pub(crate) struct Report {
+    seed: u64,
+    /// Seconds from a fault until every job trained again, by what struck.
+    recoveries: BTreeMap<String, Vec<f64>>,
+    jobs: u32,
+    attempts: i64,
+    steps: i64,
+    steps_again: i64,
+}
+
+/// The report as it is written.
+#[derive(Serialize)]
+struct Written {
+    seed: u64,
+    seconds: f64,
+    jobs_succeeded: u32,
+    faults: usize,
+    attempts: i64,
+    steps: i64,
+    /// Trained a second time, because they came after the last checkpoint.
+    steps_again: i64,
+    /// From the fault until every job trained again.
+    seconds_to_training_again: BTreeMap<String, Seconds>,
+}
+
+#[derive(Serialize)]
+struct Seconds {
+    count: usize,
+    p50: f64,
+    p99: f64,
+    max: f64,
+}
+
+impl Seconds {
+    fn of(mut seconds: Vec<f64>) -> Self {
+        seconds.sort_by(f64::total_cmp);
+        // The nearest rank.
+        let at = |percent: usize| seconds[(seconds.len() * percent).div_ceil(100).max(1) - 1];
+        Self {
+            count: seconds.len(),
+            p50: at(50),
+            p99: at(99),
+            max: at(100),
+        }
+    }
+}
+
+impl Report {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self {
+            seed,
+            recoveries: BTreeMap::new(),
+            jobs: 0,
+            attempts: 0,
+            steps: 0,
+            steps_again: 0,
+        }
+    }
+
+    /// Every job trains again after these faults struck together.
+    pub(crate) fn survived(&mut self, faults: &[Fault], seconds: f64) {
+        let mut names: Vec<String> = faults.iter().map(|fault| format!("{fault:?}")).collect();
+        names.sort();
+        self.recoveries
+            .entry(names.join(" + "))
+            .or_default()
+            .push(seconds);
+    }
+
+    /// A job has succeeded: its log must have every step, and no step twice but those after a checkpoint.
+    pub(crate) fn ended(&mut self, namespace: &Namespace<'_>, job: &str) -> Result<()> {
+        let status = namespace.status(job)?;
+        let (total, again) = namespace.count_steps(job)?;
+        self.jobs += 1;
+        self.attempts += i64::from(status.attempt);
+        self.steps += total;
+        self.steps_again += again;
+        Ok(())
+    }
+
+    /// One line about how far it is.
+    #[expect(clippy::print_stderr, reason = "it takes many minutes, and shows progress")]
+    pub(crate) fn tell(&self, elapsed: Duration, of: Duration) {
+        eprintln!(
+            "chaos: {} of {} s, seed {}, {} rounds of faults survived, {} jobs succeeded",
+            elapsed.as_secs(),
+            of.as_secs(),
+            self.seed,
+            self.recoveries.values().map(Vec::len).sum::<usize>(),
+            self.jobs
+        );
+    }
+
+    /// Prints the table and writes the file.
+    #[expect(clippy::print_stdout, reason = "the result")]
+    pub(crate) fn write(self, elapsed: Duration) -> Result<()> {
+        let all: Vec<f64> = self.recoveries.values().flatten().copied().collect();
+        let mut seconds: BTreeMap<String, Seconds> = self
+            .recoveries
+            .into_iter()
+            .map(|(faults, seconds)| (faults, Seconds::of(seconds)))
+            .collect();
+        let rounds = all.len();
+        if rounds > 0 {
+            seconds.insert("all".into(), Seconds::of(all));
+        }
+        println!(
+            "{:<40} {:>5} {:>8} {:>8} {:>8}",
+            "seconds to training again", "count", "p50", "p99", "max"
+        );
+        for (faults, Seconds { count, p50, p99, max }) in &seconds {
+            println!("{faults:<40} {count:>5} {p50:>8.1} {p99:>8.1} {max:>8.1}");
+        }
+        println!(
+            "{} jobs succeeded in {} attempts; {} of {} steps were trained twice; nothing is stuck, nothing is left",
+            self.jobs, self.attempts, self.steps_again, self.steps
+        );
+        let written = Written {
+            seed: self.seed,
+            seconds: elapsed.as_secs_f64(),
+            jobs_succeeded: self.jobs,
+            faults: rounds,
+            attempts: self.attempts,
+            steps: self.steps,
+            steps_again: self.steps_again,
+            seconds_to_training_again: seconds,
+        };
+        let folder = vit_tests::operator::root().join("target/chaos");
+        fs_err::create_dir_all(&folder)?;
+        fs_err::write(folder.join("report.json"), serde_json::to_vec_pretty(&written)?)?;
+        Ok(())
+    }
+}

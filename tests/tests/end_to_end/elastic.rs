@@ -1,0 +1,85 @@
+//! A gang that trains on as many nodes as there are.
+
+use anyhow::{Context as _, Result, ensure};
+use contract::RunConfig;
+use crds::{Phase, ViTTrainingJobStatus};
+use serde_json::json;
+
+use crate::context::{Context, Namespace, check_attempts};
+
+/// The nodes with GPUs of the product of which there are several.
+const LIKE: [&str; 3] = ["node0", "node1", "node2"];
+
+pub(crate) fn shrinks_with_a_node_and_grows_again(context: &Context) -> Result<()> {
+    let namespace = context.namespace("elastic")?;
+    namespace.create(
+        "digits",
+        json!({
+            "training": {"epochs": 36},
+            "elastic": {},
+            "checkpoint": {"everySteps": 50},
+            "failurePolicy": {"nodeLostSeconds": 5},
+        }),
+    )?;
+    let nodes = nodes_of(&namespace.wait_checkpoint("digits")?)?;
+    ensure!(nodes.len() == 2, "nodes: {nodes:?}");
+    let whole = run_config(&namespace, 1)?;
+    let lost = nodes.last().context("has nodes")?;
+    // Without it, the gang finds no other node to be whole on.
+    let spare = LIKE
+        .into_iter()
+        .find(|node| nodes.iter().all(|taken| taken != node))
+        .context("one is left")?;
+    context.kubectl(["cordon", spare])?;
+    let ran = shrink_and_grow(context, &namespace, lost, &whole);
+    context.kubectl(["uncordon", spare])?;
+    ran
+}
+
+fn shrink_and_grow(
+    context: &Context,
+    namespace: &Namespace<'_>,
+    lost: &str,
+    whole: &RunConfig,
+) -> Result<()> {
+    context.cluster.kill_node(lost)?;
+    let shrunken = namespace.wait("digits", "trains on what is left", |status| {
+        status.attempt == 2 && status.phase == Some(Phase::Running)
+    });
+    let config = run_config(namespace, 2);
+    context.block_on(context.cluster.start_node(lost))?;
+    let nodes = nodes_of(&shrunken?)?;
+    ensure!(nodes.len() == 1 && nodes[0] != lost, "nodes: {nodes:?}");
+    let config = config?;
+    ensure!(
+        config.nodes == 1 && config.global_batch_size() == whole.global_batch_size(),
+        "{config:?} does not train as {whole:?}"
+    );
+
+    let grown = namespace.wait("digits", "has grown again", |status| status.attempt == 3)?;
+    ensure!(nodes_of(&grown)?.len() == 2, "{:?}", grown.placement);
+    let status = namespace.wait_phase("digits", Phase::Succeeded)?;
+    // Growing is no failure.
+    check_attempts(&status, 3, 1)?;
+    namespace.check_steps("digits")
+}
+
+fn nodes_of(status: &ViTTrainingJobStatus) -> Result<Vec<String>> {
+    let placement = status.placement.as_ref().context("placement is told")?;
+    Ok(placement.nodes.clone())
+}
+
+/// What the trainer got in an attempt.
+fn run_config(namespace: &Namespace<'_>, attempt: i32) -> Result<RunConfig> {
+    let name = format!("digits-{attempt}");
+    let json = namespace.context.kubectl([
+        "-n",
+        &namespace.name,
+        "get",
+        "configmap",
+        &name,
+        "-o",
+        r"jsonpath={.data.run\.json}",
+    ])?;
+    Ok(serde_json::from_str(&json)?)
+}

@@ -1,0 +1,82 @@
+//! The operator's replicas: which of them leads, and on which node.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+
+use super::context::Context;
+
+const DEPLOYMENT: &str = "deployment/vit-operator";
+const NAMESPACE: &str = "vit-operator";
+/// Longer than a lease lasts.
+const DEADLINE: Duration = Duration::from_secs(60);
+const POLL: Duration = Duration::from_millis(200);
+
+impl Context {
+    /// Who holds the lease: a pod's name and what tells its processes apart.
+    pub(crate) fn leader(&self) -> Result<String> {
+        let holder = "jsonpath={.spec.holderIdentity}";
+        self.kubectl(["-n", NAMESPACE, "get", "lease", "vit-operator", "-o", holder])
+    }
+
+    /// The pod that leads.
+    pub(crate) fn leading_pod(&self) -> Result<String> {
+        let leader = self.leader()?;
+        let (pod, _) = leader
+            .split_once('_')
+            .with_context(|| format!("the holder {leader:?} names its pod"))?;
+        Ok(pod.to_owned())
+    }
+
+    /// Makes a replica on this node the leader. The other one is elsewhere.
+    pub(crate) fn lead_from(&self, node: &str) -> Result<()> {
+        let others: Vec<String> = self
+            .cluster
+            .nodes()
+            .into_iter()
+            .filter(|other| other != node)
+            .collect();
+        self.scale_operator(0)?;
+        for other in &others {
+            self.kubectl(["cordon", other])?;
+        }
+        let leads = self.scale_operator(1).and_then(|()| self.wait_leader_on(node));
+        for other in &others {
+            self.kubectl(["uncordon", other])?;
+        }
+        leads?;
+        self.scale_operator(2)
+    }
+
+    fn wait_leader_on(&self, node: &str) -> Result<()> {
+        let began = Instant::now();
+        loop {
+            // A leader that gave up its lease leaves nobody's name.
+            let place = self.leading_pod().and_then(|pod| {
+                let place = "jsonpath={.spec.nodeName}";
+                self.kubectl([
+                    "-n",
+                    NAMESPACE,
+                    "get",
+                    "pod",
+                    &pod,
+                    "--ignore-not-found",
+                    "-o",
+                    place,
+                ])
+            });
+            if place.as_ref().is_ok_and(|place| place == node) {
+                return Ok(());
+            }
+            ensure!(began.elapsed() < DEADLINE, "nobody leads from {node}: {place:?}");
+            std::thread::sleep(POLL);
+        }
+    }
+
+    fn scale_operator(&self, replicas: u32) -> Result<()> {
+        let replicas = format!("--replicas={replicas}");
+        self.kubectl(["-n", NAMESPACE, "scale", DEPLOYMENT, &replicas])?;
+        self.kubectl(["-n", NAMESPACE, "rollout", "status", DEPLOYMENT, "--timeout=60s"])?;
+        Ok(())
+    }
+}
