@@ -2,6 +2,11 @@
 {{- .Release.Name | trunc 50 | trimSuffix "-" -}}
 {{- end -}}
 
+{{- /* Of what is not in the release's own namespace: another release may have the same name. */ -}}
+{{- define "vit-operator.clusterName" -}}
+{{- printf "%s:%s" .Release.Namespace (include "vit-operator.name" .) -}}
+{{- end -}}
+
 {{- define "vit-operator.selectorLabels" -}}
 app.kubernetes.io/name: vit-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
