@@ -1,7 +1,7 @@
 //! The agents of a local run, one process a node.
 
 use std::ffi::OsString;
-use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
+use torch_ext::Rendezvous;
 
 use crate::error::TrainError;
 use crate::threads;
@@ -118,7 +119,8 @@ pub(crate) async fn run(
     let json = serde_json::to_vec_pretty(config).map_err(std::io::Error::other);
     json.and_then(|json| fs_err::write(folder.run_config(), json))
         .map_err(failed("failed to write the run configuration"))?;
-    let port = free_port().map_err(failed("failed to find a free port"))?;
+    let port =
+        Rendezvous::reserve_port(Ipv4Addr::LOCALHOST.into()).map_err(failed("failed to find a free port"))?;
 
     let mut pids = Vec::new();
     let mut agents = JoinSet::new();
@@ -300,8 +302,4 @@ fn signal(pids: &[Option<Pid>], signal: Signal) {
 fn read_failure(path: &Path) -> Option<FailureRecord> {
     let record: TerminationRecord = serde_json::from_slice(&fs_err::read(path).ok()?).ok()?;
     record.failure
-}
-
-fn free_port() -> std::io::Result<u16> {
-    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }

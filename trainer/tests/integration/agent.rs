@@ -1,7 +1,7 @@
 //! The agent as a pod runs it: environment in, HTTP and a termination record out.
 
 use std::io::{Read as _, Write as _};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -12,6 +12,7 @@ use contract::{
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
+use torch_ext::Rendezvous;
 
 pub(crate) fn run_config(folder: &Path, epochs: u32) -> serde_json::Value {
     json!({
@@ -47,8 +48,7 @@ pub(crate) fn run_config(folder: &Path, epochs: u32) -> serde_json::Value {
 }
 
 pub(crate) fn free_port() -> u16 {
-    let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a port");
-    socket.local_addr().expect("an address").port()
+    Rendezvous::reserve_port(Ipv4Addr::LOCALHOST.into()).expect("a port")
 }
 
 struct Agent {

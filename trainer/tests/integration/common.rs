@@ -296,8 +296,10 @@ impl Running {
     pub(crate) fn await_progress(&mut self, lines: usize) {
         let start = Instant::now();
         while train_lines(&self.log) < self.logged + lines {
-            let ended = self.child.try_wait().expect("a child");
-            assert!(ended.is_none(), "it ended before it made progress: {ended:?}");
+            if self.child.try_wait().expect("a child").is_some() {
+                let (code, printed) = self.end();
+                panic!("it ended with exit code {code} before it made progress: {printed}");
+            }
             assert!(start.elapsed() < DEADLINE, "no progress");
             std::thread::sleep(Duration::from_millis(10));
         }
@@ -309,6 +311,10 @@ impl Running {
 
     /// Exit code and everything that was printed.
     pub(crate) fn finish(mut self) -> (i32, String) {
+        self.end()
+    }
+
+    fn end(&mut self) -> (i32, String) {
         let mut printed = String::new();
         let mut output = self.child.stdout.take().expect("a pipe");
         output.read_to_string(&mut printed).expect("reads");

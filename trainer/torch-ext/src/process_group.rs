@@ -1,7 +1,7 @@
 //! Rendezvous and collectives of c10d.
 
 use std::ffi::{CString, c_int};
-use std::net::IpAddr;
+use std::net::{IpAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
 use tch::Tensor;
@@ -26,6 +26,22 @@ pub struct Rendezvous {
     pub prefix: String,
     /// How long to wait for the other ranks.
     pub timeout: Duration,
+}
+
+impl Rendezvous {
+    /// A port at `address`, an interface of this machine, for the store of ranks that are about to start here.
+    ///
+    /// The system gives it to nobody who asks for any free port within the next minute, as another rank's listener
+    /// does: a connection of that port was closed on the listening side just before. Listening on it by its number is
+    /// possible all the same, as c10d and others do it, with `SO_REUSEADDR`.
+    pub fn reserve_port(address: IpAddr) -> std::io::Result<u16> {
+        let listener = TcpListener::bind((address, 0))?;
+        let place = listener.local_addr()?;
+        let _connected = TcpStream::connect(place)?;
+        let (accepted, _) = listener.accept()?;
+        drop(accepted);
+        Ok(place.port())
+    }
 }
 
 /// The key-value store through which ranks find one another (c10d's `TCPStore` with a `PrefixStore` over it).
@@ -196,5 +212,24 @@ impl ProcessGroup {
         // SAFETY: the group is valid.
         let status = unsafe { sys::vit_group_barrier(self.handle.as_ptr()) };
         check(status, || "failed to wait for the other ranks".into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::*;
+
+    #[test]
+    fn a_reserved_port_goes_to_whoever_names_it_and_to_nobody_who_asks_for_any() {
+        let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        let port = Rendezvous::reserve_port(loopback).expect("a port");
+        // Several times as many as there are ports to choose from.
+        for _ in 0..60_000 {
+            let any = TcpListener::bind((loopback, 0)).expect("a port");
+            assert_ne!(any.local_addr().expect("an address").port(), port);
+        }
+        TcpListener::bind((loopback, port)).expect("the reserved one");
     }
 }

@@ -1,6 +1,6 @@
 //! Ranks as threads of one process, each with groups and a model of its own.
 
-use std::net::{IpAddr, Ipv4Addr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use torch_ext::{ProcessGroup, Rendezvous, Store};
@@ -18,10 +18,7 @@ pub(crate) struct Worker {
 
 /// Runs `body` on each of `world_size` ranks at once and gives their results in order.
 pub(crate) fn on_ranks<T: Send>(world_size: u32, body: impl Fn(Worker) -> T + Sync) -> Vec<T> {
-    let port = TcpListener::bind((LOOPBACK, 0))
-        .and_then(|socket| socket.local_addr())
-        .expect("a port")
-        .port();
+    let port = Rendezvous::reserve_port(LOOPBACK).expect("a port");
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..world_size)
             .map(|rank| {
