@@ -3,7 +3,7 @@
 //! ```text
 //!  Nodes, pods ---> cluster::caches ----------------+--> planner: policy::{queue, placement, homogeneity, topology}
 //!  ViTTrainingJob -> kube Controller -> reconcile   |       |
-//!                                        1 observe <+       |   and GET /progress of rank 0's agent
+//!                                        1 observe <+       |   and what agents have answered
 //!                                        2 validate         |   (crds)
 //!                                        3 plan <-----------+   policy::{gang, failure, restart, ...}
 //!                                        4 build        build::{pod, service, network_policy, config_map}
@@ -19,7 +19,7 @@
 //! | resource | verbs | why |
 //! | --- | --- | --- |
 //! | vittrainingjobs.vit-operator.dev | list, watch, delete | reconcile; delete after `ttlSecondsAfterFinished` |
-//! | vittrainingjobs.vit-operator.dev/status | patch | status |
+//! | vittrainingjobs.vit-operator.dev/status | update | status |
 //! | nodes | list, watch | inventory |
 //! | priorityclasses.scheduling.k8s.io | list, watch | order among jobs that wait |
 //! | pods | get, list, watch, create, delete | GPUs in use, over all namespaces; gangs |

@@ -13,12 +13,23 @@ use hyper_util::rt::TokioExecutor;
 use serde::de::DeserializeOwned;
 use tracing::debug;
 
+use super::memory::Answer;
+
 /// A look takes at most this long: a node that does not answer must not hold up anything.
 const TIMEOUT: Duration = Duration::from_secs(1);
 /// An answer is well below this.
 const LARGEST_BYTES: usize = 64 * 1024;
 /// Agents that are asked at once.
 const ASKED_AT_ONCE: usize = 64;
+
+/// What is asked.
+#[derive(Clone, Debug)]
+pub(crate) enum Question {
+    /// Of rank 0's agent: its progress record.
+    Progress(String),
+    /// Of all agents, by node rank: the heartbeats of their ranks.
+    Heartbeats(Vec<(usize, String)>),
+}
 
 /// A client of agents.
 #[derive(Clone, Debug)]
@@ -31,13 +42,21 @@ impl AgentClient {
         Self(Client::builder(TokioExecutor::new()).build(connector))
     }
 
+    /// `None` where nothing is to be had now.
+    pub(crate) async fn ask(&self, question: Question) -> Option<Answer> {
+        match question {
+            Question::Progress(agent) => Some(Answer::Progress(Box::new(self.progress(&agent).await?))),
+            Question::Heartbeats(agents) => Some(Answer::Heartbeats(self.heartbeats(agents).await)),
+        }
+    }
+
     /// The progress record; `None` where there is none to be had now.
-    pub(crate) async fn progress(&self, agent: &str) -> Option<Progress> {
+    async fn progress(&self, agent: &str) -> Option<Progress> {
         self.get(agent, "/progress").await
     }
 
     /// The heartbeats of those agents that answer, each with the number it was given here.
-    pub(crate) async fn heartbeats(&self, agents: Vec<(usize, String)>) -> Vec<(usize, Heartbeats)> {
+    async fn heartbeats(&self, agents: Vec<(usize, String)>) -> Vec<(usize, Heartbeats)> {
         stream::iter(agents)
             .map(|(number, agent)| async move { Some((number, self.get(&agent, "/heartbeats").await?)) })
             .buffered(ASKED_AT_ONCE)

@@ -2,12 +2,12 @@
 //! its way from the status and the pods.
 
 use std::collections::{HashMap, HashSet};
-use std::future::Future;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use contract::Progress;
+use contract::{Heartbeats, Progress};
 use jiff::Timestamp;
+use tokio::sync::oneshot::{self, error::TryRecvError};
 use tokio::time::Instant;
 
 use crate::policy::straggler::Watch;
@@ -23,13 +23,17 @@ pub(crate) struct Memory(Mutex<HashMap<String, JobMemory>>);
 struct JobMemory {
     /// Resource version that our last write gave.
     written: Option<String>,
+    written_at: Option<Instant>,
     /// The attempt whose pods were created here.
     attempt: i32,
     /// Its pods that have not come into the cache yet, and since when.
     unseen: HashMap<String, Instant>,
     /// Whether all of its pods were created.
     complete: bool,
-    polled_at: Option<Instant>,
+    /// When agents were asked last.
+    asked_at: Option<Instant>,
+    /// Where their answer comes in.
+    look: Option<oneshot::Receiver<Answer>>,
     progress: Option<Progress>,
     standing: Option<Standing>,
     slow_ranks: Watch,
@@ -62,14 +66,27 @@ impl Standing {
     }
 }
 
-/// What is known of a job's progress.
+/// What a look at agents has found.
+#[derive(Clone, Debug)]
+pub(crate) enum Answer {
+    /// Rank 0's record.
+    Progress(Box<Progress>),
+    /// The heartbeats of every pod that answered, by node rank.
+    Heartbeats(Vec<(usize, Heartbeats)>),
+}
+
+/// What is known from a job's agents.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Polled {
+pub(crate) struct Heard {
     /// The newest record.
     pub(crate) progress: Option<Progress>,
-    /// Where rank 0's agent has just answered that it trains or evaluates: for how long its answers have shown that it
-    /// does not get on.
+    /// Where rank 0's last answer was that it trains or evaluates: for how long its answers have shown that it does not get
+    /// on.
     pub(crate) stands_still_for: Option<Duration>,
+    /// Whether that answer is new.
+    pub(crate) is_fresh: bool,
+    /// The heartbeats that all agents were asked for, told once.
+    pub(crate) heartbeats: Option<Vec<(usize, Heartbeats)>>,
 }
 
 impl Memory {
@@ -84,7 +101,15 @@ impl Memory {
 
     /// Remembers the version that a write gave.
     pub(crate) fn wrote(&self, uid: &str, version: Option<String>) {
-        self.with(uid, |job| job.written = version);
+        self.with(uid, |job| {
+            job.written = version;
+            job.written_at = Some(Instant::now());
+        });
+    }
+
+    /// How long ago the last write was; `None` where there was none.
+    pub(crate) fn since_write(&self, uid: &str) -> Option<Duration> {
+        self.with(uid, |job| job.written_at.map(|at| at.elapsed()))
     }
 
     /// Whether a cached version is older than our own last write. Versions of custom resources are numbers that rise.
@@ -141,33 +166,50 @@ impl Memory {
         })
     }
 
-    /// The progress record: a fresh one where the last look is at least `interval` ago, otherwise that one.
-    pub(crate) async fn polled<F: Future<Output = Option<Progress>>>(
-        &self,
-        uid: &str,
-        interval: Duration,
-        look: impl FnOnce() -> F,
-    ) -> Polled {
-        let is_due = self.with(uid, |job| {
-            let is_due = job.polled_at.is_none_or(|at| at.elapsed() >= interval);
-            if is_due {
-                job.polled_at = Some(Instant::now());
-            }
-            is_due
-        });
-        let fresh = if is_due { look().await } else { None };
+    /// What is known from a job's agents, with the answer to the last look if it has come in since.
+    pub(crate) fn heard(&self, uid: &str) -> Heard {
         self.with(uid, |job| {
-            let mut stands_still_for = None;
-            if let Some(answer) = fresh {
-                job.standing = Standing::after(job.standing, &answer);
-                stands_still_for = job.standing.map(|standing| standing.since.elapsed());
-                job.progress = Some(answer);
+            let mut heard = Heard::default();
+            match job.look.as_mut().map(oneshot::Receiver::try_recv) {
+                None | Some(Err(TryRecvError::Empty)) => {}
+                // Nobody answered.
+                Some(Err(TryRecvError::Closed)) => job.look = None,
+                Some(Ok(answer)) => {
+                    job.look = None;
+                    match answer {
+                        Answer::Progress(record) => {
+                            job.standing = Standing::after(job.standing, &record);
+                            job.progress = Some(*record);
+                            heard.is_fresh = true;
+                        }
+                        Answer::Heartbeats(heartbeats) => heard.heartbeats = Some(heartbeats),
+                    }
+                }
             }
-            Polled {
-                progress: job.progress.clone(),
-                stands_still_for,
-            }
+            heard.progress.clone_from(&job.progress);
+            heard.stands_still_for = job.standing.map(|standing| standing.since.elapsed());
+            heard
         })
+    }
+
+    /// Where the answer to another look is to go; `None` where one is under way, or the last began less than `interval`
+    /// ago.
+    pub(crate) fn begin_look(&self, uid: &str, interval: Duration) -> Option<oneshot::Sender<Answer>> {
+        self.with(uid, |job| {
+            if job.look.is_some() || job.asked_at.is_some_and(|at| at.elapsed() < interval) {
+                return None;
+            }
+            let (sender, receiver) = oneshot::channel();
+            job.look = Some(receiver);
+            job.asked_at = Some(Instant::now());
+            Some(sender)
+        })
+    }
+
+    /// How many jobs have agents that were asked within this time.
+    pub(crate) fn asked_within(&self, time: Duration) -> usize {
+        let is_asked = |job: &&JobMemory| job.asked_at.is_some_and(|at| at.elapsed() <= time);
+        self.lock().values().filter(is_asked).count()
     }
 
     /// The stragglers after a look at the newest record; see [`Watch::after`].
@@ -240,67 +282,99 @@ mod tests {
         assert_eq!(memory.created("job", 2, &seen), (HashSet::new(), false));
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn progress_is_asked_for_once_an_interval_and_outlives_a_failed_look() {
-        let memory = Memory::default();
-        let record = |step| Progress {
-            step,
+    const INTERVAL: Duration = Duration::from_secs(2);
+
+    fn training(attempt: u32, moves: u64, activity: Activity) -> Progress {
+        Progress {
+            attempt,
+            heartbeat: Some(Heartbeat {
+                activity,
+                moves,
+                ..Heartbeat::default()
+            }),
             ..Progress::default()
+        }
+    }
+
+    /// A look that finds this, two seconds after the last.
+    async fn look(memory: &Memory, answer: Option<Answer>) -> Heard {
+        tokio::time::advance(INTERVAL).await;
+        let sender = memory.begin_look("job", INTERVAL).expect("a look is due");
+        match answer {
+            Some(answer) => sender.send(answer).expect("it is awaited"),
+            None => drop(sender),
+        }
+        memory.heard("job")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn agents_are_asked_once_an_interval_and_one_look_at_a_time() {
+        let memory = Memory::default();
+        let record = |step| {
+            Answer::Progress(Box::new(Progress {
+                step,
+                ..Progress::default()
+            }))
         };
-        let interval = Duration::from_secs(2);
-        let first = memory.polled("job", interval, || async { Some(record(1)) }).await;
-        let early = memory.polled("job", interval, || async { Some(record(2)) }).await;
-        tokio::time::advance(interval).await;
-        let failed = memory.polled("job", interval, || async { None }).await;
-        assert_eq!(
-            [first, early, failed].map(|polled| polled.progress.expect("a record").step),
-            [1, 1, 1]
+        let step = |heard: Heard| (heard.is_fresh, heard.progress.map(|progress| progress.step));
+        let first = memory.begin_look("job", INTERVAL).expect("a look is due");
+        assert_eq!(step(memory.heard("job")), (false, None), "no round waits for it");
+        tokio::time::advance(INTERVAL).await;
+        assert!(
+            memory.begin_look("job", INTERVAL).is_none(),
+            "the first is under way"
         );
+        first.send(record(1)).expect("it is awaited");
+        assert_eq!(step(memory.heard("job")), (true, Some(1)));
+        assert_eq!(
+            step(memory.heard("job")),
+            (false, Some(1)),
+            "what was heard is kept"
+        );
+        let second = memory.begin_look("job", INTERVAL).expect("a look is due");
+        drop(second);
+        assert_eq!(step(memory.heard("job")), (false, Some(1)), "nobody answered");
+        assert!(memory.begin_look("job", INTERVAL).is_none(), "not so soon");
+        assert_eq!(
+            (memory.asked_within(INTERVAL), memory.asked_within(Duration::ZERO)),
+            (1, 1)
+        );
+        tokio::time::advance(INTERVAL).await;
+        assert_eq!(
+            (memory.asked_within(INTERVAL), memory.asked_within(Duration::ZERO)),
+            (1, 0)
+        );
+        assert_eq!(step(look(&memory, Some(record(2))).await), (true, Some(2)));
     }
 
     #[tokio::test(start_paused = true)]
     async fn time_counts_while_answers_show_that_rank_0_does_not_get_on() {
         let memory = Memory::default();
-        let interval = Duration::from_secs(2);
-        let answer = |attempt, moves, activity| {
-            Some(Progress {
-                attempt,
-                heartbeat: Some(Heartbeat {
-                    activity,
-                    moves,
-                    ..Heartbeat::default()
-                }),
-                ..Progress::default()
-            })
+        let stands = async |attempt, moves, activity| {
+            let answer = Answer::Progress(Box::new(training(attempt, moves, activity)));
+            let heard = look(&memory, Some(answer)).await;
+            heard.stands_still_for.map(|time| time.as_secs())
         };
-        let look = async |answer: Option<Progress>| {
-            tokio::time::advance(interval).await;
-            let polled = memory.polled("job", interval, || async { answer }).await;
-            polled.stands_still_for.map(|time| time.as_secs())
-        };
-        let training = |moves| answer(1, moves, Activity::Training);
-        assert_eq!(look(answer(1, 0, Activity::Starting)).await, None);
-        assert_eq!(look(training(5)).await, Some(0));
-        assert_eq!(look(training(5)).await, Some(2));
-        assert_eq!(look(None).await, None, "nothing is said without an answer");
-        assert_eq!(look(training(5)).await, Some(6), "and nothing is forgotten");
-        let early = memory.polled("job", interval, || async { training(5) }).await;
-        assert_eq!(early.stands_still_for, None, "nobody was asked");
-        assert_eq!(look(answer(1, 6, Activity::Evaluating)).await, Some(0));
+        assert_eq!(stands(1, 0, Activity::Starting).await, None);
+        assert_eq!(stands(1, 5, Activity::Training).await, Some(0));
+        assert_eq!(stands(1, 5, Activity::Training).await, Some(2));
+        let silent = look(&memory, None).await;
+        assert!(!silent.is_fresh, "nothing is said without an answer");
+        let all = look(&memory, Some(Answer::Heartbeats(vec![]))).await;
+        assert_eq!((all.is_fresh, all.heartbeats), (false, Some(vec![])));
+        assert_eq!(memory.heard("job").heartbeats, None, "they are told once");
         assert_eq!(
-            look(answer(1, 7, Activity::Evaluating)).await,
-            Some(0),
-            "another batch"
+            stands(1, 5, Activity::Training).await,
+            Some(8),
+            "and nothing is forgotten"
         );
-        assert_eq!(look(answer(1, 7, Activity::Evaluating)).await, Some(2));
-        assert_eq!(look(answer(1, 8, Activity::Checkpointing)).await, None);
-        assert_eq!(look(training(9)).await, Some(0));
-        assert_eq!(look(training(9)).await, Some(2));
-        assert_eq!(
-            look(answer(2, 9, Activity::Training)).await,
-            Some(0),
-            "another attempt"
-        );
+        assert_eq!(stands(1, 6, Activity::Evaluating).await, Some(0));
+        assert_eq!(stands(1, 7, Activity::Evaluating).await, Some(0), "another batch");
+        assert_eq!(stands(1, 7, Activity::Evaluating).await, Some(2));
+        assert_eq!(stands(1, 8, Activity::Checkpointing).await, None);
+        assert_eq!(stands(1, 9, Activity::Training).await, Some(0));
+        assert_eq!(stands(1, 9, Activity::Training).await, Some(2));
+        assert_eq!(stands(2, 9, Activity::Training).await, Some(0), "another attempt");
     }
 
     #[test]

@@ -168,8 +168,8 @@ async fn round(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error>
         // What it owns goes with it, by owner references.
         return Ok(Action::await_change());
     }
-    // 1. Observe: caches, and one GET at most.
-    let Some(observation) = observe::observe(context, Arc::new(job.clone())).await else {
+    // 1. Observe: caches, and what agents have answered.
+    let Some(observation) = observe::observe(context, Arc::new(job.clone())) else {
         return Ok(Action::requeue(CATCH_UP));
     };
     // 2. Validate: every error of the user is found here.

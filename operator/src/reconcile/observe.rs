@@ -1,6 +1,6 @@
-//! The first of the six calls: what is known of one job, from the caches, the planner and its agents. The only IO is one GET of
-//! the progress record, at most every two seconds and for at most one; and where that stands still for too long, one of each
-//! agent's heartbeats.
+//! The first of the six calls: what is known of one job, from the caches, the planner and its agents. Agents are asked beside
+//! the rounds, which never wait for them: a round begins a look, and the one after the answer has it. Rank 0's is asked for its
+//! progress every two seconds, and where that stands still for too long, all of them for their heartbeats.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -12,8 +12,9 @@ use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
 
 use super::Context;
-use super::memory::Polled;
+use super::agents::Question;
 use super::status::has_new_checkpoint;
+use crate::cluster::caches::Trigger;
 use crate::cluster::inventory::NodeHealth;
 use crate::policy::gang::PodView;
 use crate::policy::stall::{self, Standstill};
@@ -96,7 +97,7 @@ impl Observation {
 }
 
 /// `None` where the cache has not caught up with our own last write yet: deciding on an older state would repeat it.
-pub(crate) async fn observe(context: &Context, job: Arc<ViTTrainingJob>) -> Option<Observation> {
+pub(crate) fn observe(context: &Context, job: Arc<ViTTrainingJob>) -> Option<Observation> {
     let uid = job.uid().unwrap_or_default();
     if context.memory.is_behind(&uid, job.resource_version().as_deref()) {
         return None;
@@ -139,13 +140,9 @@ pub(crate) async fn observe(context: &Context, job: Arc<ViTTrainingJob>) -> Opti
         now,
         job,
     };
-    let polled = poll(context, &uid, &observation).await;
-    observation.progress = polled.progress;
+    listen(context, &uid, &mut observation);
     observation.stragglers = stragglers(context, &uid, &observation);
     observation.growth = growth(context, &uid, &observation);
-    if let Some(time) = polled.stands_still_for {
-        observation.standstill = standstill(context, &observation, time).await;
-    }
     Some(observation)
 }
 
@@ -159,57 +156,85 @@ fn isolation(context: &Context, job: &ViTTrainingJob) -> Isolation {
     }
 }
 
-/// The newest of what rank 0's agent answers and what it left when it ended.
-async fn poll(context: &Context, uid: &str, observation: &Observation) -> Polled {
+/// Takes in what the agents have answered, and the last words of rank 0's; asks them anew where that is due.
+fn listen(context: &Context, uid: &str, observation: &mut Observation) {
     let status = observation.status();
     let coordinator = observation.gang(status.attempt).find(|pod| pod.node_rank == 0);
-    let Some(coordinator) = coordinator else {
-        return Polled::default();
+    let Some(coordinator) = coordinator else { return };
+    let is_of_this_attempt = |progress: &Progress| i64::from(progress.attempt) == i64::from(status.attempt);
+    if let Some(end) = &coordinator.end {
+        let last_words = end.record.as_ref().and_then(|record| record.progress.clone());
+        observation.progress = last_words.filter(is_of_this_attempt);
+        return;
+    }
+    let (Some(Phase::Running), Some(agent)) = (status.phase, coordinator.agent.clone()) else {
+        return;
     };
-    let last_words = coordinator
-        .end
-        .as_ref()
-        .and_then(|end| end.record.as_ref()?.progress.clone());
-    let told = if let (None, Some(Phase::Running), Some(agent)) =
-        (&coordinator.end, status.phase, &coordinator.agent)
-    {
-        context
-            .memory
-            .polled(uid, PROGRESS_INTERVAL, || context.agents.progress(agent))
-            .await
+    let heard = context.memory.heard(uid);
+    observation.progress = heard.progress.filter(is_of_this_attempt);
+    let standing = heard
+        .stands_still_for
+        .and_then(|lasted| Some((lasted, stall_bound(observation)?)))
+        .filter(|(lasted, bound)| lasted >= bound);
+    if let (Some((lasted, bound)), Some(answers)) = (standing, heard.heartbeats) {
+        observation.standstill = Some(Standstill {
+            lasted,
+            bound,
+            answers,
+        });
+    }
+    if heard.is_fresh && standing.is_some() {
+        let agents = observation
+            .gang(status.attempt)
+            .filter_map(|pod| Some((pod.node_rank, pod.agent.clone()?)))
+            .collect();
+        ask(
+            context,
+            uid,
+            observation,
+            Duration::ZERO,
+            Question::Heartbeats(agents),
+        );
     } else {
-        Polled::default()
-    };
-    let newest = last_words.or(told.progress);
-    match newest.filter(|progress| i64::from(progress.attempt) == i64::from(status.attempt)) {
-        Some(progress) => Polled {
-            progress: Some(progress),
-            stands_still_for: told.stands_still_for,
-        },
-        None => Polled::default(),
+        ask(
+            context,
+            uid,
+            observation,
+            PROGRESS_INTERVAL,
+            Question::Progress(agent),
+        );
     }
 }
 
-/// What all agents of the gang say where rank 0 stands still for longer than the job allows.
-async fn standstill(context: &Context, observation: &Observation, lasted: Duration) -> Option<Standstill> {
+/// Asks agents, if that is due, and has the job looked at again when they have answered.
+fn ask(context: &Context, uid: &str, observation: &Observation, interval: Duration, question: Question) {
+    let Some(answered) = context.memory.begin_look(uid, interval) else {
+        return;
+    };
+    let agents = context.agents.clone();
+    let triggers = context.triggers.clone();
+    let trigger = Trigger::Job {
+        namespace: observation.job.namespace().unwrap_or_default(),
+        name: observation.job.name_any(),
+    };
+    tokio::spawn(async move {
+        if let Some(answer) = agents.ask(question).await
+            && answered.send(answer).is_ok()
+        {
+            // The receiver lives as long as the process.
+            let _ = triggers.send(trigger);
+        }
+    });
+}
+
+/// How long the gang may stand still.
+fn stall_bound(observation: &Observation) -> Option<Duration> {
     let given = observation.job.spec.failure_policy.stall_timeout_seconds;
     let given = given
         .and_then(|seconds| u64::try_from(seconds).ok())
         .map(Duration::from_secs);
     let heartbeat = observation.progress.as_ref()?.heartbeat.as_ref()?;
-    let bound = stall::bound(given, heartbeat.median_step_seconds)?;
-    if lasted < bound {
-        return None;
-    }
-    let agents = observation
-        .gang(observation.status().attempt)
-        .filter_map(|pod| Some((pod.node_rank, pod.agent.clone()?)))
-        .collect();
-    Some(Standstill {
-        lasted,
-        bound,
-        answers: context.agents.heartbeats(agents).await,
-    })
+    stall::bound(given, heartbeat.median_step_seconds)
 }
 
 /// What the planner says of a gang that runs and has a new checkpoint.
