@@ -16,13 +16,12 @@ use std::time::{Duration, Instant};
 use crds::status::ViTTrainingJobStatus;
 use crds::{InvalidJob, Phase, ValidatedJob, ViTTrainingJob, conditions, labels};
 use jiff::SignedDuration;
-use kube::api::{Patch, PatchParams};
+use kube::api::PostParams;
 use kube::core::DeserializeGuard;
 use kube::runtime::controller::Action;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::runtime::reflector::Store;
 use kube::{Api, Client, Resource as _, ResourceExt as _};
-use serde_json::json;
 use tokio::sync::mpsc;
 use tracing::{Instrument as _, debug, info, info_span, warn};
 
@@ -46,6 +45,8 @@ pub(crate) type GuardedJob = DeserializeGuard<ViTTrainingJob>;
 const CATCH_UP: Duration = Duration::from_millis(100);
 /// Between two looks at a gang that starts or stops; watches tell of nearly all changes before.
 const IN_MOTION: Duration = Duration::from_secs(5);
+/// Progress of all jobs together is written so often a second at most.
+const PROGRESS_WRITES: u32 = 25;
 /// Between two looks at a job that waits; watches tell of new capacity before.
 const WAITING: Duration = Duration::from_secs(30);
 /// Between two looks at a job that rests.
@@ -246,22 +247,24 @@ async fn write_status(
         .planner
         .lock()
         .is_open(&job.uid().unwrap_or_default(), last.attempt);
-    if next == last && !is_open {
+    if !is_open && (next == last || can_wait(context, job, &last, &next)) {
         return Ok(next);
     }
     let name = job.name_any();
     let api: Api<ViTTrainingJob> =
         Api::namespaced(context.client.clone(), &job.namespace().unwrap_or_default());
-    // The resource version makes the server refuse a status that was made from an outdated job.
-    let patch = json!({
-        "apiVersion": ViTTrainingJob::api_version(&()),
-        "kind": ViTTrainingJob::kind(&()),
-        "metadata": {"name": name, "resourceVersion": job.resource_version()},
-        "status": next,
-    });
-    let parameters = PatchParams::apply(labels::MANAGER).force();
+    // All of it in the place of the last one. The resource version makes the server refuse a status that was made from an
+    // outdated job.
+    let object = ViTTrainingJob {
+        status: Some(next.clone()),
+        ..job.clone()
+    };
+    let parameters = PostParams {
+        field_manager: Some(labels::MANAGER.into()),
+        ..PostParams::default()
+    };
     let written = api
-        .patch_status(&name, &parameters, &Patch::Apply(&patch))
+        .replace_status(&name, &parameters, &object)
         .await
         .map_err(|source| Error::Api {
             verb: "write the status of",
@@ -284,6 +287,27 @@ async fn write_status(
         context.publish(job, event).await;
     }
     Ok(next)
+}
+
+/// Whether a status has no news but what moves all the time, and the last one was written only a moment ago.
+fn can_wait(
+    context: &Context,
+    job: &ViTTrainingJob,
+    last: &ViTTrainingJobStatus,
+    next: &ViTTrainingJobStatus,
+) -> bool {
+    let written = context.memory.since_write(&job.uid().unwrap_or_default());
+    let pace = || match next.phase {
+        Some(Phase::Running) => progress_pace(context.memory.asked_within(2 * PROGRESS_INTERVAL)),
+        _ => IN_MOTION,
+    };
+    written.is_some_and(|ago| status::only_moves(last, next) && ago < pace())
+}
+
+/// Time between two writes of a job's progress, so that no number of running jobs costs more than [`PROGRESS_WRITES`] a second.
+fn progress_pace(running: usize) -> Duration {
+    let running = u32::try_from(running).unwrap_or(u32::MAX);
+    PROGRESS_INTERVAL.max(Duration::from_secs(1).saturating_mul(running) / PROGRESS_WRITES)
 }
 
 fn count(

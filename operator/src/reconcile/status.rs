@@ -142,6 +142,31 @@ pub(crate) fn hindered(
     next.status
 }
 
+/// Whether a status differs from the last one only in what moves all the time: the progress of training, and how many pods of
+/// a gang that starts are ready.
+pub(crate) fn only_moves(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) -> bool {
+    if last.phase != next.phase || last.attempt != next.attempt {
+        return false;
+    }
+    let mut without = next.clone();
+    without.progress.clone_from(&last.progress);
+    if next.phase == Some(Phase::Starting) {
+        without.workers = last.workers;
+        let reason = |condition: &Condition| (condition.type_.clone(), condition.reason.clone());
+        for condition in &mut without.conditions {
+            let is_start = condition.reason == reasons::PODS_STARTING;
+            let known = last
+                .conditions
+                .iter()
+                .find(|known| is_start && reason(known) == reason(condition));
+            if let Some(known) = known {
+                condition.message.clone_from(&known.message);
+            }
+        }
+    }
+    without == *last
+}
+
 /// How the latest attempt failed, if it did.
 pub(crate) fn failure_of_attempt(status: &ViTTrainingJobStatus) -> Option<&FailureStatus> {
     status

@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::client::Body;
 use kube::runtime::reflector::{self, store::Writer};
 use kube::runtime::watcher::Event as WatchEvent;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tower_test::mock::{self, Handle};
 
 use super::*;
@@ -44,7 +44,7 @@ impl Scenario {
     fn calls(self) -> &'static [&'static str] {
         match self {
             Self::CreateGang => &[
-                "PATCH status Starting",
+                "PUT status Starting",
                 "POST event GangFits",
                 "POST configmaps digits-1",
                 "POST services digits",
@@ -52,18 +52,17 @@ impl Scenario {
                 "POST pods digits-1-0",
                 "POST pods digits-1-1",
                 "POST event GangCreated",
-                "PATCH status Starting",
             ],
             Self::RestartAfterFailure => &[
-                "PATCH status Restarting",
+                "PUT status Restarting",
                 "POST event AttemptFailed",
                 "DELETE pods digits-1-0 within 30 s",
                 "DELETE pods digits-1-1 within 30 s",
             ],
-            Self::NoCapacity => &["PATCH status Pending", "POST event NoFittingGroup"],
-            Self::NoPriorityClass => &["PATCH status Pending", "POST event PriorityClassNotFound"],
+            Self::NoCapacity => &["PUT status Pending", "POST event NoFittingGroup"],
+            Self::NoPriorityClass => &["PUT status Pending", "POST event PriorityClassNotFound"],
             Self::DataErrorIsNeverRetried => &[
-                "PATCH status Failed",
+                "PUT status Failed",
                 "POST event AttemptFailed",
                 "POST event NotRetryable",
                 "DELETE pods digits-1-1 within 30 s",
@@ -71,13 +70,13 @@ impl Scenario {
                 "DELETE networkpolicies digits",
             ],
             Self::Suspend => &[
-                "PATCH status Suspending",
+                "PUT status Suspending",
                 "POST event Suspending",
                 "DELETE pods digits-1-0",
                 "DELETE pods digits-1-1",
             ],
             Self::TerminalCleanup => &[
-                "PATCH status Succeeded",
+                "PUT status Succeeded",
                 "POST event AllEpochsDone",
                 "DELETE services digits",
                 "DELETE networkpolicies digits",
@@ -87,7 +86,7 @@ impl Scenario {
                 "POST configmaps digits-1",
                 "POST services digits",
                 "GET services digits",
-                "PATCH status Starting",
+                "PUT status Starting",
                 "POST event ReconcileFailed",
             ],
         }
@@ -111,7 +110,7 @@ async fn serve(
         let body: Value = serde_json::from_slice(&body).unwrap_or_default();
         let path: Vec<&str> = parts.uri.path().trim_matches('/').split('/').collect();
         let (code, response, object) = match (&parts.method, &path[..]) {
-            (&Method::PATCH, [.., "status"]) => write_status(&stored, &body),
+            (&Method::PUT, [.., "status"]) => write_status(&stored, &body),
             // An Event that is told again becomes a series.
             (&Method::PATCH, [.., "events", _]) => {
                 (200, body.clone(), format!("event {}", text(&body["reason"])))
@@ -318,6 +317,12 @@ async fn a_gang_is_placed_then_created_once() {
     assert_eq!((status.attempt, status.observed_generation), (1, Some(1)));
 }
 
+#[test]
+fn progress_of_many_jobs_is_written_less_often() {
+    let paces = [0, 50, 51, 1000].map(|running| progress_pace(running).as_millis());
+    assert_eq!(paces, [2000, 2000, 2040, 40_000]);
+}
+
 #[tokio::test]
 async fn a_failure_is_recorded_before_its_pods_are_deleted() {
     let rounds = Rounds::with_gang(pods([("Running", None), ("Failed", Some(137))]));
@@ -492,7 +497,7 @@ async fn what_is_in_the_way_of_a_gang_is_written_once() {
     };
     let (calls, job, result) = rounds.run(fixtures::job_in(Phase::Starting, 1), 3).await;
     assert_eq!(result.expect_err("refused").category(), "NameTaken");
-    let written = calls.iter().filter(|call| call.starts_with("PATCH status"));
+    let written = calls.iter().filter(|call| call.starts_with("PUT status"));
     assert_eq!(written.count(), 1, "{calls:?}");
     let status = job.status.expect("a status");
     let running = fixtures::condition_of(&status, conditions::types::RUNNING).expect("a condition");
@@ -561,13 +566,10 @@ async fn two_jobs_applied_at_once_never_share_a_gpu() {
         tell(&context, &mut writer, &DeserializeGuard(Ok(job.clone())));
         job
     });
-    let plans: Vec<Plan> = futures::future::join_all(jobs.iter().map(|job| async {
-        let observation = observe::observe(&context, Arc::new(job.clone()))
-            .await
-            .expect("observed");
+    let plans = jobs.each_ref().map(|job| {
+        let observation = observe::observe(&context, Arc::new(job.clone())).expect("observed");
         plan_and_promise(&context, &observation, &crds::validate(job))
-    }))
-    .await;
+    });
     assert!(matches!(&plans[0], Plan::Place { .. }), "{plans:?}");
     assert!(matches!(&plans[1], Plan::Wait(_)), "{plans:?}");
     drop(handle);

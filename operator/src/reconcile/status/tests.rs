@@ -1,3 +1,5 @@
+use crds::ViTTrainingJob;
+
 use super::*;
 use crate::fixtures::{self, at, conditions_of, gang, job_in, observation, pod};
 use crate::policy::placement::{Gpus, Unplaceable};
@@ -67,6 +69,55 @@ fn a_status_to_which_nothing_happened_stays_as_it_is() {
     observed = observation(job.clone(), gang(1));
     observed.now = at(500);
     assert_eq!(next(&observed, &Plan::Follow), job.status.expect("a status"));
+}
+
+#[test]
+fn only_progress_and_pods_that_get_ready_can_wait() {
+    let ready = |count| {
+        let mut pods = gang(1);
+        for pod in &mut pods[count..] {
+            pod.ready = false;
+        }
+        pods
+    };
+    let mut job = job_in(Phase::Starting, 1);
+    job.status = Some(next(&observation(job.clone(), ready(0)), &Plan::Follow));
+    let after = |job: &ViTTrainingJob, pods| next(&observation(job.clone(), pods), &Plan::Follow);
+    let moves = |job: &ViTTrainingJob, next| only_moves(&job.status.clone().expect("a status"), &next);
+    assert!(moves(&job, after(&job, ready(1))));
+    let mut stuck = ready(1);
+    stuck[1].stuck = Some("no such image".into());
+    assert!(moves(&job, after(&job, stuck)), "words come a moment later");
+    assert!(
+        !moves(&job, after(&job, ready(2))),
+        "that all are ready is told at once"
+    );
+
+    job.status = Some(after(&job, ready(2)));
+    let mut observed = observation(job.clone(), ready(2));
+    observed.progress = Some(Progress {
+        step: 7,
+        ..Progress::default()
+    });
+    let progressed = next(&observed, &Plan::Follow);
+    assert_ne!(Some(&progressed), job.status.as_ref());
+    assert!(moves(&job, progressed));
+    let checkpoint = contract::CheckpointRecord {
+        step: 7,
+        path: "step-7".into(),
+        time: at(7).to_string(),
+    };
+    let progress = observed.progress.as_mut().expect("a record");
+    progress.last_checkpoint = Some(checkpoint);
+    assert!(
+        !moves(&job, next(&observed, &Plan::Follow)),
+        "a checkpoint is told at once"
+    );
+    let mut slow = job.status.clone().expect("a status");
+    slow.stragglers = vec![fixtures::straggler(1, "b", 2.5)];
+    assert!(!moves(&job, slow));
+    let replaced = next(&observed, &Plan::Halt(Stop::Suspend));
+    assert!(!moves(&job, replaced));
 }
 
 #[test]
