@@ -37,6 +37,10 @@ pub struct RunArguments {
     /// open to everyone.
     #[arg(long, env = "VIT_OPERATOR_NETWORK_POLICIES", default_value_t = true, action = clap::ArgAction::Set)]
     pub network_policies: bool,
+    /// Whether each gang gets a PodGroup, where the API server serves them (scheduling.k8s.io/v1alpha2) when this replica
+    /// begins to lead: kube-scheduler then binds all pods of a gang or none.
+    #[arg(long, env = "VIT_OPERATOR_POD_GROUPS", default_value_t = true, action = clap::ArgAction::Set)]
+    pub pod_groups: bool,
     /// Address of /metrics, /healthz and /readyz.
     #[arg(long, env = "VIT_OPERATOR_METRICS_ADDRESS", default_value = "0.0.0.0:8080")]
     pub metrics_address: SocketAddr,

@@ -135,6 +135,7 @@ pub(crate) fn pod_objects(attempt: i32, phase: &str) -> Vec<Pod> {
                 node_rank,
                 gang_size: 2,
                 node,
+                is_grouped: false,
             };
             let mut pod = build::pod::build(&job, &valid, member);
             pod.spec.as_mut().expect("a spec").node_name = Some(node.into());
@@ -155,6 +156,7 @@ pub(crate) fn observation(job: ViTTrainingJob, pods: Vec<PodView>) -> Observatio
         unready_nodes: std::collections::HashMap::new(),
         has_service: true,
         network_policy: Isolation::There,
+        pod_groups: false,
         config_maps: BTreeSet::new(),
         progress: None,
         standstill: None,

@@ -6,8 +6,8 @@
 //!                                        1 observe <+       |   and what agents have answered
 //!                                        2 validate         |   (crds)
 //!                                        3 plan <-----------+   policy::{gang, failure, restart, ...}
-//!                                        4 build        build::{pod, service, network_policy, config_map}
-//!                                        5 apply    --> pods, Service, NetworkPolicy, ConfigMap
+//!                                        4 build        build::{pod, service, network_policy, config_map, pod_group}
+//!                                        5 apply    --> pods, Service, NetworkPolicy, ConfigMap, PodGroup
 //!                                        6 status   --> status, then Events
 //! ```
 //!
@@ -25,6 +25,7 @@
 //! | pods | get, list, watch, create, delete | GPUs in use, over all namespaces; gangs |
 //! | services, configmaps | get, list, watch, create, delete | of each gang |
 //! | networkpolicies.networking.k8s.io | get, list, watch, create, delete | of each gang; not with `--network-policies=false` |
+//! | podgroups.scheduling.k8s.io | get, create, delete | of each gang, where they are served; not with `--pod-groups=false` |
 //! | events.events.k8s.io | create, patch | Events |
 //! | leases.coordination.k8s.io, own namespace | get, create, update | leader election |
 //!

@@ -3,6 +3,7 @@
 pub(crate) mod config_map;
 pub(crate) mod network_policy;
 pub(crate) mod pod;
+pub(crate) mod pod_group;
 pub(crate) mod service;
 
 use std::collections::BTreeMap;

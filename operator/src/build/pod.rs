@@ -11,14 +11,14 @@ use k8s_openapi::api::core::v1::{
     Affinity, Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvVar,
     EnvVarSource, HTTPGetAction, HostPathVolumeSource, LocalObjectReference, NodeAffinity, NodeSelector,
     NodeSelectorRequirement, NodeSelectorTerm, ObjectFieldSelector, PersistentVolumeClaimVolumeSource, Pod,
-    PodSecurityContext, PodSpec, Probe, ResourceRequirements, SeccompProfile, SecurityContext, Volume,
-    VolumeMount,
+    PodSchedulingGroup, PodSecurityContext, PodSpec, Probe, ResourceRequirements, SeccompProfile,
+    SecurityContext, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt as _;
 
-use super::{config_map, metadata, service};
+use super::{config_map, metadata, pod_group, service};
 
 /// Name of the trainer's container.
 pub(crate) const CONTAINER: &str = "trainer";
@@ -36,6 +36,8 @@ pub(crate) struct Member<'a> {
     pub(crate) gang_size: usize,
     /// Node it is pinned to.
     pub(crate) node: &'a str,
+    /// Whether the gang has a `PodGroup`.
+    pub(crate) is_grouped: bool,
 }
 
 /// Name and host name of a pod.
@@ -73,6 +75,9 @@ pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'
             tolerations: some_if_any(settings.tolerations.clone()),
             priority_class_name: settings.priority_class_name.clone(),
             scheduler_name: settings.scheduler_name.clone(),
+            scheduling_group: member.is_grouped.then(|| PodSchedulingGroup {
+                pod_group_name: Some(pod_group::name(job, member.attempt)),
+            }),
             image_pull_secrets: some_if_any(
                 settings
                     .image_pull_secrets

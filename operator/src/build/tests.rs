@@ -10,6 +10,7 @@ fn member() -> Member<'static> {
         node_rank: 1,
         gang_size: 2,
         node: "gpu-7",
+        is_grouped: false,
     }
 }
 
@@ -55,6 +56,21 @@ fn a_pod_with_everything_that_can_be_set() {
     };
     let valid = crds::validate(&job).expect("valid");
     insta::assert_yaml_snapshot!(pod::build(&job, &valid, member()).spec);
+}
+
+#[test]
+fn the_pod_group_of_an_attempt() {
+    let job = fixtures::job();
+    let valid = crds::validate(&job).expect("valid");
+    let group = pod_group::build(&job, 3, 2);
+    let grouped = Member {
+        is_grouped: true,
+        ..member()
+    };
+    let spec = pod::build(&job, &valid, grouped).spec.expect("a specification");
+    let of_pod = spec.scheduling_group.and_then(|group| group.pod_group_name);
+    assert_eq!(of_pod, group.metadata.name);
+    insta::assert_yaml_snapshot!(group);
 }
 
 #[test]

@@ -7,11 +7,13 @@ use futures::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::scheduling::v1alpha2::PodGroup;
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::runtime::events::EventType;
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tracing::warn;
 
 use super::Context;
 use super::changes::Changes;
@@ -25,6 +27,7 @@ const PODS_AT_ONCE: usize = 16;
 pub(crate) async fn apply(context: &Context, job: &ViTTrainingJob, changes: Changes) -> Result<(), Error> {
     let Changes {
         attempt,
+        create_pod_group,
         create_config_map,
         create_service,
         create_network_policy,
@@ -32,6 +35,7 @@ pub(crate) async fn apply(context: &Context, job: &ViTTrainingJob, changes: Chan
         delete_pods,
         stop_seconds,
         force_delete_pods,
+        delete_pod_groups,
         delete_config_maps,
         delete_service,
         delete_network_policy,
@@ -40,6 +44,7 @@ pub(crate) async fn apply(context: &Context, job: &ViTTrainingJob, changes: Chan
     let namespace = job.namespace().unwrap_or_default();
     let client = &context.client;
     let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
+    let pod_groups: Api<PodGroup> = Api::namespaced(client.clone(), &namespace);
     let config_maps: Api<ConfigMap> = Api::namespaced(client.clone(), &namespace);
     let services: Api<Service> = Api::namespaced(client.clone(), &namespace);
     let network_policies: Api<NetworkPolicy> = Api::namespaced(client.clone(), &namespace);
@@ -56,6 +61,9 @@ pub(crate) async fn apply(context: &Context, job: &ViTTrainingJob, changes: Chan
         .buffer_unordered(PODS_AT_ONCE)
         .try_collect::<()>()
         .await?;
+    for name in delete_pod_groups {
+        delete(&pod_groups, name, DeleteParams::default()).await?;
+    }
     for name in delete_config_maps {
         delete(&config_maps, name, DeleteParams::default()).await?;
     }
@@ -64,6 +72,9 @@ pub(crate) async fn apply(context: &Context, job: &ViTTrainingJob, changes: Chan
     }
     if delete_network_policy {
         delete(&network_policies, job.name_any(), DeleteParams::default()).await?;
+    }
+    if let Some(pod_group) = create_pod_group {
+        create(client, job, pod_group).await?;
     }
     if let Some(config_map) = create_config_map {
         create(client, job, config_map).await?;
@@ -114,11 +125,14 @@ async fn create_gang(
     let results: Vec<Result<(), Error>> = stream::iter(pods)
         .map(|pod| async {
             let name = pod.name_any();
+            let is_grouped = is_grouped(&pod);
             let result = create(&context.client, job, pod).await;
-            if result.is_err() {
-                context.memory.not_created(&uid, &name);
+            match &result {
+                Ok(Some(created)) if is_grouped && !self::is_grouped(created) => tell_of_lost_group(context),
+                Ok(_) => {}
+                Err(_) => context.memory.not_created(&uid, &name),
             }
-            result
+            result.map(drop)
         })
         // In their order, so that of several errors the same one is told every time.
         .buffered(PODS_AT_ONCE)
@@ -140,8 +154,24 @@ async fn create_gang(
     Ok(())
 }
 
-/// Creates an object, or finds that this job has it already. An object of someone else is left alone.
-async fn create<K>(client: &Client, job: &ViTTrainingJob, object: K) -> Result<(), Error>
+fn is_grouped(pod: &Pod) -> bool {
+    pod.spec
+        .as_ref()
+        .is_some_and(|spec| spec.scheduling_group.is_some())
+}
+
+fn tell_of_lost_group(context: &Context) {
+    context.told_of_lost_groups.call_once(|| {
+        warn!(
+            "the API server serves PodGroups but drops spec.schedulingGroup of pods, so the pods of a gang are bound one by \
+             one: switch the feature gate GenericWorkload on, or PodGroups off in the operator (podGroups of the chart)"
+        );
+    });
+}
+
+/// Creates an object and returns it as the server took it, or finds that this job has it already. An object of someone else
+/// is left alone.
+async fn create<K>(client: &Client, job: &ViTTrainingJob, object: K) -> Result<Option<K>, Error>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone
@@ -162,7 +192,7 @@ where
         source: Box::new(source),
     };
     match api.create(&parameters, &object).await {
-        Ok(_) => Ok(()),
+        Ok(created) => Ok(Some(created)),
         Err(kube::Error::Api(status)) if status.is_already_exists() => {
             let existing = api
                 .get_metadata(&name)
@@ -174,7 +204,7 @@ where
                 .iter()
                 .any(|owner| Some(&owner.uid) == uid.as_ref());
             if is_ours {
-                Ok(())
+                Ok(None)
             } else {
                 Err(Error::NameTaken {
                     kind: kind::<K>(),

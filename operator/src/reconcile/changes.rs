@@ -4,18 +4,20 @@
 use crds::ValidatedJob;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
+use k8s_openapi::api::scheduling::v1alpha2::PodGroup;
 
 use super::observe::{Isolation, Observation};
 use super::plan::Plan;
 use super::status::failure_of_attempt;
 use crate::build::pod::Member;
-use crate::build::{config_map, network_policy, pod, service};
+use crate::build::{config_map, network_policy, pod, pod_group, service};
 use crate::policy::restart::STOP_AFTER_FAILURE_SECONDS;
 
 /// What is to be changed in the cluster.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Changes {
     pub(crate) attempt: i32,
+    pub(crate) create_pod_group: Option<PodGroup>,
     pub(crate) create_config_map: Option<ConfigMap>,
     pub(crate) create_service: Option<Service>,
     pub(crate) create_network_policy: Option<NetworkPolicy>,
@@ -25,6 +27,7 @@ pub(crate) struct Changes {
     pub(crate) stop_seconds: Option<u32>,
     /// Deleted without waiting for their kubelet.
     pub(crate) force_delete_pods: Vec<String>,
+    pub(crate) delete_pod_groups: Vec<String>,
     pub(crate) delete_config_maps: Vec<String>,
     pub(crate) delete_service: bool,
     pub(crate) delete_network_policy: bool,
@@ -72,12 +75,21 @@ fn gang(observation: &Observation, valid: &ValidatedJob, node_ranks: &[usize]) -
         .map(|placement| placement.nodes)
         .unwrap_or_default();
     let config_map_name = config_map::name(job, attempt);
+    let lacks_config_map = !observation.config_maps.contains(&config_map_name);
+    // One pod is bound or not, without a group.
+    let is_grouped = observation.pod_groups && nodes.len() > 1;
+    let outdated = observation
+        .config_maps
+        .iter()
+        .filter(|name| **name != config_map_name);
     // The gang has the size it was placed with, which a change of the spec does not alter.
     let run_config = valid.run_config_on(u32::try_from(nodes.len()).unwrap_or(u32::MAX));
     Changes {
         attempt,
-        create_config_map: (!observation.config_maps.contains(&config_map_name))
-            .then(|| config_map::build(job, &run_config, attempt)),
+        // Where the ConfigMap is there, which is created after it, so is the PodGroup.
+        create_pod_group: (is_grouped && lacks_config_map)
+            .then(|| pod_group::build(job, attempt, nodes.len())),
+        create_config_map: lacks_config_map.then(|| config_map::build(job, &run_config, attempt)),
         create_service: (!observation.has_service).then(|| service::build(job)),
         create_network_policy: (observation.network_policy == Isolation::Missing)
             .then(|| network_policy::build(job)),
@@ -89,16 +101,18 @@ fn gang(observation: &Observation, valid: &ValidatedJob, node_ranks: &[usize]) -
                     node_rank: *node_rank,
                     gang_size: nodes.len(),
                     node: nodes.get(*node_rank)?,
+                    is_grouped,
                 };
                 Some(pod::build(job, valid, member))
             })
             .collect(),
-        delete_config_maps: observation
-            .config_maps
-            .iter()
-            .filter(|name| **name != config_map_name)
+        // Of one attempt both have the same name.
+        delete_pod_groups: outdated
+            .clone()
+            .filter(|_| observation.pod_groups)
             .cloned()
             .collect(),
+        delete_config_maps: outdated.cloned().collect(),
         ..Changes::default()
     }
 }

@@ -9,8 +9,8 @@ mod observe;
 mod plan;
 mod status;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Once};
 use std::time::{Duration, Instant};
 
 use crds::status::ViTTrainingJobStatus;
@@ -52,6 +52,15 @@ const WAITING: Duration = Duration::from_secs(30);
 /// Between two looks at a job that rests.
 const RESTING: Duration = Duration::from_secs(300);
 
+/// What jobs get in this cluster.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Settings {
+    /// Whether each gets a NetworkPolicy.
+    pub(crate) network_policies: bool,
+    /// Whether each gang gets a `PodGroup`.
+    pub(crate) pod_groups: bool,
+}
+
 /// What every round works with.
 pub(crate) struct Context {
     pub(crate) client: Client,
@@ -59,12 +68,13 @@ pub(crate) struct Context {
     pub(crate) caches: Caches,
     pub(crate) memory: Memory,
     pub(crate) metrics: Arc<Metrics>,
-    /// Whether jobs get NetworkPolicies.
-    pub(crate) network_policies: bool,
+    pub(crate) settings: Settings,
     agents: AgentClient,
     recorder: Recorder,
     /// Rounds begun, which tells them apart in the log.
     rounds: AtomicU64,
+    /// Whether it was told that the API server does not know the group of a pod.
+    told_of_lost_groups: Once,
     /// Locked while GPUs are looked for and promised.
     planner: SharedPlanner,
     triggers: mpsc::UnboundedSender<Trigger>,
@@ -77,7 +87,7 @@ impl Context {
         caches: Caches,
         triggers: mpsc::UnboundedSender<Trigger>,
         metrics: Arc<Metrics>,
-        network_policies: bool,
+        settings: Settings,
         instance: String,
     ) -> Self {
         let reporter = Reporter {
@@ -92,9 +102,10 @@ impl Context {
             caches,
             memory: Memory::default(),
             metrics,
-            network_policies,
+            settings,
             agents: AgentClient::new(),
             rounds: AtomicU64::new(1),
+            told_of_lost_groups: Once::new(),
             triggers,
         }
     }

@@ -38,6 +38,8 @@ pub(crate) struct Observation {
     pub(crate) unready_nodes: HashMap<String, Timestamp>,
     pub(crate) has_service: bool,
     pub(crate) network_policy: Isolation,
+    /// Whether gangs get `PodGroup`s.
+    pub(crate) pod_groups: bool,
     /// Names of its ConfigMaps.
     pub(crate) config_maps: BTreeSet<String>,
     /// The newest record of the present attempt.
@@ -127,6 +129,7 @@ pub(crate) fn observe(context: &Context, job: Arc<ViTTrainingJob>) -> Option<Obs
     let mut observation = Observation {
         has_service: caches.has_service(&job),
         network_policy: isolation(context, &job),
+        pod_groups: context.settings.pod_groups,
         config_maps: caches.config_maps_of(&job),
         pods,
         departed,
@@ -149,7 +152,7 @@ pub(crate) fn observe(context: &Context, job: Arc<ViTTrainingJob>) -> Option<Obs
 fn isolation(context: &Context, job: &ViTTrainingJob) -> Isolation {
     if context.caches.has_network_policy(job) {
         Isolation::There
-    } else if context.network_policies {
+    } else if context.settings.network_policies {
         Isolation::Missing
     } else {
         Isolation::Off

@@ -184,6 +184,7 @@ struct Rounds {
     pods: Vec<Pod>,
     services: Vec<Service>,
     foreign: &'static [&'static str],
+    settings: Settings,
 }
 
 impl Rounds {
@@ -197,6 +198,7 @@ impl Rounds {
             pods: vec![],
             services: vec![],
             foreign: &[],
+            settings: SETTINGS,
         }
     }
 
@@ -220,7 +222,8 @@ impl Rounds {
         Box::pin(async move {
             let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
             let (store, mut writer) = reflector::store();
-            let context = context(service, store, &self.nodes, &self.pods, &self.services);
+            let caches = Caches::holding(SharedPlanner::default(), &self.nodes, &self.pods, &self.services);
+            let context = context_with(service, store, caches, mpsc::unbounded_channel().0, self.settings);
             let stored = Arc::new(Mutex::new(job));
             let server = tokio::spawn(serve(handle, Arc::clone(&stored), self.foreign));
             let mut result = Ok(Action::await_change());
@@ -241,6 +244,12 @@ impl Rounds {
     }
 }
 
+/// What jobs get where a story does not say otherwise.
+const SETTINGS: Settings = Settings {
+    network_policies: true,
+    pod_groups: false,
+};
+
 /// What rounds work with, over a cluster of these objects.
 fn context(
     service: MockService,
@@ -250,7 +259,7 @@ fn context(
     services: &[Service],
 ) -> Arc<Context> {
     let caches = Caches::holding(SharedPlanner::default(), nodes, pods, services);
-    context_with(service, jobs, caches, mpsc::unbounded_channel().0)
+    context_with(service, jobs, caches, mpsc::unbounded_channel().0, SETTINGS)
 }
 
 fn context_with(
@@ -258,6 +267,7 @@ fn context_with(
     jobs: Store<GuardedJob>,
     caches: Caches,
     triggers: mpsc::UnboundedSender<Trigger>,
+    settings: Settings,
 ) -> Arc<Context> {
     Arc::new(Context::new(
         Client::new(service, "default"),
@@ -265,7 +275,7 @@ fn context_with(
         caches,
         triggers,
         Arc::new(Metrics::new().expect("metrics")),
-        true,
+        settings,
         "test".into(),
     ))
 }
@@ -315,6 +325,23 @@ async fn a_gang_is_placed_then_created_once() {
     let status = job.status.expect("a status");
     assert_eq!(status.placement.expect("a placement").nodes, ["a", "b"]);
     assert_eq!((status.attempt, status.observed_generation), (1, Some(1)));
+}
+
+#[tokio::test]
+async fn the_pod_group_of_a_gang_is_created_before_all_else() {
+    let rounds = Rounds {
+        settings: Settings {
+            pod_groups: true,
+            ..SETTINGS
+        },
+        ..Rounds::fresh()
+    };
+    let (calls, _, result) = rounds.run(fixtures::job(), 2).await;
+    result.expect("reconciled");
+    assert_eq!(
+        calls[2..4],
+        ["POST podgroups digits-1", "POST configmaps digits-1"]
+    );
 }
 
 #[test]
@@ -610,7 +637,7 @@ fn promises_after<const ROUNDS: usize>(
         let nodes = ["a", "b"].map(|name| fixtures::node(name, "Tesla-T4", 1));
         let (triggers, mut triggered) = mpsc::unbounded_channel();
         let caches = Caches::holding(SharedPlanner::default(), &nodes, &[], &[]);
-        let context = context_with(service, store, caches, triggers);
+        let context = context_with(service, store, caches, triggers, SETTINGS);
         let guarded = DeserializeGuard(Ok(fixtures::job()));
         tell(&context, &mut writer, &guarded);
         let mut promises = [(false, false); ROUNDS];

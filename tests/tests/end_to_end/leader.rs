@@ -73,6 +73,12 @@ impl Context {
         }
     }
 
+    /// Ends both replicas and starts them anew.
+    pub(crate) fn restart_operator(&self) -> Result<()> {
+        self.scale_operator(0)?;
+        self.scale_operator(2)
+    }
+
     fn scale_operator(&self, replicas: u32) -> Result<()> {
         let replicas = format!("--replicas={replicas}");
         self.kubectl(["-n", NAMESPACE, "scale", DEPLOYMENT, &replicas])?;

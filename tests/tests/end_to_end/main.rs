@@ -11,6 +11,7 @@ mod faults;
 mod leader;
 mod lifecycle;
 mod placement;
+mod pod_groups;
 mod training;
 
 use std::sync::Arc;
@@ -106,6 +107,10 @@ const TESTS: &[(&str, Test)] = &[
     (
         "training_outlives_the_control_plane",
         disruptions::training_outlives_the_control_plane,
+    ),
+    (
+        "gang_is_bound_as_one_where_the_scheduler_can",
+        pod_groups::gang_is_bound_as_one,
     ),
     (
         "operator_is_upgraded_while_a_job_trains",

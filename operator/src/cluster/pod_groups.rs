@@ -1,0 +1,68 @@
+//! Whether the cluster can bind the pods of a gang together.
+
+use k8s_openapi::Resource as _;
+use k8s_openapi::api::scheduling::v1alpha2::PodGroup;
+use kube::Client;
+
+/// Whether the API server serves `PodGroup`s (alpha in Kubernetes 1.36, off by default).
+pub(crate) async fn are_served(client: &Client) -> Result<bool, kube::Error> {
+    match client.list_api_group_resources(PodGroup::API_VERSION).await {
+        Ok(list) => Ok(list
+            .resources
+            .iter()
+            .any(|resource| resource.kind == PodGroup::KIND)),
+        // In plain text, so that it has no reason but the code.
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Request, Response};
+    use kube::client::Body;
+    use serde_json::json;
+
+    use super::*;
+
+    /// What a server is taken for that answers with this.
+    async fn served(code: u16, answer: String) -> Result<bool, kube::Error> {
+        let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let server = tokio::spawn(async move {
+            let (request, send) = handle.next_request().await.expect("a question");
+            assert_eq!(request.uri().path(), "/apis/scheduling.k8s.io/v1alpha2");
+            let body = Body::from(answer.into_bytes());
+            send.send_response(Response::builder().status(code).body(body).expect("a response"));
+        });
+        let answer = are_served(&Client::new(service, "default")).await;
+        server.await.expect("served");
+        answer
+    }
+
+    fn resources(kinds: &[&str]) -> String {
+        let resource = |kind: &&str| json!({"name": kind.to_lowercase(), "singularName": "", "kind": kind, "namespaced": true, "verbs": []});
+        json!({
+            "kind": "APIResourceList", "groupVersion": "scheduling.k8s.io/v1alpha2",
+            "resources": kinds.iter().map(resource).collect::<Vec<_>>(),
+        })
+        .to_string()
+    }
+
+    #[tokio::test]
+    async fn a_server_says_whether_it_has_pod_groups() {
+        assert!(
+            served(200, resources(&["Workload", "PodGroup"]))
+                .await
+                .expect("an answer")
+        );
+        assert!(!served(200, resources(&["Workload"])).await.expect("an answer"));
+        assert!(
+            !served(404, "404 page not found\n".into())
+                .await
+                .expect("an answer")
+        );
+        served(503, "apiserver is shutting down".into())
+            .await
+            .expect_err("nothing is known");
+    }
+}

@@ -1,0 +1,124 @@
+//! Gangs in a cluster whose scheduler knows what a gang is.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use crds::Phase;
+use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::scheduling::v1alpha2::PodGroup;
+use kube::Api;
+use kube::api::{DeleteParams, PostParams};
+use serde_json::json;
+
+use crate::context::{Context, Namespace};
+
+/// How long the scheduler may take to say something of a group.
+const DEADLINE: Duration = Duration::from_secs(60);
+/// A pod that keeps those of gangs away from its node, which only kube-scheduler knows.
+const HERMIT: &str = "hermit";
+
+pub(crate) fn gang_is_bound_as_one(context: &Context) -> Result<()> {
+    let gates = "--feature-gates=GenericWorkload=true,GangScheduling=true".to_owned();
+    let served = "--runtime-config=scheduling.k8s.io/v1alpha2=true".to_owned();
+    switch(context, &[served, gates.clone()], &[gates])?;
+    let outcome = hold_back_and_train(context);
+    switch(context, &[], &[])?;
+    outcome
+}
+
+/// Restarts the API server and the scheduler with these flags beside their usual ones, and then the operator.
+fn switch(context: &Context, server: &[String], scheduler: &[String]) -> Result<()> {
+    context.block_on(async {
+        context
+            .cluster
+            .restart_with_flags("kube-apiserver", server)
+            .await?;
+        context
+            .cluster
+            .restart_with_flags("kube-scheduler", scheduler)
+            .await
+    })?;
+    context.restart_operator()
+}
+
+fn hold_back_and_train(context: &Context) -> Result<()> {
+    let namespace = context.namespace("pod-groups")?;
+    let hermit: Pod = serde_json::from_value(json!({
+        "metadata": {"name": HERMIT},
+        "spec": {
+            "nodeName": "node0",
+            "containers": [{"name": "none", "image": "there.is/none:here"}],
+            "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{
+                "labelSelector": {"matchLabels": {"vit-operator.dev/job-name": "digits"}},
+                "namespaces": ["pod-groups"],
+                "topologyKey": "kubernetes.io/hostname",
+            }]}},
+        },
+    }))?;
+    let others: Api<Pod> = Api::namespaced(context.client.clone(), "default");
+    context.block_on(async { others.create(&PostParams::default(), &hermit).await })?;
+    // All nodes with those GPUs, so node0 too.
+    namespace.create(
+        "digits",
+        json!({"workers": {"nodes": 3}, "training": {"epochs": 2}}),
+    )?;
+    let held_back = wait_scheduled(&namespace, "False").and_then(|()| {
+        let bound: Vec<String> = nodes_of(&namespace)?.into_iter().flatten().collect();
+        ensure!(bound.is_empty(), "part of the gang is on {bound:?}");
+        Ok(())
+    });
+    let gone = DeleteParams::default().grace_period(0);
+    context.block_on(async { others.delete(HERMIT, &gone).await })?;
+    held_back?;
+
+    wait_scheduled(&namespace, "True")?;
+    let nodes = nodes_of(&namespace)?;
+    ensure!(nodes.len() == 3 && nodes.iter().all(Option::is_some), "{nodes:?}");
+    namespace.wait_phase("digits", Phase::Succeeded)?;
+    Ok(())
+}
+
+/// Waits until the scheduler has said this of whether the first attempt's group is scheduled.
+fn wait_scheduled(namespace: &Namespace<'_>, wanted: &str) -> Result<()> {
+    let began = Instant::now();
+    loop {
+        let group = namespace.pod_group("digits-1")?;
+        let conditions = group
+            .as_ref()
+            .and_then(|group| group.status.as_ref()?.conditions.as_ref());
+        let said = conditions
+            .into_iter()
+            .flatten()
+            .find(|condition| condition.type_ == "PodGroupScheduled");
+        if said.is_some_and(|condition| condition.status == wanted) {
+            return Ok(());
+        }
+        ensure!(
+            began.elapsed() < DEADLINE,
+            "PodGroupScheduled is not {wanted}: {group:?}"
+        );
+        std::thread::sleep(Duration::from_millis(250));
+    }
+}
+
+/// The node of each pod of the job, if it is bound; all of them are in the first attempt's group.
+fn nodes_of(namespace: &Namespace<'_>) -> Result<Vec<Option<String>>> {
+    let mut nodes = Vec::new();
+    for pod in namespace.pods()? {
+        let spec = pod.spec.context("a specification")?;
+        let group = spec.scheduling_group.and_then(|group| group.pod_group_name);
+        ensure!(
+            group.as_deref() == Some("digits-1"),
+            "a pod is in group {group:?}"
+        );
+        nodes.push(spec.node_name);
+    }
+    Ok(nodes)
+}
+
+impl Namespace<'_> {
+    fn pod_group(&self, name: &str) -> Result<Option<PodGroup>> {
+        let groups: Api<PodGroup> = Api::namespaced(self.context.client.clone(), &self.name);
+        Ok(self.context.block_on(async { groups.get_opt(name).await })?)
+    }
+}
