@@ -274,14 +274,14 @@ where
 
 type GuardedEvent<K> = watcher::Result<Event<DeserializeGuard<K>>>;
 
-/// Follows the objects of a kind of which only the planner knows, which keeps those that cannot be read as they were.
-/// What has changed of the cluster as a whole is told to the jobs that wait.
-async fn watch_planned<K>(
+/// Follows the objects of a kind: `follow` takes in what happened and says what is to be looked at, `keep` leaves an object as it
+/// was that cannot be read.
+async fn watch_guarded<K>(
     events: impl Stream<Item = GuardedEvent<K>> + Send,
     listeners: Listeners,
-    follow: fn(&mut Planner, &Event<K>) -> bool,
-    keep: fn(&mut Planner, &K),
     listed: latest::Sender<bool>,
+    mut follow: impl FnMut(&mut Planner, &Event<K>) -> Vec<Trigger> + Send,
+    mut keep: impl FnMut(&mut Planner, &K) + Send,
 ) where
     K: Resource<DynamicType = ()> + Default,
 {
@@ -296,13 +296,13 @@ async fn watch_planned<K>(
         .for_each(|event| {
             match unreadable.read(event) {
                 Some(Told::Event(event)) => {
-                    let is_news = follow(&mut planner.lock(), &event);
+                    let to_look_at = follow(&mut planner.lock(), &event);
                     if matches!(event, Event::InitDone) {
                         listed.send_replace(true);
                     }
-                    if is_news && matches!(event, Event::Apply(_) | Event::Delete(_) | Event::InitDone) {
+                    for trigger in to_look_at {
                         // The receiver lives as long as the process.
-                        let _ = triggers.send(Trigger::Waiting);
+                        let _ = triggers.send(trigger);
                     }
                 }
                 Some(Told::Unreadable(object)) => keep(&mut planner.lock(), &object),
@@ -313,42 +313,46 @@ async fn watch_planned<K>(
         .await;
 }
 
+/// Follows the objects of a kind of which only the planner knows. What has changed of the cluster as a whole is told to the
+/// jobs that wait.
+async fn watch_planned<K>(
+    events: impl Stream<Item = GuardedEvent<K>> + Send,
+    listeners: Listeners,
+    follow: fn(&mut Planner, &Event<K>) -> bool,
+    keep: fn(&mut Planner, &K),
+    listed: latest::Sender<bool>,
+) where
+    K: Resource<DynamicType = ()> + Default,
+{
+    let follow = |planner: &mut Planner, event: &Event<K>| {
+        let is_news = follow(planner, event);
+        let is_whole = matches!(event, Event::Apply(_) | Event::Delete(_) | Event::InitDone);
+        if is_news && is_whole {
+            vec![Trigger::Waiting]
+        } else {
+            vec![]
+        }
+    };
+    watch_guarded(events, listeners, listed, follow, keep).await;
+}
+
 async fn watch_pods(
     events: impl Stream<Item = GuardedEvent<Pod>> + Send,
     listeners: Listeners,
     gangs: Arc<Mutex<Gangs>>,
     listed: latest::Sender<bool>,
 ) {
-    let Listeners {
-        planner,
-        triggers,
-        metrics,
-    } = listeners;
-    let mut unreadable = Unreadable::new(metrics);
-    events
-        .default_backoff()
-        .for_each(|event| {
-            match unreadable.read(event) {
-                Some(Told::Event(event)) => {
-                    // Whoever sees that a pod is gone finds its GPUs free.
-                    planner.lock().follow_pods(&event);
-                    lock(&gangs).follow(&event);
-                    if matches!(event, Event::InitDone) {
-                        listed.send_replace(true);
-                    }
-                    for trigger in triggers_of(&event) {
-                        let _ = triggers.send(trigger);
-                    }
-                }
-                Some(Told::Unreadable(pod)) => {
-                    planner.lock().keep_pod(&pod);
-                    lock(&gangs).keep(&pod);
-                }
-                None => {}
-            }
-            future::ready(())
-        })
-        .await;
+    // Under the planner's lock: whoever sees that a pod is gone finds its GPUs free.
+    let follow = |planner: &mut Planner, event: &Event<Pod>| {
+        planner.follow_pods(event);
+        lock(&gangs).follow(event);
+        triggers_of(event)
+    };
+    let keep = |planner: &mut Planner, pod: &Pod| {
+        planner.keep_pod(pod);
+        lock(&gangs).keep(pod);
+    };
+    watch_guarded(events, listeners, listed, follow, keep).await;
 }
 
 fn triggers_of(event: &Event<Pod>) -> Vec<Trigger> {
