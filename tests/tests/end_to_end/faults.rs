@@ -78,25 +78,53 @@ pub(crate) fn truncated_record_is_named(context: &Context) -> Result<()> {
 
 pub(crate) fn killed_rank_restarts_the_gang(context: &Context) -> Result<()> {
     let namespace = context.namespace("killed")?;
-    namespace.create("digits", json!({"training": {"epochs": 24}}))?;
-    let before = namespace
-        .wait_checkpoint("digits")?
-        .last_checkpoint
-        .context("a checkpoint is told")?;
+    namespace.create("digits", json!({"training": {"epochs": 40}}))?;
+    let first = namespace.wait_checkpoint("digits")?;
+    let before = first.last_checkpoint.context("a checkpoint is told")?;
+    let node = first.placement.context("placement is told")?.nodes[1].clone();
     // As the kernel would when memory runs out.
     namespace.signal_rank("digits", 1, "KILL")?;
-    namespace.wait("digits", "is on its second attempt", |status| status.attempt == 2)?;
-    let status = namespace.wait_phase("digits", Phase::Succeeded)?;
-    check_attempts(&status, 2, 1)?;
-    let failure = status.last_failure.context("the failure is told")?;
+    let second = namespace.wait("digits", "has saved again in its second attempt", |status| {
+        let saved = status.last_checkpoint.as_ref();
+        status.attempt == 2
+            && status.phase == Some(Phase::Running)
+            && saved.is_some_and(|last| last.step > before.step)
+    })?;
+    let failure = second.last_failure.context("the failure is told")?;
     ensure!(
         failure.class == "Killed" && failure.exit_code == Some(137),
         "{failure:?}"
     );
     ensure!(
-        failure.rank == Some(1),
+        failure.rank == Some(1) && failure.node.as_ref() == Some(&node),
         "the killed rank is blamed, not the one that lost its peer: {failure:?}"
     );
+
+    // Again on the same node: the next attempt goes elsewhere.
+    let nodes = second.placement.context("placement is told")?.nodes;
+    let rank = nodes.iter().position(|other| *other == node);
+    let rank = rank.with_context(|| format!("{node} is used again after one failure: {nodes:?}"))?;
+    namespace.signal_rank("digits", u32::try_from(rank)?, "KILL")?;
+    namespace.wait("digits", "is on its third attempt", |status| status.attempt == 3)?;
+    let status = namespace.wait_phase("digits", Phase::Succeeded)?;
+    check_attempts(&status, 3, 2)?;
+    let nodes = status.placement.context("placement is told")?.nodes;
+    ensure!(
+        !nodes.contains(&node),
+        "{node} failed twice and is used: {nodes:?}"
+    );
+    let avoided: Vec<_> = status
+        .failed_nodes
+        .iter()
+        .map(|failed| {
+            (
+                failed.node.as_str(),
+                failed.failures,
+                failed.avoided_until.is_some(),
+            )
+        })
+        .collect();
+    ensure!(avoided == [(node.as_str(), 2, true)], "{avoided:?}");
     let progress = status.progress.context("progress is told")?;
     ensure!(
         progress.step == progress.total_steps && before.step < progress.step,
@@ -141,7 +169,10 @@ pub(crate) fn stopped_rank_is_a_stall(context: &Context) -> Result<()> {
 
 pub(crate) fn slow_rank_is_named(context: &Context) -> Result<()> {
     let namespace = context.namespace("straggler")?;
-    namespace.create("digits", json!({"training": {"epochs": 5000}}))?;
+    namespace.create(
+        "digits",
+        json!({"training": {"epochs": 5000}, "failurePolicy": {"excludeStragglers": true}}),
+    )?;
     let status = namespace.wait("digits", "trains", |status| {
         status.phase == Some(Phase::Running)
             && status.progress.as_ref().is_some_and(|progress| progress.step > 0)
@@ -174,7 +205,20 @@ pub(crate) fn slow_rank_is_named(context: &Context) -> Result<()> {
         !context.cluster.query(shown)?.is_empty(),
         "Prometheus has no {shown}"
     );
-    check_attempts(&status, 1, 0)
+    check_attempts(&status, 1, 0)?;
+
+    // Slow again when another rank fails: the next gang does without its node.
+    cgroup::limit_cpu(process, Some(0.25))?;
+    namespace.wait("digits", "names the straggler again", |status| {
+        !status.stragglers.is_empty()
+    })?;
+    namespace.signal_rank("digits", 0, "KILL")?;
+    let status = namespace.wait("digits", "trains again", |status| {
+        status.attempt == 2 && status.phase == Some(Phase::Running)
+    })?;
+    let nodes = status.placement.context("placement is told")?.nodes;
+    ensure!(!nodes.contains(slow), "{slow} was slow and is used: {nodes:?}");
+    Ok(())
 }
 
 pub(crate) fn leader_goes_away(context: &Context) -> Result<()> {
