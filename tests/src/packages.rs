@@ -68,6 +68,10 @@ pub fn missing() -> Vec<&'static str> {
 
 /// Installs what is missing, where apt can do that.
 pub fn install_missing() -> Result<()> {
+    if missing().is_empty() {
+        return Ok(());
+    }
+    let _lock = apt_lock()?;
     let missing = missing();
     if missing.is_empty() {
         return Ok(());
@@ -110,7 +114,7 @@ pub fn prometheus() -> Result<PathBuf> {
     if program.exists() {
         return Ok(program);
     }
-    let _lock = cache::lock(&folder.with_extension("lock"))?;
+    let _lock = apt_lock()?;
     if program.exists() {
         return Ok(program);
     }
@@ -144,6 +148,11 @@ pub fn prometheus() -> Result<PathBuf> {
         "Debian's prometheus package has no /usr/bin/prometheus"
     );
     Ok(program)
+}
+
+/// One apt-get at a time: a second one does not wait for the lists that the first one fetches, but fails.
+fn apt_lock() -> Result<fs::File> {
+    cache::lock(&cache::directory()?.join("packages.lock"))
 }
 
 fn apt_get<const N: usize>(arguments: [&str; N]) -> std::process::Command {
