@@ -47,6 +47,8 @@ const CATCH_UP: Duration = Duration::from_millis(100);
 const IN_MOTION: Duration = Duration::from_secs(5);
 /// Progress of all jobs together is written so often a second at most.
 const PROGRESS_WRITES: u32 = 25;
+/// Jobs count as running whose agents were asked within this time.
+const ASKED_LATELY: Duration = Duration::from_secs(30);
 /// Between two looks at a job that waits; watches tell of new capacity before.
 const WAITING: Duration = Duration::from_secs(30);
 /// Between two looks at a job that rests.
@@ -309,7 +311,7 @@ fn can_wait(
 ) -> bool {
     let written = context.memory.since_write(&job.uid().unwrap_or_default());
     let pace = || match next.phase {
-        Some(Phase::Running) => progress_pace(context.memory.asked_within(2 * PROGRESS_INTERVAL)),
+        Some(Phase::Running) => progress_pace(context.memory.asked_within(ASKED_LATELY)),
         _ => IN_MOTION,
     };
     written.is_some_and(|ago| status::only_moves(last, next) && ago < pace())
