@@ -83,7 +83,8 @@ impl Shared {
     }
 }
 
-/// By name of the resource: extended resources, cpu in thousandths, memory in bytes, pods. All nodes share the names.
+/// By name of the resource: extended resources, cpu in thousandths, memory and ephemeral storage in bytes, pods. All nodes share
+/// the names.
 pub(crate) type Resources = BTreeMap<Arc<str>, Amount>;
 
 /// How much of a resource a node has.
@@ -262,6 +263,7 @@ pub(crate) fn requests(resources: Option<&ResourceRequirements>) -> Requests {
 
 pub(crate) const CPU: &str = "cpu";
 pub(crate) const MEMORY: &str = "memory";
+pub(crate) const STORAGE: &str = "ephemeral-storage";
 pub(crate) const PODS: &str = "pods";
 
 fn add(total: &mut Requests, more: &Requests) {
@@ -270,11 +272,11 @@ fn add(total: &mut Requests, more: &Requests) {
     }
 }
 
-/// Resources that placement counts: cpu, memory, pods and extended ones (their names have a domain).
+/// Resources that placement counts: cpu, memory, ephemeral storage, pods and extended ones (their names have a domain).
 fn amounts(quantities: &BTreeMap<String, Quantity>) -> Requests {
     quantities
         .iter()
-        .filter(|(name, _)| matches!(name.as_str(), CPU | MEMORY | PODS) || name.contains('/'))
+        .filter(|(name, _)| matches!(name.as_str(), CPU | MEMORY | STORAGE | PODS) || name.contains('/'))
         .filter_map(|(name, quantity)| {
             let amount = if name == CPU {
                 quantity::milli(quantity)
@@ -377,6 +379,7 @@ mod tests {
             Requests::from([
                 (CPU.into(), 3100),
                 (MEMORY.into(), (1 << 30) + (1 << 20)),
+                (STORAGE.into(), 1 << 30),
                 (PODS.into(), 1),
                 ("nvidia.com/gpu".into(), 2),
             ])

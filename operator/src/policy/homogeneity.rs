@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{Taint, Toleration};
 
 use super::avoidance::Avoidance;
 use super::placement::Shape;
-use crate::cluster::inventory::{Amount, CPU, MEMORY, NodeFacts, NodeHealth, PODS};
+use crate::cluster::inventory::{Amount, CPU, MEMORY, NodeFacts, NodeHealth, PODS, STORAGE};
 
 /// Labels by which one writer describes GPUs. Values of different writers are never compared.
 struct Writer {
@@ -89,6 +89,7 @@ pub(crate) enum Refusal {
     InUse,
     NoCpu,
     NoMemory,
+    NoStorage,
     NoPodSlot,
     Kept,
 }
@@ -116,6 +117,7 @@ impl fmt::Display for Refusal {
             Self::InUse => "with too few free GPUs",
             Self::NoCpu => "with too little free cpu",
             Self::NoMemory => "with too little free memory",
+            Self::NoStorage => "with too little free ephemeral-storage",
             Self::NoPodSlot => "with no room for another pod",
             Self::Kept => "kept for a job that waits longer or has a higher priority",
         })
@@ -319,6 +321,7 @@ fn occupied(node: &NodeFacts, gpus: Amount, shape: &Shape, free: fn(Amount) -> i
     [
         (CPU, Refusal::NoCpu),
         (MEMORY, Refusal::NoMemory),
+        (STORAGE, Refusal::NoStorage),
         (PODS, Refusal::NoPodSlot),
     ]
     .into_iter()

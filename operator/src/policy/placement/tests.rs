@@ -223,6 +223,19 @@ fn every_reason_refuses_a_node_and_is_named() {
             "too little free memory",
             refusal_of(|_, request| shape(request).requests.extend([("memory".into(), 33 << 30)])),
         ),
+        (
+            "too little free ephemeral-storage",
+            refusal_of(|node, request| {
+                let status = node.status.as_mut().expect("a status");
+                for amounts in [&mut status.capacity, &mut status.allocatable] {
+                    let amounts = amounts.as_mut().expect("amounts");
+                    amounts.insert("ephemeral-storage".into(), Quantity("10Gi".into()));
+                }
+                shape(request)
+                    .requests
+                    .extend([("ephemeral-storage".into(), 11 << 30)]);
+            }),
+        ),
     ];
     for (expected, reason) in cases {
         assert!(
