@@ -60,7 +60,7 @@ pub enum RunError {
     /// A watch ended; decisions would be made on what is no longer so.
     #[error("a watch ended: {0}")]
     Watch(String),
-    /// The API server did not say whether it serves `PodGroup`s.
+    /// The API server did not say whether it serves PodGroups.
     #[error("failed to ask whether the API server serves PodGroups: {0}")]
     PodGroups(kube::Error),
     /// The lease was lost.

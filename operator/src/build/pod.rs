@@ -36,7 +36,7 @@ pub(crate) struct Member<'a> {
     pub(crate) gang_size: usize,
     /// Node it is pinned to.
     pub(crate) node: &'a str,
-    /// Whether the gang has a `PodGroup`.
+    /// Whether the gang has a PodGroup.
     pub(crate) is_grouped: bool,
 }
 

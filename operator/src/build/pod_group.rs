@@ -1,4 +1,4 @@
-//! The `PodGroup` of one attempt (KEP-4671, `scheduling.k8s.io/v1alpha2`): kube-scheduler binds all pods of a gang, or none.
+//! The PodGroup of one attempt (KEP-4671, `scheduling.k8s.io/v1alpha2`): kube-scheduler binds all pods of a gang, or none.
 
 use crds::{ViTTrainingJob, labels};
 use k8s_openapi::api::scheduling::v1alpha2::{
@@ -8,12 +8,12 @@ use kube::ResourceExt as _;
 
 use super::metadata;
 
-/// Name of an attempt's `PodGroup`.
+/// Name of an attempt's PodGroup.
 pub(crate) fn name(job: &ViTTrainingJob, attempt: i32) -> String {
     format!("{}-{attempt}", job.name_any())
 }
 
-/// The `PodGroup` of a gang of so many pods.
+/// The PodGroup of a gang of so many pods.
 pub(crate) fn build(job: &ViTTrainingJob, attempt: i32, gang_size: usize) -> PodGroup {
     let mut metadata = metadata(job, name(job, attempt));
     metadata

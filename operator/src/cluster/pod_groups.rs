@@ -4,7 +4,7 @@ use k8s_openapi::Resource as _;
 use k8s_openapi::api::scheduling::v1alpha2::PodGroup;
 use kube::Client;
 
-/// Whether the API server serves `PodGroup`s (alpha in Kubernetes 1.36, off by default).
+/// Whether the API server serves PodGroups (alpha in Kubernetes 1.36, off by default).
 pub(crate) async fn are_served(client: &Client) -> Result<bool, kube::Error> {
     match client.list_api_group_resources(PodGroup::API_VERSION).await {
         Ok(list) => Ok(list

@@ -59,7 +59,7 @@ const RESTING: Duration = Duration::from_secs(300);
 pub(crate) struct Settings {
     /// Whether each gets a NetworkPolicy.
     pub(crate) network_policies: bool,
-    /// Whether each gang gets a `PodGroup`.
+    /// Whether each gang gets a PodGroup.
     pub(crate) pod_groups: bool,
 }
 

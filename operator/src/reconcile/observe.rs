@@ -38,7 +38,7 @@ pub(crate) struct Observation {
     pub(crate) unready_nodes: HashMap<String, Timestamp>,
     pub(crate) has_service: bool,
     pub(crate) network_policy: Isolation,
-    /// Whether gangs get `PodGroup`s.
+    /// Whether gangs get PodGroups.
     pub(crate) pod_groups: bool,
     /// Names of its ConfigMaps.
     pub(crate) config_maps: BTreeSet<String>,
