@@ -70,6 +70,11 @@ impl Error {
         self.category() == "Conflict"
     }
 
+    /// Whether what the call was about, or the whole kind, is not there.
+    pub(crate) fn is_not_found(&self) -> bool {
+        self.category() == "NotFound"
+    }
+
     /// Whether the API server has certainly not done what it was asked. A call that was not answered, or with an error
     /// of the server, may have been done nevertheless; a conflict may be with an earlier call of our own.
     pub(crate) fn is_refusal(&self) -> bool {

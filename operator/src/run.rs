@@ -20,12 +20,12 @@ use tracing::{debug, info, warn};
 
 use crate::arguments::RunArguments;
 use crate::cluster::caches::{Caches, Trigger};
-use crate::cluster::pod_groups;
+use crate::cluster::pod_groups::PodGroups;
 use crate::http::{self, Endpoints};
 use crate::lease::Candidate;
 use crate::metrics::Metrics;
 use crate::planner::SharedPlanner;
-use crate::reconcile::{Context, GuardedJob, Settings, error_policy, reconcile};
+use crate::reconcile::{Context, GuardedJob, error_policy, reconcile};
 
 /// New capacity is told to waiting jobs at most this often: a node that starts changes many times in a row.
 const WAITING_ROUNDS: Duration = Duration::from_millis(200);
@@ -60,9 +60,6 @@ pub enum RunError {
     /// A watch ended; decisions would be made on what is no longer so.
     #[error("a watch ended: {0}")]
     Watch(String),
-    /// The API server did not say whether it serves PodGroups.
-    #[error("failed to ask whether the API server serves PodGroups: {0}")]
-    PodGroups(kube::Error),
     /// The lease was lost.
     #[error("the lease was lost; another replica may lead now")]
     LeaseLost,
@@ -119,6 +116,16 @@ pub async fn run_with(
         .reflect(job_writer)
         .applied_objects();
     let controller = Controller::for_stream(job_events, job_store.clone());
+    let context = Arc::new(Context::new(
+        client.clone(),
+        job_store.clone(),
+        caches.clone(),
+        triggers,
+        Arc::clone(&metrics),
+        network_policies,
+        PodGroups::new(pod_groups),
+        identity.clone(),
+    ));
     let is_ready = Arc::new(AtomicBool::new(false));
     let listener = TcpListener::bind(metrics_address)
         .await
@@ -128,7 +135,7 @@ pub async fn run_with(
         })?;
     let endpoints = Endpoints {
         metrics: Arc::clone(&metrics),
-        jobs: job_store.clone(),
+        jobs: job_store,
         is_ready: Arc::clone(&is_ready),
     };
     // Metrics and probes are served until the very end.
@@ -149,7 +156,7 @@ pub async fn run_with(
         is_ready.store(true, Ordering::Relaxed);
         let lease_namespace =
             leader_election_namespace.unwrap_or_else(|| client.default_namespace().to_owned());
-        let mut candidate = Candidate::new(client.clone(), &lease_namespace, lease_name, identity.clone());
+        let mut candidate = Candidate::new(client.clone(), &lease_namespace, lease_name, identity);
         let leads = tokio::select! {
             leads = candidate.acquire(&stop) => leads,
             never = stand_by(&mut triggered, &caches) => match never {},
@@ -159,23 +166,6 @@ pub async fn run_with(
         }
         info!("this replica leads");
         metrics.leads();
-        let settings = Settings {
-            network_policies,
-            pod_groups: pod_groups
-                && pod_groups::are_served(&client)
-                    .await
-                    .map_err(RunError::PodGroups)?,
-        };
-        info!(?settings, "what jobs get");
-        let context = Arc::new(Context::new(
-            client.clone(),
-            job_store,
-            caches.clone(),
-            triggers,
-            metrics,
-            settings,
-            identity,
-        ));
         let work = control(controller, context, triggered, stop.clone());
         tokio::select! {
             () = work => {}
@@ -217,6 +207,10 @@ async fn control(
     triggered: mpsc::UnboundedReceiver<Trigger>,
     stop: CancellationToken,
 ) {
+    tokio::select! {
+        () = context.pod_groups.discover(&context.client) => {}
+        () = stop.cancelled() => return,
+    }
     let jobs = controller.store();
     controller
         .with_config(controller::Config::default().concurrency(ROUNDS_AT_ONCE))

@@ -29,6 +29,8 @@ pub(crate) fn build(job: &ViTTrainingJob, attempt: i32, gang_size: usize) -> Pod
                 }),
                 basic: None,
             },
+            // Dropped by servers without the feature gate WorkloadAwarePreemption.
+            priority_class_name: job.spec.workers.priority_class_name.clone(),
             ..PodGroupSpec::default()
         },
         status: None,

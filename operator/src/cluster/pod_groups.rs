@@ -1,11 +1,73 @@
 //! Whether the cluster can bind the pods of a gang together.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
 use k8s_openapi::Resource as _;
 use k8s_openapi::api::scheduling::v1alpha2::PodGroup;
 use kube::Client;
+use tracing::{info, warn};
+
+/// How long an answer may take.
+const CALL: Duration = Duration::from_secs(5);
+/// Between two questions where there is no answer.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Whether gangs get PodGroups: where that is wanted, and the API server serves them as far as is known.
+#[derive(Debug)]
+pub(crate) struct PodGroups {
+    are_wanted: bool,
+    are_served: AtomicBool,
+}
+
+impl PodGroups {
+    /// Nothing is known yet.
+    pub(crate) fn new(are_wanted: bool) -> Self {
+        Self {
+            are_wanted,
+            are_served: AtomicBool::new(false),
+        }
+    }
+
+    /// As if the server had answered.
+    #[cfg(test)]
+    pub(crate) fn known(are_served: bool) -> Self {
+        Self {
+            are_wanted: true,
+            are_served: AtomicBool::new(are_served),
+        }
+    }
+
+    /// Whether gangs get them.
+    pub(crate) fn are_used(&self) -> bool {
+        self.are_wanted && self.are_served.load(Ordering::Relaxed)
+    }
+
+    /// Asks the API server until it has answered.
+    pub(crate) async fn discover(&self, client: &Client) {
+        while self.are_wanted {
+            match tokio::time::timeout(CALL, self.ask(client)).await {
+                Ok(Ok(())) => return,
+                Ok(Err(error)) => warn!(%error, "failed to ask whether the API server serves PodGroups"),
+                Err(_) => warn!("the API server does not say in time whether it serves PodGroups"),
+            }
+            tokio::time::sleep(RETRY).await;
+        }
+    }
+
+    /// Asks the API server once: it may have been restarted with other flags, or upgraded.
+    pub(crate) async fn ask(&self, client: &Client) -> Result<(), kube::Error> {
+        let are_served = are_served(client).await?;
+        let were_served = self.are_served.swap(are_served, Ordering::Relaxed);
+        if are_served != were_served {
+            info!(are_served, "PodGroups of {}", PodGroup::API_VERSION);
+        }
+        Ok(())
+    }
+}
 
 /// Whether the API server serves PodGroups (alpha in Kubernetes 1.36, off by default).
-pub(crate) async fn are_served(client: &Client) -> Result<bool, kube::Error> {
+async fn are_served(client: &Client) -> Result<bool, kube::Error> {
     match client.list_api_group_resources(PodGroup::API_VERSION).await {
         Ok(list) => Ok(list
             .resources

@@ -20,6 +20,8 @@ pub(crate) struct PodView {
     pub(crate) node: Option<String>,
     pub(crate) state: PodState,
     pub(crate) ready: bool,
+    /// Whether it is in a PodGroup.
+    pub(crate) is_grouped: bool,
     /// Its deletion was asked for, by whomever: by when it is to be gone, its own time to end included.
     pub(crate) leaving: Option<Timestamp>,
     /// It is gone, or its node is.
@@ -93,6 +95,10 @@ impl PodView {
                 _ => PodState::Pending,
             },
             ready: condition(pod, "Ready").is_some_and(|(value, _)| value == "True"),
+            is_grouped: pod
+                .spec
+                .as_ref()
+                .is_some_and(|spec| spec.scheduling_group.is_some()),
             leaving: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0),
             lost: false,
             agent: agent(pod),

@@ -74,7 +74,7 @@ pub(crate) async fn apply(context: &Context, job: &ViTTrainingJob, changes: Chan
         delete(&network_policies, job.name_any(), DeleteParams::default()).await?;
     }
     if let Some(pod_group) = create_pod_group {
-        create(client, job, pod_group).await?;
+        create_group(context, job, pod_group).await?;
     }
     if let Some(config_map) = create_config_map {
         create(client, job, config_map).await?;
@@ -109,6 +109,17 @@ pub(crate) async fn apply(context: &Context, job: &ViTTrainingJob, changes: Chan
         delete(&jobs, job.name_any(), only_this).await?;
     }
     Ok(())
+}
+
+/// Creates the PodGroup. Where the server serves none any more, gangs get none from the next round on.
+async fn create_group(context: &Context, job: &ViTTrainingJob, group: PodGroup) -> Result<(), Error> {
+    let result = create(&context.client, job, group).await;
+    if result.as_ref().is_err_and(Error::is_not_found)
+        && let Err(error) = context.pod_groups.ask(&context.client).await
+    {
+        warn!(%error, "failed to ask whether the API server serves PodGroups");
+    }
+    result.map(drop)
 }
 
 async fn create_gang(
@@ -163,8 +174,9 @@ fn is_grouped(pod: &Pod) -> bool {
 fn tell_of_lost_group(context: &Context) {
     context.told_of_lost_groups.call_once(|| {
         warn!(
-            "the API server serves PodGroups but drops spec.schedulingGroup of pods, so the pods of a gang are bound one by \
-             one: switch the feature gate GenericWorkload on, or PodGroups off in the operator (podGroups of the chart)"
+            "an API server dropped spec.schedulingGroup of a pod, so the pods of its gang are bound one by one, although \
+             PodGroups are served: set the feature gate GenericWorkload of all API servers alike, or podGroups of the chart \
+             to false"
         );
     });
 }

@@ -75,9 +75,13 @@ fn gang(observation: &Observation, valid: &ValidatedJob, node_ranks: &[usize]) -
         .map(|placement| placement.nodes)
         .unwrap_or_default();
     let config_map_name = config_map::name(job, attempt);
-    let lacks_config_map = !observation.config_maps.contains(&config_map_name);
-    // One pod is bound or not, without a group.
-    let is_grouped = observation.pod_groups && nodes.len() > 1;
+    // One pod is bound or not, without a group. A gang of which there are pods already stays as it is: pods with a group and
+    // without would wait for one another.
+    let mut existing = observation.gang(attempt).peekable();
+    let is_grouped = match existing.peek() {
+        Some(_) => existing.any(|pod| pod.is_grouped),
+        None => observation.pod_groups && nodes.len() > 1,
+    };
     let outdated = observation
         .config_maps
         .iter()
@@ -86,10 +90,10 @@ fn gang(observation: &Observation, valid: &ValidatedJob, node_ranks: &[usize]) -
     let run_config = valid.run_config_on(u32::try_from(nodes.len()).unwrap_or(u32::MAX));
     Changes {
         attempt,
-        // Where the ConfigMap is there, which is created after it, so is the PodGroup.
-        create_pod_group: (is_grouped && lacks_config_map)
+        create_pod_group: (is_grouped && !node_ranks.is_empty())
             .then(|| pod_group::build(job, attempt, nodes.len())),
-        create_config_map: lacks_config_map.then(|| config_map::build(job, &run_config, attempt)),
+        create_config_map: (!observation.config_maps.contains(&config_map_name))
+            .then(|| config_map::build(job, &run_config, attempt)),
         create_service: (!observation.has_service).then(|| service::build(job)),
         create_network_policy: (observation.network_policy == Isolation::Missing)
             .then(|| network_policy::build(job)),

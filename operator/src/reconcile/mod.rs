@@ -26,6 +26,7 @@ use tokio::sync::mpsc;
 use tracing::{Instrument as _, debug, info, info_span, warn};
 
 use crate::cluster::caches::{Caches, Trigger};
+use crate::cluster::pod_groups::PodGroups;
 use crate::error::{self, Error};
 use crate::metrics::Metrics;
 use crate::planner::SharedPlanner;
@@ -54,15 +55,6 @@ const WAITING: Duration = Duration::from_secs(30);
 /// Between two looks at a job that rests.
 const RESTING: Duration = Duration::from_secs(300);
 
-/// What jobs get in this cluster.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Settings {
-    /// Whether each gets a NetworkPolicy.
-    pub(crate) network_policies: bool,
-    /// Whether each gang gets a PodGroup.
-    pub(crate) pod_groups: bool,
-}
-
 /// What every round works with.
 pub(crate) struct Context {
     pub(crate) client: Client,
@@ -70,7 +62,10 @@ pub(crate) struct Context {
     pub(crate) caches: Caches,
     pub(crate) memory: Memory,
     pub(crate) metrics: Arc<Metrics>,
-    pub(crate) settings: Settings,
+    /// Whether jobs get NetworkPolicies.
+    pub(crate) network_policies: bool,
+    /// Whether gangs get PodGroups.
+    pub(crate) pod_groups: PodGroups,
     agents: AgentClient,
     recorder: Recorder,
     /// Rounds begun, which tells them apart in the log.
@@ -89,7 +84,8 @@ impl Context {
         caches: Caches,
         triggers: mpsc::UnboundedSender<Trigger>,
         metrics: Arc<Metrics>,
-        settings: Settings,
+        network_policies: bool,
+        pod_groups: PodGroups,
         instance: String,
     ) -> Self {
         let reporter = Reporter {
@@ -104,7 +100,8 @@ impl Context {
             caches,
             memory: Memory::default(),
             metrics,
-            settings,
+            network_policies,
+            pod_groups,
             agents: AgentClient::new(),
             rounds: AtomicU64::new(1),
             told_of_lost_groups: Once::new(),
@@ -194,6 +191,9 @@ async fn round(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error>
     let changes = changes::build(&observation, valid.as_ref().ok(), &plan);
     // 5. Apply: create and delete.
     let applied = apply::apply(context, &observation.job, changes).await;
+    if matches!((&plan, &applied), (Plan::Expire, Ok(()))) {
+        return Ok(Action::await_change());
+    }
     // 6. Status: one write, and only if something changed. It is due after a failed call, too.
     let written = write_status(context, &observation, &plan, applied.as_ref().err()).await;
     settle_promise(context, &observation, &plan, &written);
@@ -302,19 +302,24 @@ async fn write_status(
     Ok(next)
 }
 
-/// Whether a status has no news but what moves all the time, and the last one was written only a moment ago.
+/// Whether a status has no news but what moves all the time, and the last one was written only a moment ago. A job that comes to
+/// its end is looked at no more so soon: what is known of it then is written at once.
 fn can_wait(
     context: &Context,
     job: &ViTTrainingJob,
     last: &ViTTrainingJobStatus,
     next: &ViTTrainingJobStatus,
 ) -> bool {
-    let written = context.memory.since_write(&job.uid().unwrap_or_default());
-    let pace = || match next.phase {
+    if !status::only_moves(last, next) {
+        return false;
+    }
+    let pace = match next.phase {
+        Some(Phase::Starting) => IN_MOTION,
         Some(Phase::Running) => progress_pace(context.memory.asked_within(ASKED_LATELY)),
-        _ => IN_MOTION,
+        _ => return false,
     };
-    written.is_some_and(|ago| status::only_moves(last, next) && ago < pace())
+    let written = context.memory.since_write(&job.uid().unwrap_or_default());
+    written.is_some_and(|ago| ago < pace)
 }
 
 /// Time between two writes of a job's progress, so that no number of running jobs costs more than [`PROGRESS_WRITES`] a second.

@@ -142,14 +142,21 @@ pub(crate) fn hindered(
     next.status
 }
 
-/// Whether a status differs from the last one only in what moves all the time: the progress of training, and how many pods of
-/// a gang that starts are ready.
+/// Whether a status differs from the last one only in what moves all the time: the progress of training, by how much stragglers
+/// are slow, and how many pods of a gang that starts are ready.
 pub(crate) fn only_moves(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) -> bool {
     if last.phase != next.phase || last.attempt != next.attempt {
         return false;
     }
     let mut without = next.clone();
     without.progress.clone_from(&last.progress);
+    // Who is slow is news; by how much moves with every step.
+    for straggler in &mut without.stragglers {
+        let same = |known: &&StragglerStatus| (known.rank, &known.node) == (straggler.rank, &straggler.node);
+        if let Some(known) = last.stragglers.iter().find(same) {
+            straggler.slowdown = known.slowdown;
+        }
+    }
     if next.phase == Some(Phase::Starting) {
         without.workers = last.workers;
         let reason = |condition: &Condition| (condition.type_.clone(), condition.reason.clone());

@@ -184,7 +184,7 @@ struct Rounds {
     pods: Vec<Pod>,
     services: Vec<Service>,
     foreign: &'static [&'static str],
-    settings: Settings,
+    pod_groups: bool,
 }
 
 impl Rounds {
@@ -198,7 +198,7 @@ impl Rounds {
             pods: vec![],
             services: vec![],
             foreign: &[],
-            settings: SETTINGS,
+            pod_groups: false,
         }
     }
 
@@ -223,7 +223,13 @@ impl Rounds {
             let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
             let (store, mut writer) = reflector::store();
             let caches = Caches::holding(SharedPlanner::default(), &self.nodes, &self.pods, &self.services);
-            let context = context_with(service, store, caches, mpsc::unbounded_channel().0, self.settings);
+            let context = context_with(
+                service,
+                store,
+                caches,
+                mpsc::unbounded_channel().0,
+                self.pod_groups,
+            );
             let stored = Arc::new(Mutex::new(job));
             let server = tokio::spawn(serve(handle, Arc::clone(&stored), self.foreign));
             let mut result = Ok(Action::await_change());
@@ -244,12 +250,6 @@ impl Rounds {
     }
 }
 
-/// What jobs get where a story does not say otherwise.
-const SETTINGS: Settings = Settings {
-    network_policies: true,
-    pod_groups: false,
-};
-
 /// What rounds work with, over a cluster of these objects.
 fn context(
     service: MockService,
@@ -259,7 +259,7 @@ fn context(
     services: &[Service],
 ) -> Arc<Context> {
     let caches = Caches::holding(SharedPlanner::default(), nodes, pods, services);
-    context_with(service, jobs, caches, mpsc::unbounded_channel().0, SETTINGS)
+    context_with(service, jobs, caches, mpsc::unbounded_channel().0, false)
 }
 
 fn context_with(
@@ -267,7 +267,7 @@ fn context_with(
     jobs: Store<GuardedJob>,
     caches: Caches,
     triggers: mpsc::UnboundedSender<Trigger>,
-    settings: Settings,
+    pod_groups: bool,
 ) -> Arc<Context> {
     Arc::new(Context::new(
         Client::new(service, "default"),
@@ -275,7 +275,8 @@ fn context_with(
         caches,
         triggers,
         Arc::new(Metrics::new().expect("metrics")),
-        settings,
+        true,
+        PodGroups::known(pod_groups),
         "test".into(),
     ))
 }
@@ -330,10 +331,7 @@ async fn a_gang_is_placed_then_created_once() {
 #[tokio::test]
 async fn the_pod_group_of_a_gang_is_created_before_all_else() {
     let rounds = Rounds {
-        settings: Settings {
-            pod_groups: true,
-            ..SETTINGS
-        },
+        pod_groups: true,
         ..Rounds::fresh()
     };
     let (calls, _, result) = rounds.run(fixtures::job(), 2).await;
@@ -637,7 +635,7 @@ fn promises_after<const ROUNDS: usize>(
         let nodes = ["a", "b"].map(|name| fixtures::node(name, "Tesla-T4", 1));
         let (triggers, mut triggered) = mpsc::unbounded_channel();
         let caches = Caches::holding(SharedPlanner::default(), &nodes, &[], &[]);
-        let context = context_with(service, store, caches, triggers, SETTINGS);
+        let context = context_with(service, store, caches, triggers, false);
         let guarded = DeserializeGuard(Ok(fixtures::job()));
         tell(&context, &mut writer, &guarded);
         let mut promises = [(false, false); ROUNDS];

@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result};
 use fs_err as fs;
 use serde_json::{Value, json};
 
-/// Calls by verb and resource, such as `patch vittrainingjobs/status`.
+/// Calls by verb and resource, such as `update vittrainingjobs/status`.
 #[derive(Clone, Default)]
 pub(crate) struct Calls(pub(crate) BTreeMap<String, u64>);
 

@@ -73,10 +73,24 @@ impl Context {
         }
     }
 
-    /// Ends both replicas and starts them anew.
+    /// Puts new replicas in the place of both; returns when one of them leads.
     pub(crate) fn restart_operator(&self) -> Result<()> {
-        self.scale_operator(0)?;
-        self.scale_operator(2)
+        let before = self.leading_pod()?;
+        self.kubectl(["-n", NAMESPACE, "rollout", "restart", DEPLOYMENT])?;
+        self.kubectl(["-n", NAMESPACE, "rollout", "status", DEPLOYMENT, "--timeout=120s"])?;
+        let began = Instant::now();
+        loop {
+            let leads = self.leading_pod();
+            // A leader that gave up its lease leaves nobody's name.
+            if leads.as_ref().is_ok_and(|pod| !pod.is_empty() && *pod != before) {
+                return Ok(());
+            }
+            ensure!(
+                began.elapsed() < DEADLINE,
+                "none of the new replicas leads: {leads:?}"
+            );
+            std::thread::sleep(POLL);
+        }
     }
 
     fn scale_operator(&self, replicas: u32) -> Result<()> {

@@ -20,29 +20,40 @@ const HERMIT: &str = "hermit";
 pub(crate) fn gang_is_bound_as_one(context: &Context) -> Result<()> {
     let gates = "--feature-gates=GenericWorkload=true,GangScheduling=true".to_owned();
     let served = "--runtime-config=scheduling.k8s.io/v1alpha2=true".to_owned();
-    switch(context, &[served, gates.clone()], &[gates])?;
-    let outcome = hold_back_and_train(context);
-    switch(context, &[], &[])?;
-    outcome
+    let outcome = switch(context, &[served, gates.clone()], &[gates])
+        .and_then(|()| context.restart_operator())
+        .and_then(|()| train(context));
+    let restored = switch(context, &[], &[]);
+    outcome.and(restored)
 }
 
-/// Restarts the API server and the scheduler with these flags beside their usual ones, and then the operator.
-fn switch(context: &Context, server: &[String], scheduler: &[String]) -> Result<()> {
+/// Restarts the control plane with these flags beside its usual ones: the API server, and those that know what a gang is. The
+/// controller manager lets go of PodGroups whose pods are gone.
+fn switch(context: &Context, server: &[String], gates: &[String]) -> Result<()> {
+    let cluster = &context.cluster;
     context.block_on(async {
-        context
-            .cluster
-            .restart_with_flags("kube-apiserver", server)
+        cluster.restart_with_flags("kube-apiserver", server).await?;
+        cluster
+            .restart_with_flags("kube-controller-manager", gates)
             .await?;
-        context
-            .cluster
-            .restart_with_flags("kube-scheduler", scheduler)
-            .await
-    })?;
-    context.restart_operator()
+        cluster.restart_with_flags("kube-scheduler", gates).await
+    })
 }
 
-fn hold_back_and_train(context: &Context) -> Result<()> {
+fn train(context: &Context) -> Result<()> {
     let namespace = context.namespace("pod-groups")?;
+    hold_back(context, &namespace)?;
+    wait_scheduled(&namespace, "True")?;
+    let nodes = nodes_of(&namespace)?;
+    ensure!(nodes.len() == 3 && nodes.iter().all(Option::is_some), "{nodes:?}");
+    namespace.wait_phase("digits", Phase::Succeeded)?;
+
+    context.kubectl(["-n", "pod-groups", "delete", "vtj", "digits"])?;
+    namespace.wait_gone("pods,podgroups")
+}
+
+/// Creates a gang of which one pod cannot be bound, sees that none is, and lets it go.
+fn hold_back(context: &Context, namespace: &Namespace<'_>) -> Result<()> {
     let hermit: Pod = serde_json::from_value(json!({
         "metadata": {"name": HERMIT},
         "spec": {
@@ -58,24 +69,18 @@ fn hold_back_and_train(context: &Context) -> Result<()> {
     let others: Api<Pod> = Api::namespaced(context.client.clone(), "default");
     context.block_on(async { others.create(&PostParams::default(), &hermit).await })?;
     // All nodes with those GPUs, so node0 too.
-    namespace.create(
-        "digits",
-        json!({"workers": {"nodes": 3}, "training": {"epochs": 2}}),
-    )?;
-    let held_back = wait_scheduled(&namespace, "False").and_then(|()| {
-        let bound: Vec<String> = nodes_of(&namespace)?.into_iter().flatten().collect();
-        ensure!(bound.is_empty(), "part of the gang is on {bound:?}");
-        Ok(())
-    });
+    let spec = json!({"workers": {"nodes": 3}, "training": {"epochs": 2}});
+    let held_back = namespace
+        .create("digits", spec)
+        .and_then(|()| wait_scheduled(namespace, "False"))
+        .and_then(|()| {
+            let bound: Vec<String> = nodes_of(namespace)?.into_iter().flatten().collect();
+            ensure!(bound.is_empty(), "part of the gang is on {bound:?}");
+            Ok(())
+        });
     let gone = DeleteParams::default().grace_period(0);
     context.block_on(async { others.delete(HERMIT, &gone).await })?;
-    held_back?;
-
-    wait_scheduled(&namespace, "True")?;
-    let nodes = nodes_of(&namespace)?;
-    ensure!(nodes.len() == 3 && nodes.iter().all(Option::is_some), "{nodes:?}");
-    namespace.wait_phase("digits", Phase::Succeeded)?;
-    Ok(())
+    held_back
 }
 
 /// Waits until the scheduler has said this of whether the first attempt's group is scheduled.

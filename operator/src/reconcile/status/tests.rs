@@ -115,7 +115,11 @@ fn only_progress_and_pods_that_get_ready_can_wait() {
     );
     let mut slow = job.status.clone().expect("a status");
     slow.stragglers = vec![fixtures::straggler(1, "b", 2.5)];
-    assert!(!moves(&job, slow));
+    assert!(!moves(&job, slow.clone()));
+    let mut slowed = job.clone();
+    slowed.status = Some(slow.clone());
+    slow.stragglers[0].slowdown = 3.0;
+    assert!(moves(&slowed, slow));
     let replaced = next(&observed, &Plan::Halt(Stop::Suspend));
     assert!(!moves(&job, replaced));
 }
