@@ -25,7 +25,7 @@ use crate::http::{self, Endpoints};
 use crate::lease::Candidate;
 use crate::metrics::Metrics;
 use crate::planner::SharedPlanner;
-use crate::reconcile::{Context, GuardedJob, error_policy, reconcile};
+use crate::reconcile::{Context, GuardedJob, Settings, error_policy, reconcile};
 
 /// New capacity is told to waiting jobs at most this often: a node that starts changes many times in a row.
 const WAITING_ROUNDS: Duration = Duration::from_millis(200);
@@ -122,8 +122,10 @@ pub async fn run_with(
         caches.clone(),
         triggers,
         Arc::clone(&metrics),
-        network_policies,
-        PodGroups::new(pod_groups),
+        Settings {
+            network_policies,
+            pod_groups: PodGroups::new(pod_groups),
+        },
         identity.clone(),
     ));
     let is_ready = Arc::new(AtomicBool::new(false));
@@ -208,7 +210,7 @@ async fn control(
     stop: CancellationToken,
 ) {
     tokio::select! {
-        () = context.pod_groups.discover(&context.client) => {}
+        () = context.settings.pod_groups.discover(&context.client) => {}
         () = stop.cancelled() => return,
     }
     let jobs = controller.store();

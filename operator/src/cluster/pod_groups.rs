@@ -45,7 +45,10 @@ impl PodGroups {
 
     /// Asks the API server until it has answered.
     pub(crate) async fn discover(&self, client: &Client) {
-        while self.are_wanted {
+        if !self.are_wanted {
+            return;
+        }
+        loop {
             match tokio::time::timeout(CALL, self.ask(client)).await {
                 Ok(Ok(())) => return,
                 Ok(Err(error)) => warn!(%error, "failed to ask whether the API server serves PodGroups"),

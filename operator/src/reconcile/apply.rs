@@ -115,7 +115,7 @@ pub(crate) async fn apply(context: &Context, job: &ViTTrainingJob, changes: Chan
 async fn create_group(context: &Context, job: &ViTTrainingJob, group: PodGroup) -> Result<(), Error> {
     let result = create(&context.client, job, group).await;
     if result.as_ref().is_err_and(Error::is_not_found)
-        && let Err(error) = context.pod_groups.ask(&context.client).await
+        && let Err(error) = context.settings.pod_groups.ask(&context.client).await
     {
         warn!(%error, "failed to ask whether the API server serves PodGroups");
     }

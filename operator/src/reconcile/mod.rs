@@ -55,6 +55,15 @@ const WAITING: Duration = Duration::from_secs(30);
 /// Between two looks at a job that rests.
 const RESTING: Duration = Duration::from_secs(300);
 
+/// What jobs get beside their pods.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    /// Whether each gets a NetworkPolicy.
+    pub(crate) network_policies: bool,
+    /// Whether each gang gets a PodGroup.
+    pub(crate) pod_groups: PodGroups,
+}
+
 /// What every round works with.
 pub(crate) struct Context {
     pub(crate) client: Client,
@@ -62,10 +71,7 @@ pub(crate) struct Context {
     pub(crate) caches: Caches,
     pub(crate) memory: Memory,
     pub(crate) metrics: Arc<Metrics>,
-    /// Whether jobs get NetworkPolicies.
-    pub(crate) network_policies: bool,
-    /// Whether gangs get PodGroups.
-    pub(crate) pod_groups: PodGroups,
+    pub(crate) settings: Settings,
     agents: AgentClient,
     recorder: Recorder,
     /// Rounds begun, which tells them apart in the log.
@@ -84,8 +90,7 @@ impl Context {
         caches: Caches,
         triggers: mpsc::UnboundedSender<Trigger>,
         metrics: Arc<Metrics>,
-        network_policies: bool,
-        pod_groups: PodGroups,
+        settings: Settings,
         instance: String,
     ) -> Self {
         let reporter = Reporter {
@@ -100,8 +105,7 @@ impl Context {
             caches,
             memory: Memory::default(),
             metrics,
-            network_policies,
-            pod_groups,
+            settings,
             agents: AgentClient::new(),
             rounds: AtomicU64::new(1),
             told_of_lost_groups: Once::new(),

@@ -129,7 +129,7 @@ pub(crate) fn observe(context: &Context, job: Arc<ViTTrainingJob>) -> Option<Obs
     let mut observation = Observation {
         has_service: caches.has_service(&job),
         network_policy: isolation(context, &job),
-        pod_groups: context.pod_groups.are_used(),
+        pod_groups: context.settings.pod_groups.are_used(),
         config_maps: caches.config_maps_of(&job),
         pods,
         departed,
@@ -152,7 +152,7 @@ pub(crate) fn observe(context: &Context, job: Arc<ViTTrainingJob>) -> Option<Obs
 fn isolation(context: &Context, job: &ViTTrainingJob) -> Isolation {
     if context.caches.has_network_policy(job) {
         Isolation::There
-    } else if context.network_policies {
+    } else if context.settings.network_policies {
         Isolation::Missing
     } else {
         Isolation::Off

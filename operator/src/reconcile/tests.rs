@@ -275,8 +275,10 @@ fn context_with(
         caches,
         triggers,
         Arc::new(Metrics::new().expect("metrics")),
-        true,
-        PodGroups::known(pod_groups),
+        Settings {
+            network_policies: true,
+            pod_groups: PodGroups::known(pod_groups),
+        },
         "test".into(),
     ))
 }
