@@ -239,15 +239,21 @@ fn parse_namespace(link: &str, kind: &str) -> Option<u64> {
         .ok()
 }
 
+/// Whether anything of a process is left that can hold files and ports: its first thread may be a zombie long before the last one
+/// has ended.
 fn is_alive(pid: i32) -> bool {
-    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
-        // The state follows the command in parentheses, which may hold anything.
-        !matches!(
-            stat.rsplit_once(')')
-                .and_then(|(_, rest)| rest.trim_start().chars().next()),
-            None | Some('Z' | 'X')
-        )
-    })
+    match state_of(pid) {
+        None | Some('X') => false,
+        Some('Z') => std::fs::read_dir(format!("/proc/{pid}/task")).is_ok_and(|threads| threads.count() > 1),
+        Some(_) => true,
+    }
+}
+
+/// The state of a process's first thread, as the kernel abbreviates it.
+fn state_of(pid: i32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // It follows the command in parentheses, which may hold anything.
+    stat.rsplit_once(')')?.1.trim_start().chars().next()
 }
 
 fn send(pid: i32, signal: Signal) -> Result<()> {
@@ -260,7 +266,11 @@ fn send(pid: i32, signal: Signal) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{has_listener, is_alive, network_namespace, parse_namespace};
+    use std::process::Command;
+
+    use super::{
+        Duration, END_DEADLINE, Instant, has_listener, is_alive, network_namespace, parse_namespace, state_of,
+    };
 
     #[test]
     fn a_namespace_link_is_read() {
@@ -276,6 +286,31 @@ mod tests {
         assert!(has_listener(table, 2379));
         assert!(!has_listener(table, 2380));
         assert!(!has_listener(table, 8080), "a connection is no listener");
+    }
+
+    #[test]
+    fn a_process_is_alive_until_its_last_thread_has_ended() {
+        let ends_its_first_thread = "import ctypes, threading, time\n\
+            threading.Thread(target=time.sleep, args=(600,)).start()\n\
+            ctypes.CDLL(None).pthread_exit(None)";
+        let mut child = Command::new("python3")
+            .args(["-c", ends_its_first_thread])
+            .spawn()
+            .expect("starts");
+        let pid = child.id() as i32;
+        let await_state = |is_wanted: &dyn Fn() -> bool| {
+            let started = Instant::now();
+            while !is_wanted() {
+                assert!(started.elapsed() < END_DEADLINE, "{:?}", state_of(pid));
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        };
+        await_state(&|| state_of(pid) == Some('Z'));
+        assert!(is_alive(pid));
+        child.kill().expect("is killed");
+        await_state(&|| !is_alive(pid));
+        child.wait().expect("ends");
+        assert!(!is_alive(pid));
     }
 
     #[test]
