@@ -3,31 +3,25 @@
 use std::collections::BTreeMap;
 
 use contract::RunConfig;
-use crds::{ViTTrainingJob, labels};
+use crds::ViTTrainingJob;
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::ResourceExt as _;
 
-use super::metadata;
+use super::{metadata_of_attempt, name_of_attempt};
 
 /// Key of the run configuration: the name of its file in the pods.
 pub(crate) const RUN_CONFIG_KEY: &str = "run.json";
 
 /// Name of an attempt's ConfigMap. Each attempt has its own, because attempts can differ in size.
 pub(crate) fn name(job: &ViTTrainingJob, attempt: i32) -> String {
-    format!("{}-{attempt}", job.name_any())
+    name_of_attempt(job, attempt)
 }
 
 /// The ConfigMap; immutable, so that kubelets need not watch it.
 pub(crate) fn build(job: &ViTTrainingJob, run_config: &RunConfig, attempt: i32) -> ConfigMap {
-    let mut metadata = metadata(job, name(job, attempt));
-    metadata
-        .labels
-        .get_or_insert_default()
-        .insert(labels::ATTEMPT.into(), attempt.to_string());
     let json = serde_json::to_string_pretty(run_config)
         .expect("a run configuration has only string keys and finite numbers, which its rules check");
     ConfigMap {
-        metadata,
+        metadata: metadata_of_attempt(job, attempt),
         data: Some(BTreeMap::from([(RUN_CONFIG_KEY.into(), json)])),
         immutable: Some(true),
         ..ConfigMap::default()

@@ -27,6 +27,21 @@ fn metadata(job: &ViTTrainingJob, name: String) -> ObjectMeta {
     }
 }
 
+/// Name of what an attempt has one of its kind of.
+fn name_of_attempt(job: &ViTTrainingJob, attempt: i32) -> String {
+    format!("{}-{attempt}", job.name_any())
+}
+
+/// Name, labels and owner of what an attempt has one of its kind of.
+fn metadata_of_attempt(job: &ViTTrainingJob, attempt: i32) -> ObjectMeta {
+    let mut metadata = metadata(job, name_of_attempt(job, attempt));
+    metadata
+        .labels
+        .get_or_insert_default()
+        .insert(labels::ATTEMPT.into(), attempt.to_string());
+    metadata
+}
+
 /// Labels that all objects of a job have.
 fn job_labels(job: &ViTTrainingJob) -> BTreeMap<String, String> {
     BTreeMap::from([

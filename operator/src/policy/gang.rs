@@ -95,10 +95,7 @@ impl PodView {
                 _ => PodState::Pending,
             },
             ready: condition(pod, "Ready").is_some_and(|(value, _)| value == "True"),
-            is_grouped: pod
-                .spec
-                .as_ref()
-                .is_some_and(|spec| spec.scheduling_group.is_some()),
+            is_grouped: is_grouped(pod),
             leaving: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0),
             lost: false,
             agent: agent(pod),
@@ -118,6 +115,13 @@ impl PodView {
     pub(crate) fn has_failed(&self) -> bool {
         self.state == PodState::Failed || self.end.as_ref().is_some_and(|end| end.exit != ExitCode::Done)
     }
+}
+
+/// Whether a pod is in a PodGroup.
+pub(crate) fn is_grouped(pod: &Pod) -> bool {
+    pod.spec
+        .as_ref()
+        .is_some_and(|spec| spec.scheduling_group.is_some())
 }
 
 fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<(&'a str, String)> {

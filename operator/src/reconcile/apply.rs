@@ -19,6 +19,7 @@ use super::Context;
 use super::changes::Changes;
 use super::events;
 use crate::error::Error;
+use crate::policy::gang::is_grouped;
 
 /// Calls under way at once for the pods of one gang.
 const PODS_AT_ONCE: usize = 16;
@@ -136,10 +137,10 @@ async fn create_gang(
     let results: Vec<Result<(), Error>> = stream::iter(pods)
         .map(|pod| async {
             let name = pod.name_any();
-            let is_grouped = is_grouped(&pod);
+            let wants_group = is_grouped(&pod);
             let result = create(&context.client, job, pod).await;
             match &result {
-                Ok(Some(created)) if is_grouped && !self::is_grouped(created) => tell_of_lost_group(context),
+                Ok(Some(created)) if wants_group && !is_grouped(created) => tell_of_lost_group(context),
                 Ok(_) => {}
                 Err(_) => context.memory.not_created(&uid, &name),
             }
@@ -163,12 +164,6 @@ async fn create_gang(
         )
         .await;
     Ok(())
-}
-
-fn is_grouped(pod: &Pod) -> bool {
-    pod.spec
-        .as_ref()
-        .is_some_and(|spec| spec.scheduling_group.is_some())
 }
 
 fn tell_of_lost_group(context: &Context) {
