@@ -204,6 +204,16 @@ spec:
     }
 }
 
+/// Asserts that these files of two jobs' newest checkpoints are the same to the last bit; `story` tells which jobs.
+pub(crate) fn assert_same_files(one: &Job, other: &Job, files: &[&str], story: &str) {
+    for file in files {
+        assert!(
+            bytes(&one.newest(), file) == bytes(&other.newest(), file),
+            "{story}: {file} differs"
+        );
+    }
+}
+
 /// The tensors of a file by name.
 pub(crate) fn weights_of(path: &Path) -> Vec<(String, Vec<f32>)> {
     let bytes = fs_err::read(path).expect("weights");

@@ -4,7 +4,7 @@ use std::io::Cursor;
 use std::path::Path;
 use std::process::Command;
 
-use crate::common::{Job, TRAINER, bytes, distance};
+use crate::common::{Job, TRAINER, assert_same_files, distance};
 use image::{ImageFormat, Rgb, RgbImage};
 use nix::sys::signal::Signal;
 
@@ -108,12 +108,8 @@ fn a_run_over_shards_that_was_stopped_continues_bit_by_bit() {
     assert_eq!(code, 143, "stopped and saved: {printed}");
     parts.run_well();
     assert!(parts.log("start")[1]["step"].as_u64() > Some(0), "it continued");
-    for file in ["model.safetensors", "optimizer.safetensors"] {
-        assert!(
-            bytes(&whole.newest(), file) == bytes(&parts.newest(), file),
-            "{file} differs"
-        );
-    }
+    let files = ["model.safetensors", "optimizer.safetensors"];
+    assert_same_files(&whole, &parts, &files, "a run that was stopped");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Optimizers and number formats over several ranks, and across a stop.
 
-use crate::common::{Job, bytes, distance, weights_of};
+use crate::common::{Job, assert_same_files, bytes, distance, weights_of};
 use nix::sys::signal::Signal;
 
 /// An optimizer, further lines of `training`, and how far apart weights may end that other divisions of the same
@@ -76,12 +76,7 @@ fn a_stopped_run_continues_bit_by_bit_with_every_kind_of_state() {
             files.push("ema.safetensors");
             assert!(whole.log("evaluation")[0]["emaAccuracy"].is_number());
         }
-        for file in files {
-            assert!(
-                bytes(&whole.newest(), file) == bytes(&parts.newest(), file),
-                "{optimizer}, {training}: {file} differs"
-            );
-        }
+        assert_same_files(&whole, &parts, &files, &format!("{optimizer}, {training}"));
     }
 }
 
@@ -190,12 +185,8 @@ fn recomputing_activations_changes_no_bit_of_what_two_ranks_learn() {
         let kept = trained(keep_all);
         for training in [per_block, selective] {
             let recomputed = trained(training);
-            for file in ["model.safetensors", "optimizer.safetensors", "state.json"] {
-                assert!(
-                    bytes(&kept.newest(), file) == bytes(&recomputed.newest(), file),
-                    "{training}: {file} differs"
-                );
-            }
+            let files = ["model.safetensors", "optimizer.safetensors", "state.json"];
+            assert_same_files(&kept, &recomputed, &files, training);
         }
     }
 }

@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::agent::run_config;
-use crate::common::{Job, TRAINER, await_condition, bytes, process_of_rank};
+use crate::common::{Job, TRAINER, assert_same_files, await_condition, bytes, process_of_rank};
 use crate::rank::Rank;
 
 /// Kills of one job. Each start costs a quarter of a second.
@@ -176,17 +176,14 @@ fn a_run_killed_within_an_epoch_continues_bit_by_bit() {
 
     let start = parts.log("start")[1]["step"].as_u64().expect("a step");
     assert!(start > 0, "the second part continued");
-    for file in [
+    let files = [
         "model.safetensors",
         "optimizer.safetensors",
         "state.json",
         "checksums.json",
-    ] {
-        assert!(
-            bytes(&whole.newest(), file) == bytes(&parts.newest(), file),
-            "{file} differs after a start from step {start}"
-        );
-    }
+    ];
+    let story = format!("a start from step {start}");
+    assert_same_files(&whole, &parts, &files, &story);
     let saved: BTreeSet<u64> = whole
         .log("checkpoint")
         .iter()

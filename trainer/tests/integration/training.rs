@@ -1,6 +1,6 @@
 //! What training computes: the same whatever the number of ranks, and the same across a stop.
 
-use crate::common::{HELD_OUT, Job, bytes, distance};
+use crate::common::{HELD_OUT, Job, assert_same_files, bytes, distance};
 use nix::sys::signal::Signal;
 
 #[test]
@@ -67,12 +67,8 @@ fn a_run_that_was_stopped_continues_bit_by_bit() {
         "the second part continued"
     );
     assert_eq!(whole.newest().file_name(), parts.newest().file_name());
-    for file in ["model.safetensors", "optimizer.safetensors", "state.json"] {
-        assert!(
-            bytes(&whole.newest(), file) == bytes(&parts.newest(), file),
-            "{file} differs"
-        );
-    }
+    let files = ["model.safetensors", "optimizer.safetensors", "state.json"];
+    assert_same_files(&whole, &parts, &files, "a run that was stopped");
 }
 
 #[test]
