@@ -94,7 +94,7 @@ pub(crate) fn run(context: &Context) -> Result<()> {
         slot.wait_end(&namespace)?;
         report.ended(&namespace, &slot.job)?;
     }
-    context.kubectl(["-n", &namespace.name, "delete", "vtj", "--all", "--timeout=120s"])?;
+    namespace.kubectl(["delete", "vtj", "--all", "--timeout=120s"])?;
     namespace.wait_gone("vtj,pods,services,configmaps,networkpolicies")?;
     report.write(began.elapsed())
 }

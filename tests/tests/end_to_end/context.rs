@@ -1,5 +1,6 @@
 //! What the tests share: the cluster with the operator on it, and a fresh namespace with data for each of them.
 
+use std::collections::HashMap;
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -26,6 +27,8 @@ pub(crate) struct Context {
     folder: tempfile::TempDir,
     digits: PathBuf,
     namespaces: Mutex<Vec<String>>,
+    /// How often a namespace of each name was asked for.
+    asked: Mutex<HashMap<String, u32>>,
 }
 
 /// A namespace of one test, with the claims `digits` and `checkpoints`.
@@ -33,6 +36,14 @@ pub(crate) struct Namespace<'c> {
     pub(crate) context: &'c Context,
     pub(crate) name: String,
     pub(crate) folder: PathBuf,
+}
+
+/// Optimizer steps of a job's training.
+pub(crate) struct Steps {
+    pub(crate) done: i64,
+    pub(crate) saved: i64,
+    /// Done anew after a checkpoint from before them.
+    pub(crate) again: i64,
 }
 
 impl Context {
@@ -52,6 +63,7 @@ impl Context {
             folder,
             digits,
             namespaces: Mutex::default(),
+            asked: Mutex::default(),
         })
     }
 
@@ -108,24 +120,36 @@ impl Context {
         self.namespace_with_data(name, &self.digits)
     }
 
-    /// A fresh namespace whose claim `digits` holds what is in `data`.
+    /// A fresh namespace whose claim `digits` holds what is in `data`. A test that is tried again gets one of another name,
+    /// and so another folder.
     pub(crate) fn namespace_with_data(&self, name: &str, data: &Path) -> Result<Namespace<'_>> {
-        let folder = self.folder.path().join(name);
+        let name = self.unique(name);
+        let folder = self.folder.path().join(&name);
         fs_err::create_dir_all(&folder)?;
         self.namespaces
             .lock()
             .expect("no test holds it and panics")
-            .push(name.to_owned());
+            .push(name.clone());
         self.block_on(async {
-            volumes::restricted_namespace(&self.client, name).await?;
-            volumes::claim_folder(&self.client, name, "digits", data).await?;
-            volumes::claim_folder(&self.client, name, "checkpoints", &folder.join("checkpoints")).await
+            volumes::restricted_namespace(&self.client, &name).await?;
+            volumes::claim_folder(&self.client, &name, "digits", data).await?;
+            volumes::claim_folder(&self.client, &name, "checkpoints", &folder.join("checkpoints")).await
         })?;
         Ok(Namespace {
             context: self,
-            name: name.into(),
+            name,
             folder,
         })
+    }
+
+    fn unique(&self, name: &str) -> String {
+        let mut asked = self.asked.lock().expect("no test holds it and panics");
+        let times = asked.entry(name.to_owned()).or_default();
+        *times += 1;
+        match times {
+            1 => name.to_owned(),
+            _ => format!("{name}-{times}"),
+        }
     }
 
     /// Deletes what a test has made, whether it passed or not, and waits until its GPUs are free.
@@ -171,22 +195,19 @@ impl Namespace<'_> {
         Ok(())
     }
 
+    /// Runs `kubectl` in this namespace; its standard output.
+    pub(crate) fn kubectl<const N: usize>(&self, arguments: [&str; N]) -> Result<String> {
+        let mut kubectl = self.context.cluster.kubectl();
+        command::run(kubectl.args(["-n", &self.name]).args(arguments))
+    }
+
     pub(crate) fn jobs(&self) -> Api<ViTTrainingJob> {
         Api::namespaced(self.context.client.clone(), &self.name)
     }
 
     pub(crate) fn patch(&self, job: &str, spec: Value) -> Result<()> {
         let patch = serde_json::json!({"spec": spec}).to_string();
-        self.context.kubectl([
-            "-n",
-            &self.name,
-            "patch",
-            "vtj",
-            job,
-            "--type=merge",
-            "-p",
-            &patch,
-        ])?;
+        self.kubectl(["patch", "vtj", job, "--type=merge", "-p", &patch])?;
         Ok(())
     }
 
@@ -242,9 +263,14 @@ impl Namespace<'_> {
 
     /// Waits until the job has saved a checkpoint while running.
     pub(crate) fn wait_checkpoint(&self, job: &str) -> Result<ViTTrainingJobStatus> {
-        self.wait(job, "has a checkpoint", |status| {
-            status.phase == Some(Phase::Running)
-                && status.last_checkpoint.as_ref().is_some_and(|last| last.step > 0)
+        self.wait_checkpoint_after(job, 0)
+    }
+
+    /// Waits until the job has saved a checkpoint of a later step than this one while running.
+    pub(crate) fn wait_checkpoint_after(&self, job: &str, step: i64) -> Result<ViTTrainingJobStatus> {
+        self.wait(job, &format!("has a checkpoint after step {step}"), |status| {
+            let saved = status.last_checkpoint.as_ref();
+            status.phase == Some(Phase::Running) && saved.is_some_and(|last| last.step > step)
         })
     }
 
@@ -259,17 +285,14 @@ impl Namespace<'_> {
     /// Sends a signal, such as KILL, to the rank process in the pod of this node rank.
     pub(crate) fn signal_rank(&self, job: &str, node_rank: u32, signal: &str) -> Result<()> {
         let selector = format!("vit-operator.dev/job-name={job},vit-operator.dev/node-rank={node_rank}");
-        let pod = self
-            .context
-            .kubectl(["-n", &self.name, "get", "pod", "-l", &selector, "-o", "name"])?;
+        let pod = self.kubectl(["get", "pod", "-l", &selector, "-o", "name"])?;
         // The pattern must not match the shell that looks for it.
         let script = format!(
             r#"for process in /proc/[0-9]*; do
             if tr '\0' ' ' <"$process/cmdline" 2>/dev/null | grep -q 'vit-trainer [r]ank'; then kill -{signal} "${{process#/proc/}}"; fi
         done"#
         );
-        self.context
-            .kubectl(["-n", &self.name, "exec", pod.trim(), "--", "sh", "-c", &script])?;
+        self.kubectl(["exec", pod.trim(), "--", "sh", "-c", &script])?;
         Ok(())
     }
 
@@ -288,16 +311,8 @@ impl Namespace<'_> {
             let waiting = async {
                 loop {
                     poll.tick().await;
-                    let left = self.context.kubectl([
-                        "-n",
-                        &self.name,
-                        "get",
-                        kinds,
-                        "-l",
-                        "vit-operator.dev/job-name",
-                        "-o",
-                        "name",
-                    ])?;
+                    let left =
+                        self.kubectl(["get", kinds, "-l", "vit-operator.dev/job-name", "-o", "name"])?;
                     if left.trim().is_empty() {
                         return anyhow::Ok(());
                     }
@@ -318,11 +333,23 @@ impl Namespace<'_> {
     /// Asserts the same; gives how many steps the job has, and how many of them were done twice.
     pub(crate) fn count_steps(&self, job: &str) -> Result<(i64, i64)> {
         let progress = self.status(job)?.progress.context("progress is told")?;
-        let total_steps = progress.total_steps;
+        let total = progress.total_steps;
+        let Steps { done, saved, again } = self.steps(job)?;
+        ensure!(
+            done == total && saved == total,
+            "{job}: {done} of {total} steps done, {saved} saved"
+        );
+        Ok((total, again))
+    }
+
+    /// What the log of a job's training tells so far; asserts that no step is missing or done twice without need.
+    pub(crate) fn steps(&self, job: &str) -> Result<Steps> {
         let path = self.folder.join("checkpoints").join(job).join("log.jsonl");
         let log = fs_err::read_to_string(&path)?;
-        let (mut attempt, mut reached, mut saved, mut again) = (0, 0, 0, 0);
-        for line in log.lines() {
+        let (mut attempt, mut done, mut saved, mut again) = (0, 0, 0, 0);
+        // A line that is being written has no end yet.
+        let complete = log.rsplit_once('\n').map_or("", |(complete, _)| complete);
+        for line in complete.lines() {
             let record: Value =
                 serde_json::from_str(line).with_context(|| format!("{}: {line}", path.display()))?;
             let step = record["step"]
@@ -339,12 +366,12 @@ impl Namespace<'_> {
                         step >= saved,
                         "the last checkpoint has step {saved}, and the attempt starts as {line}"
                     );
-                    again += (reached - step).max(0);
-                    (attempt, reached) = (attempt + 1, step);
+                    again += (done - step).max(0);
+                    (attempt, done) = (attempt + 1, step);
                 }
                 Some("train") => {
-                    ensure!(step >= reached, "step {reached} is followed by {line}");
-                    reached = step;
+                    ensure!(step >= done, "step {done} is followed by {line}");
+                    done = step;
                 }
                 // Written beside training, which is further by then.
                 Some("checkpoint") => {
@@ -353,17 +380,12 @@ impl Namespace<'_> {
                         "the checkpoint of step {saved} is followed by {line}"
                     );
                     saved = step;
-                    reached = reached.max(step);
+                    done = done.max(step);
                 }
                 _ => {}
             }
         }
-        ensure!(
-            reached == total_steps && saved == total_steps,
-            "{}: {reached} of {total_steps} steps",
-            path.display()
-        );
-        Ok((total_steps, again))
+        Ok(Steps { done, saved, again })
     }
 }
 

@@ -57,13 +57,7 @@ pub(crate) fn evicted_gang_trains_on(context: &Context) -> Result<()> {
     check_lost(&status, &pod, "EvictionByEvictionAPI")?;
 
     // As a node's maintenance evicts.
-    let status = namespace.wait("digits", "has saved again", |status| {
-        status.phase == Some(Phase::Running)
-            && status
-                .last_checkpoint
-                .as_ref()
-                .is_some_and(|last| last.step > saved)
-    })?;
+    let status = namespace.wait_checkpoint_after("digits", saved)?;
     let tainted = status.placement.context("placement is told")?.nodes[0].clone();
     let pod = pod_of(&namespace, 2, 0)?;
     context.kubectl(["taint", "node", &tainted, "maintenance=now:NoExecute"])?;

@@ -194,15 +194,17 @@ pub(crate) fn slow_rank_is_named(context: &Context) -> Result<()> {
     cgroup::limit_cpu(process, None)?;
     namespace.wait("digits", "names nobody", |status| status.stragglers.is_empty())?;
     let reasons = r#"jsonpath={range .items[*]}{.reason}{"\n"}{end}"#;
-    let reasons = context.kubectl(["-n", "straggler", "get", "events", "-o", reasons])?;
+    let reasons = namespace.kubectl(["get", "events", "-o", reasons])?;
     for reason in ["StragglerFound", "StragglerGone"] {
         let count = reasons.lines().filter(|line| *line == reason).count();
         ensure!(count == 1, "{count} Events {reason}:\n{reasons}");
     }
-    let shown =
-        r#"last_over_time(vit_operator_straggler_slowdown_ratio{namespace="straggler",rank="1"}[5m])"#;
+    let shown = format!(
+        r#"last_over_time(vit_operator_straggler_slowdown_ratio{{namespace="{}",rank="1"}}[5m])"#,
+        namespace.name
+    );
     ensure!(
-        !context.cluster.query(shown)?.is_empty(),
+        !context.cluster.query(&shown)?.is_empty(),
         "Prometheus has no {shown}"
     );
     check_attempts(&status, 1, 0)?;

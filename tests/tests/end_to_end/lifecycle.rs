@@ -34,7 +34,7 @@ pub(crate) fn scale(context: &Context) -> Result<()> {
         json!({"workers": {"nodes": 1}, "training": {"epochs": 30}}),
     )?;
     namespace.wait_checkpoint("digits")?;
-    context.kubectl(["-n", "scale", "scale", "vtj/digits", "--replicas=2"])?;
+    namespace.kubectl(["scale", "vtj/digits", "--replicas=2"])?;
     let status = namespace.wait_phase("digits", Phase::Succeeded)?;
     check_attempts(&status, 2, 0)?;
     let nodes = status.placement.context("placement is told")?.nodes;
@@ -48,6 +48,6 @@ pub(crate) fn deletion(context: &Context) -> Result<()> {
     let namespace = context.namespace("deletion")?;
     namespace.create("digits", json!({"training": {"epochs": 500}}))?;
     namespace.wait_phase("digits", Phase::Running)?;
-    context.kubectl(["-n", "deletion", "delete", "vtj", "digits", "--wait=true"])?;
+    namespace.kubectl(["delete", "vtj", "digits", "--wait=true"])?;
     namespace.wait_gone("pods,services,configmaps")
 }

@@ -2,6 +2,8 @@
 //! built from the shipped Dockerfiles. Needs root. One cluster serves all tests, which run one after another.
 //!
 //! With `VIT_KEEP_CLUSTER` set the cluster stays, to look at: `vit-cluster exec --name e2e -- kubectl get vtj -A`.
+//! `VIT_E2E_TRIES` says how often a test may be tried (1); one that passes only later is told as flaky. Continuous
+//! integration allows two, since its machine may stand still for longer than a test waits.
 
 mod chaos;
 mod context;
@@ -16,7 +18,7 @@ mod training;
 
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use libtest_mimic::{Arguments, Trial};
 
 use context::Context;
@@ -150,15 +152,37 @@ fn trials(tests: &'static [(&'static str, Test)], context: Option<&Arc<Context>>
             let context = context.cloned();
             Trial::test(*name, move || {
                 let context = context.ok_or("the cluster is only there when tests run")?;
-                let outcome = test(&context).map_err(|error| format!("{error:#}\n\n{}", context.dump()));
-                let cleaned = context
-                    .clean_up()
-                    .map_err(|error| format!("cleaning up: {error:#}"));
-                match (outcome, cleaned) {
-                    (Err(failed), Err(left)) => Err(format!("{failed}\n\n{left}").into()),
-                    (outcome, cleaned) => Ok(outcome.and(cleaned)?),
+                let tries = tries()?;
+                for number in 1..tries {
+                    let Err(error) = try_once(&context, test) else {
+                        return Ok(());
+                    };
+                    eprintln!("{error}\n\n{name} is FLAKY if it passes now: try {number} of {tries} failed");
                 }
+                Ok(try_once(&context, test)?)
             })
         })
         .collect()
+}
+
+/// How often a test may be tried.
+fn tries() -> Result<u32> {
+    const VARIABLE: &str = "VIT_E2E_TRIES";
+    let Ok(given) = std::env::var(VARIABLE) else {
+        return Ok(1);
+    };
+    let tries = given.parse().ok().filter(|tries| *tries > 0);
+    tries.with_context(|| format!("{VARIABLE} is {given}, and should be a number of at least 1"))
+}
+
+/// The failure comes last in its text, after the state of the cluster, where the end of a log shows it.
+fn try_once(context: &Context, test: &Test) -> Result<(), String> {
+    let outcome = test(context).map_err(|error| format!("{}\n\n{error:#}", context.dump()));
+    let cleaned = context
+        .clean_up()
+        .map_err(|error| format!("cleaning up: {error:#}"));
+    match (outcome, cleaned) {
+        (Err(failed), Err(left)) => Err(format!("{failed}\n\n{left}")),
+        (outcome, cleaned) => outcome.and(cleaned),
+    }
 }

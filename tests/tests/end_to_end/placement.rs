@@ -109,7 +109,7 @@ pub(crate) fn higher_priority_goes_first(context: &Context) -> Result<()> {
         namespace.create("high", spec(Some("vit-high"), 1))?;
         let told = message(&waits("high")?, "Placed");
         ensure!(told.ends_with("(1st of 2 waiting)"), "{told}");
-        context.kubectl(["-n", "priority", "delete", "vtj", "first"])?;
+        namespace.kubectl(["delete", "vtj", "first"])?;
         let low = namespace.wait_phase("low", Phase::Succeeded)?;
         let high = namespace.wait_phase("high", Phase::Succeeded)?;
         let (placed, ended) = (

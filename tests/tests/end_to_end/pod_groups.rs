@@ -48,7 +48,7 @@ fn train(context: &Context) -> Result<()> {
     ensure!(nodes.len() == 3 && nodes.iter().all(Option::is_some), "{nodes:?}");
     namespace.wait_phase("digits", Phase::Succeeded)?;
 
-    context.kubectl(["-n", "pod-groups", "delete", "vtj", "digits"])?;
+    namespace.kubectl(["delete", "vtj", "digits"])?;
     namespace.wait_gone("pods,podgroups")
 }
 

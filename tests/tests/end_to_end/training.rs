@@ -77,7 +77,7 @@ pub(crate) fn one_manifest_trains_on_like_gpus(context: &Context) -> Result<()> 
         "rank 0 tells how it ended: {logs}"
     );
 
-    let table = context.kubectl(["-n", "training", "get", "vtj"])?;
+    let table = namespace.kubectl(["get", "vtj"])?;
     for column in [
         "PHASE",
         "PROGRESS",
@@ -96,7 +96,7 @@ pub(crate) fn one_manifest_trains_on_like_gpus(context: &Context) -> Result<()> 
 
 pub(crate) fn prometheus_has_what_synchronisation_cost(context: &Context) -> Result<()> {
     let namespace = context.namespace("metrics")?;
-    namespace.create("digits", json!({"training": {"epochs": 6}}))?;
+    namespace.create("digits", json!({"training": {"epochs": 12}}))?;
     namespace.wait_phase("digits", Phase::Succeeded)?;
     let query = |expression: &str| -> Result<f64> {
         let samples = context.cluster.query(expression)?;
@@ -105,7 +105,7 @@ pub(crate) fn prometheus_has_what_synchronisation_cost(context: &Context) -> Res
             .map(|sample| sample.value)
             .with_context(|| format!("no samples of {expression}"))
     };
-    let selector = r#"namespace="metrics",job_name="digits""#;
+    let selector = format!(r#"namespace="{}",job_name="digits""#, namespace.name);
     let ranks = query(&format!(
         "count(count by (rank) (last_over_time(vit_images_total{{{selector}}}[5m])))"
     ))?;
@@ -139,7 +139,7 @@ pub(crate) fn synthetic_example_runs_without_a_data_set(context: &Context) -> Re
         .join("examples/synthetic.yaml")
         .display()
         .to_string();
-    context.kubectl(["-n", "synthetic", "apply", "-f", &manifest])?;
+    namespace.kubectl(["apply", "-f", &manifest])?;
     let progress = namespace
         .wait_phase("synthetic", Phase::Succeeded)?
         .progress
