@@ -1,5 +1,22 @@
 //! Condition types, their reasons, and the reasons of Events.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
+/// Puts a condition in the place of the one of its type; the time of the transition moves only with its value
+/// (`meta.SetStatusCondition` of Kubernetes' apimachinery).
+pub fn set(conditions: &mut Vec<Condition>, mut condition: Condition) {
+    let last = conditions.iter_mut().find(|last| last.type_ == condition.type_);
+    match last {
+        Some(last) => {
+            if last.status == condition.status {
+                condition.last_transition_time = last.last_transition_time.clone();
+            }
+            *last = condition;
+        }
+        None => conditions.push(condition),
+    }
+}
+
 /// Types of `status.conditions`.
 pub mod types {
     /// A set of like GPUs that fits the whole gang is chosen.
@@ -24,6 +41,10 @@ pub mod reasons {
     pub const NO_FITTING_GROUP: &str = "NoFittingGroup";
     /// Placed is false: the PriorityClass of `workers.priorityClassName` does not exist.
     pub const NO_PRIORITY_CLASS: &str = "PriorityClassNotFound";
+    /// Placed is false: the job waits until Kueue admits its Workload to the queue of `scheduling.queueName`.
+    pub const IN_QUEUE: &str = "InQueue";
+    /// Placed is false: Kueue has admitted the job, and GPUs are being looked for.
+    pub const ADMITTED: &str = "Admitted";
     /// Placed is false: the job holds no GPUs, because it is suspended.
     pub const NOT_PLACED_SUSPENDED: &str = "Suspended";
     /// Placed is false: the job is over and holds no GPUs.
@@ -36,6 +57,8 @@ pub mod reasons {
     pub const RESTARTING: &str = "Restarting";
     /// Running is false: the gang is being replaced by one of another size.
     pub const RESIZING: &str = "Resizing";
+    /// Running is false: Kueue has taken the quota back, pods are saving and stopping.
+    pub const EVICTED: &str = "Evicted";
     /// Running is false: there are no pods.
     pub const NO_PODS: &str = "NoPods";
     /// Suspended: `spec.suspend` is set and all pods are gone.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use k8s_openapi::api::core::v1::Toleration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::KubeSchema;
 use schemars::JsonSchema;
@@ -38,6 +39,9 @@ pub struct ViTTrainingJobStatus {
     /// completionTime is when the job finished, well or not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
+    /// admission is what Kueue has granted a job that names a queue (scheduling.queueName); absent while it waits for that.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub admission: Option<AdmissionStatus>,
     /// placement is where the gang is, and which groups of GPUs were refused.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement: Option<PlacementStatus>,
@@ -120,6 +124,25 @@ impl Phase {
             Self::Failed => "Failed",
         }
     }
+}
+
+/// AdmissionStatus is what Kueue has granted a job that names a queue.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct AdmissionStatus {
+    /// clusterQueue is the ClusterQueue whose quota the job uses.
+    pub cluster_queue: String,
+    /// flavors are the ResourceFlavors of that quota.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub flavors: Vec<String>,
+    /// nodes is the number of nodes that the quota is for: the most that an elastic gang may have.
+    pub nodes: i32,
+    /// nodeSelector are labels that nodes must have beside those of workers.nodeSelector.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub node_selector: BTreeMap<String, String>,
+    /// tolerations are those of the flavors, beside workers.tolerations.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tolerations: Vec<Toleration>,
 }
 
 /// PlacementStatus is where the gang is, and which groups of GPUs were refused.

@@ -41,6 +41,10 @@ pub struct RunArguments {
     /// begins to lead: kube-scheduler then binds all pods of a gang or none.
     #[arg(long, env = "VIT_OPERATOR_POD_GROUPS", default_value_t = true, action = clap::ArgAction::Set)]
     pub pod_groups: bool,
+    /// Whether jobs may wait in queues of Kueue (scheduling.queueName): Workloads and ResourceFlavors of
+    /// kueue.x-k8s.io/v1beta2 are then watched, once the API server serves them.
+    #[arg(long, env = "VIT_OPERATOR_KUEUE", default_value_t = true, action = clap::ArgAction::Set)]
+    pub kueue: bool,
     /// Address of /metrics, /healthz and /readyz.
     #[arg(long, env = "VIT_OPERATOR_METRICS_ADDRESS", default_value = "0.0.0.0:8080")]
     pub metrics_address: SocketAddr,

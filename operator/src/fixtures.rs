@@ -12,6 +12,7 @@ use serde_json::json;
 
 use crate::build;
 use crate::build::pod::Member;
+use crate::policy::admission::Queue;
 use crate::policy::gang::{PodState, PodView};
 use crate::policy::queue::Standing;
 use crate::reconcile::{Isolation, Observation};
@@ -162,6 +163,7 @@ pub(crate) fn observation(job: ViTTrainingJob, pods: Vec<PodView>) -> Observatio
         standstill: None,
         stragglers: None,
         growth: None,
+        queue: Queue::default(),
         now: at(100),
     }
 }

@@ -86,6 +86,7 @@ pub async fn run_with(
         replica,
         network_policies,
         pod_groups,
+        kueue,
         metrics_address,
         log_filter: _,
     } = arguments;
@@ -96,6 +97,7 @@ pub async fn run_with(
     let (caches, watches) = Caches::start(
         &client,
         namespace.as_deref(),
+        kueue,
         planner.clone(),
         triggers.clone(),
         Arc::clone(&metrics),
@@ -324,6 +326,7 @@ mod tests {
             replica: None,
             network_policies: true,
             pod_groups: true,
+            kueue: true,
             metrics_address: ([127, 0, 0, 1], 0).into(),
             log_filter: "info".into(),
         };

@@ -92,6 +92,9 @@ const MEASURING_MODULES: [Module; 2] = [
     ),
 ];
 
+/// What shares quota among jobs, where they ask for it.
+const QUEUEING_MODULES: [Module; 1] = [module!("kueue", "", [("kueue", "sigs.k8s.io/kueue/cmd/kueue")])];
+
 /// The folder of the built programs.
 #[derive(Clone, Debug)]
 pub struct Binaries {
@@ -108,6 +111,11 @@ impl Binaries {
     /// The programs `kwok` and `training-operator`, which no cluster needs of itself.
     pub fn build_for_measuring() -> Result<Self> {
         Self::build_set(&MEASURING_MODULES)
+    }
+
+    /// The program `kueue`, which no cluster needs of itself.
+    pub fn build_for_queueing() -> Result<Self> {
+        Self::build_set(&QUEUEING_MODULES)
     }
 
     fn build_set(modules: &[Module]) -> Result<Self> {
@@ -180,6 +188,18 @@ impl Module {
         Ok(folder)
     }
 
+    /// The folder of a pinned module's source, downloaded if it is not there.
+    fn source_of(&self, path: &str) -> Result<PathBuf> {
+        let pins = self.pins()?;
+        let mut download = command("go", ["mod", "download", "-json"]);
+        download.arg(path).current_dir(pins.path()).env_remove("GOFLAGS");
+        let answer: serde_json::Value = serde_json::from_str(&run(&mut download)?)?;
+        let folder = answer["Dir"]
+            .as_str()
+            .with_context(|| format!("Go tells no folder of the source: {answer}"))?;
+        Ok(folder.into())
+    }
+
     /// The folder with this module's programs, built if it is not there.
     fn build(&self, root: &Path, go: &str) -> Result<PathBuf> {
         let folder = root.join(self.key(go));
@@ -233,17 +253,13 @@ impl Module {
 /// The source of the pinned training-operator, which holds the definitions of its resources.
 pub fn training_operator_source() -> Result<PathBuf> {
     let [_, module] = &MEASURING_MODULES;
-    let pins = module.pins()?;
-    let mut download = command("go", ["mod", "download", "-json"]);
-    download
-        .arg("github.com/kubeflow/training-operator")
-        .current_dir(pins.path())
-        .env_remove("GOFLAGS");
-    let answer: serde_json::Value = serde_json::from_str(&run(&mut download)?)?;
-    let folder = answer["Dir"]
-        .as_str()
-        .with_context(|| format!("Go tells no folder of the source: {answer}"))?;
-    Ok(folder.into())
+    module.source_of("github.com/kubeflow/training-operator")
+}
+
+/// The source of the pinned Kueue, which holds its chart.
+pub fn kueue_source() -> Result<PathBuf> {
+    let [module] = &QUEUEING_MODULES;
+    module.source_of("sigs.k8s.io/kueue")
 }
 
 /// The output of `go version`, refused if there is no Go or it is too old.
@@ -274,7 +290,7 @@ fn parse_go_version(text: &str) -> Option<(u32, u32)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{KUBERNETES_LINKER_FLAGS, MEASURING_MODULES, MODULES, parse_go_version};
+    use super::{KUBERNETES_LINKER_FLAGS, MEASURING_MODULES, MODULES, QUEUEING_MODULES, parse_go_version};
 
     #[test]
     fn a_go_version_is_read() {
@@ -306,7 +322,7 @@ mod tests {
 
     #[test]
     fn every_program_belongs_to_a_pinned_tool() {
-        for module in MODULES.iter().chain(&MEASURING_MODULES) {
+        for module in MODULES.iter().chain(&MEASURING_MODULES).chain(&QUEUEING_MODULES) {
             for (_, package) in module.programs {
                 assert!(
                     module.go_mod.contains(package),

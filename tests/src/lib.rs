@@ -30,6 +30,7 @@ pub mod dump;
 pub mod exposition;
 pub mod image;
 pub mod image_store;
+pub mod kueue;
 pub mod kwok;
 pub mod network;
 pub mod node;

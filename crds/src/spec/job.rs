@@ -91,7 +91,7 @@ pub struct ViTTrainingJobSpec {
     /// placement says which GPUs will do.
     #[serde(default)]
     pub placement: Placement,
-    /// scheduling says how pods get to their nodes, and how long that may take.
+    /// scheduling says when pods are created, how they get to their nodes, and how long that may take.
     #[serde(default)]
     pub scheduling: Scheduling,
     /// checkpoint sets where the state of training is kept, and whether it is continued from.
@@ -174,10 +174,22 @@ impl Default for Parallelism {
     }
 }
 
-/// Scheduling says how pods get to their nodes, and how long that may take.
-#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+/// Scheduling says when pods are created, how they get to their nodes, and how long that may take.
+#[derive(KubeSchema, Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[x_kube(
+    validation = Rule::new("has(self.queueName) == has(oldSelf.queueName) && (!has(self.queueName) || self.queueName == oldSelf.queueName)").message("queueName cannot be changed; create a new job")
+)]
 pub struct Scheduling {
+    /// queueName is the LocalQueue of Kueue (0.15 or newer) in the job's namespace in which the job waits for quota: it gets
+    /// GPUs once Kueue has admitted its Workload, which has the job's name, and on nodes of the flavors that Kueue assigned.
+    /// Where Kueue takes the quota back, the gang saves, stops, and waits again. Without a queue, free GPUs are all it takes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(
+        length(min = 1, max = 253),
+        regex(pattern = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+    )]
+    pub queue_name: Option<String>,
     /// schedulerName is the scheduler that binds the pods to the nodes that were chosen; kube-scheduler if not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
@@ -196,6 +208,7 @@ fn default_start_timeout() -> i32 {
 impl Default for Scheduling {
     fn default() -> Self {
         Self {
+            queue_name: None,
             scheduler_name: None,
             start_timeout_seconds: default_start_timeout(),
         }

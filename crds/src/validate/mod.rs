@@ -17,6 +17,7 @@ use k8s_openapi::api::core::v1::{EnvVar, ResourceRequirements, Toleration};
 use kube::ResourceExt;
 
 use crate::spec::{self, ViTTrainingJob, Volume};
+use crate::status::AdmissionStatus;
 
 /// A job that can be run. It can only be made by [`validate`].
 #[derive(Clone, Debug, PartialEq)]
@@ -28,6 +29,8 @@ pub struct ValidatedJob {
     pub sizes: Vec<u32>,
     /// What goes into every pod.
     pub pod: PodSettings,
+    /// The queue of Kueue in which the job waits for quota.
+    pub queue_name: Option<String>,
     /// Which GPUs will do.
     pub placement: PlacementRules,
     /// Restarts without a new checkpoint in between.
@@ -132,6 +135,20 @@ impl ValidatedJob {
         })
     }
 
+    /// The job within what Kueue has granted it: on nodes of the flavors, and with no more of them than there is quota for.
+    #[must_use]
+    pub fn within(mut self, granted: Option<&AdmissionStatus>) -> Self {
+        if let Some(granted) = granted {
+            let most = count(granted.nodes);
+            // Kueue grants no less than the least.
+            let least = self.sizes.last().copied();
+            self.sizes.retain(|nodes| *nodes <= most || Some(*nodes) == least);
+            self.pod.node_selector.extend(granted.node_selector.clone());
+            self.pod.tolerations.extend(granted.tolerations.iter().cloned());
+        }
+        self
+    }
+
     /// GPUs of each pod.
     pub fn gpus_per_node(&self) -> u32 {
         self.run_config.ranks_per_node
@@ -206,6 +223,7 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
         run_config,
         sizes,
         pod: pod_settings(spec),
+        queue_name: spec.scheduling.queue_name.clone(),
         placement: PlacementRules {
             homogeneity: spec.placement.homogeneity,
             group_by: spec.placement.group_by.clone(),

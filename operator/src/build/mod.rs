@@ -5,6 +5,7 @@ pub(crate) mod network_policy;
 pub(crate) mod pod;
 pub(crate) mod pod_group;
 pub(crate) mod service;
+pub(crate) mod workload;
 
 use std::collections::BTreeMap;
 

@@ -203,7 +203,7 @@ fn environment(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'_>) -
 }
 
 /// The user's own requests and limits, and the GPUs; Kubernetes wants both to be equal for those.
-fn resources(valid: &ValidatedJob) -> ResourceRequirements {
+pub(crate) fn resources(valid: &ValidatedJob) -> ResourceRequirements {
     let mut resources = valid.pod.resources.clone();
     for list in [&mut resources.requests, &mut resources.limits] {
         list.get_or_insert_default().insert(

@@ -26,9 +26,11 @@ use tracing::warn;
 
 use super::gangs::Gangs;
 use super::inventory::{NodeHealth, bound_node, has_ended, requests_of};
+use super::kueue::Kueue;
 use super::unreadable::{Told, Unreadable};
 use crate::metrics::Metrics;
 use crate::planner::{Planner, SharedPlanner};
+use crate::policy::admission::Queue;
 use crate::policy::gang::PodView;
 
 /// Whom the watches tell.
@@ -55,6 +57,7 @@ pub(crate) struct Caches {
     services: Store<PartialObjectMeta<Service>>,
     network_policies: Store<PartialObjectMeta<NetworkPolicy>>,
     config_maps: Store<PartialObjectMeta<ConfigMap>>,
+    kueue: Kueue,
     gangs: Arc<Mutex<Gangs>>,
     /// Whether what has no store has been listed once: nodes, pods, PriorityClasses.
     listed: [latest::Receiver<bool>; 3],
@@ -67,10 +70,12 @@ pub(crate) struct NeverSynced;
 
 impl Caches {
     /// The caches, and the tasks that keep them and the planner: they end only with an error of the program.
-    /// `namespace` limits what of our own is watched; GPUs in use are counted over the whole cluster always.
+    /// `namespace` limits what of our own is watched; GPUs in use are counted over the whole cluster always. Kueue's objects
+    /// are watched where jobs may name its queues.
     pub(crate) fn start(
         client: &Client,
         namespace: Option<&str>,
+        queues: bool,
         planner: SharedPlanner,
         triggers: mpsc::UnboundedSender<Trigger>,
         metrics: Arc<Metrics>,
@@ -79,11 +84,17 @@ impl Caches {
         let (network_policies, network_policy_writer) = reflector::store();
         let (config_maps, config_map_writer) = reflector::store();
         let [nodes, pods, classes] = [(); 3].map(|()| latest::Sender::new(false));
+        let (kueue, queue_watches) = if queues {
+            Kueue::start(client, namespace, triggers.clone())
+        } else {
+            Kueue::off()
+        };
         let caches = Self {
             planner: planner.clone(),
             services,
             network_policies,
             config_maps,
+            kueue,
             gangs: Arc::default(),
             listed: [&nodes, &pods, &classes].map(latest::Sender::subscribe),
         };
@@ -129,7 +140,7 @@ impl Caches {
                 triggers,
             )),
         ];
-        let all = future::select_all(tasks);
+        let all = future::select_all(tasks.into_iter().chain(queue_watches));
         (caches, Box::pin(async move { drop(all.await) }))
     }
 
@@ -178,6 +189,15 @@ impl Caches {
             .collect()
     }
 
+    /// What is known of a job's place in a queue.
+    pub(crate) fn queue_of(&self, job: &ViTTrainingJob) -> Queue {
+        if job.spec.scheduling.queue_name.is_none() {
+            return Queue::default();
+        }
+        let class = job.spec.workers.priority_class_name.as_deref();
+        self.kueue.queue_of(job, self.planner.lock().priority(class))
+    }
+
     /// Forgets the pods that are gone of jobs of which none went for so long.
     pub(crate) fn forget_departed(&self, after: Duration) {
         lock(&self.gangs).forget_departed(after);
@@ -224,6 +244,7 @@ impl Caches {
             services: service_store,
             network_policies: network_policy_store,
             config_maps: reflector::store().0,
+            kueue: Kueue::holding(None),
             gangs,
             listed: [(); 3].map(|()| latest::channel(true).1),
         }
@@ -234,7 +255,7 @@ fn lock(gangs: &Mutex<Gangs>) -> MutexGuard<'_, Gangs> {
     gangs.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn own_api<K>(client: &Client, namespace: Option<&str>) -> Api<K>
+pub(super) fn own_api<K>(client: &Client, namespace: Option<&str>) -> Api<K>
 where
     K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
 {
@@ -255,7 +276,7 @@ where
         .is_some_and(|object| is_owned_by(&object.metadata, job))
 }
 
-fn is_owned_by(metadata: &ObjectMeta, job: &ViTTrainingJob) -> bool {
+pub(super) fn is_owned_by(metadata: &ObjectMeta, job: &ViTTrainingJob) -> bool {
     let uid = job.uid();
     metadata
         .owner_references
@@ -373,7 +394,7 @@ fn triggers_of(event: &Event<Pod>) -> Vec<Trigger> {
     triggers
 }
 
-fn owner_of(metadata: &ObjectMeta) -> Option<Trigger> {
+pub(super) fn owner_of(metadata: &ObjectMeta) -> Option<Trigger> {
     let owner = metadata
         .owner_references
         .iter()

@@ -4,6 +4,7 @@ pub(crate) mod caches;
 pub(crate) mod fleet;
 mod gangs;
 pub(crate) mod inventory;
+pub(crate) mod kueue;
 pub(crate) mod pod_groups;
 pub(crate) mod priority;
 mod quantity;

@@ -39,7 +39,8 @@ impl Job {
     pub(super) fn of(job: &ViTTrainingJob, classes: &PriorityClasses) -> Self {
         let status = job.status.as_ref();
         let phase = status.and_then(|status| status.phase);
-        let valid = validate(job).ok();
+        let granted = status.and_then(|status| status.admission.as_ref());
+        let valid = validate(job).ok().map(|valid| valid.within(granted));
         let failed_size = status
             .and_then(|status| status.failed_size.as_ref())
             .and_then(|size| usize::try_from(size.nodes).ok());
@@ -153,7 +154,9 @@ fn is_waiting(job: &ViTTrainingJob) -> bool {
         Some(Phase::Failed) => status.is_some_and(was_refused),
         Some(Phase::Starting | Phase::Running | Phase::Suspending | Phase::Succeeded) => false,
     };
-    may_be_placed && !job.spec.suspend && job.metadata.deletion_timestamp.is_none()
+    let waits_in_queue =
+        job.spec.scheduling.queue_name.is_some() && status.is_none_or(|status| status.admission.is_none());
+    may_be_placed && !waits_in_queue && !job.spec.suspend && job.metadata.deletion_timestamp.is_none()
 }
 
 /// Since when a job has been waiting: since it was created, lost its place, was resumed or got its second chance.

@@ -49,6 +49,8 @@ pub(crate) enum Waiting {
     NoFit { why: Unplaceable, standing: Standing },
     /// There is no PriorityClass of this name: the API server would refuse the pods.
     NoPriorityClass(String),
+    /// Kueue has not admitted it, for this reason.
+    InQueue(String),
 }
 
 /// The planner as the watches and all rounds share it.
@@ -83,6 +85,11 @@ impl Planner {
     /// Whether a node's kubelet says it is fine, or since when not; `None` where there is no such node.
     pub(crate) fn node_health(&self, name: &str) -> Option<NodeHealth> {
         self.board.fleet().node_health(name)
+    }
+
+    /// The priority of a class, `None` where there is no such class; without one, of the cluster's default.
+    pub(crate) fn priority(&self, class: Option<&str>) -> Option<i32> {
+        self.classes.priority(class)
     }
 
     /// Takes in what the watch of nodes tells; whether it may matter to jobs that wait.

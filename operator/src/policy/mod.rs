@@ -1,5 +1,6 @@
 //! Decisions, one file a policy: pure functions over values.
 
+pub(crate) mod admission;
 pub(crate) mod avoidance;
 pub(crate) mod deadline;
 pub(crate) mod elastic;

@@ -1,9 +1,9 @@
-//! When a gang is stopped without having failed: `spec.suspend`, or for another size.
+//! When a gang is stopped without having failed: `spec.suspend`, for another size, or because its quota is wanted back.
 
 use crds::Phase;
 
 /// Why a gang is to be stopped.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Stop {
     Suspend,
     /// The spec does not allow its size any more.
@@ -12,6 +12,8 @@ pub(crate) enum Stop {
     Grow {
         to: usize,
     },
+    /// Kueue does not grant the job GPUs any more, in these words.
+    Evict(String),
 }
 
 /// Whether a gang in this phase and of this size is to be stopped, given what the spec allows.

@@ -16,8 +16,9 @@ use serde::de::DeserializeOwned;
 use tracing::warn;
 
 use super::Context;
-use super::changes::Changes;
+use super::changes::{Changes, WorkloadChange};
 use super::events;
+use crate::cluster::kueue::Workload;
 use crate::error::Error;
 use crate::policy::gang::is_grouped;
 
@@ -40,6 +41,7 @@ pub(crate) async fn apply(context: &Context, job: &ViTTrainingJob, changes: Chan
         delete_config_maps,
         delete_service,
         delete_network_policy,
+        workload,
         delete_job,
     } = changes;
     let namespace = job.namespace().unwrap_or_default();
@@ -73,6 +75,9 @@ pub(crate) async fn apply(context: &Context, job: &ViTTrainingJob, changes: Chan
     }
     if delete_network_policy {
         delete(&network_policies, job.name_any(), DeleteParams::default()).await?;
+    }
+    if let Some(change) = workload {
+        change_workload(client, job, change).await?;
     }
     if let Some(pod_group) = create_pod_group {
         create_group(context, job, pod_group).await?;
@@ -110,6 +115,35 @@ pub(crate) async fn apply(context: &Context, job: &ViTTrainingJob, changes: Chan
         delete(&jobs, job.name_any(), only_this).await?;
     }
     Ok(())
+}
+
+async fn change_workload(client: &Client, job: &ViTTrainingJob, change: WorkloadChange) -> Result<(), Error> {
+    let api: Api<Workload> = Api::namespaced(client.clone(), &job.namespace().unwrap_or_default());
+    match change {
+        WorkloadChange::Create(workload) => create(client, job, workload).await.map(drop),
+        WorkloadChange::Delete(workload) => {
+            let only_this = DeleteParams::default().preconditions(Preconditions {
+                uid: workload.uid(),
+                resource_version: None,
+            });
+            delete(&api, workload.name_any(), only_this).await
+        }
+        // The resource version makes the server refuse a status that was made from an outdated Workload.
+        WorkloadChange::Write(workload) => {
+            let parameters = PostParams {
+                field_manager: Some(labels::MANAGER.into()),
+                ..PostParams::default()
+            };
+            let name = workload.name_any();
+            let written = api.replace_status(&name, &parameters, &workload).await;
+            written.map(drop).map_err(|source| Error::Api {
+                verb: "write the status of",
+                kind: "Workload",
+                name,
+                source: Box::new(source),
+            })
+        }
+    }
 }
 
 /// Creates the PodGroup. Where the server serves none any more, gangs get none from the next round on.

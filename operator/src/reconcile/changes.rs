@@ -1,7 +1,9 @@
 //! The fourth of the six calls: from a plan to the objects that are created and the names that are deleted. Pure and
 //! infallible.
 
-use crds::ValidatedJob;
+use std::sync::Arc;
+
+use crds::{Phase, ValidatedJob};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::scheduling::v1alpha2::PodGroup;
@@ -10,7 +12,11 @@ use super::observe::{Isolation, Observation};
 use super::plan::Plan;
 use super::status::failure_of_attempt;
 use crate::build::pod::Member;
-use crate::build::{config_map, network_policy, pod, pod_group, service};
+use crate::build::{config_map, network_policy, pod, pod_group, service, workload};
+use crate::cluster::kueue::Workload;
+use crate::planner::Waiting;
+use crate::policy::admission::{Admission, admission, is_current};
+use crate::policy::gang::PodView;
 use crate::policy::restart::STOP_AFTER_FAILURE_SECONDS;
 
 /// What is to be changed in the cluster.
@@ -31,11 +37,75 @@ pub(crate) struct Changes {
     pub(crate) delete_config_maps: Vec<String>,
     pub(crate) delete_service: bool,
     pub(crate) delete_network_policy: bool,
+    pub(crate) workload: Option<WorkloadChange>,
     pub(crate) delete_job: bool,
+}
+
+/// What is to become of the job's Workload.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum WorkloadChange {
+    Create(Workload),
+    Delete(Arc<Workload>),
+    /// Another status.
+    Write(Workload),
 }
 
 /// Turns a plan into changes.
 pub(crate) fn build(observation: &Observation, valid: Option<&ValidatedJob>, plan: &Plan) -> Changes {
+    Changes {
+        workload: workload_change(observation, valid, plan),
+        ..of_gang(observation, valid, plan)
+    }
+}
+
+/// What a plan does with a job's Workload. Its quota is given back when the job has no pods.
+fn workload_change(
+    observation: &Observation,
+    valid: Option<&ValidatedJob>,
+    plan: &Plan,
+) -> Option<WorkloadChange> {
+    let queue = &observation.queue;
+    let (job, status, now) = (&*observation.job, observation.status(), observation.now);
+    let Some(workload) = &queue.workload else {
+        let (Plan::Wait(Waiting::InQueue(_)), Some(valid), true) = (plan, valid, queue.is_known) else {
+            return None;
+        };
+        return Some(WorkloadChange::Create(workload::build(
+            job,
+            valid,
+            queue.priority?,
+        )));
+    };
+    match (plan, valid) {
+        (Plan::Wait(Waiting::InQueue(_)), Some(valid)) => {
+            if !is_current(workload, &workload::build(job, valid, queue.priority?)) {
+                return Some(WorkloadChange::Delete(Arc::clone(workload)));
+            }
+            let is_evicted = matches!(admission(valid, queue), Admission::Evicted(_));
+            is_evicted.then(|| WorkloadChange::Write(workload::released(workload, now)))
+        }
+        (Plan::Park, _) => Some(WorkloadChange::Delete(Arc::clone(workload))),
+        (Plan::Rest(None), _) if status.phase == Some(Phase::Suspended) => {
+            Some(WorkloadChange::Delete(Arc::clone(workload)))
+        }
+        (Plan::CleanUp { .. }, _) if observation.pods.iter().all(PodView::has_ended) => {
+            let has_succeeded = status.phase == Some(Phase::Succeeded);
+            let words = if has_succeeded {
+                "all epochs are done"
+            } else {
+                "the job failed"
+            };
+            workload::finished(workload, has_succeeded, words, now).map(WorkloadChange::Write)
+        }
+        (Plan::Follow, _) if status.phase == Some(Phase::Running) => {
+            workload::with_pods_ready(workload, true, now).map(WorkloadChange::Write)
+        }
+        (Plan::Drain { .. }, _) => workload::with_pods_ready(workload, false, now).map(WorkloadChange::Write),
+        _ => None,
+    }
+}
+
+fn of_gang(observation: &Observation, valid: Option<&ValidatedJob>, plan: &Plan) -> Changes {
     match (plan, valid) {
         (Plan::Create { node_ranks }, Some(valid)) => gang(observation, valid, node_ranks),
         (Plan::Follow, Some(valid)) => gang(observation, valid, &[]),
@@ -69,6 +139,7 @@ fn stop_seconds(observation: &Observation) -> Option<u32> {
 fn gang(observation: &Observation, valid: &ValidatedJob, node_ranks: &[usize]) -> Changes {
     let job = &*observation.job;
     let status = observation.status();
+    let valid = &valid.clone().within(status.admission.as_ref());
     let attempt = status.attempt;
     let nodes = status
         .placement
@@ -120,3 +191,6 @@ fn gang(observation: &Observation, valid: &ValidatedJob, node_ranks: &[usize]) -
         ..Changes::default()
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -41,6 +41,9 @@ pub(crate) fn between(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) 
             (types::PLACED, reasons::NO_FITTING_GROUP | reasons::NO_PRIORITY_CLASS) => {
                 (EventType::Warning, "Place")
             }
+            (types::PLACED, reasons::IN_QUEUE) => (EventType::Normal, "Queue"),
+            (types::PLACED, reasons::ADMITTED) => (EventType::Normal, "Admit"),
+            (types::RUNNING, reasons::EVICTED) => (EventType::Warning, "Evict"),
             (types::RUNNING, reasons::ALL_PODS_READY) => (EventType::Normal, "Start"),
             (types::RUNNING, reasons::RESIZING) => (EventType::Normal, "Resize"),
             (types::SUSPENDED, _) => (EventType::Normal, "Suspend"),

@@ -16,6 +16,7 @@ use super::agents::Question;
 use super::status::has_new_checkpoint;
 use crate::cluster::caches::Trigger;
 use crate::cluster::inventory::NodeHealth;
+use crate::policy::admission::Queue;
 use crate::policy::gang::PodView;
 use crate::policy::stall::{self, Standstill};
 
@@ -50,6 +51,8 @@ pub(crate) struct Observation {
     pub(crate) stragglers: Option<Vec<(u32, f64)>>,
     /// To how many nodes an elastic gang could grow, which is looked at once after each new checkpoint.
     pub(crate) growth: Option<usize>,
+    /// Its place in a queue.
+    pub(crate) queue: Queue,
     pub(crate) now: Timestamp,
 }
 
@@ -140,6 +143,7 @@ pub(crate) fn observe(context: &Context, job: Arc<ViTTrainingJob>) -> Option<Obs
         standstill: None,
         stragglers: None,
         growth: None,
+        queue: caches.queue_of(&job),
         now,
         job,
     };

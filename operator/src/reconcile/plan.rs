@@ -9,13 +9,15 @@
 //!              |                                 v
 //!              +---- no group fits -------- Restarting --place--> Starting
 //! ```
+//! A job that names a queue of Kueue waits in Pending until it is granted quota, and comes back there when that is taken.
+//!
 //! What destroys evidence or holds GPUs is recorded in the status first and done in the next round: a failure is
 //! written down before its pods are deleted, a placement before its pods are created. So an operator that stops in
 //! between goes on where it was.
 
 use std::time::Duration;
 
-use crds::status::ViTTrainingJobStatus;
+use crds::status::{AdmissionStatus, ViTTrainingJobStatus};
 use crds::{InvalidJob, Phase, ValidatedJob, conditions};
 use jiff::{SignedDuration, Timestamp};
 
@@ -23,6 +25,7 @@ use super::observe::Observation;
 use super::status::{failure_of_attempt, failures_since_checkpoint};
 use crate::build;
 use crate::planner::{Decision, Waiting};
+use crate::policy::admission::{Admission, admission, is_current};
 use crate::policy::failure::{Failure, blame, failure_of};
 use crate::policy::gang::{PodState, PodView};
 use crate::policy::placement::Placement;
@@ -35,6 +38,8 @@ use crate::policy::{deadline, elastic, stall, start, ttl};
 pub(crate) enum Plan {
     /// The manifest cannot be run: record that.
     Refuse(String),
+    /// Record what Kueue grants the job.
+    Admit(AdmissionStatus),
     /// Record where the next attempt goes.
     Place { attempt: i32, placement: Placement },
     /// The gang gets no GPUs now: record why.
@@ -103,8 +108,15 @@ pub(crate) fn plan(
     if let Some(stop) = stop_wanted(phase, gang_size, valid.suspend, &valid.sizes) {
         return Plan::Halt(stop);
     }
+    let admission = admission(valid, &observation.queue);
+    let is_evicted = admission.ends_gang().is_some();
+    if let (Phase::Starting | Phase::Running, Some(words)) = (phase, admission.ends_gang()) {
+        return Plan::Halt(Stop::Evict(words.into()));
+    }
     let place_now = || {
-        if let Some(plan) = drain(observation, valid.node_lost_after) {
+        let first = drain(observation, valid.node_lost_after)
+            .or_else(|| queue(observation, &status, valid, admission));
+        if let Some(plan) = first {
             return plan;
         }
         let attempt = observation.newest_attempt() + 1;
@@ -120,10 +132,47 @@ pub(crate) fn plan(
         Phase::Suspending => drain(observation, valid.node_lost_after).unwrap_or(Plan::Park),
         Phase::Restarting => settle(observation, &status, valid.max_restarts)
             .or_else(|| drain(observation, valid.node_lost_after))
-            .or_else(|| backing_off(observation, &status))
+            .or_else(|| backing_off(observation, &status).filter(|_| !is_evicted))
             .unwrap_or_else(place_now),
         Phase::Starting | Phase::Running => follow(observation, &status, valid),
         Phase::Succeeded | Phase::Failed => after_the_end(observation, &status),
+    }
+}
+
+/// What comes before a job that names a queue may look for GPUs; `None` where it may now.
+fn queue(
+    observation: &Observation,
+    status: &ViTTrainingJobStatus,
+    valid: &ValidatedJob,
+    admission: Admission,
+) -> Option<Plan> {
+    let name = valid.queue_name.as_ref()?;
+    let waits = |why: String| Some(Plan::Wait(Waiting::InQueue(why)));
+    let Some(priority) = observation.queue.priority else {
+        let class = valid.pod.priority_class_name.clone().unwrap_or_default();
+        return Some(Plan::Wait(Waiting::NoPriorityClass(class)));
+    };
+    let is_outdated = observation.queue.workload.as_ref().is_some_and(|workload| {
+        !is_current(
+            workload,
+            &build::workload::build(&observation.job, valid, priority),
+        )
+    });
+    match admission {
+        Admission::NotAsked => None,
+        _ if is_outdated => waits(format!(
+            "its Workload asks queue {name} for something else than the job does now, or is over: it is made anew"
+        )),
+        Admission::Granted(granted) if status.admission.as_ref() == Some(&granted) => None,
+        Admission::Granted(granted) => Some(Plan::Admit(granted)),
+        Admission::Unknown => waits(format!(
+            "spec.scheduling.queueName is {name}: no Workloads of kueue.x-k8s.io/v1beta2 are known; install Kueue 0.15 or \
+             newer, have the operator run with --kueue=true, or create the job without a queue"
+        )),
+        Admission::Absent => waits(format!("its Workload is put into queue {name}")),
+        Admission::Waits(words) | Admission::Evicted(words) => {
+            waits(format!("its Workload waits in queue {name}: {words}"))
+        }
     }
 }
 

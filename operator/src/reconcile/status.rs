@@ -1,10 +1,10 @@
 //! The sixth of the six calls: the next status, a pure function of the last one, the plan and what was observed.
 
 use contract::Progress;
-use crds::conditions::{reasons, types};
+use crds::conditions::{self, reasons, types};
 use crds::status::{
-    CheckpointStatus, FailureStatus, MixedGroup, PlacementStatus, ProgressStatus, StragglerStatus,
-    ViTTrainingJobStatus, WorkersStatus,
+    AdmissionStatus, CheckpointStatus, FailureStatus, MixedGroup, PlacementStatus, ProgressStatus,
+    StragglerStatus, ViTTrainingJobStatus, WorkersStatus,
 };
 use crds::{Phase, labels};
 use jiff::Timestamp;
@@ -53,6 +53,7 @@ pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStat
             next.finish(Phase::Failed);
             next.set(types::FAILED, true, reasons::DEADLINE_EXCEEDED, message);
         }
+        Plan::Admit(granted) => next.admitted(granted),
         Plan::Place { attempt, placement } => next.placed(*attempt, placement, &overdue(observation)),
         Plan::Wait(waiting) => next.waits(waiting, &overdue(observation)),
         Plan::Create { .. } | Plan::Follow => next.followed(observation),
@@ -100,8 +101,19 @@ pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStat
                 .as_ref()
                 .map_or(0, |checkpoint| checkpoint.step)
         )),
+        Plan::Halt(Stop::Evict(words)) => {
+            next.status.admission = None;
+            next.status.phase = Some(Phase::Restarting);
+            next.set(
+                types::RUNNING,
+                false,
+                reasons::EVICTED,
+                &format!("Kueue: {words}"),
+            );
+        }
         Plan::Park => {
             next.status.phase = Some(Phase::Suspended);
+            next.status.admission = None;
             next.status.placement = None;
             next.status.start_time = None;
             next.let_go();
@@ -317,28 +329,17 @@ struct Next {
 }
 
 impl Next {
-    /// Sets a condition; the time of its transition moves only with its value.
+    /// Sets a condition.
     fn set(&mut self, type_: &str, value: bool, reason: &str, message: &str) {
-        let status = if value { "True" } else { "False" };
-        let conditions = &mut self.status.conditions;
-        let last = conditions.iter().position(|condition| condition.type_ == type_);
         let condition = Condition {
             type_: type_.into(),
-            status: status.into(),
+            status: if value { "True" } else { "False" }.into(),
             reason: reason.into(),
             message: message.into(),
             observed_generation: self.generation,
-            last_transition_time: match last {
-                Some(index) if conditions[index].status == status => {
-                    conditions[index].last_transition_time.clone()
-                }
-                _ => Time(self.now),
-            },
+            last_transition_time: Time(self.now),
         };
-        match last {
-            Some(index) => conditions[index] = condition,
-            None => conditions.push(condition),
-        }
+        conditions::set(&mut self.status.conditions, condition);
     }
 
     fn has(&self, type_: &str) -> bool {
@@ -346,6 +347,18 @@ impl Next {
             .conditions
             .iter()
             .any(|condition| condition.type_ == type_)
+    }
+
+    fn admitted(&mut self, granted: &AdmissionStatus) {
+        self.revive();
+        self.status.phase = Some(Phase::Pending);
+        self.let_go();
+        let message = format!(
+            "ClusterQueue {} has quota for {} nodes",
+            granted.cluster_queue, granted.nodes
+        );
+        self.status.admission = Some(granted.clone());
+        self.set(types::PLACED, false, reasons::ADMITTED, &message);
     }
 
     fn placed(&mut self, attempt: i32, placement: &Placement, overdue: &str) {
@@ -434,6 +447,15 @@ impl Next {
                 ),
                 "waits for its priority class",
             ),
+            Waiting::InQueue(why) => {
+                self.status.admission = None;
+                (
+                    vec![],
+                    reasons::IN_QUEUE,
+                    why.clone(),
+                    "waits in a queue of Kueue",
+                )
+            }
         };
         self.status.placement = Some(PlacementStatus {
             rejected,

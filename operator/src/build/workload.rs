@@ -1,0 +1,177 @@
+//! The Workload by which a job that names a queue asks Kueue for quota, and what the operator writes into its status. Kueue
+//! counts the resources of the template, which has nothing else of a pod's.
+
+use std::collections::BTreeMap;
+
+use crds::{ValidatedJob, ViTTrainingJob};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::ResourceExt as _;
+
+use super::{metadata, pod};
+use crate::cluster::kueue::{PodSet, PriorityClassRef, Workload, WorkloadSpec, conditions};
+
+/// Name of the only set of pods.
+pub(crate) const POD_SET: &str = "workers";
+
+/// Reasons of evictions after which Kueue puts a Workload into its queue again at once.
+const REQUEUED_AT_ONCE: [&str; 2] = ["Preempted", "NodeFailures"];
+
+/// The Workload: so many pods as the gang would like, and at least so many as it needs. Without quota.
+pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, priority: i32) -> Workload {
+    let count = |nodes: Option<&u32>| i32::try_from(*nodes.unwrap_or(&0)).unwrap_or(i32::MAX);
+    let (most, least) = (count(valid.sizes.first()), count(valid.sizes.last()));
+    let class = valid.pod.priority_class_name.as_ref();
+    let mut workload = Workload::new(
+        &job.name_any(),
+        WorkloadSpec {
+            queue_name: valid.queue_name.clone().unwrap_or_default(),
+            pod_sets: vec![PodSet {
+                name: POD_SET.into(),
+                count: most,
+                min_count: (least < most).then_some(least),
+                template: PodTemplateSpec {
+                    metadata: None,
+                    spec: Some(pod_spec(valid)),
+                },
+            }],
+            priority_class_ref: class.map(|name| PriorityClassRef {
+                group: "scheduling.k8s.io".into(),
+                kind: "PriorityClass".into(),
+                name: name.clone(),
+            }),
+            priority: Some(priority),
+        },
+    );
+    workload.metadata = metadata(job, job.name_any());
+    workload
+}
+
+fn pod_spec(valid: &ValidatedJob) -> PodSpec {
+    let settings = &valid.pod;
+    PodSpec {
+        restart_policy: Some("Never".into()),
+        node_selector: Some(settings.node_selector.clone()),
+        tolerations: Some(settings.tolerations.clone()),
+        priority_class_name: settings.priority_class_name.clone(),
+        containers: vec![Container {
+            name: pod::CONTAINER.into(),
+            image: Some(settings.image.clone()),
+            resources: Some(pod::resources(valid)),
+            ..Container::default()
+        }],
+        ..PodSpec::default()
+    }
+}
+
+/// Whether a template asks for what another one asks for, of resources and of nodes. It may ask for more resources: Kueue adds
+/// the defaults of LimitRanges.
+pub(crate) fn asks_the_same(has: &PodTemplateSpec, wants: &PodTemplateSpec) -> bool {
+    let requests = |template: &PodTemplateSpec| -> BTreeMap<String, Quantity> {
+        let container = template.spec.as_ref().and_then(|spec| spec.containers.first());
+        let resources = container.and_then(|container| container.resources.clone());
+        let resources = resources.unwrap_or_default();
+        let mut requests = resources.limits.unwrap_or_default();
+        requests.extend(resources.requests.unwrap_or_default());
+        requests
+    };
+    let nodes = |template: &PodTemplateSpec| {
+        let spec = template.spec.clone().unwrap_or_default();
+        (
+            spec.node_selector.unwrap_or_default(),
+            spec.tolerations.unwrap_or_default(),
+        )
+    };
+    let asked = requests(has);
+    requests(wants)
+        .iter()
+        .all(|(resource, amount)| asked.get(resource) == Some(amount))
+        && nodes(has) == nodes(wants)
+}
+
+/// An evicted Workload without the quota that it had, now that the job has no pods.
+pub(crate) fn released(workload: &Workload, now: Timestamp) -> Workload {
+    let evicted = workload.has(conditions::EVICTED).cloned();
+    let (reason, message) = evicted.map_or_else(
+        || ("Pending".into(), String::new()),
+        |evicted| (evicted.reason, evicted.message),
+    );
+    let mut next = workload.clone();
+    let is_requeued = REQUEUED_AT_ONCE.contains(&reason.as_str());
+    set(
+        &mut next,
+        conditions::REQUEUED,
+        is_requeued,
+        &reason,
+        &message,
+        now,
+    );
+    set(
+        &mut next,
+        conditions::QUOTA_RESERVED,
+        false,
+        "Pending",
+        &message,
+        now,
+    );
+    if workload.has(conditions::ADMITTED).is_some() {
+        set(
+            &mut next,
+            conditions::ADMITTED,
+            false,
+            "NoReservation",
+            "The workload has no reservation",
+            now,
+        );
+    }
+    next.status.get_or_insert_default().admission = None;
+    next
+}
+
+/// A Workload whose pods run, or do not; `None` where it says so already.
+pub(crate) fn with_pods_ready(workload: &Workload, are_ready: bool, now: Timestamp) -> Option<Workload> {
+    let known = workload.condition(conditions::PODS_READY);
+    let have_been = known.is_some_and(|known| known.status == "True");
+    if are_ready == have_been {
+        return None;
+    }
+    let has_recovered = known.is_some_and(|known| known.reason == "WaitForRecovery");
+    let (reason, message) = match (are_ready, has_recovered) {
+        (true, false) => ("Started", "every pod of the gang runs"),
+        (true, true) => ("Recovered", "every pod of the gang runs again"),
+        (false, _) => ("WaitForRecovery", "the gang is being replaced"),
+    };
+    let mut next = workload.clone();
+    set(&mut next, conditions::PODS_READY, are_ready, reason, message, now);
+    Some(next)
+}
+
+/// The Workload of a job that is over; `None` where it says so already.
+pub(crate) fn finished(
+    workload: &Workload,
+    has_succeeded: bool,
+    message: &str,
+    now: Timestamp,
+) -> Option<Workload> {
+    if workload.has(conditions::FINISHED).is_some() {
+        return None;
+    }
+    let reason = if has_succeeded { "Succeeded" } else { "Failed" };
+    let mut next = workload.clone();
+    set(&mut next, conditions::FINISHED, true, reason, message, now);
+    Some(next)
+}
+
+fn set(workload: &mut Workload, type_: &str, value: bool, reason: &str, message: &str, now: Timestamp) {
+    let condition = Condition {
+        type_: type_.into(),
+        status: if value { "True" } else { "False" }.into(),
+        reason: reason.into(),
+        message: message.into(),
+        observed_generation: workload.metadata.generation,
+        last_transition_time: Time(now),
+    };
+    crds::conditions::set(&mut workload.status.get_or_insert_default().conditions, condition);
+}

@@ -1,0 +1,156 @@
+//! Whether Kueue lets a job that names a queue have GPUs, and what the operator tells Kueue of it. The operator plays the part
+//! that Kueue's own job reconciler plays for the kinds it knows (`pkg/controller/jobframework/reconciler.go`): it makes the
+//! Workload, stops the gang of one that is evicted and gives the quota back only then, and says whether pods are ready and
+//! how the job ended.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crds::ValidatedJob;
+use crds::status::AdmissionStatus;
+
+use crate::build::workload::{POD_SET, asks_the_same};
+use crate::cluster::kueue::{PodSet, ResourceFlavor, Workload, conditions};
+
+/// What is known of a job's place in a queue.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Queue {
+    /// Whether Kueue's objects have been listed.
+    pub(crate) is_known: bool,
+    pub(crate) workload: Option<Arc<Workload>>,
+    /// The flavors that it names, as far as there are such.
+    pub(crate) flavors: BTreeMap<String, Arc<ResourceFlavor>>,
+    /// The priority of the job's class; `None` where there is no such class.
+    pub(crate) priority: Option<i32>,
+}
+
+/// Whether a job may have GPUs.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Admission {
+    /// It names no queue.
+    NotAsked,
+    /// Nothing is known of its Workload.
+    Unknown,
+    /// It has no Workload.
+    Absent,
+    /// Kueue lets it wait, in these words.
+    Waits(String),
+    /// Kueue takes back what it had, in these words.
+    Evicted(String),
+    /// It may.
+    Granted(AdmissionStatus),
+}
+
+impl Admission {
+    /// Why a gang that has GPUs must let go of them, if it must. Where nothing is known, it keeps them.
+    pub(crate) fn ends_gang(&self) -> Option<&str> {
+        match self {
+            Self::NotAsked | Self::Unknown | Self::Granted(_) => None,
+            Self::Absent => Some("its Workload is gone"),
+            Self::Waits(words) | Self::Evicted(words) => Some(words),
+        }
+    }
+}
+
+/// What Kueue says of a job.
+pub(crate) fn admission(valid: &ValidatedJob, queue: &Queue) -> Admission {
+    if valid.queue_name.is_none() {
+        return Admission::NotAsked;
+    }
+    if !queue.is_known {
+        return Admission::Unknown;
+    }
+    let workload = queue
+        .workload
+        .as_ref()
+        .filter(|workload| workload.metadata.deletion_timestamp.is_none());
+    let Some(workload) = workload else {
+        return Admission::Absent;
+    };
+    let has_quota = workload.has(conditions::QUOTA_RESERVED).is_some();
+    match workload.has(conditions::EVICTED) {
+        Some(evicted) if has_quota => return Admission::Evicted(evicted.message.clone()),
+        _ => {}
+    }
+    if workload.has(conditions::ADMITTED).is_none() || workload.has(conditions::FINISHED).is_some() {
+        let words = workload
+            .condition(conditions::QUOTA_RESERVED)
+            .map_or("Kueue has not looked at it yet", |condition| &condition.message);
+        return Admission::Waits(words.into());
+    }
+    match granted(workload, &queue.flavors) {
+        Ok(granted) => Admission::Granted(granted),
+        Err(flavor) => Admission::Waits(format!("there is no ResourceFlavor {flavor}, which was assigned")),
+    }
+}
+
+/// Names of the flavors that were assigned to a Workload.
+pub(crate) fn flavors_of(workload: &Workload) -> BTreeSet<&str> {
+    let admission = workload
+        .status
+        .as_ref()
+        .and_then(|status| status.admission.as_ref());
+    let assignments = admission
+        .into_iter()
+        .flat_map(|admission| &admission.pod_set_assignments);
+    assignments
+        .flat_map(|assignment| assignment.flavors.values())
+        .map(String::as_str)
+        .collect()
+}
+
+/// What a Workload was granted, or the flavor that is not known.
+fn granted(
+    workload: &Workload,
+    flavors: &BTreeMap<String, Arc<ResourceFlavor>>,
+) -> Result<AdmissionStatus, String> {
+    let status = workload.status.as_ref();
+    let admission = status.and_then(|status| status.admission.as_ref());
+    let assignment = admission.and_then(|admission| {
+        admission
+            .pod_set_assignments
+            .iter()
+            .find(|set| set.name == POD_SET)
+    });
+    let asked = workload.spec.pod_sets.iter().map(|set| set.count).sum();
+    let mut granted = AdmissionStatus {
+        cluster_queue: admission.map_or_else(String::new, |admission| admission.cluster_queue.clone()),
+        nodes: assignment
+            .and_then(|assignment| assignment.count)
+            .unwrap_or(asked),
+        ..AdmissionStatus::default()
+    };
+    for name in flavors_of(workload) {
+        let flavor = flavors.get(name).ok_or(name)?;
+        granted.flavors.push(name.into());
+        granted.node_selector.extend(flavor.spec.node_labels.clone());
+        granted
+            .tolerations
+            .extend(flavor.spec.tolerations.iter().cloned());
+    }
+    let updates = status
+        .into_iter()
+        .flat_map(|status| &status.admission_checks)
+        .flat_map(|check| &check.pod_set_updates)
+        .filter(|update| update.name == POD_SET);
+    for update in updates {
+        granted.node_selector.extend(update.node_selector.clone());
+        granted.tolerations.extend(update.tolerations.iter().cloned());
+    }
+    Ok(granted)
+}
+
+/// Whether a Workload asks for what the job asks for now, and is not over. What does not is made anew when the job has no
+/// pods: Kueue takes no change of a Workload that has quota.
+pub(crate) fn is_current(workload: &Workload, wanted: &Workload) -> bool {
+    let (has, wants) = (&workload.spec, &wanted.spec);
+    let alike = |(has, wants): (&PodSet, &PodSet)| {
+        (has.count, has.min_count) == (wants.count, wants.min_count)
+            && asks_the_same(&has.template, &wants.template)
+    };
+    workload.has(conditions::FINISHED).is_none()
+        && (&has.queue_name, &has.priority_class_ref, has.priority)
+            == (&wants.queue_name, &wants.priority_class_ref, wants.priority)
+        && has.pod_sets.len() == wants.pod_sets.len()
+        && has.pod_sets.iter().zip(&wants.pod_sets).all(alike)
+}

@@ -1,0 +1,54 @@
+//! Kueue on a cluster: its pinned source's own chart, and an image of the program built from that.
+
+use anyhow::{Context as _, Result};
+
+use crate::binaries::{self, Binaries};
+use crate::{Cluster, image, operator};
+
+/// Namespace and release of Kueue.
+pub const KUEUE: &str = "kueue-system";
+const RELEASE: &str = "kueue";
+const IMAGE: &str = "localhost/kueue:dev";
+
+/// Installs Kueue with its chart's own configuration, and waits until it is ready.
+pub fn install(cluster: &Cluster) -> Result<()> {
+    let programs = Binaries::build_for_queueing()?;
+    let context = tempfile::tempdir_in(operator::root().join("target"))?;
+    let program = programs.path("kueue");
+    image::stage(context.path(), [(program.as_path(), "kueue")])?;
+    let dockerfile = operator::root().join("tests/images/kueue/Dockerfile");
+    let archive = image::build(IMAGE, &dockerfile, context.path())?;
+    cluster.load_image(&archive, &cluster.nodes())?;
+    let (repository, tag) = IMAGE.rsplit_once(':').context("the image has a tag")?;
+    let manager = "controllerManager.manager";
+    let values = [
+        format!("{manager}.image.repository={repository}"),
+        format!("{manager}.image.tag={tag}"),
+        format!("{manager}.image.pullPolicy=Never"),
+        // As few as will do: the machine has other work.
+        format!("{manager}.resources.requests.cpu=10m"),
+        format!("{manager}.resources.requests.memory=64Mi"),
+        "controllerManager.featureGates[0].name=VisibilityOnDemand".to_owned(),
+        "controllerManager.featureGates[0].enabled=false".to_owned(),
+    ];
+    cluster.helm_upgrade(
+        RELEASE,
+        KUEUE,
+        &binaries::kueue_source()?.join("charts/kueue"),
+        &values,
+    )?;
+    // They are served by what is off, and no namespace can be deleted while a served API does not answer.
+    let mut services = vec!["delete", "apiservice", "--ignore-not-found"];
+    services.extend([
+        "v1beta1.visibility.kueue.x-k8s.io",
+        "v1beta2.visibility.kueue.x-k8s.io",
+    ]);
+    cluster.kubectl_output(&services)?;
+    Ok(())
+}
+
+/// Uninstalls it, and its objects with it.
+pub fn uninstall(cluster: &Cluster) -> Result<()> {
+    cluster.helm_uninstall(RELEASE, KUEUE)?;
+    Ok(())
+}
