@@ -149,6 +149,11 @@ const IMMUTABLE: &[(&str, &str, &str)] = &[
         "workers.nodes cannot be changed while elastic is given",
     ),
     (
+        "spec:\n",
+        "spec:\n  scheduling: {queueName: team-a}\n",
+        "queueName cannot be changed",
+    ),
+    (
         "format: cifar10",
         "format: cifar10\n    path: /elsewhere",
         "data cannot be changed",

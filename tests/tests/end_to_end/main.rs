@@ -14,12 +14,14 @@ mod leader;
 mod lifecycle;
 mod placement;
 mod pod_groups;
+mod queueing;
 mod training;
 
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use libtest_mimic::{Arguments, Trial};
+use vit_tests::progress::say;
 
 use context::Context;
 
@@ -115,6 +117,10 @@ const TESTS: &[(&str, Test)] = &[
         pod_groups::gang_is_bound_as_one,
     ),
     (
+        "kueue_grants_a_job_quota_and_takes_it_back",
+        queueing::queue_grants_takes_and_grants_again,
+    ),
+    (
         "operator_is_upgraded_while_a_job_trains",
         disruptions::operator_is_upgraded_while_a_job_trains,
     ),
@@ -154,12 +160,14 @@ fn trials(tests: &'static [(&'static str, Test)], context: Option<&Arc<Context>>
                 let context = context.ok_or("the cluster is only there when tests run")?;
                 let tries = tries()?;
                 for number in 1..tries {
-                    let Err(error) = try_once(&context, test) else {
+                    let Err(error) = try_once(&context, *test) else {
                         return Ok(());
                     };
-                    eprintln!("{error}\n\n{name} is FLAKY if it passes now: try {number} of {tries} failed");
+                    say(format_args!(
+                        "{error}\n\n{name} is FLAKY if it passes now: try {number} of {tries} failed"
+                    ));
                 }
-                Ok(try_once(&context, test)?)
+                Ok(try_once(&context, *test)?)
             })
         })
         .collect()
@@ -176,7 +184,7 @@ fn tries() -> Result<u32> {
 }
 
 /// The failure comes last in its text, after the state of the cluster, where the end of a log shows it.
-fn try_once(context: &Context, test: &Test) -> Result<(), String> {
+fn try_once(context: &Context, test: Test) -> Result<(), String> {
     let outcome = test(context).map_err(|error| format!("{}\n\n{error:#}", context.dump()));
     let cleaned = context
         .clean_up()

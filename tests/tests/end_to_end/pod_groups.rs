@@ -61,7 +61,7 @@ fn hold_back(context: &Context, namespace: &Namespace<'_>) -> Result<()> {
             "containers": [{"name": "none", "image": "there.is/none:here"}],
             "affinity": {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [{
                 "labelSelector": {"matchLabels": {"vit-operator.dev/job-name": "digits"}},
-                "namespaces": ["pod-groups"],
+                "namespaces": [namespace.name],
                 "topologyKey": "kubernetes.io/hostname",
             }]}},
         },

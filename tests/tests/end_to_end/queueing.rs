@@ -1,0 +1,169 @@
+//! A job in a queue of a real Kueue: granted quota, evicted for a job of higher priority, and granted it again.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context as _, Result, ensure};
+use crds::conditions::{reasons, types};
+use crds::{Phase, ViTTrainingJobStatus};
+use serde_json::{Value, json};
+use vit_tests::kueue;
+
+use crate::context::{Context, Namespace, check_attempts};
+
+/// What the quota is for, by a label of the test's own.
+const POOL: &str = "vit-tests/pool";
+const POOL_NODES: [&str; 2] = ["node1", "node2"];
+/// Name of flavor, ClusterQueue and LocalQueue alike.
+const QUEUE: &str = "team-a";
+/// A class above the default.
+const URGENT: &str = "urgent-for-kueue";
+
+pub(crate) fn queue_grants_takes_and_grants_again(context: &Context) -> Result<()> {
+    kueue::install(&context.cluster)?;
+    label(context, Some("a"))?;
+    let outcome = context
+        .namespace("queue")
+        .and_then(|namespace| in_queue(context, &namespace));
+    // Kueue lets go of its own objects only while it runs, and only when no job holds quota of them.
+    let cleaned = context
+        .clean_up()
+        .and_then(|()| {
+            context.kubectl([
+                "delete",
+                "clusterqueue,resourceflavor,priorityclass",
+                QUEUE,
+                URGENT,
+                "--ignore-not-found",
+                "--timeout=60s",
+            ])
+        })
+        .and_then(|_| label(context, None))
+        .and_then(|()| kueue::uninstall(&context.cluster));
+    outcome.and(cleaned)
+}
+
+fn label(context: &Context, value: Option<&str>) -> Result<()> {
+    for node in POOL_NODES {
+        context.block_on(context.cluster.set_labels(node, [(POOL, value)]))?;
+    }
+    Ok(())
+}
+
+fn in_queue(context: &Context, namespace: &Namespace<'_>) -> Result<()> {
+    apply(context, namespace)?;
+    let job = |epochs: u32, class: Option<&str>| {
+        json!({
+            "workers": {"priorityClassName": class},
+            "training": {"epochs": epochs},
+            "scheduling": {"queueName": QUEUE},
+        })
+    };
+    namespace.create("first", job(5000, None))?;
+    let first = namespace.wait_checkpoint("first")?;
+    let saved = first.last_checkpoint.as_ref().context("one is told")?.step;
+    let admission = first.admission.as_ref().context("admission is told")?;
+    ensure!(
+        admission.cluster_queue == QUEUE && admission.nodes == 2,
+        "{admission:?}"
+    );
+    check_nodes(&first)?;
+    wait_workload(namespace, "first", "PodsReady", "True")?;
+
+    namespace.create("second", job(2, None))?;
+    namespace.wait("second", "waits for quota", |status| {
+        let placed = status
+            .conditions
+            .iter()
+            .find(|condition| condition.type_ == types::PLACED);
+        placed.is_some_and(|placed| placed.reason == reasons::IN_QUEUE && placed.message.contains("quota"))
+    })?;
+    namespace.kubectl(["delete", "vtj", "second"])?;
+
+    namespace.create("urgent", job(2, Some(URGENT)))?;
+    let evicted = namespace.wait("first", "gives its quota back", |status| {
+        status.phase == Some(Phase::Pending) && status.admission.is_none()
+    })?;
+    // It stopped with a checkpoint, in its own time.
+    check_attempts(&evicted, 1, 0)?;
+    let stopped_at = evicted.last_checkpoint.as_ref().context("one is told")?.step;
+    ensure!(stopped_at >= saved, "{saved} was saved, and now {stopped_at}");
+    let urgent = namespace.wait_phase("urgent", Phase::Succeeded)?;
+    check_nodes(&urgent)?;
+    wait_workload(namespace, "urgent", "Finished", "True")?;
+
+    let again = namespace.wait_checkpoint_after("first", stopped_at)?;
+    check_attempts(&again, 2, 0)?;
+    check_nodes(&again)?;
+    let steps = namespace.steps("first")?;
+    ensure!(steps.again == 0, "{} steps were done again", steps.again);
+
+    namespace.patch("first", json!({"suspend": true}))?;
+    namespace.wait_phase("first", Phase::Suspended)?;
+    let left = namespace.kubectl(["get", "workloads.kueue.x-k8s.io", "-o", "name"])?;
+    ensure!(
+        !left.contains("/first"),
+        "a suspended job holds no quota, and there is {left}"
+    );
+    Ok(())
+}
+
+/// A flavor of the pool's nodes, quota for two GPUs of it, and the way to it from the namespace.
+fn apply(context: &Context, namespace: &Namespace<'_>) -> Result<()> {
+    let kueue = |kind: &str, metadata: Value, spec: Value| json!({"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": metadata, "spec": spec});
+    let quota = |name: &str, amount: &str| json!({"name": name, "nominalQuota": amount});
+    let items = [
+        json!({
+            "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": URGENT},
+            "value": 1000, "preemptionPolicy": "Never",
+        }),
+        kueue(
+            "ResourceFlavor",
+            json!({"name": QUEUE}),
+            json!({"nodeLabels": {POOL: "a"}}),
+        ),
+        kueue(
+            "ClusterQueue",
+            json!({"name": QUEUE}),
+            json!({
+                "namespaceSelector": {},
+                "preemption": {"withinClusterQueue": "LowerPriority"},
+                "resourceGroups": [{
+                    "coveredResources": ["nvidia.com/gpu", "cpu", "memory"],
+                    "flavors": [{
+                        "name": QUEUE,
+                        "resources": [quota("nvidia.com/gpu", "2"), quota("cpu", "100"), quota("memory", "1Ti")],
+                    }],
+                }],
+            }),
+        ),
+        kueue(
+            "LocalQueue",
+            json!({"name": QUEUE, "namespace": namespace.name}),
+            json!({"clusterQueue": QUEUE}),
+        ),
+    ];
+    let list = json!({"apiVersion": "v1", "kind": "List", "items": items});
+    let path = namespace.folder.join("queue.json");
+    fs_err::write(&path, list.to_string())?;
+    context.kubectl(["apply", "-f", &path.display().to_string()])?;
+    Ok(())
+}
+
+/// Asserts that the gang is where its quota is.
+fn check_nodes(status: &ViTTrainingJobStatus) -> Result<()> {
+    let placement = status.placement.as_ref().context("placement is told")?;
+    let nodes: BTreeSet<&str> = placement.nodes.iter().map(String::as_str).collect();
+    ensure!(
+        nodes == POOL_NODES.into(),
+        "the quota is for others than {nodes:?}"
+    );
+    Ok(())
+}
+
+/// Waits until a job's Workload has a condition with this value.
+fn wait_workload(namespace: &Namespace<'_>, job: &str, condition: &str, value: &str) -> Result<()> {
+    let workload = format!("workload.kueue.x-k8s.io/{job}");
+    let wanted = format!("--for=condition={condition}={value}");
+    namespace.kubectl(["wait", &workload, &wanted, "--timeout=60s"])?;
+    Ok(())
+}
