@@ -7,9 +7,10 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 
 /// Types that Kubernetes documents itself: told by name, not field by field.
-const KUBERNETES_TYPES: [(&str, &str); 5] = [
+const KUBERNETES_TYPES: [(&str, &str); 6] = [
     ("spec.workers.env", "EnvVar of core/v1"),
     ("spec.workers.tolerations", "Toleration of core/v1"),
+    ("status.admission.tolerations", "Toleration of core/v1"),
     ("spec.workers.resources", "ResourceRequirements of core/v1"),
     ("status.conditions", "Condition of meta/v1"),
     ("spec.workers.nodeSelector", "map of label to value"),
