@@ -8,6 +8,8 @@ pub const ATTEMPT: &str = "vit-operator.dev/attempt";
 pub const NODE_RANK: &str = "vit-operator.dev/node-rank";
 /// Number of pods in the gang that a pod was made for.
 pub const GANG_SIZE: &str = "vit-operator.dev/gang-size";
+/// Annotation of a Workload: what it was made to ask for. Kueue may write its specification in other words.
+pub const ASKS_FOR: &str = "vit-operator.dev/asks-for";
 /// Standard label: the tool that manages an object.
 pub const MANAGED_BY: &str = "app.kubernetes.io/managed-by";
 /// Value of [`MANAGED_BY`], and the field manager of server-side apply.

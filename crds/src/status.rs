@@ -143,6 +143,15 @@ pub struct AdmissionStatus {
     /// tolerations are those of the flavors, beside workers.tolerations.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tolerations: Vec<Toleration>,
+    /// podLabels are labels that an admission check wants on the pods.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub pod_labels: BTreeMap<String, String>,
+    /// podAnnotations are annotations that an admission check wants on the pods, such as an autoscaler's.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub pod_annotations: BTreeMap<String, String>,
+    /// time at which the operator saw it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub time: Option<Time>,
 }
 
 /// PlacementStatus is where the gang is, and which groups of GPUs were refused.

@@ -115,7 +115,8 @@ pub struct ViTTrainingJobSpec {
     #[schemars(range(min = 0))]
     pub ttl_seconds_after_finished: Option<i32>,
     /// activeDeadlineSeconds is how long the job may take, in seconds since its first gang was created, or since the
-    /// first one after it was suspended; then it is stopped and fails. Waiting for the first GPUs does not count.
+    /// first one after it was suspended or lost its quota; then it is stopped and fails. Waiting for the first GPUs does
+    /// not count.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub active_deadline_seconds: Option<i32>,

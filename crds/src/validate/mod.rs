@@ -70,6 +70,10 @@ pub struct PodSettings {
     pub tolerations: Vec<Toleration>,
     /// Further environment variables.
     pub env: Vec<EnvVar>,
+    /// Further labels.
+    pub labels: BTreeMap<String, String>,
+    /// Further annotations.
+    pub annotations: BTreeMap<String, String>,
     /// Priority class.
     pub priority_class_name: Option<String>,
     /// Scheduler, where it is not the cluster's default.
@@ -145,6 +149,8 @@ impl ValidatedJob {
             self.sizes.retain(|nodes| *nodes <= most || Some(*nodes) == least);
             self.pod.node_selector.extend(granted.node_selector.clone());
             self.pod.tolerations.extend(granted.tolerations.iter().cloned());
+            self.pod.labels.extend(granted.pod_labels.clone());
+            self.pod.annotations.extend(granted.pod_annotations.clone());
         }
         self
     }
@@ -303,6 +309,8 @@ fn pod_settings(spec: &spec::ViTTrainingJobSpec) -> PodSettings {
         node_selector: workers.node_selector.clone(),
         tolerations: workers.tolerations.clone(),
         env: workers.env.clone(),
+        labels: BTreeMap::new(),
+        annotations: BTreeMap::new(),
         priority_class_name: workers.priority_class_name.clone(),
         scheduler_name: spec.scheduling.scheduler_name.clone(),
         run_as_user: workers.run_as_user,

@@ -1,6 +1,5 @@
 //! One pod of a gang: pinned to its planned node, with a stable host name, under Pod Security "restricted".
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use contract::environment;
@@ -50,19 +49,24 @@ pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'
     let settings = &valid.pod;
     let name = name(job, member.attempt, member.node_rank);
     let mut metadata = metadata(job, name.clone());
-    metadata.labels.get_or_insert_default().extend([
+    let own = metadata.labels.replace(settings.labels.clone());
+    let labels = metadata.labels.get_or_insert_default();
+    labels.extend(own.unwrap_or_default());
+    labels.extend([
         (labels::ATTEMPT.into(), member.attempt.to_string()),
         (labels::NODE_RANK.into(), member.node_rank.to_string()),
         (labels::GANG_SIZE.into(), member.gang_size.to_string()),
     ]);
-    metadata.annotations = Some(BTreeMap::from([
+    let mut annotations = settings.annotations.clone();
+    annotations.extend([
         ("prometheus.io/scrape".into(), "true".into()),
         (
             "prometheus.io/port".into(),
             environment::DEFAULT_AGENT_PORT.to_string(),
         ),
         ("prometheus.io/path".into(), "/metrics".into()),
-    ]));
+    ]);
+    metadata.annotations = Some(annotations);
     let (volumes, mounts) = volumes(job, valid, member.attempt);
     Pod {
         metadata,

@@ -1,14 +1,12 @@
 //! The Workload by which a job that names a queue asks Kueue for quota, and what the operator writes into its status. Kueue
 //! counts the resources of the template, which has nothing else of a pod's.
 
-use std::collections::BTreeMap;
-
-use crds::{ValidatedJob, ViTTrainingJob};
+use crds::{ValidatedJob, ViTTrainingJob, labels};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::ResourceExt as _;
+use serde_json::json;
 
 use super::{metadata, pod};
 use crate::cluster::kueue::{PodSet, PriorityClassRef, Workload, WorkloadSpec, conditions};
@@ -46,6 +44,10 @@ pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, priority: i32) -
         },
     );
     workload.metadata = metadata(job, job.name_any());
+    let asks_for = asks_for(&workload.spec);
+    workload
+        .annotations_mut()
+        .insert(labels::ASKS_FOR.into(), asks_for);
     workload
 }
 
@@ -66,29 +68,33 @@ fn pod_spec(valid: &ValidatedJob) -> PodSpec {
     }
 }
 
-/// Whether a template asks for what another one asks for, of resources and of nodes. It may ask for more resources: Kueue adds
-/// the defaults of LimitRanges.
-pub(crate) fn asks_the_same(has: &PodTemplateSpec, wants: &PodTemplateSpec) -> bool {
-    let requests = |template: &PodTemplateSpec| -> BTreeMap<String, Quantity> {
-        let container = template.spec.as_ref().and_then(|spec| spec.containers.first());
-        let resources = container.and_then(|container| container.resources.clone());
-        let resources = resources.unwrap_or_default();
-        let mut requests = resources.limits.unwrap_or_default();
-        requests.extend(resources.requests.unwrap_or_default());
-        requests
+/// What a Workload asks for, in the operator's own words, which last.
+fn asks_for(spec: &WorkloadSpec) -> String {
+    let pods = |set: &PodSet| {
+        let pod = set.template.spec.as_ref();
+        let container = pod.and_then(|pod| pod.containers.first());
+        json!({
+            "count": set.count,
+            "minCount": set.min_count,
+            "resources": container.map(|container| &container.resources),
+            "nodeSelector": pod.map(|pod| &pod.node_selector),
+            "tolerations": pod.map(|pod| &pod.tolerations),
+        })
     };
-    let nodes = |template: &PodTemplateSpec| {
-        let spec = template.spec.clone().unwrap_or_default();
-        (
-            spec.node_selector.unwrap_or_default(),
-            spec.tolerations.unwrap_or_default(),
-        )
-    };
-    let asked = requests(has);
-    requests(wants)
-        .iter()
-        .all(|(resource, amount)| asked.get(resource) == Some(amount))
-        && nodes(has) == nodes(wants)
+    let class = spec.priority_class_ref.as_ref().map(|class| &class.name);
+    json!({
+        "queue": spec.queue_name,
+        "pods": spec.pod_sets.iter().map(pods).collect::<Vec<_>>(),
+        "priorityClass": class,
+    })
+    .to_string()
+}
+
+/// Whether a Workload asks for what another one asks for, and is not over. What does not is made anew when the job has no pods:
+/// Kueue takes no change of a Workload that has quota.
+pub(crate) fn is_current(workload: &Workload, wanted: &Workload) -> bool {
+    let asks_for = |workload: &Workload| workload.annotations().get(labels::ASKS_FOR).cloned();
+    workload.has(conditions::FINISHED).is_none() && asks_for(workload) == asks_for(wanted)
 }
 
 /// An evicted Workload without the quota that it had, now that the job has no pods.
@@ -126,7 +132,20 @@ pub(crate) fn released(workload: &Workload, now: Timestamp) -> Workload {
             now,
         );
     }
-    next.status.get_or_insert_default().admission = None;
+    let status = next.status.get_or_insert_default();
+    status.admission = None;
+    // Kueue counts from this condition how long pods take to start or to come back: that begins anew with the next admission.
+    status
+        .conditions
+        .retain(|condition| condition.type_ != conditions::PODS_READY);
+    set(
+        &mut next,
+        conditions::PODS_READY,
+        false,
+        "WaitForStart",
+        "the job waits in its queue",
+        now,
+    );
     next
 }
 

@@ -244,7 +244,7 @@ impl Caches {
             services: service_store,
             network_policies: network_policy_store,
             config_maps: reflector::store().0,
-            kueue: Kueue::holding(None),
+            kueue: Kueue::off().0,
             gangs,
             listed: [(); 3].map(|()| latest::channel(true).1),
         }

@@ -7,7 +7,7 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use crds::{ViTTrainingJob, labels};
-use futures::{StreamExt as _, future};
+use futures::{FutureExt as _, StreamExt as _, future};
 use k8s_openapi::api::core::v1::{PodTemplateSpec, Toleration};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::runtime::WatchStreamExt as _;
@@ -140,8 +140,10 @@ pub(crate) struct PodSetUpdate {
     pub(crate) node_selector: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) tolerations: Vec<Toleration>,
-    #[serde(flatten)]
-    pub(crate) others: BTreeMap<String, Value>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) labels: BTreeMap<String, String>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) annotations: BTreeMap<String, String>,
 }
 
 /// Nodes of one kind, as Kueue sees them.
@@ -227,18 +229,6 @@ impl Kueue {
         (kueue, [never(), never()])
     }
 
-    /// Stores for tests; none that has been listed if nothing is given.
-    #[cfg(test)]
-    pub(crate) fn holding(objects: Option<(&[Workload], &[ResourceFlavor])>) -> Self {
-        let (workloads, mut workload_writer) = reflector::store();
-        let (flavors, mut flavor_writer) = reflector::store();
-        if let Some((held_workloads, held_flavors)) = objects {
-            fill(&mut workload_writer, held_workloads);
-            fill(&mut flavor_writer, held_flavors);
-        }
-        Self { workloads, flavors }
-    }
-
     /// What is known of the place in a queue of a job that names one, and whose class has that priority.
     pub(crate) fn queue_of(&self, job: &ViTTrainingJob, priority: Option<i32>) -> Queue {
         let workload = self.workload_of(job);
@@ -254,9 +244,7 @@ impl Kueue {
 
     /// Whether Workloads and ResourceFlavors have been listed.
     fn is_known(&self) -> bool {
-        let is_listed = |ready: Option<_>| matches!(ready, Some(Ok(())));
-        is_listed(future::FutureExt::now_or_never(self.workloads.wait_until_ready()))
-            && is_listed(future::FutureExt::now_or_never(self.flavors.wait_until_ready()))
+        is_listed(&self.workloads) && is_listed(&self.flavors)
     }
 
     /// The job's own Workload.
@@ -268,16 +256,14 @@ impl Kueue {
     }
 }
 
-#[cfg(test)]
-fn fill<K>(writer: &mut Writer<K>, objects: &[K])
+fn is_listed<K>(store: &Store<K>) -> bool
 where
-    K: Resource<DynamicType = ()> + Clone,
+    K: Resource<DynamicType = ()> + Clone + 'static,
 {
-    writer.apply_watcher_event(&Event::Init);
-    for object in objects {
-        writer.apply_watcher_event(&Event::InitApply(object.clone()));
-    }
-    writer.apply_watcher_event(&Event::InitDone);
+    store
+        .wait_until_ready()
+        .now_or_never()
+        .is_some_and(|ready| ready.is_ok())
 }
 
 /// Keeps the store of a kind, and tells whom a change concerns. A cluster without Kueue has no such kind, and is asked again

@@ -159,7 +159,7 @@ fn is_waiting(job: &ViTTrainingJob) -> bool {
     may_be_placed && !waits_in_queue && !job.spec.suspend && job.metadata.deletion_timestamp.is_none()
 }
 
-/// Since when a job has been waiting: since it was created, lost its place, was resumed or got its second chance.
+/// Since when a job has been waiting: since it was created, lost its place, was resumed, got its second chance or its quota.
 fn waiting_since(job: &ViTTrainingJob) -> Option<Timestamp> {
     let created = job.creation_timestamp().map(|time| time.0);
     let Some(status) = &job.status else {
@@ -178,5 +178,11 @@ fn waiting_since(job: &ViTTrainingJob) -> Option<Timestamp> {
         .iter()
         .filter(|condition| ended(&condition.type_) && condition.status == "False")
         .map(|condition| Some(condition.last_transition_time.0))
+        .chain(
+            status
+                .admission
+                .iter()
+                .map(|granted| granted.time.as_ref().map(|time| time.0)),
+        )
         .fold(created, Option::max)
 }

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use crds::ValidatedJob;
 use crds::status::AdmissionStatus;
 
-use crate::build::workload::{POD_SET, asks_the_same};
-use crate::cluster::kueue::{PodSet, ResourceFlavor, Workload, conditions};
+use crate::build::workload::POD_SET;
+use crate::cluster::kueue::{ResourceFlavor, Workload, conditions};
 
 /// What is known of a job's place in a queue.
 #[derive(Clone, Debug, Default)]
@@ -37,6 +37,8 @@ pub(crate) enum Admission {
     Waits(String),
     /// Kueue takes back what it had, in these words.
     Evicted(String),
+    /// It was granted quota of a flavor of this name, which there is not, or not any more.
+    NoFlavor(String),
     /// It may.
     Granted(AdmissionStatus),
 }
@@ -45,7 +47,7 @@ impl Admission {
     /// Why a gang that has GPUs must let go of them, if it must. Where nothing is known, it keeps them.
     pub(crate) fn ends_gang(&self) -> Option<&str> {
         match self {
-            Self::NotAsked | Self::Unknown | Self::Granted(_) => None,
+            Self::NotAsked | Self::Unknown | Self::NoFlavor(_) | Self::Granted(_) => None,
             Self::Absent => Some("its Workload is gone"),
             Self::Waits(words) | Self::Evicted(words) => Some(words),
         }
@@ -68,20 +70,27 @@ pub(crate) fn admission(valid: &ValidatedJob, queue: &Queue) -> Admission {
         return Admission::Absent;
     };
     let has_quota = workload.has(conditions::QUOTA_RESERVED).is_some();
-    match workload.has(conditions::EVICTED) {
-        Some(evicted) if has_quota => return Admission::Evicted(evicted.message.clone()),
-        _ => {}
+    let evicted = workload.has(conditions::EVICTED);
+    if let Some(evicted) = evicted.filter(|_| has_quota) {
+        return Admission::Evicted(evicted.message.clone());
     }
     if workload.has(conditions::ADMITTED).is_none() || workload.has(conditions::FINISHED).is_some() {
-        let words = workload
-            .condition(conditions::QUOTA_RESERVED)
-            .map_or("Kueue has not looked at it yet", |condition| &condition.message);
+        let told = evicted.or_else(|| workload.condition(conditions::QUOTA_RESERVED));
+        let words = told.map_or("Kueue has not looked at it yet", |condition| &condition.message);
         return Admission::Waits(words.into());
     }
-    match granted(workload, &queue.flavors) {
-        Ok(granted) => Admission::Granted(granted),
-        Err(flavor) => Admission::Waits(format!("there is no ResourceFlavor {flavor}, which was assigned")),
-    }
+    granted(workload, &queue.flavors).map_or_else(Admission::NoFlavor, Admission::Granted)
+}
+
+/// Whether what was granted is what was recorded, whenever that was.
+pub(crate) fn is_recorded(granted: &AdmissionStatus, recorded: Option<&AdmissionStatus>) -> bool {
+    recorded.is_some_and(|recorded| {
+        let timeless = AdmissionStatus {
+            time: None,
+            ..recorded.clone()
+        };
+        timeless == *granted
+    })
 }
 
 /// Names of the flavors that were assigned to a Workload.
@@ -136,21 +145,8 @@ fn granted(
     for update in updates {
         granted.node_selector.extend(update.node_selector.clone());
         granted.tolerations.extend(update.tolerations.iter().cloned());
+        granted.pod_labels.extend(update.labels.clone());
+        granted.pod_annotations.extend(update.annotations.clone());
     }
     Ok(granted)
-}
-
-/// Whether a Workload asks for what the job asks for now, and is not over. What does not is made anew when the job has no
-/// pods: Kueue takes no change of a Workload that has quota.
-pub(crate) fn is_current(workload: &Workload, wanted: &Workload) -> bool {
-    let (has, wants) = (&workload.spec, &wanted.spec);
-    let alike = |(has, wants): (&PodSet, &PodSet)| {
-        (has.count, has.min_count) == (wants.count, wants.min_count)
-            && asks_the_same(&has.template, &wants.template)
-    };
-    workload.has(conditions::FINISHED).is_none()
-        && (&has.queue_name, &has.priority_class_ref, has.priority)
-            == (&wants.queue_name, &wants.priority_class_ref, wants.priority)
-        && has.pod_sets.len() == wants.pod_sets.len()
-        && has.pod_sets.iter().zip(&wants.pod_sets).all(alike)
 }

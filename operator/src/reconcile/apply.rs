@@ -13,7 +13,7 @@ use kube::runtime::events::EventType;
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use super::Context;
 use super::changes::{Changes, WorkloadChange};
@@ -77,7 +77,7 @@ pub(crate) async fn apply(context: &Context, job: &ViTTrainingJob, changes: Chan
         delete(&network_policies, job.name_any(), DeleteParams::default()).await?;
     }
     if let Some(change) = workload {
-        change_workload(client, job, change).await?;
+        change_workload(context, job, change).await?;
     }
     if let Some(pod_group) = create_pod_group {
         create_group(context, job, pod_group).await?;
@@ -117,7 +117,12 @@ pub(crate) async fn apply(context: &Context, job: &ViTTrainingJob, changes: Chan
     Ok(())
 }
 
-async fn change_workload(client: &Client, job: &ViTTrainingJob, change: WorkloadChange) -> Result<(), Error> {
+async fn change_workload(
+    context: &Context,
+    job: &ViTTrainingJob,
+    change: WorkloadChange,
+) -> Result<(), Error> {
+    let client = &context.client;
     let api: Api<Workload> = Api::namespaced(client.clone(), &job.namespace().unwrap_or_default());
     match change {
         WorkloadChange::Create(workload) => create(client, job, workload).await.map(drop),
@@ -128,22 +133,32 @@ async fn change_workload(client: &Client, job: &ViTTrainingJob, change: Workload
             });
             delete(&api, workload.name_any(), only_this).await
         }
-        // The resource version makes the server refuse a status that was made from an outdated Workload.
-        WorkloadChange::Write(workload) => {
-            let parameters = PostParams {
-                field_manager: Some(labels::MANAGER.into()),
-                ..PostParams::default()
-            };
-            let name = workload.name_any();
-            let written = api.replace_status(&name, &parameters, &workload).await;
-            written.map(drop).map_err(|source| Error::Api {
-                verb: "write the status of",
-                kind: "Workload",
-                name,
-                source: Box::new(source),
-            })
+        WorkloadChange::Write(workload) => write(&api, &workload).await,
+        // Kueue's webhook may be away: that is no reason to leave a gang alone.
+        WorkloadChange::Tell(workload) => {
+            if let Err(error) = write(&api, &workload).await {
+                context.metrics.failed(error.category());
+                debug!(%error, "Kueue does not know yet whether pods are ready");
+            }
+            Ok(())
         }
     }
+}
+
+/// Writes a Workload's status. The resource version makes the server refuse one that was made from an outdated Workload.
+async fn write(api: &Api<Workload>, workload: &Workload) -> Result<(), Error> {
+    let parameters = PostParams {
+        field_manager: Some(labels::MANAGER.into()),
+        ..PostParams::default()
+    };
+    let name = workload.name_any();
+    let written = api.replace_status(&name, &parameters, workload).await;
+    written.map(drop).map_err(|source| Error::Api {
+        verb: "write the status of",
+        kind: "Workload",
+        name,
+        source: Box::new(source),
+    })
 }
 
 /// Creates the PodGroup. Where the server serves none any more, gangs get none from the next round on.

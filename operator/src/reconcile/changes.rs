@@ -12,11 +12,11 @@ use super::observe::{Isolation, Observation};
 use super::plan::Plan;
 use super::status::failure_of_attempt;
 use crate::build::pod::Member;
+use crate::build::workload::is_current;
 use crate::build::{config_map, network_policy, pod, pod_group, service, workload};
 use crate::cluster::kueue::Workload;
 use crate::planner::Waiting;
-use crate::policy::admission::{Admission, admission, is_current};
-use crate::policy::gang::PodView;
+use crate::policy::admission::{Admission, admission};
 use crate::policy::restart::STOP_AFTER_FAILURE_SECONDS;
 
 /// What is to be changed in the cluster.
@@ -48,6 +48,8 @@ pub(crate) enum WorkloadChange {
     Delete(Arc<Workload>),
     /// Another status.
     Write(Workload),
+    /// The same, where nothing depends on it.
+    Tell(Workload),
 }
 
 /// Turns a plan into changes.
@@ -66,29 +68,24 @@ fn workload_change(
 ) -> Option<WorkloadChange> {
     let queue = &observation.queue;
     let (job, status, now) = (&*observation.job, observation.status(), observation.now);
+    let wanted = || Some(workload::build(job, valid?, queue.priority?));
     let Some(workload) = &queue.workload else {
-        let (Plan::Wait(Waiting::InQueue(_)), Some(valid), true) = (plan, valid, queue.is_known) else {
-            return None;
-        };
-        return Some(WorkloadChange::Create(workload::build(
-            job,
-            valid,
-            queue.priority?,
-        )));
+        let is_to_be_made = queue.is_known && matches!(plan, Plan::Wait(Waiting::InQueue(_)));
+        return is_to_be_made.then(wanted)?.map(WorkloadChange::Create);
     };
-    match (plan, valid) {
-        (Plan::Wait(Waiting::InQueue(_)), Some(valid)) => {
-            if !is_current(workload, &workload::build(job, valid, queue.priority?)) {
-                return Some(WorkloadChange::Delete(Arc::clone(workload)));
-            }
-            let is_evicted = matches!(admission(valid, queue), Admission::Evicted(_));
-            is_evicted.then(|| WorkloadChange::Write(workload::released(workload, now)))
+    let delete = || Some(WorkloadChange::Delete(Arc::clone(workload)));
+    match plan {
+        Plan::Wait(_)
+            if valid.is_some_and(|valid| matches!(admission(valid, queue), Admission::Evicted(_))) =>
+        {
+            Some(WorkloadChange::Write(workload::released(workload, now)))
         }
-        (Plan::Park, _) => Some(WorkloadChange::Delete(Arc::clone(workload))),
-        (Plan::Rest(None), _) if status.phase == Some(Phase::Suspended) => {
-            Some(WorkloadChange::Delete(Arc::clone(workload)))
-        }
-        (Plan::CleanUp { .. }, _) if observation.pods.iter().all(PodView::has_ended) => {
+        // No class, no priority: it is made anew when there is one.
+        Plan::Wait(_) if queue.priority.is_none() => delete(),
+        Plan::Wait(Waiting::InQueue(_)) if !is_current(workload, &wanted()?) => delete(),
+        Plan::Park => delete(),
+        Plan::Rest(None) if status.phase == Some(Phase::Suspended) => delete(),
+        Plan::CleanUp { .. } if !observation.pods.iter().any(|pod| observation.holds_gpus(pod)) => {
             let has_succeeded = status.phase == Some(Phase::Succeeded);
             let words = if has_succeeded {
                 "all epochs are done"
@@ -97,10 +94,10 @@ fn workload_change(
             };
             workload::finished(workload, has_succeeded, words, now).map(WorkloadChange::Write)
         }
-        (Plan::Follow, _) if status.phase == Some(Phase::Running) => {
-            workload::with_pods_ready(workload, true, now).map(WorkloadChange::Write)
+        Plan::Follow if status.phase == Some(Phase::Running) => {
+            workload::with_pods_ready(workload, true, now).map(WorkloadChange::Tell)
         }
-        (Plan::Drain { .. }, _) => workload::with_pods_ready(workload, false, now).map(WorkloadChange::Write),
+        Plan::Drain { .. } => workload::with_pods_ready(workload, false, now).map(WorkloadChange::Tell),
         _ => None,
     }
 }

@@ -93,6 +93,13 @@ impl Observation {
         (self.now.duration_since(*since) >= bound).then_some(node)
     }
 
+    /// Whether a pod may still use its GPUs: it has not ended, and its node or its kubelet can be waited for.
+    pub(crate) fn holds_gpus(&self, pod: &PodView) -> bool {
+        let bound = u64::try_from(self.job.spec.failure_policy.node_lost_seconds).unwrap_or(0);
+        let is_lost = pod.lost || self.node_lost_for(pod, Duration::from_secs(bound)).is_some();
+        !pod.has_ended() && !is_lost && !self.is_overdue(pod)
+    }
+
     /// Whether a pod should have been gone for failurePolicy.nodeLostSeconds: its process cannot be killed.
     pub(crate) fn is_overdue(&self, pod: &PodView) -> bool {
         let bound = SignedDuration::from_secs(self.job.spec.failure_policy.node_lost_seconds.into());

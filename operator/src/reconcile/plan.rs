@@ -24,8 +24,9 @@ use jiff::{SignedDuration, Timestamp};
 use super::observe::Observation;
 use super::status::{failure_of_attempt, failures_since_checkpoint};
 use crate::build;
+use crate::build::workload::is_current;
 use crate::planner::{Decision, Waiting};
-use crate::policy::admission::{Admission, admission, is_current};
+use crate::policy::admission::{Admission, admission, is_recorded};
 use crate::policy::failure::{Failure, blame, failure_of};
 use crate::policy::gang::{PodState, PodView};
 use crate::policy::placement::Placement;
@@ -76,6 +77,8 @@ pub(crate) enum Plan {
     Rest(Option<SignedDuration>),
 }
 
+/// Until Kueue's objects may have been listed.
+const LISTING: SignedDuration = SignedDuration::from_secs(2);
 /// Until the planner knows of the change of a job that its round does not know of yet, or the other way round.
 const CATCH_UP: SignedDuration = SignedDuration::from_millis(100);
 
@@ -148,30 +151,40 @@ fn queue(
 ) -> Option<Plan> {
     let name = valid.queue_name.as_ref()?;
     let waits = |why: String| Some(Plan::Wait(Waiting::InQueue(why)));
+    let recorded = status.admission.as_ref();
+    match &admission {
+        Admission::Evicted(words) => return waits(format!("its Workload waits in queue {name}: {words}")),
+        // An operator that has just started knows soon.
+        Admission::Unknown if recorded.is_some() => return Some(Plan::Rest(Some(LISTING))),
+        Admission::Unknown => {
+            return waits(format!(
+                "spec.scheduling.queueName is {name}: no Workloads of kueue.x-k8s.io/v1beta2 are known; install Kueue 0.15 or \
+                 newer, have the operator run with --kueue=true, or create the job without a queue"
+            ));
+        }
+        _ => {}
+    }
     let Some(priority) = observation.queue.priority else {
         let class = valid.pod.priority_class_name.clone().unwrap_or_default();
         return Some(Plan::Wait(Waiting::NoPriorityClass(class)));
     };
-    let is_outdated = observation.queue.workload.as_ref().is_some_and(|workload| {
-        !is_current(
-            workload,
-            &build::workload::build(&observation.job, valid, priority),
-        )
-    });
-    match admission {
-        Admission::NotAsked => None,
-        _ if is_outdated => waits(format!(
+    let wanted = build::workload::build(&observation.job, valid, priority);
+    let workload = observation.queue.workload.as_ref();
+    if workload.is_some_and(|workload| !is_current(workload, &wanted)) {
+        return waits(format!(
             "its Workload asks queue {name} for something else than the job does now, or is over: it is made anew"
-        )),
-        Admission::Granted(granted) if status.admission.as_ref() == Some(&granted) => None,
+        ));
+    }
+    match admission {
+        Admission::Granted(granted) if is_recorded(&granted, recorded) => None,
         Admission::Granted(granted) => Some(Plan::Admit(granted)),
-        Admission::Unknown => waits(format!(
-            "spec.scheduling.queueName is {name}: no Workloads of kueue.x-k8s.io/v1beta2 are known; install Kueue 0.15 or \
-             newer, have the operator run with --kueue=true, or create the job without a queue"
+        Admission::NoFlavor(_) if recorded.is_some() => None,
+        Admission::NoFlavor(flavor) => waits(format!(
+            "its Workload was admitted to queue {name} with the ResourceFlavor {flavor}, which there is not"
         )),
-        Admission::Absent => waits(format!("its Workload is put into queue {name}")),
-        Admission::Waits(words) | Admission::Evicted(words) => {
-            waits(format!("its Workload waits in queue {name}: {words}"))
+        Admission::Waits(words) => waits(format!("its Workload waits in queue {name}: {words}")),
+        Admission::NotAsked | Admission::Unknown | Admission::Evicted(_) | Admission::Absent => {
+            waits(format!("its Workload is put into queue {name}"))
         }
     }
 }
@@ -333,12 +346,7 @@ fn drain(observation: &Observation, node_lost_after: Duration) -> Option<Plan> {
         .filter(|pod| pod.leaving.is_none())
         .map(|pod| pod.name.clone())
         .collect();
-    let holding = observation.pods.iter().any(|pod| {
-        !pod.has_ended()
-            && !pod.lost
-            && observation.node_lost_for(pod, node_lost_after).is_none()
-            && !observation.is_overdue(pod)
-    });
+    let holding = observation.pods.iter().any(|pod| observation.holds_gpus(pod));
     let force: Vec<String> = observation
         .pods
         .iter()

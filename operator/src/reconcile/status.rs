@@ -103,6 +103,7 @@ pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStat
         )),
         Plan::Halt(Stop::Evict(words)) => {
             next.status.admission = None;
+            next.status.start_time = None;
             next.status.phase = Some(Phase::Restarting);
             next.set(
                 types::RUNNING,
@@ -357,7 +358,10 @@ impl Next {
             "ClusterQueue {} has quota for {} nodes",
             granted.cluster_queue, granted.nodes
         );
-        self.status.admission = Some(granted.clone());
+        self.status.admission = Some(AdmissionStatus {
+            time: Some(Time(self.now)),
+            ..granted.clone()
+        });
         self.set(types::PLACED, false, reasons::ADMITTED, &message);
     }
 

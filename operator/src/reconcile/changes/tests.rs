@@ -46,9 +46,14 @@ fn round(observation: &mut Observation) -> (Plan, Option<&'static str>) {
         WorkloadChange::Create(_) => "create",
         WorkloadChange::Delete(_) => "delete",
         WorkloadChange::Write(_) => "write",
+        WorkloadChange::Tell(_) => "tell",
     });
     match change {
-        Some(WorkloadChange::Create(workload) | WorkloadChange::Write(workload)) => {
+        Some(
+            WorkloadChange::Create(workload)
+            | WorkloadChange::Write(workload)
+            | WorkloadChange::Tell(workload),
+        ) => {
             observation.queue.workload = Some(Arc::new(workload));
         }
         Some(WorkloadChange::Delete(_)) => observation.queue.workload = None,
@@ -89,6 +94,15 @@ fn admit(observation: &mut Observation, nodes: i32) {
             }],
         }))
         .expect("an admission");
+        let status = workload.status.get_or_insert_default();
+        status.admission_checks = serde_json::from_value(json!([{
+            "name": "nodes", "state": "Ready", "message": "",
+            "podSetUpdates": [
+                {"name": "workers", "annotations": {"autoscaler": "consume"}},
+                {"name": "others", "nodeSelector": {"pool": "none"}},
+            ],
+        }]))
+        .expect("a check");
     });
     let flavor: ResourceFlavor = serde_json::from_value(json!({
         "metadata": {"name": "t4"},
@@ -140,9 +154,15 @@ fn running(change: impl FnOnce(&mut ViTTrainingJob)) -> Observation {
     observation.pods = fixtures::gang(1);
     assert_eq!(round(&mut observation), (Plan::Follow, None));
     assert_eq!(phase(&observation), Phase::Running);
-    assert_eq!(round(&mut observation), (Plan::Follow, Some("write")));
+    assert_eq!(round(&mut observation), (Plan::Follow, Some("tell")));
     assert_eq!(round(&mut observation), (Plan::Follow, None));
     observation
+}
+
+/// Quota that the job's Workload has.
+fn has_quota(observation: &Observation) -> bool {
+    let workload = observation.queue.workload.as_ref();
+    workload.is_some_and(|workload| workload.has(conditions::QUOTA_RESERVED).is_some())
 }
 
 #[test]
@@ -200,6 +220,9 @@ fn a_gang_stays_within_what_it_was_granted() {
         nodes: 2,
         node_selector: BTreeMap::from([("pool".into(), "t4".into())]),
         tolerations: serde_json::from_value(json!([{"key": "team", "operator": "Exists"}])).expect("one"),
+        pod_labels: BTreeMap::new(),
+        pod_annotations: BTreeMap::from([("autoscaler".into(), "consume".into())]),
+        time: Some(Time(at(100))),
     };
     assert_eq!(observation.status().admission, Some(expected.clone()));
     let valid = crds::validate(&observation.job).expect("valid");
@@ -207,6 +230,7 @@ fn a_gang_stays_within_what_it_was_granted() {
         node_ranks: vec![0, 1],
     };
     for pod in build(&observation, Some(&valid), &plan).create_pods {
+        assert_eq!(pod.metadata.annotations.expect("some")["autoscaler"], "consume");
         let spec = pod.spec.expect("a spec");
         assert_eq!(spec.node_selector, Some(expected.node_selector.clone()));
         assert_eq!(spec.tolerations, Some(expected.tolerations.clone()));
@@ -255,11 +279,7 @@ fn an_evicted_gang_saves_and_stops_before_its_quota_goes_back() {
             pod.leaving = Some(at(200));
         }
         round(&mut observation);
-        let quota = |observation: &Observation| {
-            let workload = observation.queue.workload.clone().expect("a Workload");
-            workload.has(conditions::QUOTA_RESERVED).is_some()
-        };
-        assert!(quota(&observation), "pods are still there");
+        assert!(has_quota(&observation), "pods are still there");
 
         observation.pods = vec![];
         let (plan, change) = round(&mut observation);
@@ -268,7 +288,7 @@ fn an_evicted_gang_saves_and_stops_before_its_quota_goes_back() {
             "no back-off: {plan:?}"
         );
         assert_eq!(change, Some("write"));
-        assert!(!quota(&observation));
+        assert!(!has_quota(&observation));
         let workload = observation.queue.workload.clone().expect("a Workload");
         assert!(workload.has(conditions::ADMITTED).is_none());
         assert_eq!(workload.status.as_ref().expect("one").admission, None);
@@ -277,9 +297,18 @@ fn an_evicted_gang_saves_and_stops_before_its_quota_goes_back() {
             (requeued.status.as_str(), requeued.reason.as_str()),
             (is_requeued, reason)
         );
+        // From here Kueue counts how long pods take to start.
+        let ready = workload.condition(conditions::PODS_READY).expect("one");
+        assert_eq!(
+            (ready.reason.as_str(), ready.last_transition_time.0),
+            ("WaitForStart", at(100))
+        );
         assert_eq!(round(&mut observation).1, None);
         assert_eq!(phase(&observation), Phase::Pending);
-        assert_eq!(observation.status().restarts, 0);
+        assert_eq!(
+            (observation.status().restarts, observation.status().start_time),
+            (0, None)
+        );
 
         admit(&mut observation, 2);
         assert!(matches!(round(&mut observation).0, Plan::Admit(_)));
@@ -326,28 +355,79 @@ fn a_workload_that_asks_for_something_else_is_made_anew_when_there_are_no_pods()
     Arc::make_mut(&mut observation.job).spec.workers.nodes = 3;
     assert_eq!(round(&mut observation), (Plan::Halt(Stop::Resize), None));
     observation.pods = vec![];
-    let (plan, change) = round(&mut observation);
+    let (plan, made_anew) = round(&mut observation);
     assert!(matches!(plan, Plan::Wait(Waiting::InQueue(_))), "{plan:?}");
-    assert_eq!(change, Some("delete"));
+    assert_eq!(made_anew, Some("delete"));
     assert_eq!(round(&mut observation).1, Some("create"));
     let workload = observation.queue.workload.clone().expect("a Workload");
     assert_eq!(workload.spec.pod_sets[0].count, 3);
-    // What Kueue adds is no difference.
-    change_requests(&mut observation);
+    // What Kueue writes in other words is no difference.
+    change(&mut observation, |workload| {
+        let spec = workload.spec.pod_sets[0].template.spec.as_mut().expect("a spec");
+        let resources = spec.containers[0].resources.as_mut().expect("resources");
+        let quantity = serde_json::from_value(json!("4000m")).expect("a quantity");
+        let requests = resources.requests.get_or_insert_default();
+        requests.insert("cpu".into(), quantity);
+    });
     assert_eq!(round(&mut observation).1, None);
 }
 
-/// As the defaults of a LimitRange.
-fn change_requests(observation: &mut Observation) {
-    change(observation, |workload| {
-        let spec = workload.spec.pod_sets[0].template.spec.as_mut().expect("a spec");
-        let resources = spec.containers[0].resources.as_mut().expect("resources");
-        let quantity = serde_json::from_value(json!("1Gi")).expect("a quantity");
-        resources
-            .requests
-            .get_or_insert_default()
-            .insert("memory".into(), quantity);
-    });
+#[test]
+fn a_flavor_that_is_gone_leaves_the_gang_where_it_is() {
+    let mut observation = running(|_| ());
+    observation.queue.flavors.clear();
+    assert_eq!(round(&mut observation), (Plan::Follow, None));
+    // Without anything recorded nobody knows where the quota is.
+    let mut observation = queued(|_| ());
+    round(&mut observation);
+    admit(&mut observation, 2);
+    observation.queue.flavors.clear();
+    assert_eq!(round(&mut observation).1, None);
+    assert!(
+        why(&observation).1.contains("ResourceFlavor t4"),
+        "{:?}",
+        why(&observation)
+    );
+}
+
+#[test]
+fn quota_goes_back_where_the_priority_class_is_gone() {
+    let urgent = |job: &mut ViTTrainingJob| job.spec.workers.priority_class_name = Some("urgent".into());
+    let mut observation = running(urgent);
+    observation.queue.priority = None;
+    evict(&mut observation, "Preempted");
+    assert!(matches!(round(&mut observation).0, Plan::Halt(Stop::Evict(_))));
+    observation.pods = vec![];
+    assert_eq!(round(&mut observation).1, Some("write"));
+    assert!(!has_quota(&observation));
+    assert_eq!(round(&mut observation).1, Some("delete"));
+    assert_eq!(why(&observation).0, reasons::NO_PRIORITY_CLASS);
+    assert_eq!(round(&mut observation).1, None);
+    observation.queue.priority = Some(7);
+    assert_eq!(round(&mut observation).1, Some("create"));
+}
+
+#[test]
+fn an_operator_that_has_just_started_forgets_no_quota() {
+    let mut observation = queued(|_| ());
+    round(&mut observation);
+    admit(&mut observation, 2);
+    round(&mut observation);
+    let recorded = observation.status().admission;
+    assert!(recorded.is_some());
+    observation.queue.is_known = false;
+    assert!(matches!(round(&mut observation).0, Plan::Rest(Some(_))));
+    assert_eq!(observation.status().admission, recorded);
+}
+
+#[test]
+fn pods_that_cannot_be_waited_for_hold_no_quota() {
+    let mut observation = running(|_| ());
+    let job = Arc::make_mut(&mut observation.job);
+    job.status.as_mut().expect("a status").phase = Some(Phase::Failed);
+    observation.pods[0].lost = true;
+    observation.pods[1].leaving = Some(at(0));
+    assert_eq!(round(&mut observation).1, Some("write"));
 }
 
 #[test]
@@ -373,7 +453,10 @@ fn what_kueue_wrote_is_kept() {
             {"name": "workers", "flavors": {"cpu": "t4"}, "resourceUsage": {"cpu": "8"}}
         ]},
         "requeueState": {"count": 2},
-        "admissionChecks": [{"name": "prov", "state": "Ready", "message": "", "lastTransitionTime": at(1).to_string()}],
+        "admissionChecks": [{
+            "name": "prov", "state": "Ready", "message": "", "lastTransitionTime": at(1).to_string(),
+            "podSetUpdates": [{"name": "workers", "labels": {"a": "b"}}],
+        }],
     });
     let read: crate::cluster::kueue::WorkloadStatus =
         serde_json::from_value(status.clone()).expect("a status");
