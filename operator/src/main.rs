@@ -1,7 +1,11 @@
 //! The operator's command line.
 
 use clap::Parser as _;
+use tikv_jemallocator::Jemalloc;
 use vit_operator::{Arguments, Command, run, start_logging};
+
+#[global_allocator]
+static GLOBAL: Jemalloc = Jemalloc;
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {

@@ -12,7 +12,7 @@ use futures::{FutureExt as _, Stream, StreamExt as _, TryStreamExt as _, stream}
 use kube::runtime::controller::{self, Controller};
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
-use kube::{Api, Client};
+use kube::{Api, Client, Resource as _};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -115,6 +115,8 @@ pub async fn run_with(
                 let _ = capacity.send(Trigger::Waiting);
             }
         })
+        // As large as all the rest of a job, and nothing that the operator looks at or writes back.
+        .modify(|job| job.meta_mut().managed_fields = None)
         .reflect(job_writer)
         .applied_objects();
     let controller = Controller::for_stream(job_events, job_store.clone());
