@@ -8,8 +8,8 @@ use serde_json::Value;
 use vit_tests::binaries::Binaries;
 use vit_tests::{command, operator};
 
-/// The objects of a release of this name in a namespace.
-fn objects(helm: &Binaries, namespace: &str, values: &[&str]) -> Result<Vec<Value>> {
+/// What a release of this name is in a namespace.
+fn rendered(helm: &Binaries, namespace: &str, values: &[&str]) -> Result<String> {
     let mut template = Command::new(helm.path("helm"));
     template
         .args(["template", "vit-operator"])
@@ -18,7 +18,12 @@ fn objects(helm: &Binaries, namespace: &str, values: &[&str]) -> Result<Vec<Valu
     for value in values {
         template.args(["--set", value]);
     }
-    command::run(&mut template)?
+    command::run(&mut template)
+}
+
+/// The objects of a release of this name in a namespace.
+fn objects(helm: &Binaries, namespace: &str, values: &[&str]) -> Result<Vec<Value>> {
+    rendered(helm, namespace, values)?
         .split("\n---\n")
         .filter(|document| document.lines().any(|line| line.starts_with("kind:")))
         .map(|document| serde_saphyr::from_str(document).with_context(|| document.to_owned()))
@@ -88,5 +93,38 @@ fn every_binding_is_of_a_role_and_an_account_of_the_release() -> Result<()> {
         }
         ensure!(found == 3, "{found} bindings");
     }
+    Ok(())
+}
+
+/// A value that is wrong, and what its refusal must name.
+const WRONG: &[(&str, &str)] = &[
+    ("replicas=two", "at '/replicas': got string, want integer"),
+    ("replica=3", "additional properties 'replica' not allowed"),
+    ("networkPolicy.job=false", "at '/networkPolicy'"),
+    ("image.pullPolicy=Sometimes", "at '/image/pullPolicy'"),
+    ("image.repository=", "at '/image/repository'"),
+    ("namespace=Research", "at '/namespace'"),
+    ("podGroups=maybe", "at '/podGroups'"),
+    ("kueue=1", "at '/kueue'"),
+    ("imagePullSecrets[0].name=registry", "at '/imagePullSecrets/0'"),
+    ("podLabels.team=7", "at '/podLabels/team'"),
+    ("tolerations=all", "at '/tolerations'"),
+];
+
+#[test]
+fn a_wrong_value_is_refused_by_its_name() -> Result<()> {
+    let helm = Binaries::build()?;
+    for (value, named) in WRONG {
+        let refusal = match rendered(&helm, "first", &[value]) {
+            Ok(_) => anyhow::bail!("{value} is taken"),
+            Err(refusal) => format!("{refusal:#}"),
+        };
+        ensure!(refusal.contains(named), "{value}: {refusal}");
+    }
+    rendered(
+        &helm,
+        "first",
+        &["resources.requests.cpu=1", "nodeSelector.pool=system"],
+    )?;
     Ok(())
 }
