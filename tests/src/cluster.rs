@@ -172,26 +172,20 @@ impl Cluster {
         program(&self.state, &self.binaries, "helm")
     }
 
-    /// Installs a chart, or upgrades the release, and waits until its workloads are ready.
-    ///
-    /// `values` are `path=value` pairs as `helm --set` takes them.
+    /// Installs a chart, or upgrades the release. `values` are `path=value` pairs as `helm --set` takes them, `flags` such as
+    /// `--wait`.
     pub fn helm_upgrade(
         &self,
         release: &str,
         namespace: &str,
         chart: &Path,
         values: &[String],
+        flags: &[&str],
     ) -> Result<String> {
         let mut helm = self.helm();
         helm.args(["upgrade", "--install", release]).arg(chart);
-        helm.args([
-            "--namespace",
-            namespace,
-            "--create-namespace",
-            "--wait",
-            "--timeout",
-            "2m",
-        ]);
+        helm.args(["--namespace", namespace, "--create-namespace"])
+            .args(flags);
         for value in values {
             helm.args(["--set", value]);
         }

@@ -36,7 +36,23 @@ pub fn install(cluster: &Cluster) -> Result<()> {
         KUEUE,
         &binaries::kueue_source()?.join("charts/kueue"),
         &values,
+        &[],
     )?;
+    // Its first pod makes the certificate of its webhooks, which the kubelet brings to a pod that runs a minute later, and to one
+    // that starts at once.
+    let kubectl = |arguments: &[&str]| cluster.kubectl_output(&[&["--namespace", KUEUE], arguments].concat());
+    let (secret, deployment) = (
+        "secret/kueue-webhook-server-cert",
+        "deployment/kueue-controller-manager",
+    );
+    kubectl(&[
+        "wait",
+        secret,
+        r"--for=jsonpath={.data.tls\.crt}",
+        "--timeout=120s",
+    ])?;
+    kubectl(&["rollout", "restart", deployment])?;
+    kubectl(&["rollout", "status", deployment, "--timeout=300s"])?;
     // They are served by what is off, and no namespace can be deleted while a served API does not answer.
     let mut services = vec!["delete", "apiservice", "--ignore-not-found"];
     services.extend([

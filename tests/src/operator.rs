@@ -33,7 +33,8 @@ pub fn install(cluster: &Cluster, values: &[String]) -> Result<String> {
         format!("image.tag={tag}"),
     ];
     all.extend_from_slice(values);
-    cluster.helm_upgrade(OPERATOR, OPERATOR, &root().join("charts/vit-operator"), &all)
+    let chart = root().join("charts/vit-operator");
+    cluster.helm_upgrade(OPERATOR, OPERATOR, &chart, &all, &["--wait", "--timeout", "2m"])
 }
 
 /// Top of the source tree.
