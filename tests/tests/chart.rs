@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use vit_tests::binaries::Binaries;
-use vit_tests::{command, operator};
+use vit_tests::{command, operator, packages};
 
 /// What a release of this name is in a namespace.
 fn rendered(helm: &Binaries, namespace: &str, values: &[&str]) -> Result<String> {
@@ -126,5 +126,82 @@ fn a_wrong_value_is_refused_by_its_name() -> Result<()> {
         "first",
         &["resources.requests.cpu=1", "nodeSelector.pool=system"],
     )?;
+    Ok(())
+}
+
+#[test]
+fn rules_fire_on_what_they_are_for_and_on_nothing_else() -> Result<()> {
+    let mut promtool = Command::new(packages::prometheus()?.with_file_name("promtool"));
+    promtool
+        .args(["test", "rules"])
+        .arg(operator::root().join("tests/rules_test.yaml"));
+    command::run(&mut promtool)?;
+    Ok(())
+}
+
+#[test]
+fn every_alert_is_tested_and_explained() -> Result<()> {
+    let helm = Binaries::build()?;
+    let objects = objects(&helm, "first", &["metrics.prometheusRule=true"])?;
+    let rules = objects
+        .iter()
+        .find(|object| text(object, "/kind") == "PrometheusRule")
+        .context("there is a PrometheusRule")?;
+    let read = |path: &str| fs_err::read_to_string(operator::root().join(path));
+    let (tests, page) = (read("tests/rules_test.yaml")?, read("docs/operations.md")?);
+    let groups = rules.pointer("/spec/groups").and_then(Value::as_array);
+    let rules = groups
+        .into_iter()
+        .flatten()
+        .filter_map(|group| group["rules"].as_array());
+    let mut alerts = 0;
+    for rule in rules.flatten() {
+        let alert = text(rule, "/alert");
+        if alert.is_empty() {
+            let record = text(rule, "/record");
+            ensure!(page.contains(record), "{record} is not explained");
+            continue;
+        }
+        alerts += 1;
+        ensure!(
+            tests.contains(&format!("alertname: {alert}")),
+            "{alert} is not tested"
+        );
+        ensure!(
+            page.contains(&format!("\n### {alert}\n")),
+            "{alert} is not explained"
+        );
+        let runbook = format!("docs/operations.md#{}", alert.to_lowercase());
+        ensure!(
+            text(rule, "/annotations/runbook") == runbook,
+            "{alert} does not lead to {runbook}"
+        );
+    }
+    ensure!(alerts == 10, "{alerts} alerts");
+    Ok(())
+}
+
+#[test]
+fn rules_name_metrics_that_there_are() -> Result<()> {
+    let root = operator::root();
+    let read = |path: &str| fs_err::read_to_string(root.join(path));
+    let rules = read("charts/vit-operator/files/rules.yaml")?;
+    let known = [
+        read("trainer/contract/src/metrics.rs")?,
+        read("operator/src/metrics.rs")?,
+    ]
+    .concat();
+    let expressions = rules.lines().filter(|line| !line.contains("record:"));
+    let words =
+        expressions.flat_map(|line| line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':'));
+    let metrics: BTreeSet<&str> = words.filter(|word| word.starts_with("vit_")).collect();
+    ensure!(metrics.len() > 8, "{metrics:?}");
+    for metric in metrics {
+        let base = metric.trim_end_matches("_sum").trim_end_matches("_bucket");
+        ensure!(
+            known.contains(&format!("\"{base}\"")),
+            "there is no metric {metric}"
+        );
+    }
     Ok(())
 }
