@@ -118,6 +118,12 @@ impl Job {
         }
     }
 
+    /// Has the job ask for nothing.
+    pub(super) fn rest(&mut self) {
+        self.waiter = None;
+        self.wish = None;
+    }
+
     /// The job in the queue; `None` where it does not wait, cannot be run, or its priority class does not exist.
     pub(super) fn waiter(&self) -> Option<&Arc<Waiter>> {
         self.waiter.as_ref().filter(|_| self.has_class)

@@ -263,9 +263,12 @@ impl Planner {
 
     fn put(&mut self, job: &GuardedJob) -> bool {
         let uid = job.uid().unwrap_or_default();
-        let Some(job) = job.0.as_ref().ok().filter(|job| job.is_for_vit_operator()) else {
-            return self.remove(&uid);
+        let Ok(job) = &job.0 else {
+            return self.set_aside(&uid);
         };
+        if !job.is_for_vit_operator() {
+            return self.remove(&uid);
+        }
         let new = Job::of(job, &self.classes);
         let old = self.jobs.remove(&uid);
         if self
@@ -287,6 +290,18 @@ impl Planner {
         self.jobs.insert(uid.clone(), new);
         let waits_no_more = queued.is_some() && wanted.is_none();
         self.promise(&uid) || waits_no_more
+    }
+
+    /// A job that cannot be read any more keeps what it was promised, and waits no longer; whether it did.
+    fn set_aside(&mut self, uid: &str) -> bool {
+        let Some(mut job) = self.jobs.remove(uid) else {
+            return false;
+        };
+        self.leave(&job);
+        let waited = job.waiter().is_some();
+        job.rest();
+        self.jobs.insert(uid.into(), job);
+        waited
     }
 
     fn remove(&mut self, uid: &str) -> bool {

@@ -425,3 +425,24 @@ fn only_an_elastic_gang_that_runs_may_grow() {
         assert_eq!(planner.growth(&uid(name), at(100)), None, "{name}");
     }
 }
+
+#[test]
+fn a_job_that_cannot_be_read_any_more_keeps_its_nodes_and_waits_no_longer() {
+    let mut planner = planner(&["a", "b", "c"]);
+    let starts = running_on(in_phase(job("starts", 1, 0), Phase::Starting, 1), &["a"]);
+    let (waits, later) = (job("waits", 3, 1), job("later", 2, 2));
+    planner.tell(&[&starts, &waits, &later]);
+    assert!(planner.nodes_for("waits").is_empty());
+    let unreadable = |job: &ViTTrainingJob| {
+        let error = serde_json::json!({"metadata": job.metadata, "spec": "of another version"});
+        let guarded: GuardedJob = serde_json::from_value(error).expect("it has metadata");
+        assert!(guarded.0.is_err());
+        Event::Apply(guarded)
+    };
+    assert!(!planner.follow_jobs(&unreadable(&starts)), "it waits for nothing");
+    assert!(planner.follow_jobs(&unreadable(&waits)), "others may go ahead");
+    assert_eq!(planner.nodes_for("later"), ["b", "c"]);
+    planner.follow_jobs(&event(&in_phase(job("starts", 1, 0), Phase::Succeeded, 1)));
+    planner.tell(&[&job("last", 1, 3)]);
+    assert_eq!(planner.nodes_for("last"), ["a"]);
+}
