@@ -1,7 +1,6 @@
-//! Whether Kueue lets a job that names a queue have GPUs, and what the operator tells Kueue of it. The operator plays the part
-//! that Kueue's own job reconciler plays for the kinds it knows (`pkg/controller/jobframework/reconciler.go`): it makes the
-//! Workload, stops the gang of one that is evicted and gives the quota back only then, and says whether pods are ready and
-//! how the job ended.
+//! Whether Kueue lets a job that names a queue have GPUs. The operator plays the part that Kueue's own job reconciler plays for
+//! the kinds it knows (`pkg/controller/jobframework/reconciler.go`): it makes the Workload (`build/workload.rs`), stops the gang
+//! of one that is evicted and gives the quota back only then, and says whether pods are ready and how the job ended.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
