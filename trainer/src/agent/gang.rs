@@ -6,7 +6,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use contract::{ExitCode, FailureClass, FailureRecord, RunConfig, environment};
+use contract::{ExitCode, FailureClass, FailureRecord, Heartbeat, RunConfig, environment};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
@@ -30,6 +30,12 @@ const GRACE_AFTER_FAILURE: Duration = Duration::from_secs(5);
 /// How long the others may go on after a rank that only lost its peer: the one that caused it has closed its
 /// connections, and is about to tell why.
 const SETTLE_AFTER_ECHO: Duration = Duration::from_secs(1);
+/// A rank that was told to stop is given up when it has not got on for so many of its median steps,
+const STUCK_STEPS: f64 = 10.0;
+/// and no less than this. What the gang has not saved by then it never will: a step needs all ranks.
+const STUCK_LEAST_SECONDS: f64 = 10.0;
+/// How often ranks that were told to stop are looked at.
+const LOOK: Duration = Duration::from_secs(1);
 /// Reports that may wait for the agent: ranks block rather than fill its memory.
 const WAITING_REPORTS: usize = 1024;
 
@@ -45,8 +51,12 @@ pub(super) struct Gang {
 #[derive(Debug)]
 struct Running {
     pid: Pid,
-    /// What the rank said of its failure.
+    /// What the rank said of its failure, or its agent when it gave the rank up.
     said: Option<FailureRecord>,
+    /// Whether the agent gave it up.
+    given_up: bool,
+    /// Whether it writes a checkpoint while it trains.
+    writes: bool,
     ended: Option<ExitCode>,
 }
 
@@ -115,6 +125,8 @@ impl Gang {
             ranks.push(Running {
                 pid,
                 said: None,
+                given_up: false,
+                writes: false,
                 ended: None,
             });
             tokio::spawn(follow(local_rank as usize, child, socket, sender.clone()));
@@ -130,6 +142,7 @@ impl Gang {
     /// Follows the ranks until the last one has ended. `stop` asks them to save and stop.
     pub(super) async fn run(mut self, shown: &Shown, output: Output, stop: CancellationToken) -> End {
         let mut stop_passed_on = false;
+        let mut look_at: Option<Instant> = None;
         let mut end_at: Option<Instant> = None;
         let mut kill_at: Option<Instant> = None;
         let mut first_failed: Option<usize> = None;
@@ -138,7 +151,11 @@ impl Gang {
                 event = self.events.recv() => match event {
                     Some(Event::Report(rank, report)) => self.take_in(rank, *report, shown, output),
                     Some(Event::Ended(rank, status)) => {
-                        let code = exit_code(status, stop_passed_on || kill_at.is_some());
+                        let code = if self.ranks[rank].given_up {
+                            ExitCode::PeerLost
+                        } else {
+                            exit_code(status, stop_passed_on || kill_at.is_some())
+                        };
                         self.ranks[rank].ended = Some(code);
                         if let Some(class) = code.failure_class() {
                             first_failed = Some(self.blame(first_failed, rank));
@@ -152,7 +169,12 @@ impl Gang {
                 },
                 () = stop.cancelled(), if !stop_passed_on => {
                     stop_passed_on = true;
+                    look_at = Some(Instant::now() + LOOK);
                     self.signal(Signal::SIGTERM);
+                }
+                () = sleep_until(look_at.unwrap_or_else(Instant::now)), if look_at.is_some() && kill_at.is_none() => {
+                    look_at = Some(Instant::now() + LOOK);
+                    self.give_up_stuck(&shown.pulses);
                 }
                 () = sleep_until(end_at.unwrap_or_else(Instant::now)), if end_at.is_some() && kill_at.is_none() => {
                     kill_at = Some(Instant::now() + GRACE_AFTER_FAILURE);
@@ -174,7 +196,11 @@ impl Gang {
                 shown.pulses.stepped(rank, step.step, step.phases.sum());
             }
             Report::Activity { activity } => shown.pulses.turned_to(rank, activity),
-            Report::Checkpoint(cost) => shown.metrics.checkpoint(&cost),
+            Report::Writing => self.ranks[rank].writes = true,
+            Report::Checkpoint(cost) => {
+                self.ranks[rank].writes = false;
+                shown.metrics.checkpoint(&cost);
+            }
             Report::Progress(progress) => {
                 shown.metrics.progress(&progress);
                 output.progress(&mut self.pace, &progress);
@@ -198,6 +224,30 @@ impl Gang {
         match first {
             Some(first) if !is_echo(first) || is_echo(second) => first,
             _ => second,
+        }
+    }
+
+    /// Kills ranks that were told to stop and cannot: they wait for a peer that is gone without a word, as with its node.
+    fn give_up_stuck(&mut self, pulses: &Pulses) {
+        for (local, rank) in self.ranks.iter_mut().enumerate() {
+            let Some(heartbeat) = pulses.heartbeat(local) else {
+                continue;
+            };
+            if rank.ended.is_some() || rank.writes || !is_stuck(&heartbeat) {
+                continue;
+            }
+            rank.given_up = true;
+            rank.said.get_or_insert_with(|| FailureRecord {
+                rank: Some(heartbeat.rank),
+                exit_code: ExitCode::PeerLost.code(),
+                class: FailureClass::PeerLost,
+                message: format!(
+                    "rank {} was told to stop and could not: it has waited for another rank for {:.0} s",
+                    heartbeat.rank, heartbeat.idle_seconds
+                ),
+            });
+            // It may have ended this moment.
+            let _ = kill(rank.pid, Signal::SIGKILL);
         }
     }
 
@@ -242,6 +292,14 @@ impl Gang {
             failure: Some(failure),
         }
     }
+}
+
+/// Whether a rank that was told to stop will not get to the end of its step, where it would.
+fn is_stuck(heartbeat: &Heartbeat) -> bool {
+    let bound = heartbeat.median_step_seconds.map_or(f64::INFINITY, |median| {
+        (STUCK_STEPS * median).max(STUCK_LEAST_SECONDS)
+    });
+    heartbeat.activity.is_counted() && heartbeat.idle_seconds >= bound
 }
 
 fn signal_name(number: u8) -> String {
@@ -297,7 +355,25 @@ async fn follow(rank: usize, mut child: Child, socket: UnixStream, events: mpsc:
 
 #[cfg(test)]
 mod tests {
+    use contract::Activity;
+
     use super::*;
+
+    #[test]
+    fn a_rank_is_stuck_after_ten_of_its_steps_and_ten_seconds_at_least() {
+        let rank = |activity, idle_seconds, median_step_seconds| Heartbeat {
+            activity,
+            idle_seconds,
+            median_step_seconds,
+            ..Heartbeat::default()
+        };
+        assert!(is_stuck(&rank(Activity::Training, 10.0, Some(0.2))));
+        assert!(!is_stuck(&rank(Activity::Training, 9.0, Some(0.2))));
+        assert!(!is_stuck(&rank(Activity::Training, 29.0, Some(3.0))));
+        assert!(is_stuck(&rank(Activity::Evaluating, 30.0, Some(3.0))));
+        assert!(!is_stuck(&rank(Activity::Checkpointing, 60.0, Some(0.2))));
+        assert!(!is_stuck(&rank(Activity::Starting, 60.0, None)));
+    }
 
     #[test]
     fn a_rank_that_was_told_to_stop_as_it_started_did_not_fail() {

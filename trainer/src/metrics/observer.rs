@@ -108,6 +108,11 @@ impl Observer {
         self.reporter.send(&Report::Activity { activity });
     }
 
+    /// A checkpoint is being written from now on.
+    pub(crate) fn writes(&self) {
+        self.reporter.send(&Report::Writing);
+    }
+
     /// Seconds that each rank computed in a step before it waited for others.
     pub(crate) fn compute_times(&mut self, seconds: &[f64]) {
         if let Some(run) = &mut self.run {

@@ -70,6 +70,7 @@ impl Trainer {
         saver.cadence.taken(self.position.step);
         saver.newest = Some(self.position);
         self.tell(before);
+        self.observer.writes();
         self.observer.turn_to(Activity::Training);
         Ok(())
     }

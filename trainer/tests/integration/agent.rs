@@ -286,6 +286,30 @@ fn an_agent_tells_of_a_rank_that_is_stopped_and_of_those_that_wait_for_it() {
     agent.child.wait().expect("ends");
 }
 
+#[test]
+fn ranks_that_wait_for_one_that_is_gone_are_given_up_when_they_are_told_to_stop() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let agent = Agent::start(folder.path(), &run_config(folder.path(), 1_000_000));
+    let trains = || {
+        let heartbeats: Heartbeats = serde_json::from_str(&agent.get("/heartbeats")?).ok()?;
+        let trains = |rank: &Heartbeat| rank.activity == Activity::Training && rank.step >= Some(3);
+        heartbeats.ranks.iter().all(trains).then_some(())
+    };
+    await_condition("steps", || trains().is_some());
+    // Its connections stay open, and nothing comes: what a node that loses power leaves to the others.
+    kill(rank_process(&agent.child, 1), Signal::SIGSTOP).expect("signals");
+    kill(Pid::from_raw(agent.child.id().cast_signed()), Signal::SIGTERM).expect("signals");
+    let (code, record) = agent.finish();
+    assert_eq!(code, Some(75), "its ranks would wait for ever");
+    let failure = record.failure.expect("a failure");
+    assert_eq!(failure.class, FailureClass::PeerLost);
+    assert!(
+        failure.message.contains("was told to stop and could not"),
+        "{}",
+        failure.message
+    );
+}
+
 /// The process of a rank of this agent.
 fn rank_process(agent: &Child, rank: u32) -> Pid {
     let pid = agent.id();
