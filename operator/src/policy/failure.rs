@@ -34,7 +34,7 @@ pub(crate) fn blame(gang: &[PodView]) -> Option<Failure> {
 
 /// How one pod failed; `None` where it did not.
 pub(crate) fn failure_of(pod: &PodView) -> Option<Failure> {
-    let failed_end = pod.end.as_ref().filter(|end| end.exit != ExitCode::Done);
+    let failed_end = pod.end.as_deref().filter(|end| end.exit != ExitCode::Done);
     let finished_well = pod.end.is_some() && failed_end.is_none() && !pod.has_failed();
     if finished_well || !(pod.leaving.is_some() || pod.lost || pod.has_failed()) {
         return start_failure(pod);
@@ -146,13 +146,13 @@ mod tests {
             } else {
                 PodState::Failed
             },
-            end: Some(End {
+            end: Some(Box::new(End {
                 exit: ExitCode::from_code(code),
                 reason: "Error".into(),
                 finished_at: Timestamp::from_second(second).ok(),
                 record: None,
                 message: None,
-            }),
+            })),
             ..pod(name)
         }
     }

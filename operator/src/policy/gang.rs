@@ -34,8 +34,8 @@ pub(crate) struct PodView {
     pub(crate) cannot_start: Option<CannotStart>,
     /// Why it was disrupted, in the words of whoever did it.
     pub(crate) disruption: Option<String>,
-    /// How its container ended.
-    pub(crate) end: Option<End>,
+    /// How its container ended. It is large, and nearly all pods have none.
+    pub(crate) end: Option<Box<End>>,
 }
 
 /// What a pod does.
@@ -102,7 +102,7 @@ impl PodView {
             stuck: stuck(pod),
             cannot_start: waiting_reason(pod).and_then(cannot_start),
             disruption: disruption(pod),
-            end: terminated.map(end),
+            end: terminated.map(end).map(Box::new),
         })
     }
 
@@ -290,7 +290,7 @@ mod tests {
             }});
             let view = view(json!({"phase": "Failed", "containerStatuses": container(state)}));
             assert!(view.has_ended() && view.has_failed());
-            view.end.expect("ended")
+            *view.end.expect("ended")
         };
         let record = TerminationRecord {
             progress: None,

@@ -69,7 +69,7 @@ fn ended(mut pod: PodView, code: u8, second: i64) -> PodView {
             class,
             message: format!("told by rank {}", pod.node_rank),
         });
-    pod.end = Some(End {
+    pod.end = Some(Box::new(End {
         exit: ExitCode::from_code(code),
         reason: "Error".into(),
         finished_at: Some(at(second)),
@@ -78,7 +78,7 @@ fn ended(mut pod: PodView, code: u8, second: i64) -> PodView {
             failure,
         }),
         message: None,
-    });
+    }));
     pod
 }
 
