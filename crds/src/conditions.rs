@@ -77,8 +77,6 @@ pub mod reasons {
     pub const RESTARTS_EXHAUSTED: &str = "RestartsExhausted";
     /// Failed: `spec.activeDeadlineSeconds` is over.
     pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
-    /// Event: pods of an attempt were created.
-    pub const GANG_CREATED: &str = "GangCreated";
     /// Event: an attempt failed.
     pub const ATTEMPT_FAILED: &str = "AttemptFailed";
     /// Running is false, and Event: a call to the API server failed during reconciliation.

@@ -172,7 +172,10 @@ fn environment(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'_>) -
         value: Some(value),
         value_from: None,
     };
-    let coordinator = format!("{}.{}", name(job, member.attempt, 0), service::name(job));
+    let coordinator = match member.gang_size {
+        1 => "localhost".to_owned(),
+        _ => format!("{}.{}", name(job, member.attempt, 0), service::name(job)),
+    };
     let mut variables = valid.pod.env.clone();
     variables.extend([
         value(environment::RUN_CONFIG, environment::RUN_CONFIG_PATH.into()),

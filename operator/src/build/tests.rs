@@ -22,6 +22,28 @@ fn a_pod_of_a_gang() {
 }
 
 #[test]
+fn the_ranks_of_one_pod_meet_within_it() {
+    let job = fixtures::job();
+    let valid = crds::validate(&job).expect("valid");
+    let alone = Member {
+        node_rank: 0,
+        gang_size: 1,
+        ..member()
+    };
+    let spec = pod::build(&job, &valid, alone).spec.expect("a specification");
+    let variables = spec
+        .containers
+        .into_iter()
+        .filter_map(|container| container.env)
+        .flatten();
+    let host = variables.filter(|variable| variable.name == contract::environment::COORDINATOR_HOST);
+    assert_eq!(
+        host.map(|host| host.value).collect::<Vec<_>>(),
+        [Some("localhost".to_owned())]
+    );
+}
+
+#[test]
 fn a_pod_with_everything_that_can_be_set() {
     let mut job = fixtures::job();
     let workers = &mut job.spec.workers;

@@ -182,7 +182,6 @@ async fn create_gang(
     context
         .memory
         .creating(&uid, attempt, pods.iter().map(kube::ResourceExt::name_any));
-    let size = pods.len();
     let results: Vec<Result<(), Error>> = stream::iter(pods)
         .map(|pod| async {
             let name = pod.name_any();
@@ -201,17 +200,6 @@ async fn create_gang(
         .await;
     results.into_iter().collect::<Result<(), Error>>()?;
     context.memory.gang_created(&uid, attempt);
-    context
-        .publish(
-            job,
-            events::event(
-                EventType::Normal,
-                conditions::reasons::GANG_CREATED,
-                &events::of_attempt("CreatePods", attempt),
-                &format!("created {size} pods of attempt {attempt}"),
-            ),
-        )
-        .await;
     Ok(())
 }
 

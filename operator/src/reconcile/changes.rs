@@ -162,7 +162,8 @@ fn gang(observation: &Observation, valid: &ValidatedJob, node_ranks: &[usize]) -
             .then(|| pod_group::build(job, attempt, nodes.len())),
         create_config_map: (!observation.config_maps.contains(&config_map_name))
             .then(|| config_map::build(job, &run_config, attempt)),
-        create_service: (!observation.has_service).then(|| service::build(job)),
+        // The ranks of one pod meet within it.
+        create_service: (!observation.has_service && nodes.len() > 1).then(|| service::build(job)),
         create_network_policy: (observation.network_policy == Isolation::Missing)
             .then(|| network_policy::build(job)),
         create_pods: node_ranks

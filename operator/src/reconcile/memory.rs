@@ -206,6 +206,12 @@ impl Memory {
         })
     }
 
+    /// How many jobs were written within this time.
+    pub(crate) fn written_within(&self, time: Duration) -> usize {
+        let is_written = |job: &&JobMemory| job.written_at.is_some_and(|at| at.elapsed() <= time);
+        self.lock().values().filter(is_written).count()
+    }
+
     /// How many jobs have agents that were asked within this time.
     pub(crate) fn asked_within(&self, time: Duration) -> usize {
         let is_asked = |job: &&JobMemory| job.asked_at.is_some_and(|at| at.elapsed() <= time);

@@ -46,10 +46,11 @@ pub(crate) type GuardedJob = DeserializeGuard<ViTTrainingJob>;
 const CATCH_UP: Duration = Duration::from_millis(100);
 /// Between two looks at a gang that starts or stops; watches tell of nearly all changes before.
 const IN_MOTION: Duration = Duration::from_secs(5);
-/// Progress of all jobs together is written so often a second at most.
-const PROGRESS_WRITES: u32 = 25;
-/// Jobs count as running whose agents were asked within this time.
-const ASKED_LATELY: Duration = Duration::from_secs(30);
+/// Progress of all running jobs together is written so often a second at most, and so is how many pods are ready of all gangs that
+/// start.
+const WRITES: u32 = 25;
+/// Jobs count as running whose agents were asked within this time, and as starting with others that were written within it.
+const LATELY: Duration = Duration::from_secs(60);
 /// Between two looks at a job that waits; watches tell of new capacity before.
 const WAITING: Duration = Duration::from_secs(30);
 /// Between two looks at a job that rests.
@@ -318,18 +319,18 @@ fn can_wait(
         return false;
     }
     let pace = match next.phase {
-        Some(Phase::Starting) => IN_MOTION,
-        Some(Phase::Running) => progress_pace(context.memory.asked_within(ASKED_LATELY)),
+        Some(Phase::Starting) => pace(IN_MOTION, context.memory.written_within(LATELY)),
+        Some(Phase::Running) => pace(PROGRESS_INTERVAL, context.memory.asked_within(LATELY)),
         _ => return false,
     };
     let written = context.memory.since_write(&job.uid().unwrap_or_default());
     written.is_some_and(|ago| ago < pace)
 }
 
-/// Time between two writes of a job's progress, so that no number of running jobs costs more than [`PROGRESS_WRITES`] a second.
-fn progress_pace(running: usize) -> Duration {
-    let running = u32::try_from(running).unwrap_or(u32::MAX);
-    PROGRESS_INTERVAL.max(Duration::from_secs(1).saturating_mul(running) / PROGRESS_WRITES)
+/// Time between two writes of what moves all the time, so that no number of jobs costs more than [`WRITES`] a second.
+fn pace(least: Duration, jobs: usize) -> Duration {
+    let jobs = u32::try_from(jobs).unwrap_or(u32::MAX);
+    least.max(Duration::from_secs(1).saturating_mul(jobs) / WRITES)
 }
 
 fn count(

@@ -51,7 +51,6 @@ impl Scenario {
                 "POST networkpolicies digits",
                 "POST pods digits-1-0",
                 "POST pods digits-1-1",
-                "POST event GangCreated",
             ],
             Self::RestartAfterFailure => &[
                 "PUT status Restarting",
@@ -344,9 +343,29 @@ async fn the_pod_group_of_a_gang_is_created_before_all_else() {
     );
 }
 
+#[tokio::test]
+async fn a_gang_of_one_pod_needs_no_service() {
+    let mut job = fixtures::job();
+    job.spec.workers.nodes = 1;
+    let (calls, _, result) = Rounds::fresh().run(job, 2).await;
+    result.expect("reconciled");
+    let made: Vec<&String> = calls
+        .iter()
+        .filter(|call| call.starts_with("POST") && !call.contains("event"))
+        .collect();
+    assert_eq!(
+        made,
+        [
+            "POST configmaps digits-1",
+            "POST networkpolicies digits",
+            "POST pods digits-1-0"
+        ]
+    );
+}
+
 #[test]
 fn progress_of_many_jobs_is_written_less_often() {
-    let paces = [0, 50, 51, 1000].map(|running| progress_pace(running).as_millis());
+    let paces = [0, 50, 51, 1000].map(|running| pace(PROGRESS_INTERVAL, running).as_millis());
     assert_eq!(paces, [2000, 2000, 2040, 40_000]);
 }
 
