@@ -44,6 +44,21 @@ impl Exposition {
         Histogram { buckets }
     }
 
+    /// Labels by name, and values, of all series of a metric whose labels' values hold no quotes and no commas.
+    pub fn labelled<'a>(
+        &'a self,
+        metric: &'a str,
+    ) -> impl Iterator<Item = (BTreeMap<&'a str, &'a str>, f64)> {
+        self.of(metric).map(|(labels, value)| {
+            let labels = labels.trim_start_matches('{').trim_end_matches('}');
+            let label = |label: &'a str| {
+                let (name, value) = label.split_once('=')?;
+                Some((name, value.trim_matches('"')))
+            };
+            (labels.split(',').filter_map(label).collect(), value)
+        })
+    }
+
     /// Labels and values of all series of a metric.
     fn of<'a>(&'a self, metric: &'a str) -> impl Iterator<Item = (&'a str, f64)> {
         self.0.iter().filter_map(move |(series, value)| {
@@ -126,6 +141,15 @@ jobs_other 7\n";
         assert_eq!(scrape.value("seconds_sum"), Some(31.5));
         assert_eq!(scrape.value("seconds"), None);
         assert!((scrape.sum("jobs") - 4.0).abs() < f64::EPSILON);
+    }
+
+    #[test]
+    fn labels_are_told_apart() {
+        let scrape =
+            Exposition::parse("requests{verb=\"PUT\",resource=\"jobs\"} 3\nrequests_other{verb=\"GET\"} 1\n");
+        let series: Vec<_> = scrape.labelled("requests").collect();
+        let labels = [("resource", "jobs"), ("verb", "PUT")].into();
+        assert_eq!(series, [(labels, 3.0)]);
     }
 
     #[test]

@@ -15,6 +15,7 @@ use vit_tests::binaries::Binaries;
 use vit_tests::progress::say;
 
 use crate::report::{Bar, Report};
+use crate::requests::Requests;
 use crate::testbed::{ControllerRate, Testbed, on_testbed};
 use crate::workload::{self, NAMESPACE};
 use crate::{peers, pods};
@@ -30,6 +31,8 @@ const ROUNDS: usize = 3;
 struct Run {
     pods_per_second: f64,
     cpu_seconds: BTreeMap<String, f64>,
+    /// By everyone: the contender, the scheduler, the controllers, the fake kubelets.
+    requests: Requests,
 }
 
 pub(crate) async fn measure(programs: &Binaries) -> Result<Report> {
@@ -116,6 +119,12 @@ pub(crate) async fn measure(programs: &Binaries) -> Result<Report> {
         "indexed_job": indexed_job.cpu_seconds, "indexed_job_raised_rate": raised.cpu_seconds,
     });
     report.detail("cpu_seconds", cpu_seconds);
+    let last = |runs: &[Run]| runs.last().map(|run| run.requests.to_json());
+    let requests: Value = json!({
+        "ours": last(&ours), "raw_create": last(&raw), "training_operator": training_operator.requests.to_json(),
+        "indexed_job": indexed_job.requests.to_json(), "indexed_job_raised_rate": raised.requests.to_json(),
+    });
+    report.detail("requests", requests);
     Ok(report)
 }
 
@@ -152,21 +161,22 @@ async fn until_running<K>(testbed: &Testbed, api: &Api<K>, objects: Vec<K>) -> R
 where
     K: Clone + Debug + Serialize + DeserializeOwned,
 {
-    let before = testbed.cpu_seconds()?;
+    let (cpu, requests) = (testbed.cpu_seconds()?, testbed.requests().await?);
     let started = Instant::now();
     let running = pods::appear(&testbed.client, pods::running(), PODS);
     let ((_, last), ()) = tokio::try_join!(running, workload::post(api, objects))?;
     Ok(Run {
         pods_per_second: PODS as f64 / (last - started).as_secs_f64(),
-        cpu_seconds: testbed.cpu_seconds()?.since(&before),
+        cpu_seconds: testbed.cpu_seconds()?.since(&cpu),
+        requests: testbed.requests().await?.since(&requests),
     })
 }
 
 impl Run {
     fn told(self, contender: &str) -> Self {
         say(format_args!(
-            "{contender}: {:.1} pods Running per second; CPU seconds {:?}",
-            self.pods_per_second, self.cpu_seconds
+            "{contender}: {:.1} pods Running per second; CPU seconds {:?}; requests\n{}",
+            self.pods_per_second, self.cpu_seconds, self.requests
         ));
         self
     }

@@ -9,6 +9,7 @@ mod gang_restart;
 mod peers;
 mod pods;
 mod report;
+mod requests;
 mod scale;
 mod testbed;
 mod usage;

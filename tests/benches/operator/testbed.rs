@@ -18,6 +18,7 @@ use vit_tests::progress::say;
 use vit_tests::{Cluster, ClusterConfig, ClusterName, GpuProduct, cluster, kwok, process};
 
 use crate::calls::Calls;
+use crate::requests::Requests;
 use crate::usage::{self, CpuSeconds};
 
 /// GPUs of a node.
@@ -264,7 +265,7 @@ impl Testbed {
         let mut before = f64::NAN;
         loop {
             ticks.tick().await;
-            let now = self.requests().await?;
+            let now = self.server_metrics().await?.sum("apiserver_request_total");
             if now - before < 50.0 {
                 return Ok(());
             }
@@ -276,11 +277,14 @@ impl Testbed {
         }
     }
 
-    /// How many requests the API server has answered.
-    async fn requests(&self) -> Result<f64> {
+    /// What the API server has answered until now.
+    pub(crate) async fn requests(&self) -> Result<Requests> {
+        Ok(Requests::read(&self.server_metrics().await?))
+    }
+
+    async fn server_metrics(&self) -> Result<Exposition> {
         let request = Request::get("/metrics").body(Vec::new())?;
-        let text = self.client.request_text(request).await?;
-        Ok(Exposition::parse(&text).sum("apiserver_request_total"))
+        Ok(Exposition::parse(&self.client.request_text(request).await?))
     }
 
     /// Waits until something is so.
