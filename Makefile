@@ -27,7 +27,7 @@ demo-down: ## Remove the demo's cluster and all it left
 	@scripts/demo --down
 
 .PHONY: test
-test: toolchain format lint generated unit nccl-plugin chart e2e ## Run every check and every test (as root)
+test: toolchain format lint generated unit docs nccl-plugin chart e2e ## Run every check and every test (as root)
 
 .PHONY: toolchain
 toolchain: ## Install what Debian packages are missing (as root), fetch libtorch
@@ -105,6 +105,14 @@ nccl-plugin: ## Compile and link the NCCL plugin against the CUDA wheels' header
 chart: binaries ## Lint the chart, and check what it makes
 	target/debug/vit-cluster helm lint --strict charts/vit-operator
 	$(CARGO) test --workspace --locked --test chart
+
+.PHONY: docs
+docs: binaries ## Check links, manifests, messages and commands of the documentation
+	$(CARGO) test --workspace --locked --test docs
+
+.PHONY: docs-write
+docs-write: binaries ## Make the pages of command lines anew
+	UPDATE_EXPECT=1 $(CARGO) test --workspace --locked --test docs -- reference
 
 .PHONY: e2e
 e2e: build ## Tests against a real API server and on a real cluster (as root)

@@ -1,10 +1,14 @@
 //! The API reference as Markdown, made from the schema that the API server gets, so that the two cannot differ.
 
+mod metrics;
+
 use std::fmt::Write as _;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, JSONSchemaProps, JSONSchemaPropsOrArray,
 };
+
+pub use metrics::metrics;
 
 /// Types that Kubernetes documents itself: told by name, not field by field.
 const KUBERNETES_TYPES: [(&str, &str); 6] = [

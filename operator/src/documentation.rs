@@ -1,11 +1,13 @@
-//! Checks that docs/operations.md tells what people can see of the operator.
+//! Checks that docs/operations.md and the reference of metrics tell what people can see of the operator.
 
 use contract::FailureClass;
 
 use crate::error::Error;
+use crate::fixtures;
 use crate::metrics::Metrics;
 
 const PAGE: &str = include_str!("../../docs/operations.md");
+const METRICS: &str = include_str!("../../docs/reference/metrics.md");
 const CONDITIONS: &str = include_str!("../../crds/src/conditions.rs");
 const REFUSALS: &str = include_str!("policy/homogeneity.rs");
 
@@ -40,6 +42,18 @@ fn every_metric_is_explained() {
         .collect();
     assert!(names.len() >= 8, "{names:?}");
     assert_eq!(missing(names), [""; 0]);
+}
+
+#[test]
+fn the_reference_of_metrics_is_what_is_told() {
+    let mut job = fixtures::job_in(crds::Phase::Running, 1);
+    job.status.as_mut().expect("a status").stragglers = vec![fixtures::straggler(1, "b", 2.5)];
+    let text = Metrics::new().expect("metrics").render([&job]).expect("renders");
+    let table = crds::reference::metrics(&text);
+    assert!(
+        METRICS.contains(&table),
+        "docs/reference/metrics.md should have:\n{table}"
+    );
 }
 
 #[test]

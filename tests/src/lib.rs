@@ -26,6 +26,7 @@ pub mod control_plane;
 pub mod demo;
 pub mod digits;
 pub mod discovery;
+pub mod documentation;
 pub mod dump;
 pub mod exposition;
 pub mod image;

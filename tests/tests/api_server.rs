@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use libtest_mimic::{Arguments, Trial};
-use vit_tests::{Cluster, ClusterConfig, cluster, command};
+use vit_tests::documentation::{self, manifests};
+use vit_tests::{Cluster, ClusterConfig, binaries, cluster, command};
 
 const VALID: &str = include_str!("../../examples/digits.yaml");
 const CRD: &str = concat!(
@@ -173,7 +174,7 @@ const IMMUTABLE: &[(&str, &str, &str)] = &[
 fn main() -> Result<()> {
     let arguments = Arguments::from_args();
     if arguments.list {
-        libtest_mimic::run(&arguments, trials(None)).exit();
+        libtest_mimic::run(&arguments, trials(None)?).exit();
     }
     let runtime = tokio::runtime::Runtime::new()?;
     let name = "api".parse()?;
@@ -190,7 +191,22 @@ fn main() -> Result<()> {
         ],
     )?;
     runtime.block_on(documented(&cluster))?;
-    let conclusion = libtest_mimic::run(&arguments, trials(Some(&cluster)));
+    // Examples and pages have objects of Kueue, too, in the namespaces of teams.
+    let kueue = binaries::kueue_source()?.join("config/components/crd/bases");
+    let kueue = kueue.display().to_string();
+    kubectl(&cluster, ["apply", "--server-side", "-f", &kueue])?;
+    kubectl(
+        &cluster,
+        [
+            "wait",
+            "--for=condition=Established",
+            "crd",
+            "--all",
+            "--timeout=30s",
+        ],
+    )?;
+    kubectl(&cluster, ["create", "namespace", "team-a"])?;
+    let conclusion = libtest_mimic::run(&arguments, trials(Some(&cluster))?);
     cluster::down(cluster.name())?;
     let left = cluster::leftovers(cluster.name())?;
     ensure!(left.is_empty(), "the cluster left behind: {}", left.join(", "));
@@ -213,7 +229,7 @@ async fn documented(cluster: &Cluster) -> Result<()> {
         .context("the resource is not documented")
 }
 
-fn trials(cluster: Option<&Arc<Cluster>>) -> Vec<Trial> {
+fn trials(cluster: Option<&Arc<Cluster>>) -> Result<Vec<Trial>> {
     let trial = |name: String, test: fn(&Cluster, usize) -> Result<()>, index: usize| {
         let cluster = cluster.cloned();
         Trial::test(name, move || {
@@ -237,7 +253,17 @@ fn trials(cluster: Option<&Arc<Cluster>>) -> Vec<Trial> {
     for (index, (_, _, message)) in IMMUTABLE.iter().enumerate() {
         trials.push(trial(format!("immutable: {message}"), immutable, index));
     }
-    trials
+    let examples = documentation::examples()?;
+    for (index, path) in examples.iter().enumerate() {
+        let name = path.file_name().unwrap_or_default().display();
+        trials.push(trial(format!("applied: examples/{name}"), example, index));
+    }
+    for (index, page) in documentation::pages()?.iter().enumerate() {
+        if page.blocks.iter().any(|block| block.language() == "yaml") {
+            trials.push(trial(format!("taken: {}", page.path.display()), page_of, index));
+        }
+    }
+    Ok(trials)
 }
 
 fn kubectl<const N: usize>(cluster: &Cluster, arguments: [&str; N]) -> Result<String> {
@@ -379,5 +405,39 @@ fn mutable(cluster: &Cluster, _: usize) -> Result<()> {
     kubectl(cluster, ["patch", "vtj/mutable", "--type=merge", "-p", bounds])?;
     let none = r#"{"spec":{"elastic":null}}"#;
     kubectl(cluster, ["patch", "vtj/mutable", "--type=merge", "-p", none])?;
+    Ok(())
+}
+
+/// An example is created as it is, by a client that knows no field that the server does not.
+fn example(cluster: &Cluster, index: usize) -> Result<()> {
+    let examples = documentation::examples()?;
+    let path = examples.get(index).context("it is there")?.display().to_string();
+    kubectl(cluster, ["create", "namespace", &format!("example-{index}")])?;
+    let namespace = format!("--namespace=example-{index}");
+    let applied = kubectl(cluster, ["apply", "--validate=strict", &namespace, "-f", &path])?;
+    ensure!(
+        applied.contains("vittrainingjob.vit-operator.dev/") && applied.contains(" created"),
+        "{applied}"
+    );
+    Ok(())
+}
+
+/// The server would take the objects of a page.
+fn page_of(cluster: &Cluster, index: usize) -> Result<()> {
+    let pages = documentation::pages()?;
+    let page = pages.get(index).context("it is there")?;
+    for block in &page.blocks {
+        for manifest in manifests::of_block(block)? {
+            let (manifests::Manifest::Job(object) | manifests::Manifest::Other(object)) = manifest else {
+                continue;
+            };
+            kubectl_input(
+                cluster,
+                ["create", "--dry-run=server", "--validate=strict", "-f", "-"],
+                &object.to_string(),
+            )
+            .with_context(|| format!("{}:{}", page.path.display(), block.line))?;
+        }
+    }
     Ok(())
 }

@@ -8,6 +8,7 @@
 mod chaos;
 mod context;
 mod disruptions;
+mod documentation;
 mod elastic;
 mod faults;
 mod leader;
@@ -129,6 +130,8 @@ const TESTS: &[(&str, Test)] = &[
         "namespace_is_deleted_while_its_job_trains",
         disruptions::namespace_is_deleted_while_its_job_trains,
     ),
+    ("commands_of_getting_started_work", documentation::getting_started),
+    ("commands_of_how_tos_work", documentation::how_tos),
     ("scaled_job_continues_in_its_new_size", lifecycle::scale),
     ("deleted_job_leaves_nothing_behind", lifecycle::deletion),
     // The last one: it takes the cluster down.

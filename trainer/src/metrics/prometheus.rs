@@ -224,15 +224,16 @@ mod tests {
     use super::super::{Phases, SyncCost};
     use super::*;
 
-    #[test]
-    fn every_rank_shows_its_steps_under_the_contracts_names() {
-        let job = JobIdentity {
+    fn job() -> JobIdentity {
+        JobIdentity {
             namespace: "vision".into(),
             name: "digits".into(),
             uid: None,
-        };
-        let metrics = Metrics::new(&job, 2, 2).expect("registers");
-        let step = StepReport {
+        }
+    }
+
+    fn step() -> StepReport {
+        StepReport {
             step: 7,
             epoch: 1,
             images: 32,
@@ -252,7 +253,13 @@ mod tests {
             loss_scale: Some(1024.0),
             skipped_steps: 3,
             resident_bytes: Some(4096),
-        };
+        }
+    }
+
+    #[test]
+    fn every_rank_shows_its_steps_under_the_contracts_names() {
+        let metrics = Metrics::new(&job(), 2, 2).expect("registers");
+        let step = step();
         metrics.step(1, &step);
         metrics.step(1, &step);
         let text = String::from_utf8(metrics.render().expect("renders")).expect("text");
@@ -280,13 +287,26 @@ mod tests {
     }
 
     #[test]
+    fn the_reference_of_metrics_is_what_is_told() {
+        let metrics = Metrics::new(&job(), 0, 1).expect("registers");
+        metrics.step(0, &step());
+        metrics.progress(&Progress {
+            validation_accuracy: Some(0.5),
+            ema_validation_accuracy: Some(0.5),
+            ..Progress::default()
+        });
+        let text = String::from_utf8(metrics.render().expect("renders")).expect("text");
+        let table = crds::reference::metrics(&text);
+        let page = include_str!("../../../docs/reference/metrics.md");
+        assert!(
+            page.contains(&table),
+            "docs/reference/metrics.md should have:\n{table}"
+        );
+    }
+
+    #[test]
     fn rank_0_shows_what_checkpoints_cost() {
-        let job = JobIdentity {
-            namespace: "vision".into(),
-            name: "digits".into(),
-            uid: None,
-        };
-        let metrics = Metrics::new(&job, 0, 1).expect("registers");
+        let metrics = Metrics::new(&job(), 0, 1).expect("registers");
         let cost = CheckpointCost {
             snapshot_seconds: 0.25,
             write_seconds: 2.0,

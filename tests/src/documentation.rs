@@ -1,0 +1,287 @@
+//! The pages in Markdown as tests see them: what they link to, and the commands and manifests in them.
+//!
+//! What becomes of a fenced block is in its info string, which is not shown:
+//!
+//! | info string | what a test does with the block |
+//! | --- | --- |
+//! | `sh` | runs it ([`commands`]) |
+//! | `sh cluster` | runs it on the cluster of the end-to-end tests |
+//! | `sh no-test: REASON` | nothing |
+//! | `console` | runs the lines after `$ ` |
+//! | `console fails` | the same, and they must fail with what is shown |
+//! | `yaml` | validates it as a manifest, or as a part of a job's `spec` ([`manifests`]) |
+//! | `yaml values` | renders the chart with it |
+//! | `yaml prometheus` | has promtool check it as a configuration |
+//! | `yaml no-test: REASON` | nothing |
+//! | `promql` | has promtool parse it |
+//! | `... file=NAME` | writes it to this file before the commands that come after it |
+
+pub mod commands;
+pub mod manifests;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use comrak::nodes::NodeValue;
+use comrak::{Anchorizer, Arena, Node, Options};
+use fs_err as fs;
+
+use crate::operator::root;
+
+/// Folders whose pages are read, beside the pages at the top.
+const FOLDERS: [&str; 3] = ["docs", "charts", "examples"];
+
+/// A page.
+#[derive(Clone, Debug)]
+pub struct Page {
+    /// Relative to the top of the source tree.
+    pub path: PathBuf,
+    /// Anchors of its headings, as GitHub names them.
+    pub anchors: BTreeSet<String>,
+    /// Its headings that are nothing but code.
+    pub code_headings: Vec<Text>,
+    /// Where its links and pictures lead.
+    pub links: Vec<Text>,
+    /// Code within its sentences.
+    pub code: Vec<Text>,
+    /// Its fenced blocks.
+    pub blocks: Vec<Block>,
+}
+
+/// Something on a page.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Text {
+    /// From 1.
+    pub line: usize,
+    /// What is there.
+    pub text: String,
+}
+
+/// A fenced block.
+#[derive(Clone, Debug)]
+pub struct Block {
+    /// The first line of its content, from 1.
+    pub line: usize,
+    /// Its info string.
+    pub info: String,
+    /// Its content.
+    pub text: String,
+}
+
+impl Block {
+    /// The first word of the info string.
+    pub fn language(&self) -> &str {
+        self.info.split_whitespace().next().unwrap_or_default()
+    }
+
+    /// The file that the block is, where it is one.
+    pub fn file(&self) -> Option<&str> {
+        self.info
+            .split_whitespace()
+            .find_map(|word| word.strip_prefix("file="))
+    }
+}
+
+/// All pages, in the order of their paths.
+pub fn pages() -> Result<Vec<Page>> {
+    let root = root();
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(&root)? {
+        let path = entry?.path();
+        if path.is_file() {
+            paths.push(path);
+        }
+    }
+    for folder in FOLDERS {
+        files_below(&root.join(folder), &mut paths)?;
+    }
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "md"));
+    paths.sort();
+    let mut pages = Vec::new();
+    for path in paths {
+        let text = fs::read_to_string(&path)?;
+        pages.push(Page::parse(path.strip_prefix(&root)?, &text));
+    }
+    ensure!(pages.len() > 10, "only {} pages", pages.len());
+    Ok(pages)
+}
+
+/// One page, by its path from the top of the source tree.
+pub fn page(path: &str) -> Result<Page> {
+    let text = fs::read_to_string(root().join(path))?;
+    Ok(Page::parse(Path::new(path), &text))
+}
+
+/// The manifests of `examples/`, in the order of their names.
+pub fn examples() -> Result<Vec<PathBuf>> {
+    let mut paths = Vec::new();
+    files_below(&root().join("examples"), &mut paths)?;
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "yaml"));
+    paths.sort();
+    ensure!(paths.len() > 2, "only {} examples", paths.len());
+    Ok(paths)
+}
+
+fn files_below(folder: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            files_below(&path, paths)?;
+        } else {
+            paths.push(path);
+        }
+    }
+    Ok(())
+}
+
+impl Page {
+    fn parse(path: &Path, text: &str) -> Self {
+        let mut options = Options::default();
+        options.extension.table = true;
+        options.extension.autolink = true;
+        let arena = Arena::new();
+        let mut anchorizer = Anchorizer::new();
+        let mut page = Self {
+            path: path.to_owned(),
+            anchors: BTreeSet::new(),
+            code_headings: vec![],
+            links: vec![],
+            code: vec![],
+            blocks: vec![],
+        };
+        for node in comrak::parse_document(&arena, text, &options).descendants() {
+            let data = node.data();
+            let line = data.sourcepos.start.line;
+            let text = |text: &str| Text {
+                line,
+                text: text.to_owned(),
+            };
+            match &data.value {
+                NodeValue::Heading(_) => {
+                    page.anchors.insert(anchorizer.anchorize(&plain(node)));
+                    if let Some(code) = only_code(node) {
+                        page.code_headings.push(text(&code));
+                    }
+                }
+                NodeValue::Link(link) | NodeValue::Image(link) => page.links.push(text(&link.url)),
+                NodeValue::Code(code) => page.code.push(text(&code.literal)),
+                NodeValue::CodeBlock(block) => page.blocks.push(Block {
+                    line: line + 1,
+                    info: block.info.clone(),
+                    text: block.literal.clone(),
+                }),
+                _ => {}
+            }
+        }
+        page
+    }
+
+    /// Checks that what a link on this page leads to is there. Links out of the source tree are not followed.
+    pub fn check_link(&self, link: &Text, pages: &[Self]) -> Result<()> {
+        if link.text.contains("://") || link.text.starts_with("mailto:") {
+            return Ok(());
+        }
+        let (path, anchor) = match link.text.split_once('#') {
+            Some((path, anchor)) => (path, Some(anchor)),
+            None => (link.text.as_str(), None),
+        };
+        let target = if path.is_empty() {
+            self.path.clone()
+        } else {
+            resolved(self.path.parent().unwrap_or(Path::new("")).join(path))
+        };
+        ensure!(root().join(&target).exists(), "there is no {}", target.display());
+        if let Some(anchor) = anchor {
+            let page = pages.iter().find(|page| page.path == target);
+            let page = page.with_context(|| format!("{} is no page", target.display()))?;
+            ensure!(
+                page.anchors.contains(anchor),
+                "{} has no heading for #{anchor}",
+                target.display()
+            );
+        }
+        Ok(())
+    }
+}
+
+/// A path without its `..` and `.`.
+fn resolved(path: PathBuf) -> PathBuf {
+    let mut resolved = PathBuf::new();
+    for part in path.components() {
+        match part {
+            std::path::Component::ParentDir => {
+                resolved.pop();
+            }
+            std::path::Component::CurDir => {}
+            part => resolved.push(part),
+        }
+    }
+    resolved
+}
+
+/// The text of a heading without its markup.
+fn plain(node: Node<'_>) -> String {
+    node.descendants()
+        .map(|node| match &node.data().value {
+            NodeValue::Text(text) => text.to_string(),
+            NodeValue::Code(code) => code.literal.clone(),
+            _ => String::new(),
+        })
+        .collect()
+}
+
+fn only_code(heading: Node<'_>) -> Option<String> {
+    let mut children = heading.children();
+    let only = children.next()?;
+    match (&only.data().value, children.next()) {
+        (NodeValue::Code(code), None) => Some(code.literal.clone()),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_has_anchors_links_and_blocks_with_their_lines() {
+        let page = Page::parse(
+            Path::new("docs/a.md"),
+            "# One `two`, three\n\n## One\n\n## One\n\n### `the message`\n\nSee [b](../b.md#x).\n\n```sh no-test: slow\nrun\n```\n",
+        );
+        let anchors: Vec<&str> = page.anchors.iter().map(String::as_str).collect();
+        assert_eq!(anchors, ["one", "one-1", "one-two-three", "the-message"]);
+        assert_eq!(page.code_headings[0].text, "the message");
+        assert_eq!(
+            (page.links[0].line, page.links[0].text.as_str()),
+            (9, "../b.md#x")
+        );
+        let block = &page.blocks[0];
+        assert_eq!(
+            (block.line, block.language(), block.text.as_str()),
+            (12, "sh", "run\n")
+        );
+    }
+
+    #[test]
+    fn a_link_to_what_is_not_there_is_found() {
+        let link = |target: &str| Text {
+            line: 1,
+            text: target.into(),
+        };
+        let page = page("docs/data.md").expect("a page");
+        let pages = [page.clone()];
+        for good in [
+            "data.md#formats",
+            "#formats",
+            "../README.md",
+            "https://example.com/x",
+        ] {
+            page.check_link(&link(good), &pages).expect(good);
+        }
+        for bad in ["datum.md", "#format", "../docs/data.md#nowhere", "../../data.md"] {
+            assert!(page.check_link(&link(bad), &pages).is_err(), "{bad} is taken");
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! Commands in pages, run as a reader would run them: in the order of the page, in one folder.
+//!
+//! A reader stands at the top of the source tree with everything built. Here that is a folder of its own that looks like it:
+//! with the examples, the chart, the built programs, the digits, and what pages take for the reader's own: `job.yaml` and
+//! `ds_config.json`. Outside of a cluster examples train for two epochs, `make` only says what it would do, and `helm install`
+//! renders the chart, so that both fail where a target, a flag or a value is not there.
+
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use fs_err as fs;
+use serde_json::Value;
+
+use super::{Block, Page, examples};
+use crate::binaries::Binaries;
+use crate::operator::root;
+use crate::{command, digits, packages};
+
+/// Epochs of examples, so that a test does not train for minutes.
+const EPOCHS: i64 = 2;
+
+/// A `helm` without a cluster: what would be installed is rendered.
+const HELM: &str = r#"verb=$1; shift
+case $verb in
+install|upgrade)
+  arguments=()
+  for argument in "$@"; do
+    case $argument in --install|--wait|--reuse-values) ;; *) arguments+=("$argument") ;; esac
+  done
+  exec 'HELM' template "${arguments[@]}" ;;
+template|lint|package) exec 'HELM' "$verb" "$@" ;;
+*) echo "helm $verb needs a cluster" >&2; exit 1 ;;
+esac"#;
+
+/// Where a block's commands are run.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Place {
+    /// On this machine.
+    Here,
+    /// On a cluster with the operator.
+    Cluster,
+}
+
+/// What becomes of the commands of a block.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Fate {
+    /// Nothing: it is no commands, or says why they are not run.
+    Unread,
+    /// They are run and end well.
+    Run(Place),
+    /// They are run on this machine and fail with what the block shows.
+    Fail,
+}
+
+/// What becomes of the commands of a block; an error where its info string is none of those that there are.
+pub fn fate(block: &Block) -> Result<Fate> {
+    let (language, rest) = block.info.split_once(' ').unwrap_or((&block.info, ""));
+    if !matches!(language, "sh" | "bash" | "shell" | "console") {
+        return Ok(Fate::Unread);
+    }
+    ensure!(
+        matches!(language, "sh" | "console"),
+        "{language} should be `sh`, or `console` for commands after `$ ` with what they print"
+    );
+    match (rest, rest.split_once(": ")) {
+        ("", _) => Ok(Fate::Run(Place::Here)),
+        ("cluster", _) => Ok(Fate::Run(Place::Cluster)),
+        ("fails", _) if language == "console" => Ok(Fate::Fail),
+        (_, Some(("no-test", reason))) if !reason.trim().is_empty() => Ok(Fate::Unread),
+        _ => bail!("{rest:?} should be nothing, `cluster`, `no-test: REASON`, or of a console `fails`"),
+    }
+}
+
+/// The commands of a block: all of it, or of a console the lines after `$ ` with those that continue them.
+pub fn script(block: &Block) -> String {
+    if block.language() == "sh" {
+        return block.text.clone();
+    }
+    let mut script = String::new();
+    let mut continues = false;
+    for line in block.text.lines() {
+        let command = line.strip_prefix("$ ").or(continues.then_some(line));
+        if let Some(command) = command {
+            script += command;
+            script.push('\n');
+        }
+        continues = command.is_some_and(|command| command.ends_with('\\'));
+    }
+    script
+}
+
+/// A reader's terminal.
+#[derive(Debug)]
+pub struct Session {
+    folder: tempfile::TempDir,
+    environment: Vec<(String, String)>,
+}
+
+impl Session {
+    /// Without a cluster.
+    pub fn new() -> Result<Self> {
+        let session = Self::prepared(shortened)?;
+        let helm = Binaries::build()?.path("helm").display().to_string();
+        let bin = session.folder.path().join("bin");
+        executable(
+            &bin.join("make"),
+            &format!(
+                "exec /usr/bin/make --no-print-directory -C '{}' -n \"$@\"",
+                root().display()
+            ),
+        )?;
+        executable(&bin.join("helm"), &HELM.replace("HELM", &helm))?;
+        Ok(session)
+    }
+
+    /// With `kubectl` and `helm` on a cluster, to which this kubeconfig leads, and examples as they are.
+    pub fn on_cluster(kubeconfig: &Path) -> Result<Self> {
+        let mut session = Self::prepared(|text| Ok(text.to_owned()))?;
+        let binaries = Binaries::build()?;
+        for program in ["kubectl", "helm"] {
+            symlink(
+                binaries.path(program),
+                session.folder.path().join("bin").join(program),
+            )?;
+        }
+        session
+            .environment
+            .push(("KUBECONFIG".into(), kubeconfig.display().to_string()));
+        Ok(session)
+    }
+
+    fn prepared(example: impl Fn(&str) -> Result<String>) -> Result<Self> {
+        let folder = tempfile::Builder::new().prefix("vit-docs-").tempdir()?;
+        let top = folder.path();
+        for part in ["bin", "examples", "target"] {
+            fs::create_dir(top.join(part))?;
+        }
+        for path in examples()? {
+            let name = path.file_name().context("an example has a name")?;
+            let text = example(&fs::read_to_string(&path)?)?;
+            fs::write(top.join("examples").join(name), text)?;
+        }
+        fs::copy(top.join("examples/digits.yaml"), top.join("job.yaml"))?;
+        fs::write(
+            top.join("ds_config.json"),
+            r#"{"train_micro_batch_size_per_gpu": 4}"#,
+        )?;
+        for part in ["charts", "docs"] {
+            symlink(root().join(part), top.join(part))?;
+        }
+        let built = built()?;
+        symlink(&built, top.join("target/release"))?;
+        symlink(
+            packages::prometheus()?.with_file_name("promtool"),
+            top.join("bin/promtool"),
+        )?;
+        digits::write(&top.join("target/digits"))?;
+        let path = format!(
+            "{}:{}:{}",
+            top.join("bin").display(),
+            built.display(),
+            std::env::var("PATH").unwrap_or_default()
+        );
+        Ok(Self {
+            environment: vec![("PATH".into(), path), ("HOME".into(), top.display().to_string())],
+            folder,
+        })
+    }
+
+    /// Runs all blocks of a page that are for this place, and writes its files; the number of blocks that were run.
+    pub fn follow(&self, page: &Page, here: Place) -> Result<usize> {
+        let mut ran = 0;
+        for block in &page.blocks {
+            if let Some(name) = block.file() {
+                fs::write(self.folder.path().join(name), &block.text)?;
+            }
+            let place = || format!("{}:{}", page.path.display(), block.line);
+            match fate(block).with_context(place)? {
+                Fate::Run(there) if there == here => drop(self.run(&script(block)).with_context(place)?),
+                Fate::Fail if here == Place::Here => self.fail(block).with_context(place)?,
+                _ => continue,
+            }
+            ran += 1;
+        }
+        Ok(ran)
+    }
+
+    /// Runs a console whose commands are refused, in the words that it shows.
+    fn fail(&self, block: &Block) -> Result<()> {
+        let said = match self.run(&script(block)) {
+            Ok(said) => bail!("it does not fail: {said}"),
+            Err(error) => format!("{error:#}"),
+        };
+        for line in block.text.lines().filter(|line| !line.starts_with("$ ")) {
+            ensure!(said.contains(line.trim()), "{line:?} is not in: {said}");
+        }
+        Ok(())
+    }
+
+    /// Runs a script to its end; it fails with the first of its commands that does. Gives what it printed.
+    pub fn run(&self, script: &str) -> Result<String> {
+        let mut bash = command::command("bash", ["-euo", "pipefail", "-c", script]);
+        bash.current_dir(self.folder.path())
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null());
+        command::run(&mut bash)
+    }
+}
+
+/// The folder of the built programs: those of the profile of this test, which lies one further down, or else the released ones.
+fn built() -> Result<PathBuf> {
+    let test = std::env::current_exe()?;
+    let own = test.ancestors().nth(2).context("a test lies in target/*/deps")?;
+    let folders = [own.to_owned(), root().join("target/release")];
+    let whole = folders.into_iter().find(|folder| {
+        ["vit-trainer", "vit-operator", "vit-cluster"]
+            .iter()
+            .all(|program| folder.join(program).exists())
+    });
+    whole.context("the programs are missing: run `make binaries`")
+}
+
+/// The help of a built program's command, as it is outside any environment.
+pub fn help(program: &str, command: &[String]) -> Result<String> {
+    let mut help = Command::new(built()?.join(program));
+    help.args(command).arg("--help").env_clear().stdin(Stdio::null());
+    command::run(&mut help)
+}
+
+fn executable(path: &Path, script: &str) -> Result<()> {
+    fs::write(path, format!("#!/bin/bash\n{script}\n"))?;
+    fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))?;
+    Ok(())
+}
+
+/// An example that trains for two epochs; what else is in its file stays.
+fn shortened(text: &str) -> Result<String> {
+    let mut documents = Vec::new();
+    for document in text.split("\n---\n") {
+        let mut value: Value = serde_saphyr::from_str(document)?;
+        if value["kind"] == "ViTTrainingJob" {
+            let training = &mut value["spec"]["training"];
+            let at_most = |value: &mut Value, most: i64| {
+                if value.as_f64().is_some_and(|value| value > most as f64) {
+                    *value = most.into();
+                }
+            };
+            at_most(&mut training["epochs"], EPOCHS);
+            if training["schedule"].is_object() {
+                at_most(&mut training["schedule"]["warmupEpochs"], 1);
+            }
+        }
+        // As YAML, for commands that change a line of it.
+        documents.push(serde_saphyr::to_string(&value)?);
+    }
+    Ok(documents.join("\n---\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(info: &str, text: &str) -> Block {
+        Block {
+            line: 1,
+            info: info.into(),
+            text: text.into(),
+        }
+    }
+
+    #[test]
+    fn a_block_says_where_it_is_run() {
+        for (info, expected) in [
+            ("sh", Fate::Run(Place::Here)),
+            ("console", Fate::Run(Place::Here)),
+            ("console fails", Fate::Fail),
+            ("sh cluster", Fate::Run(Place::Cluster)),
+            ("sh no-test: needs a GPU", Fate::Unread),
+            ("yaml", Fate::Unread),
+            ("", Fate::Unread),
+        ] {
+            assert_eq!(fate(&block(info, "true\n")).expect(info), expected, "{info}");
+        }
+        for info in [
+            "sh no-test",
+            "sh no-test: ",
+            "sh klaster",
+            "sh fails",
+            "bash",
+            "shell",
+        ] {
+            assert!(fate(&block(info, "true\n")).is_err(), "{info} is taken");
+        }
+    }
+
+    #[test]
+    fn of_a_console_the_commands_are_run() {
+        let console = block("console", "$ one \\\n  two\nprinted\n$ three\nprinted\n");
+        assert_eq!(script(&console), "one \\\n  two\nthree\n");
+    }
+}

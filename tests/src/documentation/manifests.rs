@@ -1,0 +1,112 @@
+//! Manifests in pages and in `examples/`, and what crds' own validation says of them.
+
+use anyhow::{Result, ensure};
+use crds::ViTTrainingJob;
+use serde_json::{Value, json};
+
+use super::Block;
+
+/// A YAML document.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Manifest {
+    /// A job as a whole.
+    Job(Value),
+    /// A part of a job's `spec`.
+    PartOfSpec(Value),
+    /// An object of another kind.
+    Other(Value),
+}
+
+/// The manifests in a text of YAML.
+pub fn parse(text: &str) -> Result<Vec<Manifest>> {
+    let documents = text.split("\n---\n").filter(|document| {
+        document
+            .lines()
+            .any(|line| !line.trim().is_empty() && !line.starts_with('#'))
+    });
+    documents
+        .map(|document| {
+            let value: Value = serde_saphyr::from_str(document)?;
+            ensure!(value.is_object(), "no object: {document}");
+            Ok(match (&value["apiVersion"], &value["kind"]) {
+                (Value::Null, _) => Manifest::PartOfSpec(value),
+                (Value::String(version), Value::String(kind)) if kind == "ViTTrainingJob" => {
+                    ensure!(version == "vit-operator.dev/v1alpha1", "apiVersion {version}");
+                    Manifest::Job(value)
+                }
+                _ => Manifest::Other(value),
+            })
+        })
+        .collect()
+}
+
+/// The manifests of a block, none where it is not one of YAML manifests.
+pub fn of_block(block: &Block) -> Result<Vec<Manifest>> {
+    match block.info.split_whitespace().collect::<Vec<_>>()[..] {
+        ["yaml"] => parse(&block.text),
+        ["yaml", more] if more.starts_with("file=") => parse(&block.text),
+        _ => Ok(vec![]),
+    }
+}
+
+impl Manifest {
+    /// What the operator and `vit-trainer run` would say of it.
+    pub fn validate(&self) -> Result<()> {
+        let job = match self {
+            Self::Job(job) => job.clone(),
+            Self::PartOfSpec(part) => with(part),
+            Self::Other(object) => {
+                ensure!(
+                    object["metadata"]["name"].is_string(),
+                    "an object without a name: {object}"
+                );
+                return Ok(());
+            }
+        };
+        let job: ViTTrainingJob = serde_json::from_value(job)?;
+        crds::validate(&job)?;
+        Ok(())
+    }
+}
+
+/// A job with this part of a `spec` in it.
+fn with(part: &Value) -> Value {
+    let mut job = json!({
+        "apiVersion": "vit-operator.dev/v1alpha1",
+        "kind": "ViTTrainingJob",
+        "metadata": {"name": "documented"},
+        "spec": {
+            "image": "trainer",
+            "model": {"name": "vit_base_patch16_224", "numClasses": 1000},
+            "data": {"format": "imageFolder", "volume": {"persistentVolumeClaim": {"claimName": "images"}}},
+            "training": {"epochs": 5, "microBatchSize": 64},
+            "workers": {"nodes": 4},
+            "checkpoint": {"volume": {"persistentVolumeClaim": {"claimName": "checkpoints"}}},
+        },
+    });
+    json_patch::merge(&mut job["spec"], part);
+    job
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_a_spec_and_a_whole_job_are_validated() {
+        let good = "elastic: {minNodes: 2, maxNodes: 8}\ntraining: {precision: bf16}";
+        for manifest in parse(good).expect("parses") {
+            manifest.validate().expect(good);
+        }
+        for bad in [
+            "elastic: {minNodes: 5}",
+            "elastik: {}",
+            "training: {epoch: 3}",
+            "apiVersion: vit-operator.dev/v1alpha1\nkind: ViTTrainingJob\nmetadata: {name: a}\nspec: {}",
+            "apiVersion: v1\nkind: Namespace",
+        ] {
+            let manifests = parse(bad).expect("parses");
+            assert!(manifests[0].validate().is_err(), "{bad} is taken");
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! That the pages are true: their links lead somewhere, their manifests are valid, their commands work, the messages that they
+//! explain exist, and what is said of command lines is what these say. Needs the built programs, but no cluster;
+//! manifests are applied, and commands for a cluster run, in `api_server` and `end_to_end`.
+//!
+//! What becomes of a block is in its info string: `vit_tests::documentation` has the list. Pages that are made are written
+//! anew with `UPDATE_EXPECT=1`.
+
+mod messages;
+mod reference;
+
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+use libtest_mimic::{Arguments, Failed, Trial};
+use vit_tests::binaries::Binaries;
+use vit_tests::documentation::commands::{Fate, Place, Session, fate};
+use vit_tests::documentation::{self, Block, Page, Text, manifests};
+use vit_tests::{command, operator, packages};
+
+/// Top folders of the source tree: code in a sentence that begins with one of them is a path.
+const FOLDERS: [&str; 7] = [
+    "charts/",
+    "crds/",
+    "docs/",
+    "examples/",
+    "operator/",
+    "scripts/",
+    "tests/",
+];
+
+/// Pages that other changes bring: a link to one may lead nowhere until then.
+const AWAITED: [&str; 3] = ["charts/vit-operator/README.md", "dashboards.md", "kubectl.md"];
+
+fn main() -> Result<()> {
+    let arguments = Arguments::from_args();
+    let pages = documentation::pages()?;
+    let mut trials = vec![];
+    for page in &pages {
+        let name = page.path.display().to_string();
+        let all = pages.clone();
+        trials.push(trial(format!("links of {name}"), page, move |page| {
+            links(page, &all)
+        }));
+        trials.push(trial(format!("manifests of {name}"), page, manifests_of));
+        trials.push(trial(format!("marks of {name}"), page, marks));
+        let is_run = |block| matches!(fate(block), Ok(Fate::Run(Place::Here) | Fate::Fail));
+        if page.blocks.iter().any(is_run) {
+            trials.push(trial(format!("commands of {name}"), page, commands));
+        }
+    }
+    for path in documentation::examples()? {
+        let name = path.strip_prefix(operator::root())?.display().to_string();
+        trials.push(Trial::test(name, move || {
+            tried(
+                fs_err::read_to_string(&path)
+                    .map_err(Into::into)
+                    .and_then(example),
+            )
+        }));
+    }
+    for (name, test) in messages::TESTS.iter().chain(reference::TESTS) {
+        trials.push(Trial::test(*name, move || tried(test())));
+    }
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+fn trial(name: String, page: &Page, test: impl FnOnce(&Page) -> Result<()> + Send + 'static) -> Trial {
+    let page = page.clone();
+    Trial::test(name, move || tried(test(&page)))
+}
+
+fn tried(outcome: Result<()>) -> Result<(), Failed> {
+    outcome.map_err(|error| format!("{error:#}").into())
+}
+
+/// Fails with all complaints at once.
+fn none(complaints: Vec<String>) -> Result<()> {
+    ensure!(complaints.is_empty(), "{}", complaints.join("\n"));
+    Ok(())
+}
+
+fn links(page: &Page, pages: &[Page]) -> Result<()> {
+    let complaint = |text: &Text, error: &dyn std::fmt::Display| {
+        format!("{}:{}: {}: {error}", page.path.display(), text.line, text.text)
+    };
+    let is_awaited = |link: &&Text| AWAITED.iter().any(|page| link.text.ends_with(page));
+    let links = page
+        .links
+        .iter()
+        .filter(|link| !is_awaited(link))
+        .filter_map(|link| Some(complaint(link, &page.check_link(link, pages).err()?)));
+    let is_path = |code: &&Text| {
+        FOLDERS.iter().any(|folder| code.text.starts_with(folder))
+            && !code
+                .text
+                .contains(|c: char| c.is_whitespace() || "*<{".contains(c))
+    };
+    let paths = page
+        .code
+        .iter()
+        .filter(is_path)
+        .filter(|code| !operator::root().join(&code.text).exists())
+        .map(|code| complaint(code, &"there is no such file"));
+    none(links.chain(paths).collect())
+}
+
+fn manifests_of(page: &Page) -> Result<()> {
+    let mut complaints = vec![];
+    for block in &page.blocks {
+        let found = match block.info.as_str() {
+            "yaml values" => render(&block.text),
+            "yaml prometheus" => promtool(&["check", "config", "--syntax-only"], &block.text),
+            "promql" => promtool(&["check", "rules"], &rule(&block.text)),
+            _ => manifests::of_block(block)
+                .and_then(|manifests| manifests.iter().try_for_each(manifests::Manifest::validate)),
+        };
+        if let Err(error) = found {
+            complaints.push(format!("{}:{}: {error:#}", page.path.display(), block.line));
+        }
+    }
+    none(complaints)
+}
+
+/// The chart takes these values.
+fn render(values: &str) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("values.yaml");
+    fs_err::write(&file, values)?;
+    let mut helm = Command::new(Binaries::build()?.path("helm"));
+    helm.args(["template", "vit-operator"])
+        .arg(operator::root().join("charts/vit-operator"))
+        .arg("-f")
+        .arg(&file);
+    command::run(&mut helm)?;
+    Ok(())
+}
+
+/// promtool takes this file.
+fn promtool(check: &[&str], text: &str) -> Result<()> {
+    let file = tempfile::NamedTempFile::new()?;
+    fs_err::write(file.path(), text)?;
+    let mut promtool = Command::new(packages::prometheus()?.with_file_name("promtool"));
+    promtool.args(check).arg(file.path());
+    command::run(&mut promtool)?;
+    Ok(())
+}
+
+/// A file of rules with an expression in it.
+fn rule(expression: &str) -> String {
+    let rule = serde_json::json!({"record": "documented", "expr": expression});
+    serde_json::json!({"groups": [{"name": "documented", "rules": [rule]}]}).to_string()
+}
+
+/// Every block with commands says whether they are run. (The README is marked by nothing but languages.)
+fn marks(page: &Page) -> Result<()> {
+    let complaint = |block: &Block, error: &dyn std::fmt::Display| {
+        format!("{}:{}: {error}", page.path.display(), block.line)
+    };
+    let wrong = page
+        .blocks
+        .iter()
+        .filter_map(|block| Some(complaint(block, &fate(block).err()?)));
+    let unmarked = page
+        .blocks
+        .iter()
+        .filter(|block| {
+            page.path.starts_with("docs") && block.info.is_empty() && block.text.starts_with("$ ")
+        })
+        .map(|block| {
+            complaint(
+                block,
+                &"commands in a block of no language: it should be `console`",
+            )
+        });
+    none(wrong.chain(unmarked).collect())
+}
+
+fn commands(page: &Page) -> Result<()> {
+    let ran = Session::new()?.follow(page, Place::Here)?;
+    ensure!(ran > 0, "no command was run");
+    Ok(())
+}
+
+/// A manifest of `examples/` says first how it is used, is valid, and is one job.
+fn example(text: String) -> Result<()> {
+    let header: Vec<&str> = text.lines().take_while(|line| line.starts_with('#')).collect();
+    let command = "#   kubectl apply -f examples/";
+    ensure!(
+        header.len() > 4 && header.iter().any(|line| line.starts_with(command)),
+        "its first comment has no {command:?}"
+    );
+    let found = manifests::parse(&text)?;
+    found.iter().try_for_each(manifests::Manifest::validate)?;
+    let is_job = |manifest: &&manifests::Manifest| matches!(manifest, manifests::Manifest::Job(_));
+    let jobs = found.iter().filter(is_job).count();
+    ensure!(jobs == 1, "{jobs} jobs");
+    Ok(())
+}
