@@ -23,9 +23,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
-use comrak::nodes::NodeValue;
-use comrak::{Anchorizer, Arena, Node, Options};
 use fs_err as fs;
+use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
 
 use crate::operator::root;
 
@@ -67,9 +66,22 @@ pub struct Block {
     pub info: String,
     /// Its content.
     pub text: String,
+    /// Whether its end is not read yet.
+    is_open: bool,
 }
 
 impl Block {
+    /// One that is on no page.
+    #[cfg(test)]
+    pub(crate) fn new(info: &str, text: &str) -> Self {
+        Self {
+            line: 1,
+            info: info.into(),
+            text: text.into(),
+            is_open: false,
+        }
+    }
+
     /// The first word of the info string.
     pub fn language(&self) -> &str {
         self.info.split_whitespace().next().unwrap_or_default()
@@ -137,11 +149,6 @@ fn files_below(folder: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
 
 impl Page {
     fn parse(path: &Path, text: &str) -> Self {
-        let mut options = Options::default();
-        options.extension.table = true;
-        options.extension.autolink = true;
-        let arena = Arena::new();
-        let mut anchorizer = Anchorizer::new();
         let mut page = Self {
             path: path.to_owned(),
             anchors: BTreeSet::new(),
@@ -150,31 +157,74 @@ impl Page {
             code: vec![],
             blocks: vec![],
         };
-        for node in comrak::parse_document(&arena, text, &options).descendants() {
-            let data = node.data();
-            let line = data.sourcepos.start.line;
-            let text = |text: &str| Text {
+        // The heading that is being read: its text, and whether all of it is code.
+        let mut heading: Option<(String, bool)> = None;
+        let events = Parser::new_ext(text, Options::ENABLE_TABLES | Options::ENABLE_STRIKETHROUGH);
+        for (event, range) in events.into_offset_iter() {
+            let line = text[..range.start].matches('\n').count() + 1;
+            let found = |text: &str| Text {
                 line,
                 text: text.to_owned(),
             };
-            match &data.value {
-                NodeValue::Heading(_) => {
-                    page.anchors.insert(anchorizer.anchorize(&plain(node)));
-                    if let Some(code) = only_code(node) {
-                        page.code_headings.push(text(&code));
+            match event {
+                Event::Start(Tag::Heading { .. }) => heading = Some((String::new(), true)),
+                Event::End(TagEnd::Heading(_)) => {
+                    let (text, is_code) = heading.take().unwrap_or_default();
+                    page.add_anchor(&text);
+                    if is_code {
+                        page.code_headings.push(found(&text));
                     }
                 }
-                NodeValue::Link(link) | NodeValue::Image(link) => page.links.push(text(&link.url)),
-                NodeValue::Code(code) => page.code.push(text(&code.literal)),
-                NodeValue::CodeBlock(block) => page.blocks.push(Block {
+                Event::Code(code) => {
+                    if let Some((text, _)) = &mut heading {
+                        text.push_str(&code);
+                    }
+                    page.code.push(found(&code));
+                }
+                Event::Text(words) => match (&mut heading, page.blocks.last_mut()) {
+                    (Some((text, is_code)), _) => {
+                        text.push_str(&words);
+                        *is_code = false;
+                    }
+                    (None, Some(block)) if block.is_open => block.text.push_str(&words),
+                    _ => {}
+                },
+                Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => {
+                    page.links.push(found(&dest_url));
+                }
+                Event::Start(Tag::CodeBlock(kind)) => page.blocks.push(Block {
                     line: line + 1,
-                    info: block.info.clone(),
-                    text: block.literal.clone(),
+                    info: match kind {
+                        CodeBlockKind::Fenced(info) => info.into_string(),
+                        CodeBlockKind::Indented => String::new(),
+                    },
+                    text: String::new(),
+                    is_open: true,
                 }),
+                Event::End(TagEnd::CodeBlock) => {
+                    if let Some(block) = page.blocks.last_mut() {
+                        block.is_open = false;
+                    }
+                }
                 _ => {}
             }
         }
         page
+    }
+
+    /// Names a heading as GitHub does: lower case, without punctuation, with dashes for spaces, and with a number where the
+    /// name is taken.
+    fn add_anchor(&mut self, heading: &str) {
+        let kept = heading.to_lowercase().replace(' ', "-");
+        let kept: String = kept
+            .chars()
+            .filter(|letter| letter.is_alphanumeric() || matches!(letter, '-' | '_'))
+            .collect();
+        let numbered = (1..).map(|number| format!("{kept}-{number}"));
+        let mut names = std::iter::once(kept.clone()).chain(numbered);
+        if let Some(name) = names.find(|name| !self.anchors.contains(name)) {
+            self.anchors.insert(name);
+        }
     }
 
     /// Checks that what a link on this page leads to is there. Links out of the source tree are not followed.
@@ -218,26 +268,6 @@ fn resolved(path: PathBuf) -> PathBuf {
         }
     }
     resolved
-}
-
-/// The text of a heading without its markup.
-fn plain(node: Node<'_>) -> String {
-    node.descendants()
-        .map(|node| match &node.data().value {
-            NodeValue::Text(text) => text.to_string(),
-            NodeValue::Code(code) => code.literal.clone(),
-            _ => String::new(),
-        })
-        .collect()
-}
-
-fn only_code(heading: Node<'_>) -> Option<String> {
-    let mut children = heading.children();
-    let only = children.next()?;
-    match (&only.data().value, children.next()) {
-        (NodeValue::Code(code), None) => Some(code.literal.clone()),
-        _ => None,
-    }
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use serde_json::Value;
 use super::{Block, Page, examples};
 use crate::binaries::Binaries;
 use crate::operator::root;
-use crate::{command, digits, packages};
+use crate::{cache, command, digits, packages};
 
 /// Epochs of examples, so that a test does not train for minutes.
 const EPOCHS: i64 = 2;
@@ -164,7 +164,11 @@ impl Session {
             std::env::var("PATH").unwrap_or_default()
         );
         Ok(Self {
-            environment: vec![("PATH".into(), path), ("HOME".into(), top.display().to_string())],
+            environment: vec![
+                ("PATH".into(), path),
+                ("HOME".into(), top.display().to_string()),
+                ("VIT_CACHE".into(), cache::directory()?.display().to_string()),
+            ],
             folder,
         })
     }
@@ -262,14 +266,6 @@ fn shortened(text: &str) -> Result<String> {
 mod tests {
     use super::*;
 
-    fn block(info: &str, text: &str) -> Block {
-        Block {
-            line: 1,
-            info: info.into(),
-            text: text.into(),
-        }
-    }
-
     #[test]
     fn a_block_says_where_it_is_run() {
         for (info, expected) in [
@@ -281,7 +277,7 @@ mod tests {
             ("yaml", Fate::Unread),
             ("", Fate::Unread),
         ] {
-            assert_eq!(fate(&block(info, "true\n")).expect(info), expected, "{info}");
+            assert_eq!(fate(&Block::new(info, "true\n")).expect(info), expected, "{info}");
         }
         for info in [
             "sh no-test",
@@ -291,13 +287,13 @@ mod tests {
             "bash",
             "shell",
         ] {
-            assert!(fate(&block(info, "true\n")).is_err(), "{info} is taken");
+            assert!(fate(&Block::new(info, "true\n")).is_err(), "{info} is taken");
         }
     }
 
     #[test]
     fn of_a_console_the_commands_are_run() {
-        let console = block("console", "$ one \\\n  two\nprinted\n$ three\nprinted\n");
+        let console = Block::new("console", "$ one \\\n  two\nprinted\n$ three\nprinted\n");
         assert_eq!(script(&console), "one \\\n  two\nthree\n");
     }
 }

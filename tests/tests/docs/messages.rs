@@ -23,7 +23,7 @@ const SOURCES: [&str; 5] = [
 /// Stands in a heading for what differs from case to case.
 const VARIES: &str = "...";
 /// A shorter part of a message may be found by chance.
-const LEAST: usize = 6;
+const LEAST: usize = 5;
 
 /// A file of the source as the text of its messages.
 struct Source {
@@ -59,7 +59,7 @@ fn read(folder: &Path, sources: &mut Vec<Source>) -> Result<()> {
 
 /// A source without its tests and comments, and with strings over several lines as they are printed.
 fn spoken(text: &str) -> String {
-    let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
     let mut spoken = String::new();
     let mut continues = false;
     for line in code.lines() {
@@ -167,13 +167,9 @@ fn messages(text: &str) -> Vec<String> {
         .skip(1)
         .filter_map(|rest| {
             let message = rest.trim_start().strip_prefix('"')?;
-            // Quotes within are told by the backslash before them, which is gone: a message ends its line, or its argument.
-            let end = message
-                .find("\"\n")
-                .into_iter()
-                .chain(message.find("\")"))
-                .chain(message.find("\", "))
-                .min()?;
+            // A quote within the text is followed by more of it.
+            let is_end = |(at, _): &(usize, &str)| message[at + 1..].starts_with(['\n', ',', ')']);
+            let (end, _) = message.match_indices('"').find(is_end)?;
             Some(message[..end].to_owned())
         })
         .filter(|message| {
