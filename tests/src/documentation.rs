@@ -11,7 +11,6 @@
 //! | `console fails` | the same, and they must fail with what is shown |
 //! | `yaml` | validates it as a manifest, or as a part of a job's `spec` ([`manifests`]) |
 //! | `yaml values` | renders the chart with it |
-//! | `yaml prometheus` | has promtool check it as a configuration |
 //! | `yaml no-test: REASON` | nothing |
 //! | `promql` | has promtool parse it |
 //! | `... file=NAME` | writes it to this file before the commands that come after it |

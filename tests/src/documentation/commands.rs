@@ -29,7 +29,7 @@ install|upgrade)
   for argument in "$@"; do
     case $argument in --install|--wait|--reuse-values) ;; *) arguments+=("$argument") ;; esac
   done
-  exec 'HELM' template "${arguments[@]}" ;;
+  exec 'HELM' template --kube-version 1.30.0 "${arguments[@]}" ;;
 template|lint|package) exec 'HELM' "$verb" "$@" ;;
 *) echo "helm $verb needs a cluster" >&2; exit 1 ;;
 esac"#;

@@ -109,8 +109,7 @@ fn manifests_of(page: &Page) -> Result<()> {
     for block in &page.blocks {
         let found = match block.info.as_str() {
             "yaml values" => render(&block.text),
-            "yaml prometheus" => promtool(&["check", "config", "--syntax-only"], &block.text),
-            "promql" => promtool(&["check", "rules"], &rule(&block.text)),
+            "promql" => parse(&block.text),
             _ => manifests::of_block(block)
                 .and_then(|manifests| manifests.iter().try_for_each(manifests::Manifest::validate)),
         };
@@ -127,7 +126,7 @@ fn render(values: &str) -> Result<()> {
     let file = folder.path().join("values.yaml");
     fs_err::write(&file, values)?;
     let mut helm = Command::new(Binaries::build()?.path("helm"));
-    helm.args(["template", "vit-operator"])
+    helm.args(["template", "vit-operator", "--kube-version", "1.30.0"])
         .arg(operator::root().join("charts/vit-operator"))
         .arg("-f")
         .arg(&file);
@@ -135,20 +134,16 @@ fn render(values: &str) -> Result<()> {
     Ok(())
 }
 
-/// promtool takes this file.
-fn promtool(check: &[&str], text: &str) -> Result<()> {
+/// Prometheus understands this expression.
+fn parse(expression: &str) -> Result<()> {
+    let rule = serde_json::json!({"record": "documented", "expr": expression});
+    let rules = serde_json::json!({"groups": [{"name": "documented", "rules": [rule]}]});
     let file = tempfile::NamedTempFile::new()?;
-    fs_err::write(file.path(), text)?;
+    fs_err::write(file.path(), rules.to_string())?;
     let mut promtool = Command::new(packages::prometheus()?.with_file_name("promtool"));
-    promtool.args(check).arg(file.path());
+    promtool.args(["check", "rules"]).arg(file.path());
     command::run(&mut promtool)?;
     Ok(())
-}
-
-/// A file of rules with an expression in it.
-fn rule(expression: &str) -> String {
-    let rule = serde_json::json!({"record": "documented", "expr": expression});
-    serde_json::json!({"groups": [{"name": "documented", "rules": [rule]}]}).to_string()
 }
 
 /// Every block with commands says whether they are run. (The README is marked by nothing but languages.)
