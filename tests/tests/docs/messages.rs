@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use vit_tests::documentation::{self, Page};
 use vit_tests::operator::root;
 
