@@ -47,8 +47,9 @@ lint: libtorch ## Check with clippy; a warning is an error
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 
 .PHONY: generate
-generate: ## Make the CRD and the API reference from the types
+generate: ## Make the CRD, the API reference and the plugin's reference from the types
 	$(CARGO) run --locked -q -p crds --bin generate write
+	$(CARGO) run --locked -q -p kubectl-vit -- reference > docs/reference/kubectl-vit.md
 
 .PHONY: generated
 generated: binaries ## Check that made files are fresh
@@ -115,7 +116,7 @@ docs-write: binaries ## Make the pages of command lines anew
 	UPDATE_EXPECT=1 $(CARGO) test --workspace --locked --test docs -- reference
 
 .PHONY: e2e
-e2e: build ## Tests against a real API server and on a real cluster (as root)
+e2e: build binaries ## Tests against a real API server and on a real cluster (as root)
 	$(CARGO) test --workspace --locked --test harness
 	$(CARGO) test --workspace --locked --test api_server
 	$(CARGO) test --workspace --locked --test end_to_end

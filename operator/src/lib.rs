@@ -48,10 +48,13 @@ mod planner;
 mod policy;
 mod reconcile;
 mod run;
+mod survey;
 mod telemetry;
 
 pub use arguments::{Arguments, Command, RunArguments};
 pub use error::Error;
 pub use planner::StandalonePlanner;
+pub use policy::homogeneity::Refusal;
 pub use run::{RunError, run, run_with};
+pub use survey::{Holder, Question, Survey, SurveyedGroup, SurveyedNode};
 pub use telemetry::{LogError, start as start_logging};

@@ -38,6 +38,7 @@ pub mod node;
 pub mod operator;
 pub mod packages;
 pub mod pki;
+pub mod plugin;
 pub mod process;
 pub mod progress;
 pub mod prometheus;

@@ -1,6 +1,9 @@
 //! The resource on a real API server: what it refuses and in which words, what it fills in, and what `kubectl` shows.
 //! Needs root (the server runs in a network namespace of its own), but no nodes.
 
+#[path = "api_server/plugin.rs"]
+mod plugin;
+
 use std::io::Write as _;
 use std::process::Stdio;
 use std::sync::Arc;
@@ -180,6 +183,7 @@ fn main() -> Result<()> {
     let name = "api".parse()?;
     cluster::down(&name)?;
     let cluster = Arc::new(runtime.block_on(Cluster::up(ClusterConfig::control_plane(name)))?);
+    plugin::try_without_resource(&cluster);
     kubectl(&cluster, ["apply", "--server-side", "-f", CRD])?;
     kubectl(
         &cluster,
@@ -247,6 +251,9 @@ fn trials(cluster: Option<&Arc<Cluster>>) -> Result<Vec<Trial>> {
         trial("scale_changes_the_number_of_nodes".into(), scale, 0),
         trial("suspend_and_time_to_live_can_be_changed".into(), mutable, 0),
     ];
+    for (name, test) in plugin::TESTS {
+        trials.push(trial((*name).into(), *test, 0));
+    }
     for (index, (what, ..)) in REFUSED.iter().enumerate() {
         trials.push(trial(format!("refused: {what}"), refused, index));
     }

@@ -70,6 +70,18 @@ impl Fleet {
         self.node(name).map(|node| node.health)
     }
 
+    /// Pods, as `namespace/name`, that hold some of a resource, with how much, by node.
+    pub(crate) fn holders(&self, resource: &str) -> HashMap<&str, Vec<(&str, i64)>> {
+        let mut holders: HashMap<&str, Vec<(&str, i64)>> = HashMap::new();
+        for (key, pod) in &self.pods {
+            let amount = pod.requests.get(resource).copied().unwrap_or(0);
+            if let Some(node) = pod.node.as_deref().filter(|_| amount > 0) {
+                holders.entry(node).or_default().push((key, amount));
+            }
+        }
+        holders
+    }
+
     /// Takes in what the watch of nodes tells; whether it may matter to anyone.
     pub(crate) fn follow_nodes(&mut self, event: &Event<Node>) -> bool {
         match event {

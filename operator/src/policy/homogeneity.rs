@@ -66,32 +66,85 @@ impl Writer {
     }
 }
 
-/// Why a node cannot take a pod of the gang. The order is that in which reasons are looked for and told.
+/// Why a node cannot take a pod of the gang. The order is that in which reasons are looked for and told. What is written of
+/// one in `status.placement.rejected` is its [`Display`](fmt::Display).
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub(crate) enum Refusal {
+pub enum Refusal {
+    /// `placement.excludeNodes` names it.
     Excluded,
+    /// Attempts of the job failed there.
     FailedBefore,
+    /// A rank of the job was slow there.
     WasSlow,
+    /// It lacks labels of `workers.nodeSelector`, or of the flavors that Kueue assigned.
     SelectorMismatch,
+    /// It lacks the label of `placement.topology.required`.
     NoTopologyLabel,
+    /// No label tells the product of its GPUs.
     NoProductLabel,
+    /// An elastic gang had other GPUs, and fits without these.
     OtherGpus,
+    /// Its GPUs are not in `placement.gpu.products`.
     OtherProduct,
+    /// No label tells the memory of its GPUs, for which the job asks.
     MemoryUnknown,
+    /// Its GPUs have less memory than the job asks for.
     TooLittleGpuMemory,
+    /// It advertises shares of GPUs.
     Shared,
+    /// It has GPUs of several models.
     Mixed,
+    /// It has fewer GPUs than a pod asks for.
     TooFewGpus,
+    /// Its kubelet says that it is not ready, or nothing.
     NotReady,
+    /// It is marked as unschedulable.
     Cordoned,
+    /// It has a taint that the job does not tolerate.
     Tainted,
+    /// Fewer of its GPUs are allocatable than it has.
     Unhealthy,
+    /// Too few of its GPUs are free.
     InUse,
+    /// Too little cpu is free.
     NoCpu,
+    /// Too little memory is free.
     NoMemory,
+    /// Too little ephemeral storage is free.
     NoStorage,
+    /// It has as many pods as it takes.
     NoPodSlot,
+    /// It is kept for another job.
     Kept,
+}
+
+impl Refusal {
+    /// Every one, in order.
+    pub const ALL: [Self; 23] = [
+        Self::Excluded,
+        Self::FailedBefore,
+        Self::WasSlow,
+        Self::SelectorMismatch,
+        Self::NoTopologyLabel,
+        Self::NoProductLabel,
+        Self::OtherGpus,
+        Self::OtherProduct,
+        Self::MemoryUnknown,
+        Self::TooLittleGpuMemory,
+        Self::Shared,
+        Self::Mixed,
+        Self::TooFewGpus,
+        Self::NotReady,
+        Self::Cordoned,
+        Self::Tainted,
+        Self::Unhealthy,
+        Self::InUse,
+        Self::NoCpu,
+        Self::NoMemory,
+        Self::NoStorage,
+        Self::NoPodSlot,
+        Self::Kept,
+    ];
 }
 
 impl fmt::Display for Refusal {

@@ -14,6 +14,7 @@ mod faults;
 mod leader;
 mod lifecycle;
 mod placement;
+mod plugin;
 mod pod_groups;
 mod queueing;
 mod training;
@@ -104,6 +105,10 @@ const TESTS: &[(&str, Test)] = &[
     (
         "leader_goes_away_and_the_job_does_not_notice",
         faults::leader_goes_away,
+    ),
+    (
+        "plugin_shows_a_job_that_trains_and_steers_it",
+        plugin::shows_a_job_that_trains_and_steers_it,
     ),
     (
         "suspended_job_saves_and_resumes_where_it_stopped",

@@ -19,6 +19,7 @@ pub mod heartbeat;
 pub mod metrics;
 pub mod preset;
 pub mod progress;
+pub mod progress_line;
 pub mod run_config;
 
 pub use exit::{ExitCode, FailureClass};

@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
-use contract::Progress;
+use contract::{Progress, progress_line};
 
 /// Least time between two lines to read.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -21,7 +21,9 @@ impl Output {
     /// Writes a record; as text only where its turn has come.
     pub(super) fn progress(self, pace: &mut Pace, progress: &Progress) {
         match self {
-            Self::Text if pace.is_due(progress, Instant::now()) => write_line(&describe(progress)),
+            Self::Text if pace.is_due(progress, Instant::now()) => {
+                write_line(&progress_line::write(progress))
+            }
             Self::Text => {}
             Self::Json => write_line(&serde_json::to_string(progress).unwrap_or_default()),
         }
@@ -30,7 +32,11 @@ impl Output {
     /// Says how far it came, at the end.
     pub(super) fn end(self, progress: Option<&Progress>) {
         if let (Self::Text, Some(progress)) = (self, progress) {
-            write_line(&format!("ended at {}", describe(progress)));
+            write_line(&format!(
+                "{}{}",
+                progress_line::END,
+                progress_line::write(progress)
+            ));
         }
     }
 }
@@ -50,7 +56,7 @@ impl Pace {
             // The last step is told twice: when it is done, and again with the accuracy after it.
             let over = progress.step == progress.total_steps;
             (first_loss || over || now.duration_since(*shown) >= INTERVAL)
-                && describe(last) != describe(progress)
+                && progress_line::write(last) != progress_line::write(progress)
         });
         if due {
             self.last = Some((now, progress.clone()));
@@ -63,38 +69,6 @@ impl Pace {
 pub(crate) fn write_line(line: &str) {
     let mut stdout = std::io::stdout().lock();
     let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
-}
-
-/// A record as a line to read.
-pub(crate) fn describe(progress: &Progress) -> String {
-    let mut line = format!(
-        "epoch {}/{} step {}/{}",
-        progress.epoch, progress.total_epochs, progress.step, progress.total_steps
-    );
-    let mut add = |text: Option<String>| {
-        if let Some(text) = text {
-            line.push_str("  ");
-            line.push_str(&text);
-        }
-    };
-    add(progress.loss.map(|loss| format!("loss {loss:.4}")));
-    add(progress
-        .train_accuracy
-        .map(|accuracy| format!("train {accuracy:.4}")));
-    add(progress
-        .validation_accuracy
-        .map(|accuracy| format!("validation {accuracy:.4}")));
-    add(progress
-        .images_per_second
-        .map(|rate| format!("{rate:.0} images/s")));
-    add(progress
-        .sync_share
-        .map(|share| format!("sync {:.1}%", share * 100.0)));
-    add(progress
-        .eta_seconds
-        .filter(|seconds| *seconds > 0)
-        .map(|seconds| format!("{seconds} s left")));
-    line
 }
 
 #[cfg(test)]
@@ -121,23 +95,5 @@ mod tests {
         assert!(!due(3, Some(1.8), 60), "nothing new");
         assert!(due(9, Some(1.0), 61), "the last step");
         assert!(!due(9, Some(1.0), 62), "nothing new");
-    }
-
-    #[test]
-    fn a_line_holds_what_is_known() {
-        let mut progress = Progress {
-            total_epochs: 5,
-            total_steps: 50,
-            ..Progress::default()
-        };
-        assert_eq!(describe(&progress), "epoch 0/5 step 0/50");
-        progress.loss = Some(1.25);
-        progress.sync_share = Some(0.125);
-        progress.validation_accuracy = Some(0.5);
-        progress.eta_seconds = Some(7);
-        assert_eq!(
-            describe(&progress),
-            "epoch 0/5 step 0/50  loss 1.2500  validation 0.5000  sync 12.5%  7 s left"
-        );
     }
 }

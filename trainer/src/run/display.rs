@@ -3,12 +3,12 @@
 use std::io::{IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
 
-use contract::{ExitCode, Progress, RunConfig};
+use contract::{ExitCode, Progress, RunConfig, progress_line};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::agents::End;
 use super::line::live_line;
-use crate::agent::output::{Pace, describe, write_line};
+use crate::agent::output::{Pace, write_line};
 
 /// Columns of the spinner before the live line.
 const SPINNER: usize = 2;
@@ -57,7 +57,7 @@ impl Display {
             // The last column stays free: some terminals wrap as soon as it is written.
             bar.set_message(live_line(progress, columns.saturating_sub(SPINNER + 1)));
         } else if self.pace.is_due(progress, Instant::now()) {
-            write_line(&describe(progress));
+            write_line(&progress_line::write(progress));
         }
     }
 

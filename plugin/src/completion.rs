@@ -1,0 +1,150 @@
+//! Completion, by the protocol of kubectl: for `kubectl vit WORDS<TAB>` it runs a program of the name `kubectl_complete-vit`
+//! with the words, and reads candidates from its standard output. This binary is that program under that name.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+use std::time::Duration;
+
+use clap::{CommandFactory as _, FromArgMatches as _};
+use clap_complete::engine::{ArgValueCandidates, ArgValueCompleter, CompletionCandidate, complete};
+use crds::{Phase, ViTTrainingJob};
+use kube::ResourceExt as _;
+use kube::api::ListParams;
+
+use crate::CommandLine;
+use crate::cluster::{Cluster, Connection};
+use crate::output;
+
+/// The name under which kubectl looks for it.
+const NAME: &str = "kubectl_complete-vit";
+/// A shell that waits for longer would be in the way.
+const TIMEOUT: Duration = Duration::from_secs(3);
+/// Jobs that are proposed, at most.
+const MOST: u32 = 500;
+/// `ShellCompDirectiveNoFileComp` of Cobra: what is not proposed is not a file either.
+const NO_FILES: &str = ":4";
+
+/// Whether the program was called to complete a command line.
+pub(crate) fn is_asked() -> bool {
+    let program = std::env::args_os().next();
+    let name = program.as_deref().map(Path::new).and_then(Path::file_stem);
+    name == Some(OsStr::new(NAME))
+}
+
+/// Writes the candidates for the last word of the command line, each with what it stands for.
+pub(crate) fn run() {
+    let mut words: Vec<OsString> = std::env::args_os().collect();
+    words[0] = "kubectl-vit".into();
+    let last = words.len() - 1;
+    let candidates = complete(&mut CommandLine::command(), words, last, None).unwrap_or_default();
+    let mut text = String::new();
+    for candidate in candidates.iter().filter(|candidate| !candidate.is_hide_set()) {
+        let value = candidate.get_value().to_string_lossy();
+        let help = candidate.get_help().map(ToString::to_string).unwrap_or_default();
+        text += &match help.lines().next() {
+            Some(help) if !help.is_empty() => format!("{value}\t{help}\n"),
+            _ => format!("{value}\n"),
+        };
+    }
+    // A shell that has gone away needs none.
+    let _ = output::print(&format!("{text}{NO_FILES}\n"));
+}
+
+/// Proposes the jobs of the namespace that the command line names.
+pub(crate) fn jobs() -> ArgValueCompleter {
+    ArgValueCompleter::new(|current: &OsStr| {
+        let current = current.to_string_lossy();
+        let mut found = fetch(connection()).unwrap_or_default();
+        found.retain(|job| job.name_any().starts_with(&*current));
+        found.iter().map(candidate).collect()
+    })
+}
+
+/// Proposes phases.
+pub(crate) fn phases() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        Phase::ALL
+            .iter()
+            .map(|phase| CompletionCandidate::new(phase.as_str()))
+            .collect()
+    })
+}
+
+fn candidate(job: &ViTTrainingJob) -> CompletionCandidate {
+    CompletionCandidate::new(job.name_any()).help(Some(crate::wait::describe(job).into()))
+}
+
+/// The flags that say which cluster, of a command line that is not complete.
+fn connection() -> Connection {
+    let words: Vec<OsString> = std::env::args_os().collect();
+    of_words(words)
+}
+
+fn of_words(mut words: Vec<OsString>) -> Connection {
+    // The word that is being completed may be anything.
+    words.pop();
+    let matches = CommandLine::command()
+        .ignore_errors(true)
+        .try_get_matches_from(words);
+    let Ok(matches) = matches else {
+        return Connection::default();
+    };
+    // A global flag is where it was given: before or after the subcommand.
+    let innermost = matches.subcommand().map_or(&matches, |(_, inner)| inner);
+    Connection::from_arg_matches(innermost).unwrap_or_default()
+}
+
+fn fetch(connection: Connection) -> Option<Vec<ViTTrainingJob>> {
+    let runtime = crate::runtime().ok()?;
+    runtime.block_on(async {
+        let asking = async {
+            let cluster = Cluster::connect(&connection).await.ok()?;
+            let params = ListParams::default().limit(MOST);
+            Some(cluster.jobs().list(&params).await.ok()?.items)
+        };
+        tokio::time::timeout(TIMEOUT, asking).await.ok()?
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_incomplete_command_line_tells_its_namespace() {
+        let namespace = |line: &str| {
+            let mut words: Vec<OsString> = line.split(' ').map(Into::into).collect();
+            words.push(OsString::new());
+            of_words(words).namespace
+        };
+        assert_eq!(namespace("kubectl-vit status"), None);
+        assert_eq!(
+            namespace("kubectl-vit status -n research").as_deref(),
+            Some("research")
+        );
+        assert_eq!(
+            namespace("kubectl-vit -n research logs --rank 1").as_deref(),
+            Some("research")
+        );
+    }
+
+    #[test]
+    fn subcommands_and_phases_are_proposed() {
+        let proposed = |words: &[&str]| -> Vec<String> {
+            let words: Vec<OsString> = words.iter().map(Into::into).collect();
+            let last = words.len() - 1;
+            let candidates = complete(&mut CommandLine::command(), words, last, None).expect("completes");
+            let values = candidates
+                .iter()
+                .map(|candidate| candidate.get_value().to_string_lossy());
+            values.map(Into::into).collect()
+        };
+        assert_eq!(proposed(&["kubectl-vit", "sta"]), ["status"]);
+        assert_eq!(proposed(&["kubectl-vit", "list", "--phase", "Ru"]), ["Running"]);
+        let all = proposed(&["kubectl-vit", ""]);
+        assert!(
+            all.contains(&"why".into()) && !all.contains(&"reference".into()),
+            "{all:?}"
+        );
+    }
+}

@@ -1,0 +1,239 @@
+//! The pods of a job's gang: which rank is where, and what their agents and logs tell.
+
+use std::time::Duration;
+
+use contract::environment::DEFAULT_AGENT_PORT;
+use crds::{ViTTrainingJob, labels};
+use futures::StreamExt as _;
+use k8s_openapi::api::core::v1::{ContainerState, Pod};
+use kube::ResourceExt as _;
+use kube::api::{ListParams, LogParams};
+
+use crate::cluster::Cluster;
+use crate::error::Error;
+use crate::losses::Losses;
+use crate::step_times::StepTimes;
+
+/// Agents that are asked, at most: with more, the first ones stand for all.
+pub(crate) const AGENTS_ASKED: usize = 64;
+/// So many at once.
+const AT_ONCE: usize = 16;
+/// An agent that does not answer by then is left out.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Lines of rank 0's log that are read for its losses: one every five seconds, so almost three hours.
+const LOG_LINES: i64 = 2000;
+
+/// What was asked for, or why it is not there.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Found<T> {
+    /// It.
+    Yes(T),
+    /// There is none, and nothing is wrong with that.
+    None,
+    /// There may be some: the reason for which it cannot be shown.
+    No(String),
+}
+
+impl<T> Found<T> {
+    pub(crate) fn yes(&self) -> Option<&T> {
+        match self {
+            Self::Yes(value) => Some(value),
+            Self::None | Self::No(_) => None,
+        }
+    }
+}
+
+/// A pod of a gang.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct Member {
+    pub(crate) attempt: i32,
+    pub(crate) node_rank: i32,
+    pub(crate) pod: String,
+    /// What it does, in a word or the kubelet's.
+    pub(crate) state: String,
+    pub(crate) is_ready: bool,
+    /// Whether it has a log.
+    pub(crate) has_run: bool,
+}
+
+impl Member {
+    /// `None` for a pod that is not of a gang.
+    pub(crate) fn of(pod: &Pod) -> Option<Self> {
+        let label = |key: &str| pod.labels().get(key)?.parse().ok();
+        let status = pod.status.as_ref();
+        let phase = status
+            .and_then(|status| status.phase.as_deref())
+            .unwrap_or("Pending");
+        let container = status
+            .and_then(|status| status.container_statuses.as_ref())
+            .and_then(|containers| containers.first());
+        let is_ready = container.is_some_and(|container| container.ready);
+        let state = container.and_then(|container| container.state.as_ref());
+        let has_run = state.is_some_and(|state| state.running.is_some() || state.terminated.is_some());
+        let words = if pod.metadata.deletion_timestamp.is_some() {
+            "ending".into()
+        } else {
+            state.map_or_else(|| phase.to_lowercase(), |state| words(state, is_ready))
+        };
+        Some(Self {
+            attempt: label(labels::ATTEMPT)?,
+            node_rank: label(labels::NODE_RANK)?,
+            pod: pod.name_any(),
+            state: words,
+            is_ready,
+            has_run,
+        })
+    }
+}
+
+fn words(state: &ContainerState, is_ready: bool) -> String {
+    match (&state.waiting, &state.terminated) {
+        (Some(waiting), _) => waiting.reason.clone().unwrap_or_else(|| "waiting".into()),
+        (_, Some(ended)) if ended.exit_code == 0 => "done".into(),
+        (_, Some(ended)) => format!("ended with exit code {}", ended.exit_code),
+        _ if is_ready => "ready".into(),
+        _ => "starting".into(),
+    }
+}
+
+/// The pods of a job, of whatever attempt, in the order of attempts and node ranks.
+pub(crate) async fn members(cluster: &Cluster, job: &ViTTrainingJob) -> Result<Vec<Member>, Error> {
+    let params = ListParams::default().labels(&format!("{}={}", labels::JOB_NAME, job.name_any()));
+    let pods = cluster
+        .pods()
+        .list(&params)
+        .await
+        .map_err(|error| cluster.error("list the job's pods", error))?;
+    let mut members: Vec<Member> = pods.items.iter().filter_map(Member::of).collect();
+    members.sort_unstable_by_key(|member| (member.attempt, member.node_rank));
+    Ok(members)
+}
+
+/// Where steps' time went, as the agents of these pods tell it through the API server.
+pub(crate) async fn step_times(cluster: &Cluster, members: &[&Member]) -> Found<StepTimes> {
+    let asked: Vec<&str> = members
+        .iter()
+        .filter(|member| member.is_ready)
+        .take(AGENTS_ASKED)
+        .map(|member| member.pod.as_str())
+        .collect();
+    if asked.is_empty() {
+        return Found::None;
+    }
+    let answers: Vec<Result<String, Error>> = futures::stream::iter(asked)
+        .map(|pod| metrics(cluster, pod))
+        .buffer_unordered(AT_ONCE)
+        .collect()
+        .await;
+    let mut times = StepTimes::default();
+    let mut failure = None;
+    let mut is_answered = false;
+    for answer in answers {
+        match answer {
+            Ok(text) => {
+                is_answered = true;
+                times.add(&text);
+            }
+            Err(error) => failure = Some(error.to_string()),
+        }
+    }
+    match failure {
+        Some(why) if !is_answered => Found::No(why),
+        _ => Found::Yes(times),
+    }
+}
+
+async fn metrics(cluster: &Cluster, pod: &str) -> Result<String, Error> {
+    let path = format!(
+        "/api/v1/namespaces/{}/pods/{pod}:{DEFAULT_AGENT_PORT}/proxy/metrics",
+        cluster.namespace()
+    );
+    let doing = format!("ask the agent of pod {pod}");
+    let refused = |message: String| Error::Refused {
+        doing: doing.clone(),
+        message,
+    };
+    let request = http::Request::get(path)
+        .body(vec![])
+        .map_err(|error| refused(error.to_string()))?;
+    match tokio::time::timeout(ANSWER_TIMEOUT, cluster.client().request_text(request)).await {
+        Ok(Ok(text)) => Ok(text),
+        Ok(Err(error)) => Err(cluster.error(&doing, error)),
+        Err(_) => Err(refused(format!(
+            "no answer within {} s",
+            ANSWER_TIMEOUT.as_secs()
+        ))),
+    }
+}
+
+/// The course of the loss, from the log of the pod that holds rank 0.
+pub(crate) async fn losses(cluster: &Cluster, member: &Member) -> Found<Losses> {
+    if !member.has_run {
+        return Found::None;
+    }
+    let params = LogParams {
+        tail_lines: Some(LOG_LINES),
+        timestamps: true,
+        ..LogParams::default()
+    };
+    let reading = cluster.pods();
+    match tokio::time::timeout(ANSWER_TIMEOUT, reading.logs(&member.pod, &params)).await {
+        Ok(Ok(log)) => Found::Yes(Losses::read(&log)),
+        Ok(Err(error)) => Found::No(
+            cluster
+                .error(&format!("read the log of pod {}", member.pod), error)
+                .to_string(),
+        ),
+        Err(_) => Found::No(format!(
+            "the log of pod {} did not come within {} s",
+            member.pod,
+            ANSWER_TIMEOUT.as_secs()
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn state(state: Value, ready: bool) -> (String, bool, bool) {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": "digits-2-1", "labels": {
+                "vit-operator.dev/attempt": "2", "vit-operator.dev/node-rank": "1"}},
+            "status": {"phase": "Running", "containerStatuses": [{
+                "name": "trainer", "image": "", "imageID": "", "restartCount": 0, "ready": ready, "state": state}]},
+        }))
+        .expect("a pod");
+        let member = Member::of(&pod).expect("of a gang");
+        assert_eq!((member.attempt, member.node_rank), (2, 1));
+        (member.state, member.is_ready, member.has_run)
+    }
+
+    #[test]
+    fn a_pods_state_is_told_in_a_word() {
+        assert_eq!(state(json!({"running": {}}), true), ("ready".into(), true, true));
+        assert_eq!(
+            state(json!({"running": {}}), false),
+            ("starting".into(), false, true)
+        );
+        assert_eq!(
+            state(json!({"waiting": {"reason": "ImagePullBackOff"}}), false),
+            ("ImagePullBackOff".into(), false, false)
+        );
+        assert_eq!(
+            state(json!({"terminated": {"exitCode": 0}}), false),
+            ("done".into(), false, true)
+        );
+        assert_eq!(
+            state(json!({"terminated": {"exitCode": 77}}), false),
+            ("ended with exit code 77".into(), false, true)
+        );
+    }
+
+    #[test]
+    fn other_pods_are_of_no_gang() {
+        assert_eq!(Member::of(&Pod::default()), None);
+    }
+}

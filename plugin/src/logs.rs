@@ -1,0 +1,337 @@
+//! `kubectl vit logs`: the log of the pod that holds a rank.
+
+use std::io::Write as _;
+use std::time::Duration;
+
+use crds::{Phase, ViTTrainingJob};
+use futures::AsyncReadExt as _;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::LogParams;
+
+use crate::cluster::{Cluster, JobName};
+use crate::error::{Error, Exit};
+use crate::gang::{Member, members};
+use crate::output::tell;
+use crate::text::counted;
+use crate::wait::{Patience, Seen, wait};
+
+/// Until pods that are being created are looked for again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// Print the log of the pod that holds a rank
+///
+/// The ranks of one pod share its log. Pods of an attempt that failed are deleted before the next one starts, and their logs
+/// with them: of those, status.lastFailure keeps the words of the rank that failed.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: kubectl vit logs digits --rank 3 -f")]
+pub(crate) struct Arguments {
+    /// The job
+    #[arg(value_name = "JOB", add = crate::completion::jobs())]
+    job: JobName,
+    /// The rank
+    #[arg(short, long, value_name = "RANK", default_value_t = 0)]
+    rank: u32,
+    /// Attempt, in place of the present one, if its pods are still there
+    #[arg(long, value_name = "N")]
+    attempt: Option<i32>,
+    /// Follow the log, from one attempt to the next, until the job is over
+    #[arg(short, long, conflicts_with = "attempt")]
+    follow: bool,
+    /// Only so many lines from the end
+    #[arg(long, value_name = "LINES")]
+    tail: Option<u32>,
+    /// Only lines of the last so many seconds
+    #[arg(long, value_name = "SECONDS")]
+    since: Option<u32>,
+    /// Each line with its time
+    #[arg(long)]
+    timestamps: bool,
+}
+
+pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit, Error> {
+    let name = &arguments.job;
+    let mut job = cluster.job(name).await?;
+    check_rank(&job, arguments.rank)?;
+    let mut shown: Option<i32> = None;
+    loop {
+        let attempt = arguments.attempt.unwrap_or_else(|| attempt_of(&job));
+        match find(&job, &members(cluster, &job).await?, arguments.rank, attempt) {
+            Ok((member, note)) => {
+                match (shown, note) {
+                    (None, Some(note)) => tell(&note),
+                    (Some(before), _) => tell(&format!(
+                        "--- attempt {before} is over; attempt {attempt}, pod {} ---",
+                        member.pod
+                    )),
+                    (None, None) => {}
+                }
+                stream(cluster, &member, arguments, shown.is_some()).await?;
+                shown = Some(attempt);
+            }
+            // What is followed may not have begun yet.
+            Err(_) if arguments.follow && !is_over(&job) => tokio::time::sleep(RETRY).await,
+            Err(error) => return Err(error),
+        }
+        if !arguments.follow {
+            return Ok(Exit::Done);
+        }
+        job = match next(cluster, name, shown, arguments.rank).await? {
+            Some(job) => job,
+            None => return Ok(Exit::Done),
+        };
+    }
+}
+
+/// A job that can never have such a rank is told so, rather than waited for.
+fn check_rank(job: &ViTTrainingJob, rank: u32) -> Result<(), Error> {
+    let spec = &job.spec;
+    let most = spec.elastic.as_ref().and_then(|elastic| elastic.max_nodes);
+    let placed = job.status.as_ref().and_then(|status| status.placement.as_ref());
+    let placed = placed.map_or(0, |placement| placement.nodes.len() as i64);
+    let nodes = i64::from(most.unwrap_or(spec.workers.nodes).max(spec.workers.nodes)).max(placed);
+    let ranks = nodes * i64::from(spec.workers.gpus_per_node);
+    if i64::from(rank) < ranks {
+        return Ok(());
+    }
+    Err(Error::NotFound(format!(
+        "job {} has no rank {rank}: {} of {} have ranks 0 to {}",
+        job.metadata.name.as_deref().unwrap_or_default(),
+        counted(nodes, "node"),
+        counted(spec.workers.gpus_per_node, "GPU"),
+        ranks - 1
+    )))
+}
+
+fn attempt_of(job: &ViTTrainingJob) -> i32 {
+    job.status.as_ref().map_or(0, |status| status.attempt)
+}
+
+fn is_over(job: &ViTTrainingJob) -> bool {
+    let phase = job.status.as_ref().and_then(|status| status.phase);
+    phase.is_some_and(Phase::is_terminal)
+}
+
+/// The pod that holds a rank in an attempt, and what whoever reads its log should know.
+fn find(
+    job: &ViTTrainingJob,
+    members: &[Member],
+    rank: u32,
+    attempt: i32,
+) -> Result<(Member, Option<String>), Error> {
+    let name = job.metadata.name.clone().unwrap_or_default();
+    let status = job.status.clone().unwrap_or_default();
+    let rank = i32::try_from(rank).unwrap_or(i32::MAX);
+    if status.attempt == 0 {
+        return Err(Error::NotFound(format!(
+            "job {name} has had no pods yet: kubectl vit why {name} tells what it waits for"
+        )));
+    }
+    let gpus = job.spec.workers.gpus_per_node.max(1);
+    let of_attempt: Vec<&Member> = members
+        .iter()
+        .filter(|member| member.attempt == attempt)
+        .collect();
+    if of_attempt.is_empty() {
+        let present: Vec<String> = members.iter().map(|member| member.attempt.to_string()).collect();
+        let mut words =
+            format!("the pods of attempt {attempt} of job {name} are gone, and their logs with them");
+        if let Some(other) = present.last() {
+            words += &format!("; there are pods of attempt {other}");
+        }
+        if let Some(failure) = status.last_failure.filter(|failure| failure.attempt == attempt) {
+            words += &format!("; it failed as {}: {}", failure.class, failure.message);
+        }
+        return Err(Error::NotFound(words));
+    }
+    let node_rank = rank / gpus;
+    let Some(member) = of_attempt.iter().find(|member| member.node_rank == node_rank) else {
+        let nodes = status.placement.map_or(of_attempt.len(), |placement| {
+            placement.nodes.len().max(of_attempt.len())
+        });
+        let ranks = nodes as i32 * gpus;
+        return Err(Error::NotFound(if rank >= ranks {
+            format!(
+                "attempt {attempt} of job {name} has no rank {rank}: {} of {} have ranks 0 to {}",
+                counted(nodes as i64, "pod"),
+                counted(gpus, "GPU"),
+                ranks - 1
+            )
+        } else {
+            format!("the pod of rank {rank} in attempt {attempt} of job {name} is gone, and its log with it")
+        }));
+    };
+    let first = node_rank * gpus;
+    let note = (gpus > 1).then(|| {
+        format!(
+            "ranks {first} to {} share the log of pod {}",
+            first + gpus - 1,
+            member.pod
+        )
+    });
+    Ok(((*member).clone(), note))
+}
+
+/// Waits for the attempt after one that was shown, or for the first; `None` where the job ends without.
+async fn next(
+    cluster: &Cluster,
+    name: &JobName,
+    shown: Option<i32>,
+    rank: u32,
+) -> Result<Option<ViTTrainingJob>, Error> {
+    let patience = Patience { timeout: None };
+    wait(cluster, name, "the next attempt", patience, |seen| {
+        let Seen::Job(job) = seen else {
+            return Some(Ok(None));
+        };
+        let status = job.status.clone().unwrap_or_default();
+        let size = status.workers.unwrap_or_default().desired * job.spec.workers.gpus_per_node;
+        let has_rank = i64::from(rank) < i64::from(size);
+        match status.phase? {
+            phase if phase.is_terminal() => Some(Ok(None)),
+            Phase::Starting | Phase::Running if Some(status.attempt) > shown && has_rank => {
+                Some(Ok(Some(*job)))
+            }
+            _ => None,
+        }
+    })
+    .await
+}
+
+/// Copies the log to standard output, as it comes.
+async fn stream(
+    cluster: &Cluster,
+    member: &Member,
+    arguments: &Arguments,
+    is_next: bool,
+) -> Result<(), Error> {
+    let pods = cluster.pods();
+    let doing = format!("read the log of pod {}", member.pod);
+    if arguments.follow && !member.has_run {
+        let started = kube::runtime::wait::await_condition(pods.clone(), &member.pod, |pod: Option<&Pod>| {
+            pod.is_none_or(|pod| Member::of(pod).is_some_and(|member| member.has_run))
+        });
+        started.await.map_err(|error| Error::Refused {
+            doing: doing.clone(),
+            message: crate::error::chain(&error),
+        })?;
+    } else if !member.has_run {
+        return Err(Error::NotFound(format!(
+            "pod {} has not started yet ({}): there is no log",
+            member.pod, member.state
+        )));
+    }
+    let params = LogParams {
+        follow: arguments.follow,
+        // Of a later attempt everything is new.
+        tail_lines: arguments.tail.map(i64::from).filter(|_| !is_next),
+        since_seconds: arguments.since.map(i64::from).filter(|_| !is_next),
+        timestamps: arguments.timestamps,
+        ..LogParams::default()
+    };
+    let reading = pods
+        .log_stream(&member.pod, &params)
+        .await
+        .map_err(|error| cluster.error(&doing, error))?;
+    let mut reading = std::pin::pin!(reading);
+    let mut buffer = vec![0; 16 * 1024];
+    loop {
+        let read = match reading.read(&mut buffer).await {
+            Ok(0) => return Ok(()),
+            Ok(read) => read,
+            Err(error) => {
+                return Err(Error::Refused {
+                    doing,
+                    message: error.to_string(),
+                });
+            }
+        };
+        let mut stdout = std::io::stdout().lock();
+        stdout.write_all(&buffer[..read])?;
+        stdout.flush()?;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::status::tests::job;
+
+    fn member(attempt: i32, node_rank: i32) -> Member {
+        Member {
+            attempt,
+            node_rank,
+            pod: format!("digits-{attempt}-{node_rank}"),
+            state: "ready".into(),
+            is_ready: true,
+            has_run: true,
+        }
+    }
+
+    fn two_gpus_a_node() -> ViTTrainingJob {
+        let mut job = job(
+            json!({"phase": "Running", "attempt": 2, "placement": {"nodes": ["node1", "node2"]},
+            "lastFailure": {"attempt": 1, "class": "Killed", "message": "signal 9"}}),
+        );
+        job.spec.workers.gpus_per_node = 2;
+        job
+    }
+
+    #[test]
+    fn ranks_are_found_in_their_pods() {
+        let members = [member(2, 0), member(2, 1)];
+        let pod = |rank| {
+            let (member, note) = find(&two_gpus_a_node(), &members, rank, 2).expect("is there");
+            (member.pod, note.expect("two ranks share a pod"))
+        };
+        assert_eq!(pod(1).0, "digits-2-0");
+        assert_eq!(
+            pod(2),
+            (
+                "digits-2-1".into(),
+                "ranks 2 to 3 share the log of pod digits-2-1".into()
+            )
+        );
+    }
+
+    #[test]
+    fn a_rank_that_can_never_be_is_not_waited_for() {
+        let mut job = two_gpus_a_node();
+        check_rank(&job, 3).expect("two nodes of two GPUs");
+        let error = check_rank(&job, 4).expect_err("refused");
+        assert_eq!(
+            error.to_string(),
+            "job digits has no rank 4: 2 nodes of 2 GPUs have ranks 0 to 3"
+        );
+        job.spec.elastic = serde_json::from_value(json!({"maxNodes": 4})).ok();
+        check_rank(&job, 7).expect("it may grow");
+    }
+
+    #[test]
+    fn what_is_gone_or_never_was_is_told_as_such() {
+        let job = two_gpus_a_node();
+        let members = [member(2, 0), member(2, 1)];
+        let refused = |members: &[Member], rank, attempt| {
+            let error = find(&job, members, rank, attempt).expect_err("not there");
+            assert_eq!(error.exit(), Exit::NotFound);
+            error.to_string()
+        };
+        assert_eq!(
+            refused(&members, 4, 2),
+            "attempt 2 of job digits has no rank 4: 2 pods of 2 GPUs have ranks 0 to 3"
+        );
+        assert_eq!(
+            refused(&members[..1], 3, 2),
+            "the pod of rank 3 in attempt 2 of job digits is gone, and its log with it"
+        );
+        assert_eq!(
+            refused(&members, 0, 1),
+            "the pods of attempt 1 of job digits are gone, and their logs with them; there are pods of attempt 2; it \
+             failed as Killed: signal 9"
+        );
+        let new = crate::status::tests::job(json!({"phase": "Pending", "attempt": 0}));
+        let words = find(&new, &[], 0, 0).expect_err("no pods").to_string();
+        assert!(words.starts_with("job digits has had no pods yet"), "{words}");
+    }
+}

@@ -1,0 +1,172 @@
+//! `kubectl vit`: what ViTTrainingJobs do, why they wait or failed, and what to do about it.
+//!
+//! ```text
+//!   command line --> cluster (kubeconfig, context, namespace)
+//!                      |-- jobs ----------------+
+//!                      |-- pods, agents, logs --+--> a value --(pure)--> text, JSON or YAML
+//!                      +-- nodes ---------------+      |
+//!                                                      +-- nodes are judged by the operator's own planner
+//! ```
+//!
+//! A file a subcommand; what it shows is rendered by a pure function beside it. [`cluster`], [`gang`] and [`wait`] do the
+//! input.
+#![forbid(unsafe_code)]
+
+mod cluster;
+mod completion;
+mod delete;
+mod error;
+mod gang;
+mod list;
+mod logs;
+mod losses;
+mod nodes;
+mod output;
+mod paint;
+mod reference;
+mod run;
+mod scale;
+mod status;
+mod step_times;
+mod suspend;
+mod text;
+mod wait;
+mod watch;
+mod why;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use tokio::runtime::Runtime;
+
+use cluster::{Cluster, Connection};
+use error::{EXIT_CODES, Error, Exit};
+
+/// See and steer ViTTrainingJobs: what they do, why they wait or failed, and what to do about it
+#[derive(Debug, Parser)]
+#[command(name = "kubectl-vit", bin_name = "kubectl vit", version, after_help = EXIT_CODES)]
+struct CommandLine {
+    #[command(subcommand)]
+    command: Command,
+    #[command(flatten)]
+    connection: Connection,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Run(Box<run::Arguments>),
+    List(list::Arguments),
+    Status(status::Arguments),
+    Watch(watch::Arguments),
+    Why(why::Arguments),
+    Logs(logs::Arguments),
+    /// Stop a job after a checkpoint, and give its GPUs back
+    #[command(after_help = "Example: kubectl vit suspend digits --wait")]
+    Suspend(suspend::Arguments),
+    /// Let a suspended job go on from its checkpoint
+    #[command(after_help = "Example: kubectl vit resume digits --wait")]
+    Resume(suspend::Arguments),
+    Scale(scale::Arguments),
+    Nodes(nodes::Arguments),
+    Delete(delete::Arguments),
+    /// Print the reference of all commands as Markdown
+    #[command(
+        hide = true,
+        after_help = "Example: kubectl vit reference > docs/reference/kubectl-vit.md"
+    )]
+    Reference,
+}
+
+fn main() -> ExitCode {
+    if completion::is_asked() {
+        completion::run();
+        return ExitCode::SUCCESS;
+    }
+    let line = CommandLine::parse();
+    let outcome = runtime()
+        .map_err(Error::Output)
+        .and_then(|runtime| runtime.block_on(execute(&line)));
+    let exit = outcome.unwrap_or_else(|error| {
+        if !matches!(error, Error::ClosedPipe) {
+            output::tell(&format!("error: {error}"));
+        }
+        error.exit()
+    });
+    ExitCode::from(exit.code())
+}
+
+/// What waits for the API server.
+fn runtime() -> std::io::Result<Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
+async fn execute(line: &CommandLine) -> Result<Exit, Error> {
+    let connection = &line.connection;
+    match &line.command {
+        Command::Reference => {
+            output::print(&reference::markdown())?;
+            Ok(Exit::Done)
+        }
+        Command::Run(arguments) => run::run(connection, arguments).await,
+        Command::List(arguments) => list::run(&Cluster::connect(connection).await?, arguments).await,
+        Command::Status(arguments) => status::run(&Cluster::connect(connection).await?, arguments).await,
+        Command::Watch(arguments) => watch::run(&Cluster::connect(connection).await?, arguments).await,
+        Command::Why(arguments) => why::run(&Cluster::connect(connection).await?, arguments).await,
+        Command::Logs(arguments) => logs::run(&Cluster::connect(connection).await?, arguments).await,
+        Command::Suspend(arguments) => {
+            suspend::run(
+                &Cluster::connect(connection).await?,
+                arguments,
+                suspend::Wish::Suspend,
+            )
+            .await
+        }
+        Command::Resume(arguments) => {
+            suspend::run(
+                &Cluster::connect(connection).await?,
+                arguments,
+                suspend::Wish::Resume,
+            )
+            .await
+        }
+        Command::Scale(arguments) => scale::run(&Cluster::connect(connection).await?, arguments).await,
+        Command::Nodes(arguments) => nodes::run(&Cluster::connect(connection).await?, arguments).await,
+        Command::Delete(arguments) => delete::run(&Cluster::connect(connection).await?, arguments).await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    fn check(command: &clap::Command, path: &str) {
+        let help = command.get_after_help().map(ToString::to_string);
+        assert!(
+            help.is_some_and(|help| help.contains("Example")) || command.has_subcommands(),
+            "{path} --help has no example"
+        );
+        assert!(
+            command.get_about().is_some(),
+            "{path} --help does not say what it does"
+        );
+        for argument in command.get_arguments() {
+            assert!(
+                argument.get_help().is_some(),
+                "{path} --help does not explain {}",
+                argument.get_id()
+            );
+        }
+        for subcommand in command.get_subcommands() {
+            check(subcommand, &format!("{path} {}", subcommand.get_name()));
+        }
+    }
+
+    #[test]
+    fn every_command_explains_itself_with_an_example() {
+        let command = CommandLine::command();
+        command.clone().debug_assert();
+        check(&command, "kubectl vit");
+    }
+}

@@ -1,0 +1,209 @@
+//! `kubectl vit nodes`: the GPUs of the cluster as the operator's planner sees them. It is the planner's own code that groups
+//! and refuses here.
+
+mod render;
+
+use crds::validate;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::Api;
+use kube::api::ListParams;
+use serde::Serialize;
+use vit_operator::{Question, Survey, SurveyedGroup};
+
+use crate::cluster::{Cluster, JobName};
+use crate::error::{Error, Exit};
+use crate::output::{self, Format};
+use crate::paint::Paint;
+use render::render;
+
+/// Objects that are asked for at once.
+const PAGE: u32 = 500;
+
+/// Show the GPUs of the cluster by group: free, used, and nodes that are refused, with the reason
+///
+/// Groups and reasons are those of the operator's planner. Without --job, nodes are looked at for a pod that wants GPUs and
+/// nothing else: taints count against a node, labels do not.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  kubectl vit nodes\n  kubectl vit nodes --job digits")]
+pub(crate) struct Arguments {
+    /// As this job sees them: its products, memory, labels, tolerations and requests
+    #[arg(long, value_name = "JOB", conflicts_with_all = ["gpu_resource", "gpus_per_node"], add = crate::completion::jobs())]
+    job: Option<JobName>,
+    /// Resource by which nodes count their GPUs
+    #[arg(long, value_name = "NAME", default_value = "nvidia.com/gpu")]
+    gpu_resource: String,
+    /// GPUs that a pod wants of a node
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    gpus_per_node: u32,
+    /// Output format; wide lists every node of large groups, and the pods that hold GPUs
+    #[arg(short, long, value_enum)]
+    output: Option<Format>,
+}
+
+pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit, Error> {
+    let question = match &arguments.job {
+        Some(name) => {
+            let job = cluster.job(name).await?;
+            let granted = job.status.as_ref().and_then(|status| status.admission.as_ref());
+            Question::of(&validate(&job)?.within(granted))
+        }
+        None => Question::any(&arguments.gpu_resource, arguments.gpus_per_node),
+    };
+    let nodes: Vec<Node> = all(cluster, "list nodes").await?;
+    // Without rights to pods of all namespaces, groups and what nodes have can still be shown.
+    let (pods, unknown) = match all::<Pod>(cluster, "list the pods of all namespaces").await {
+        Ok(pods) => (pods, None),
+        Err(Error::Refused { doing, message }) => (vec![], Some(format!("cannot {doing}: {message}"))),
+        Err(error) => return Err(error),
+    };
+    let others = other_resources(&nodes, question.gpu_resource());
+    let survey = Survey::new(nodes, pods);
+    let report = Report {
+        gpu_resource: question.gpu_resource().into(),
+        gpus_per_node: question.gpus_per_node(),
+        asked_by: arguments
+            .job
+            .as_ref()
+            .map(|name| format!("{}/{name}", cluster.namespace())),
+        nodes_without: survey.nodes_without(question.gpu_resource()),
+        other_resources: others,
+        use_unknown: unknown,
+        groups: survey.groups(&question).into_iter().map(Group::of).collect(),
+    };
+    match arguments.output.filter(|format| format.is_object()) {
+        Some(format) => {
+            let nodes = report.groups.iter().flat_map(|group| &group.nodes);
+            let names: Vec<String> = nodes.map(|node| format!("node/{}", node.name)).collect();
+            output::object(&report, &names, format)?;
+        }
+        None => {
+            let is_wide = arguments.output == Some(Format::Wide);
+            output::print(&render(&report, is_wide, Paint::of_stdout()))?;
+        }
+    }
+    Ok(Exit::Done)
+}
+
+/// All objects of a kind, page by page.
+async fn all<K>(cluster: &Cluster, doing: &str) -> Result<Vec<K>, Error>
+where
+    K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
+{
+    let api: Api<K> = Api::all(cluster.client().clone());
+    let mut params = ListParams::default().limit(PAGE);
+    let mut items = vec![];
+    loop {
+        let page = api
+            .list(&params)
+            .await
+            .map_err(|error| cluster.error(doing, error))?;
+        items.extend(page.items);
+        params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+        if params.continue_token.is_none() {
+            return Ok(items);
+        }
+    }
+}
+
+/// Other resources that nodes have and that look like GPUs, for whoever asked for the wrong one.
+fn other_resources(nodes: &[Node], asked: &str) -> Vec<String> {
+    let mut names: Vec<String> = nodes
+        .iter()
+        .filter_map(|node| node.status.as_ref()?.capacity.as_ref())
+        .flatten()
+        .filter(|(name, amount)| amount.0 != "0" && name.as_str() != asked)
+        .map(|(name, _)| name.clone())
+        .filter(|name| name.split_once('/').is_some_and(|(_, name)| name.contains("gpu")))
+        .collect();
+    names.sort_unstable();
+    names.dedup();
+    names
+}
+
+/// What is told.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Report {
+    gpu_resource: String,
+    gpus_per_node: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    asked_by: Option<String>,
+    /// Nodes that have none of the resource.
+    nodes_without: usize,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    other_resources: Vec<String>,
+    /// Why it is not known what pods hold.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    use_unknown: Option<String>,
+    groups: Vec<Group>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Group {
+    gpus: crds::status::GpuGroup,
+    capacity: i64,
+    used: i64,
+    /// Of nodes that a pod can go to.
+    free: i64,
+    nodes: Vec<SeenNode>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct SeenNode {
+    name: String,
+    capacity: i64,
+    allocatable: i64,
+    used: i64,
+    /// The operator's words for why no pod can go there; absent where one can.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    refused: Option<String>,
+    /// Whether it is only gangs of this operator that are in the way.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    is_busy: bool,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    holders: Vec<HeldBy>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+struct HeldBy {
+    pod: String,
+    gpus: i64,
+}
+
+impl Group {
+    fn of(group: SurveyedGroup) -> Self {
+        let nodes: Vec<SeenNode> = group
+            .nodes
+            .into_iter()
+            .map(|node| SeenNode {
+                name: node.name,
+                capacity: node.capacity,
+                allocatable: node.allocatable,
+                used: node.used,
+                refused: node.refusal.map(|refusal| refusal.to_string()),
+                is_busy: node.is_busy,
+                holders: node
+                    .holders
+                    .into_iter()
+                    .map(|holder| HeldBy {
+                        pod: holder.pod,
+                        gpus: holder.gpus,
+                    })
+                    .collect(),
+            })
+            .collect();
+        let fitting = nodes.iter().filter(|node| node.refused.is_none());
+        Self {
+            gpus: group.gpus,
+            capacity: nodes.iter().map(|node| node.capacity).sum(),
+            used: nodes.iter().map(|node| node.used).sum(),
+            free: fitting.map(|node| node.allocatable - node.used).sum(),
+            nodes,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

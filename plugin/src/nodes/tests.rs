@@ -1,0 +1,122 @@
+use serde_json::json;
+
+use super::*;
+
+fn node(name: &str, product: &str, gpus: u32, change: serde_json::Value) -> Node {
+    let mut node = json!({
+        "metadata": {"name": name, "labels": {
+            "nvidia.com/gpu.product": product, "nvidia.com/gpu.memory": "143771",
+            "nvidia.com/cuda.driver-version.major": "580"}},
+        "spec": {},
+        "status": {
+            "capacity": {"nvidia.com/gpu": gpus.to_string()},
+            "allocatable": {"nvidia.com/gpu": gpus.to_string()},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    });
+    if change.is_object() {
+        node["spec"] = change;
+    }
+    serde_json::from_value(node).expect("a node")
+}
+
+fn pod(name: &str, node: &str, gpus: u32) -> Pod {
+    let resources = json!({"limits": {"nvidia.com/gpu": gpus.to_string()}});
+    serde_json::from_value(json!({
+        "metadata": {"name": name, "namespace": "research"},
+        "spec": {"nodeName": node, "containers": [{"name": "a", "resources": resources}]},
+        "status": {"phase": "Running"},
+    }))
+    .expect("a pod")
+}
+
+fn report(nodes: Vec<Node>, pods: Vec<Pod>) -> Report {
+    let question = Question::any("nvidia.com/gpu", 1);
+    let others = other_resources(&nodes, question.gpu_resource());
+    let survey = Survey::new(nodes, pods);
+    Report {
+        gpu_resource: question.gpu_resource().into(),
+        gpus_per_node: question.gpus_per_node(),
+        asked_by: None,
+        nodes_without: survey.nodes_without("nvidia.com/gpu"),
+        other_resources: others,
+        use_unknown: None,
+        groups: survey.groups(&question).into_iter().map(Group::of).collect(),
+    }
+}
+
+fn cluster() -> Report {
+    let taint = json!({"taints": [{"key": "maintenance", "effect": "NoSchedule"}]});
+    let mut amd = node("cpu0", "", 0, json!(null));
+    let capacity = amd
+        .status
+        .as_mut()
+        .and_then(|status| status.capacity.as_mut())
+        .expect("has some");
+    capacity.insert(
+        "amd.com/gpu".into(),
+        serde_json::from_value(json!("8")).expect("a quantity"),
+    );
+    report(
+        vec![
+            node("node0", "NVIDIA-H200", 8, json!(null)),
+            node("node1", "NVIDIA-H200", 8, json!(null)),
+            node("node2", "NVIDIA-H200", 8, json!({"unschedulable": true})),
+            node("node3", "NVIDIA-H200", 8, taint),
+            node("node4", "Tesla-T4", 1, json!(null)),
+            amd,
+        ],
+        vec![
+            pod("vit-b16-3-0", "node0", 8),
+            pod("notebook", "node1", 1),
+            pod("digits-1-12", "node1", 2),
+        ],
+    )
+}
+
+#[test]
+fn groups_and_nodes_with_their_reasons() {
+    insta::assert_snapshot!(render(&cluster(), false, Paint::plain(120)));
+}
+
+#[test]
+fn the_same_for_programs() {
+    insta::assert_yaml_snapshot!(cluster());
+}
+
+#[test]
+fn nodes_of_a_large_group_are_counted_by_what_is_said_of_them() {
+    let nodes = (0..40).map(|index| {
+        let spec = if index < 3 {
+            json!({"unschedulable": true})
+        } else {
+            json!(null)
+        };
+        node(&format!("node{index:02}"), "NVIDIA-H200", 8, spec)
+    });
+    let report = report(nodes.collect(), vec![]);
+    let text = render(&report, false, Paint::plain(120));
+    assert!(
+        text.contains("NVIDIA-H200: 37 nodes that fit, 3 nodes cordoned"),
+        "{text}"
+    );
+    assert!(!text.contains("node07"), "{text}");
+    assert!(render(&report, true, Paint::plain(120)).contains("node07"));
+}
+
+#[test]
+fn what_is_not_known_is_not_guessed() {
+    let mut report = cluster();
+    report.use_unknown = Some("cannot list the pods of all namespaces: forbidden".into());
+    let text = render(&report, false, Paint::plain(120));
+    assert!(
+        text.contains("?/8") && text.contains("what is used is not known"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_cluster_without_gpus_says_so() {
+    let text = render(&report(vec![], vec![]), false, Paint::plain(120));
+    assert_eq!(text, "No node has nvidia.com/gpu.\n");
+}

@@ -1,0 +1,86 @@
+//! Colours and the width of the terminal, where there is one.
+
+use std::fmt::Display;
+use std::io::IsTerminal as _;
+
+use console::{Style, Term};
+use crds::Phase;
+
+/// Columns where there is no terminal that has some.
+const COLUMNS: usize = 120;
+
+/// How things are shown.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Paint {
+    /// Whether colours are used.
+    pub(crate) has_colours: bool,
+    /// Columns of the terminal.
+    pub(crate) width: usize,
+}
+
+impl Paint {
+    /// For standard output: colours on a terminal only, and not where `NO_COLOR` is set (`CLICOLOR_FORCE` asks for them
+    /// everywhere).
+    pub(crate) fn of_stdout() -> Self {
+        let columns = std::io::stdout()
+            .is_terminal()
+            .then(|| Term::stdout().size_checked())
+            .flatten();
+        Self {
+            has_colours: console::colors_enabled(),
+            width: columns.map_or(COLUMNS, |(_, columns)| usize::from(columns)),
+        }
+    }
+
+    fn with(self, style: Style, text: impl Display) -> String {
+        style.force_styling(self.has_colours).apply_to(text).to_string()
+    }
+
+    pub(crate) fn bold(self, text: impl Display) -> String {
+        self.with(Style::new().bold(), text)
+    }
+
+    pub(crate) fn dim(self, text: impl Display) -> String {
+        self.with(Style::new().dim(), text)
+    }
+
+    pub(crate) fn good(self, text: impl Display) -> String {
+        self.with(Style::new().green(), text)
+    }
+
+    pub(crate) fn warning(self, text: impl Display) -> String {
+        self.with(Style::new().yellow(), text)
+    }
+
+    pub(crate) fn bad(self, text: impl Display) -> String {
+        self.with(Style::new().red(), text)
+    }
+
+    pub(crate) fn accent(self, text: impl Display) -> String {
+        self.with(Style::new().cyan(), text)
+    }
+
+    /// The word for a phase; `New` before the operator has looked at the job.
+    pub(crate) fn phase(self, phase: Option<Phase>) -> String {
+        let word = phase.map_or("New", Phase::as_str);
+        match phase {
+            Some(Phase::Running | Phase::Succeeded) => self.good(word),
+            Some(Phase::Failed) => self.bad(word),
+            Some(Phase::Suspended) => self.dim(word),
+            None | Some(Phase::Pending | Phase::Starting | Phase::Restarting | Phase::Suspending) => {
+                self.warning(word)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+impl Paint {
+    /// No colours, and so many columns.
+    pub(crate) fn plain(width: usize) -> Self {
+        Self {
+            has_colours: false,
+            width,
+        }
+    }
+}

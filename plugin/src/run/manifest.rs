@@ -1,0 +1,250 @@
+//! From flags to a manifest: only what was given is in it.
+
+use std::str::FromStr;
+
+use serde_json::{Map, Value, json};
+
+use crate::cluster::JobName;
+use crate::error::Error;
+
+/// Layouts of data sets, as `spec.data.format` has them.
+pub(super) const FORMATS: [&str; 6] = [
+    "cifar10",
+    "cifar100",
+    "imageFolder",
+    "webDataset",
+    "numpy",
+    "synthetic",
+];
+/// Number formats, as `spec.training.precision` has them.
+pub(super) const PRECISIONS: [&str; 3] = ["fp32", "bf16", "fp16"];
+/// Optimizers, as `spec.training.optimizer.name` has them.
+pub(super) const OPTIMIZERS: [&str; 3] = ["adamw", "sgd", "lamb"];
+
+/// Flags that describe a job.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct Job {
+    /// Name of the job
+    #[arg(value_name = "NAME")]
+    pub(super) name: JobName,
+    /// Container image of the trainer
+    #[arg(long, env = "VIT_TRAINER_IMAGE", help_heading = "Job")]
+    image: String,
+    /// Model, by timm's or torchvision's name
+    #[arg(long, value_name = "NAME", help_heading = "Job")]
+    model: Option<String>,
+    /// Side of the input image in pixels, in place of the model's own
+    #[arg(long, value_name = "PIXELS", help_heading = "Job")]
+    image_size: Option<i32>,
+    /// Number of classes; of cifar10 and cifar100 theirs, if not given
+    #[arg(long, value_name = "N", help_heading = "Job")]
+    classes: Option<i32>,
+    /// Layout of the data set
+    #[arg(long, value_parser = FORMATS, help_heading = "Job")]
+    format: String,
+    /// Volume of the data set: pvc:CLAIM, pvc:CLAIM/FOLDER or hostPath:/FOLDER
+    #[arg(long, value_name = "VOLUME", help_heading = "Job")]
+    data: Option<VolumeSource>,
+    /// Number of training images of format synthetic
+    #[arg(long, value_name = "N", help_heading = "Job")]
+    synthetic_images: Option<i64>,
+    /// Passes over the training images
+    #[arg(long, value_name = "N", help_heading = "Job")]
+    epochs: i32,
+    /// Images that a rank puts through the model at once
+    #[arg(long, value_name = "N", help_heading = "Job")]
+    micro_batch_size: i32,
+    /// Micro-batches that a rank accumulates for a step
+    #[arg(long, value_name = "N", help_heading = "Job")]
+    accumulate: Option<i32>,
+    /// Number format of matrix products
+    #[arg(long, value_parser = PRECISIONS, help_heading = "Job")]
+    precision: Option<String>,
+    /// Optimizer
+    #[arg(long, value_parser = OPTIMIZERS, help_heading = "Job")]
+    optimizer: Option<String>,
+    /// Learning rate at its peak
+    #[arg(long, value_name = "RATE", help_heading = "Job")]
+    learning_rate: Option<f64>,
+    /// Pods, each on a node of its own
+    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Job")]
+    nodes: i32,
+    /// GPUs of each pod, and ranks in it
+    #[arg(long, value_name = "N", help_heading = "Job")]
+    gpus_per_node: Option<i32>,
+    /// Resource by which nodes count their GPUs
+    #[arg(long, value_name = "NAME", help_heading = "Job")]
+    gpu_resource: Option<String>,
+    /// GPU product that will do, as nodes are labelled with it; may be given several times
+    #[arg(long = "gpu", value_name = "PRODUCT", help_heading = "Job")]
+    gpus: Vec<String>,
+    /// Least memory of a GPU in MiB
+    #[arg(long, value_name = "MIB", help_heading = "Job")]
+    min_gpu_memory: Option<i64>,
+    /// Least number of nodes of an elastic job
+    #[arg(long, value_name = "N", help_heading = "Job")]
+    min_nodes: Option<i32>,
+    /// Greatest number of nodes of an elastic job
+    #[arg(long, value_name = "N", help_heading = "Job")]
+    max_nodes: Option<i32>,
+    /// LocalQueue of Kueue in which the job waits for quota
+    #[arg(long, value_name = "NAME", help_heading = "Job")]
+    queue: Option<String>,
+    /// PriorityClass of the pods
+    #[arg(long, value_name = "NAME", help_heading = "Job")]
+    priority_class: Option<String>,
+    /// Volume of checkpoints, which every node can write: pvc:CLAIM, pvc:CLAIM/FOLDER or hostPath:/FOLDER
+    #[arg(long, value_name = "VOLUME", help_heading = "Job")]
+    checkpoints: VolumeSource,
+    /// Create it suspended: it waits for kubectl vit resume
+    #[arg(long, help_heading = "Job")]
+    suspend: bool,
+    /// Any other field of the spec, with a value in YAML, such as training.schedule.warmupEpochs=1; may be given several times
+    #[arg(long = "set", value_name = "FIELD=VALUE", help_heading = "Job")]
+    settings: Vec<Setting>,
+}
+
+/// A volume by its source.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) struct VolumeSource(Value);
+
+impl FromStr for VolumeSource {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let volume = match text.split_once(':') {
+            Some(("pvc", claim)) => match claim.split_once('/') {
+                Some((claim, folder)) if !claim.is_empty() && !folder.is_empty() => Some(json!({
+                    "persistentVolumeClaim": {"claimName": claim}, "subPath": folder})),
+                None if !claim.is_empty() => Some(json!({"persistentVolumeClaim": {"claimName": claim}})),
+                _ => None,
+            },
+            Some(("hostPath", folder)) if folder.starts_with('/') => {
+                Some(json!({"hostPath": {"path": folder}}))
+            }
+            _ => None,
+        };
+        volume
+            .map(Self)
+            .ok_or_else(|| "must be pvc:CLAIM, pvc:CLAIM/FOLDER or hostPath:/FOLDER".into())
+    }
+}
+
+/// A field of the spec and its value.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Setting {
+    path: Vec<String>,
+    value: Value,
+}
+
+impl FromStr for Setting {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let (path, value) = text
+            .split_once('=')
+            .ok_or("must be FIELD=VALUE, such as training.seed=7")?;
+        let path: Vec<String> = path
+            .strip_prefix("spec.")
+            .unwrap_or(path)
+            .split('.')
+            .map(Into::into)
+            .collect();
+        if path.iter().any(String::is_empty) {
+            return Err("must name a field of the spec, such as training.seed".into());
+        }
+        let value =
+            serde_saphyr::from_str(value).map_err(|error| format!("the value is no YAML: {error}"))?;
+        Ok(Self { path, value })
+    }
+}
+
+/// The manifest of what was given.
+pub(super) fn build(job: &Job, namespace: Option<&str>) -> Result<Value, Error> {
+    let classes = job.classes.or(match job.format.as_str() {
+        "cifar10" => Some(10),
+        "cifar100" => Some(100),
+        _ => None,
+    });
+    let elastic = (job.min_nodes.is_some() || job.max_nodes.is_some())
+        .then(|| json!({"minNodes": job.min_nodes, "maxNodes": job.max_nodes}));
+    let mut spec = json!({
+        "image": job.image,
+        "model": {"name": job.model, "imageSize": job.image_size, "numClasses": classes},
+        "data": {
+            "format": job.format,
+            "volume": job.data.as_ref().map(|volume| &volume.0),
+            "syntheticImages": job.synthetic_images,
+        },
+        "training": {
+            "epochs": job.epochs,
+            "microBatchSize": job.micro_batch_size,
+            "gradientAccumulationSteps": job.accumulate,
+            "precision": job.precision,
+            "optimizer": {"name": job.optimizer, "learningRate": job.learning_rate},
+        },
+        "workers": {
+            "nodes": job.nodes,
+            "gpusPerNode": job.gpus_per_node,
+            "gpuResource": job.gpu_resource,
+            "priorityClassName": job.priority_class,
+        },
+        "elastic": elastic,
+        "placement": {"gpu": {
+            "products": Some(&job.gpus).filter(|products| !products.is_empty()),
+            "minMemoryMebibytes": job.min_gpu_memory,
+        }},
+        "scheduling": {"queueName": job.queue},
+        "checkpoint": {"volume": job.checkpoints.0},
+        "suspend": job.suspend.then_some(true),
+    });
+    prune(&mut spec);
+    for setting in &job.settings {
+        set(&mut spec, &setting.path, &setting.value)?;
+    }
+    if spec["model"]["numClasses"].is_null() {
+        return Err(Error::Usage(format!(
+            "--classes must be given for format {}: only cifar10 and cifar100 have a number of their own",
+            job.format
+        )));
+    }
+    let mut metadata = json!({"name": job.name.as_str()});
+    if let Some(namespace) = namespace {
+        metadata["namespace"] = namespace.into();
+    }
+    Ok(json!({
+        "apiVersion": "vit-operator.dev/v1alpha1",
+        "kind": "ViTTrainingJob",
+        "metadata": metadata,
+        "spec": spec,
+    }))
+}
+
+/// Takes out what was not given, and what is empty without it.
+fn prune(value: &mut Value) {
+    if let Value::Object(fields) = value {
+        for field in fields.values_mut() {
+            prune(field);
+        }
+        fields
+            .retain(|_, field| !field.is_null() && field.as_object().is_none_or(|fields| !fields.is_empty()));
+    }
+}
+
+fn set(spec: &mut Value, path: &[String], value: &Value) -> Result<(), Error> {
+    let mut place = spec;
+    for name in path {
+        if place.is_null() {
+            *place = Value::Object(Map::new());
+        }
+        let Value::Object(fields) = place else {
+            return Err(Error::Usage(format!(
+                "--set {}: there is no field {name} in a value",
+                path.join(".")
+            )));
+        };
+        place = fields.entry(name.clone()).or_insert(Value::Null);
+    }
+    *place = value.clone();
+    Ok(())
+}

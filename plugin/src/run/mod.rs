@@ -1,0 +1,196 @@
+//! `kubectl vit run`: a job from flags.
+
+mod defaults;
+mod manifest;
+
+use crds::{ValidatedJob, ViTTrainingJob, validate};
+use kube::api::PostParams;
+
+use crate::cluster::{Cluster, Connection, JobName};
+use crate::error::{Error, Exit};
+use crate::output::{self, Format, print, tell};
+use crate::text::{counted, significant, wrapped};
+use crate::wait::Patience;
+use crate::watch;
+use defaults::Defaulted;
+use manifest::Job;
+
+/// Columns of comments in a manifest.
+const COMMENT: usize = 110;
+
+/// Create a job from flags, or print the manifest that they make
+///
+/// The manifest is checked by the operator's own rules before it is sent. What is not given keeps the default of the API;
+/// --dry-run=client prints the manifest with every default that applies, and what it means. Fields that have no flag can be
+/// given by --set.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  kubectl vit run cifar10 --image registry.example.com/vit/vit-trainer:0.1.0 --model vit_tiny_patch16_224 \\\n    --format cifar10 --data pvc:cifar10 --epochs 5 --micro-batch-size 64 --nodes 2 --checkpoints pvc:checkpoints\n  kubectl vit run try --image vit-trainer:dev --model vit_tiny_patch16_224 --format synthetic --synthetic-images 512 \\\n    --classes 10 --epochs 1 --micro-batch-size 16 --checkpoints pvc:checkpoints --dry-run=client > try.yaml"
+)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    job: Job,
+    /// Print the manifest, and create nothing: client as it would be sent, with the defaults explained; server as the API
+    /// server would store it
+    #[arg(long, value_enum, value_name = "HOW", num_args = 0..=1, default_missing_value = "client", require_equals = true)]
+    dry_run: Option<DryRun>,
+    /// Output format; of a dry run YAML if not given
+    #[arg(short, long, value_enum)]
+    output: Option<Format>,
+    /// Follow the job until it is over, as watch does; the exit code tells how it ended
+    #[arg(short, long, conflicts_with = "dry_run")]
+    watch: bool,
+    #[command(flatten)]
+    patience: Patience,
+}
+
+/// Who makes up the answer of a dry run.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
+enum DryRun {
+    /// This program
+    Client,
+    /// The API server
+    Server,
+}
+
+pub(crate) async fn run(connection: &Connection, arguments: &Arguments) -> Result<Exit, Error> {
+    if arguments.dry_run == Some(DryRun::Client) {
+        // Needs no cluster; where there is one, it says which namespace.
+        let namespace = match Cluster::connect(connection).await {
+            Ok(cluster) => Some(cluster.namespace().to_owned()),
+            Err(_) => connection.namespace.clone(),
+        };
+        let made = make(&arguments.job, namespace.as_deref())?;
+        print_manifest(&made, arguments.output.unwrap_or(Format::Yaml))?;
+        return Ok(Exit::Done);
+    }
+    let cluster = Cluster::connect(connection).await?;
+    let made = make(&arguments.job, Some(cluster.namespace()))?;
+    let params = PostParams {
+        dry_run: arguments.dry_run.is_some(),
+        ..PostParams::default()
+    };
+    let name = &arguments.job.name;
+    let created = match cluster.jobs().create(&params, &made.job).await {
+        Ok(created) => created,
+        Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
+            return Err(exists(&cluster, name).await);
+        }
+        Err(error) => return Err(cluster.error(&format!("create job {name}"), error)),
+    };
+    if arguments.dry_run.is_some() {
+        output::job(created, arguments.output.unwrap_or(Format::Yaml))?;
+        return Ok(Exit::Done);
+    }
+    match arguments.output {
+        Some(format) => output::job(created, format)?,
+        None => print(&format!("vittrainingjob.vit-operator.dev/{name} created\n"))?,
+    }
+    tell(&summary(&made.valid));
+    if arguments.watch {
+        return watch::follow(&cluster, name, arguments.patience).await;
+    }
+    tell(&format!(
+        "follow it with {}",
+        cluster.place().vit(&format!("watch {name}"))
+    ));
+    Ok(Exit::Done)
+}
+
+/// A job that is made, and what it came from.
+#[derive(Debug)]
+struct Made {
+    /// What was given, without defaults.
+    given: serde_json::Value,
+    job: ViTTrainingJob,
+    valid: ValidatedJob,
+}
+
+fn make(asked: &Job, namespace: Option<&str>) -> Result<Made, Error> {
+    let given = manifest::build(asked, namespace)?;
+    let job: ViTTrainingJob = serde_path_to_error::deserialize(&given)
+        .map_err(|error| Error::Usage(format!("{}: {}", error.path(), error.inner())))?;
+    let valid = validate(&job)?;
+    Ok(Made { given, job, valid })
+}
+
+async fn exists(cluster: &Cluster, name: &JobName) -> Error {
+    let state = match cluster.jobs().get(name.as_str()).await {
+        Ok(job) => format!(", and is {}", crate::wait::describe(&job)),
+        Err(_) => String::new(),
+    };
+    Error::Refused {
+        doing: format!("create job {name}"),
+        message: format!(
+            "there is one of that name in namespace {}{state}; choose another name, or delete it first",
+            cluster.namespace()
+        ),
+    }
+}
+
+fn print_manifest(made: &Made, format: Format) -> Result<(), Error> {
+    let name = format!(
+        "vittrainingjob.vit-operator.dev/{}",
+        made.valid.run_config.job.name
+    );
+    if format != Format::Yaml {
+        return output::object(&made.given, &[name], format);
+    }
+    print(&explained(made)?)
+}
+
+/// The manifest as YAML, with comments that tell what it comes to, and every default that applies.
+fn explained(made: &Made) -> Result<String, Error> {
+    let comment = |text: &str| {
+        let lines = wrapped(text, COMMENT, 0);
+        lines
+            .lines()
+            .map(|line| format!("# {line}\n"))
+            .collect::<String>()
+    };
+    let mut text = comment(&summary(&made.valid));
+    text += &serde_saphyr::to_string(&made.given)?;
+    text += "#\n# Defaults that apply, and what they mean (kubectl explain vtj.spec tells more):\n#\n";
+    for Defaulted {
+        field,
+        value,
+        meaning,
+    } in defaults::of(&made.given)
+    {
+        let line = wrapped(&format!("{field}: {value}  ({meaning})"), COMMENT, 4);
+        text += &line.lines().map(|line| format!("# {line}\n")).collect::<String>();
+    }
+    Ok(text)
+}
+
+/// What the job comes to: things that follow from several fields.
+fn summary(valid: &ValidatedJob) -> String {
+    let config = &valid.run_config;
+    let training = &config.training;
+    let mut text = format!(
+        "{}: {} x {} = {}, {} images a step ({} x {} accumulated x {}), {}",
+        config.job.name,
+        counted(config.nodes, "node"),
+        counted(config.ranks_per_node, "GPU"),
+        counted(config.world_size(), "rank"),
+        config.global_batch_size(),
+        training.micro_batch_size,
+        training.gradient_accumulation_steps,
+        counted(config.world_size(), "rank"),
+        counted(training.epochs, "epoch"),
+    );
+    text += &format!(
+        "; images of {0} x {0} of {1} classes, checkpoints in {2}",
+        config.model.image_size,
+        config.model.num_classes,
+        config.checkpoint.path.display()
+    );
+    if let [most, .., least] = valid.sizes.as_slice() {
+        text += &format!("; elastic, on {least} to {most} nodes");
+    }
+    let peak = training.peak_learning_rate(config.global_batch_size());
+    text + &format!("; learning rate {} at its peak", significant(peak))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,235 @@
+//! `kubectl vit scale`: another number of nodes.
+
+use crds::{ValidatedJob, ViTTrainingJob, validate};
+use kube::api::{Patch, PatchParams};
+use serde_json::{Value, json};
+
+use crate::cluster::{Cluster, JobName};
+use crate::error::{Error, Exit};
+use crate::output::{print, tell};
+use crate::text::counted;
+use crate::wait::{Patience, Seen, wait};
+
+/// Change the number of nodes of a job, or the bounds of an elastic one
+///
+/// The gang saves, stops, and continues in the new size. A job that is not elastic has another global batch then; an
+/// elastic one keeps it.
+#[derive(Debug, clap::Args)]
+#[command(
+    after_help = "Examples:\n  kubectl vit scale digits --nodes 4\n  kubectl vit scale digits --min-nodes 2 --max-nodes 8"
+)]
+#[command(group(clap::ArgGroup::new("size").required(true).multiple(true)))]
+pub(crate) struct Arguments {
+    /// The job
+    #[arg(value_name = "JOB", add = crate::completion::jobs())]
+    job: JobName,
+    /// Nodes of a job that is not elastic
+    #[arg(long, value_name = "N", group = "size", conflicts_with_all = ["min_nodes", "max_nodes"])]
+    nodes: Option<i32>,
+    /// Least number of nodes of an elastic job
+    #[arg(long, value_name = "N", group = "size")]
+    min_nodes: Option<i32>,
+    /// Greatest number of nodes of an elastic job
+    #[arg(long, value_name = "N", group = "size")]
+    max_nodes: Option<i32>,
+    /// Wait until the gang trains in the new size
+    #[arg(long)]
+    wait: bool,
+    #[command(flatten)]
+    patience: Patience,
+}
+
+pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit, Error> {
+    let name = &arguments.job;
+    let job = cluster.job(name).await?;
+    let plan = plan(&job, arguments)?;
+    let patch = Patch::Merge(&plan.patch);
+    if let Err(error) = cluster
+        .jobs()
+        .patch(name.as_str(), &PatchParams::default(), &patch)
+        .await
+    {
+        return Err(cluster
+            .job_error(&format!("change job {name}"), name, error)
+            .await);
+    }
+    print(&format!("{}\n", plan.words))?;
+    if let Some(note) = &plan.note {
+        tell(note);
+    }
+    if arguments.wait {
+        let sizes = plan.sizes;
+        let words = wait(cluster, name, "the new size", arguments.patience, |seen| {
+            outcome(name, &sizes, &seen)
+        })
+        .await?;
+        print(&format!("{words}\n"))?;
+    }
+    Ok(Exit::Done)
+}
+
+/// What is changed, and what is said of it.
+#[derive(Debug, PartialEq)]
+struct Plan {
+    patch: Value,
+    words: String,
+    note: Option<String>,
+    /// Sizes of the gang that are as wanted.
+    sizes: Vec<i32>,
+}
+
+/// Works out the change, and tries it on the job by the operator's own rules.
+fn plan(job: &ViTTrainingJob, arguments: &Arguments) -> Result<Plan, Error> {
+    let name = &arguments.job;
+    let phase = job.status.as_ref().and_then(|status| status.phase);
+    if let Some(phase) = phase.filter(|phase| phase.is_terminal()) {
+        return Err(Error::Usage(format!(
+            "job {name} is {}: it has no gang any more",
+            phase.as_str()
+        )));
+    }
+    let mut next = job.clone();
+    let patch = match (&mut next.spec.elastic, arguments.nodes) {
+        (Some(_), Some(_)) => {
+            return Err(Error::Usage(format!(
+                "job {name} is elastic: workers.nodes makes its global batch and stays; give --min-nodes or --max-nodes"
+            )));
+        }
+        (None, None) => {
+            return Err(Error::Usage(format!("job {name} is not elastic: give --nodes")));
+        }
+        (None, Some(nodes)) => {
+            next.spec.workers.nodes = nodes;
+            json!({"spec": {"workers": {"nodes": nodes}}})
+        }
+        (Some(elastic), None) => {
+            elastic.min_nodes = arguments.min_nodes.unwrap_or(elastic.min_nodes);
+            elastic.max_nodes = arguments.max_nodes.or(elastic.max_nodes);
+            json!({"spec": {"elastic": elastic}})
+        }
+    };
+    let valid = validate(&next)?;
+    let sizes: Vec<i32> = valid
+        .sizes
+        .iter()
+        .filter_map(|size| i32::try_from(*size).ok())
+        .collect();
+    let (words, note) = match arguments.nodes {
+        Some(nodes) => (
+            format!("{name} is scaled to {}", counted(nodes, "node")),
+            batch_note(job, &valid),
+        ),
+        None => {
+            let sizes: Vec<String> = sizes.iter().map(ToString::to_string).collect();
+            (
+                format!(
+                    "{name} may have {} nodes, the most that are free",
+                    sizes.join(", ")
+                ),
+                None,
+            )
+        }
+    };
+    Ok(Plan {
+        patch,
+        words,
+        note,
+        sizes,
+    })
+}
+
+/// A job that is not elastic has another global batch on another number of nodes; whoever scales should know.
+fn batch_note(before: &ViTTrainingJob, after: &ValidatedJob) -> Option<String> {
+    let before = validate(before).ok()?.run_config.global_batch_size();
+    let after = after.run_config.global_batch_size();
+    (before != after).then(|| {
+        format!(
+            "note: a step sees {after} images from then on, in place of {before}; the learning rate follows as \
+             training.learningRateScaling says"
+        )
+    })
+}
+
+fn outcome(name: &JobName, sizes: &[i32], seen: &Seen) -> Option<Result<String, Error>> {
+    if let Some(over) = crate::wait::end(name, seen) {
+        return Some(over.map(|()| format!("{name} was done before")));
+    }
+    let Seen::Job(job) = seen else { return None };
+    let status = job.status.as_ref()?;
+    let size = status.workers.unwrap_or_default().desired;
+    let is_there = status.observed_generation >= job.metadata.generation
+        && status.phase == Some(crds::Phase::Running)
+        && sizes.contains(&size);
+    is_there.then(|| {
+        Ok(format!(
+            "{name} trains on {}, attempt {}",
+            counted(size, "node"),
+            status.attempt
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use crate::status::tests::job;
+
+    #[derive(Debug, clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    fn planned(job: &ViTTrainingJob, line: &str) -> Result<Plan, Error> {
+        let words = ["scale", "digits"].into_iter().chain(line.split_whitespace());
+        plan(job, &Line::parse_from(words).arguments)
+    }
+
+    #[test]
+    fn another_size_means_another_batch() {
+        let plan = planned(&job(json!({"attempt": 0})), "--nodes 4").expect("fits");
+        assert_eq!(plan.patch, json!({"spec": {"workers": {"nodes": 4}}}));
+        assert_eq!(plan.words, "digits is scaled to 4 nodes");
+        let note = plan.note.expect("the batch changes");
+        assert!(
+            note.contains("a step sees 64 images from then on, in place of 32"),
+            "{note}"
+        );
+    }
+
+    #[test]
+    fn a_size_that_cannot_be_is_refused_before_it_is_sent() {
+        let error = planned(&job(json!({"attempt": 0})), "--nodes 5000").expect_err("refused");
+        assert_eq!(error.exit(), Exit::Usage);
+        assert!(
+            error.to_string().contains("spec.workers.nodes is 5000"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn bounds_are_for_elastic_jobs_and_sizes_for_the_others() {
+        let plain = job(json!({"attempt": 0}));
+        let mut elastic = plain.clone();
+        elastic.spec.elastic = serde_json::from_value(json!({"minNodes": 1})).ok();
+        assert_eq!(
+            planned(&plain, "--max-nodes 4").expect_err("refused").to_string(),
+            "job digits is not elastic: give --nodes"
+        );
+        let error = planned(&elastic, "--nodes 4").expect_err("refused").to_string();
+        assert!(error.ends_with("give --min-nodes or --max-nodes"), "{error}");
+        let plan = planned(&elastic, "--max-nodes 4").expect("fits");
+        assert_eq!(
+            plan.patch,
+            json!({"spec": {"elastic": {"minNodes": 1, "maxNodes": 4}}})
+        );
+        assert_eq!(
+            plan.words,
+            "digits may have 4, 2, 1 nodes, the most that are free"
+        );
+        let over = job(json!({"phase": "Failed", "attempt": 1}));
+        assert!(planned(&over, "--nodes 4").is_err());
+    }
+}

@@ -1,0 +1,105 @@
+//! `kubectl vit status`: one job on one screen.
+
+mod placement;
+mod render;
+
+use crds::{Phase, ViTTrainingJob};
+use jiff::Timestamp;
+
+use crate::cluster::{Cluster, JobName};
+use crate::error::{Error, Exit};
+use crate::gang::{self, Found, Member};
+use crate::losses::Losses;
+use crate::output::{self, Format};
+use crate::paint::Paint;
+use crate::step_times::StepTimes;
+use crate::why;
+pub(crate) use render::render;
+
+/// Show one job on one screen: progress, loss, where step time goes, stragglers, placement, last failure
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: kubectl vit status digits")]
+pub(crate) struct Arguments {
+    /// The job
+    #[arg(value_name = "JOB", add = crate::completion::jobs())]
+    job: JobName,
+    /// Output format; wide names every node of a large gang
+    #[arg(short, long, value_enum)]
+    output: Option<Format>,
+    /// Tell the job's state by the exit code: 0 succeeded, 4 failed, 5 neither yet
+    #[arg(long)]
+    exit_code: bool,
+    /// Show what is in the job's status only, and ask neither for its pods nor their agents and logs
+    #[arg(long)]
+    status_only: bool,
+}
+
+/// All that is known of a job.
+#[derive(Clone, Debug)]
+pub(crate) struct View {
+    pub(crate) job: ViTTrainingJob,
+    pub(crate) now: Timestamp,
+    /// The pods of the present attempt, by node rank.
+    pub(crate) members: Found<Vec<Member>>,
+    /// Where steps' time goes; whether that is of late, or since the attempt began.
+    pub(crate) step_times: Found<StepTimes>,
+    pub(crate) is_of_late: bool,
+    pub(crate) losses: Found<Losses>,
+}
+
+pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit, Error> {
+    let job = cluster.job(&arguments.job).await?;
+    let phase = job.status.as_ref().and_then(|status| status.phase);
+    match arguments.output.filter(|format| format.is_object()) {
+        Some(format) => output::job(job, format)?,
+        None => {
+            let view = look(cluster, job, arguments.status_only).await;
+            let why = why::explain(&view.job, &cluster.place(), view.now);
+            let is_wide = arguments.output == Some(Format::Wide);
+            output::print(&render(&view, &why, is_wide, Paint::of_stdout()))?;
+        }
+    }
+    Ok(match phase {
+        _ if !arguments.exit_code => Exit::Done,
+        Some(Phase::Succeeded) => Exit::Done,
+        Some(Phase::Failed) => Exit::JobFailed,
+        _ => Exit::NotYet,
+    })
+}
+
+/// Gathers what the job's pods tell. What cannot be had is told as such.
+pub(crate) async fn look(cluster: &Cluster, job: ViTTrainingJob, status_only: bool) -> View {
+    let mut view = View {
+        job,
+        now: Timestamp::now(),
+        members: Found::None,
+        step_times: Found::None,
+        is_of_late: false,
+        losses: Found::None,
+    };
+    let attempt = view.job.status.as_ref().map_or(0, |status| status.attempt);
+    if status_only || attempt == 0 {
+        return view;
+    }
+    let mut members = match gang::members(cluster, &view.job).await {
+        Ok(members) => members,
+        Err(error) => {
+            view.members = Found::No(error.to_string());
+            return view;
+        }
+    };
+    members.retain(|member| member.attempt == attempt);
+    let asked: Vec<&Member> = members.iter().collect();
+    let (step_times, losses) = tokio::join!(gang::step_times(cluster, &asked), async {
+        match members.first().filter(|member| member.node_rank == 0) {
+            Some(first) => gang::losses(cluster, first).await,
+            None => Found::None,
+        }
+    });
+    (view.step_times, view.losses) = (step_times, losses);
+    view.members = Found::Yes(members);
+    view
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,155 @@
+//! Where a job is: nodes, ranks, groups that were refused, and its queue.
+
+use crds::Phase;
+use crds::status::{GpuGroup, PlacementStatus, ViTTrainingJobStatus};
+
+use super::View;
+use super::render::{LEFT, Screen};
+use crate::gang::Member;
+use crate::paint::Paint;
+use crate::text::{counted, mebibytes, wrapped};
+
+/// Nodes that are listed one by one, at most; more are counted.
+const NODES: usize = 8;
+
+/// Where the gang is, which ranks are where, and which groups were refused.
+pub(super) fn placed(
+    view: &View,
+    status: &ViTTrainingJobStatus,
+    placement: &PlacementStatus,
+    is_wide: bool,
+    screen: &mut Screen,
+) {
+    let paint = screen.paint;
+    let gpus_per_node = view.job.spec.workers.gpus_per_node;
+    let holds_gpus = status.workers.unwrap_or_default().desired > 0;
+    if !placement.nodes.is_empty() {
+        let kinds = match &placement.group {
+            Some(group) => described(group),
+            None => {
+                let kinds: Vec<String> = placement
+                    .mixed
+                    .iter()
+                    .map(|kind| format!("{} of {}", counted(kind.nodes, "node"), described(&kind.group)))
+                    .collect();
+                kinds.join(", ")
+            }
+        };
+        let topology: String = placement
+            .topology
+            .iter()
+            .map(|spread| format!("; {}: {}", spread.key, spread.domains.join(", ")))
+            .collect();
+        let was = if holds_gpus { "" } else { "was on " };
+        screen.line(
+            "placement",
+            &format!(
+                "{was}{} x {} of {kinds}{topology}",
+                counted(placement.nodes.len() as i64, "node"),
+                counted(gpus_per_node, "GPU")
+            ),
+        );
+        nodes(view, placement, is_wide, screen);
+    }
+    if status.phase == Some(Phase::Pending) || is_wide || holds_gpus {
+        for (index, group) in placement.rejected.iter().enumerate() {
+            let name = match group.group.as_str() {
+                "" => "no group",
+                name => name,
+            };
+            let title = if index == 0 { "refused" } else { "" };
+            let line = wrapped(&format!("{name}: {}", group.reason), paint.width, LEFT + 2);
+            screen.raw(title, &line);
+        }
+    }
+}
+
+fn described(group: &GpuGroup) -> String {
+    let product = match group.product.as_str() {
+        "" => "an unknown product",
+        product => product,
+    };
+    let mut more = vec![];
+    more.extend(group.memory_mebibytes.map(mebibytes));
+    more.extend(
+        group
+            .driver_major
+            .as_ref()
+            .map(|driver| format!("driver {driver}")),
+    );
+    if more.is_empty() {
+        product.into()
+    } else {
+        format!("{product} ({})", more.join(", "))
+    }
+}
+
+fn nodes(view: &View, placement: &PlacementStatus, is_wide: bool, screen: &mut Screen) {
+    let paint = screen.paint;
+    let gpus = view.job.spec.workers.gpus_per_node;
+    let members = view.members.yes().map_or(&[][..], Vec::as_slice);
+    let count = placement.nodes.len();
+    let shown = if is_wide || count <= NODES {
+        count
+    } else {
+        NODES - 1
+    };
+    let width = placement
+        .nodes
+        .iter()
+        .take(shown)
+        .map(String::len)
+        .max()
+        .unwrap_or(0);
+    for (index, node) in placement.nodes.iter().take(shown).enumerate() {
+        let first = index as i32 * gpus;
+        let ranks = match gpus {
+            1 => format!("rank {first}"),
+            _ => format!("ranks {first}-{}", first + gpus - 1),
+        };
+        let member = members.iter().find(|member| member.node_rank == index as i32);
+        let state = member.map_or(String::new(), |member| state(member, paint));
+        screen.raw("", format!("{node:<width$}  {ranks:<12}  {state}").trim_end());
+    }
+    if shown < count {
+        let ready = members.iter().filter(|member| member.is_ready).count();
+        screen.raw(
+            "",
+            &paint.dim(format!(
+                "and {} more nodes (-o wide names them); {ready} of {count} pods ready",
+                count - shown
+            )),
+        );
+    }
+}
+
+fn state(member: &Member, paint: Paint) -> String {
+    let words = if member.is_ready || member.state == "done" {
+        paint.good(&member.state)
+    } else {
+        paint.warning(&member.state)
+    };
+    format!("{words}  {}", paint.dim(&member.pod))
+}
+
+/// The queue, and what it has granted.
+pub(super) fn queue(view: &View, status: &ViTTrainingJobStatus, screen: &mut Screen) {
+    let Some(queue) = &view.job.spec.scheduling.queue_name else {
+        return;
+    };
+    let words = match &status.admission {
+        Some(granted) => {
+            let flavors = match granted.flavors.as_slice() {
+                [] => String::new(),
+                flavors => format!(", {}", flavors.join(", ")),
+            };
+            format!(
+                "{queue}: has quota for {} in ClusterQueue {}{flavors}",
+                counted(granted.nodes, "node"),
+                granted.cluster_queue
+            )
+        }
+        None => format!("{queue}: no quota"),
+    };
+    screen.line("queue", &words);
+}

@@ -1,0 +1,213 @@
+//! Words, numbers, bars and tables for a terminal.
+
+use crds::status::FailureStatus;
+use jiff::{SignedDuration, Timestamp};
+
+/// Between two columns of a table, as kubectl has it.
+const GAP: usize = 3;
+
+/// How long ago something was, as kubectl writes ages: at most two units, and fewer the longer it is.
+pub(crate) fn age(since: Timestamp, now: Timestamp) -> String {
+    duration(now.duration_since(since))
+}
+
+/// A time span in at most two units.
+pub(crate) fn duration(span: SignedDuration) -> String {
+    let seconds = span.as_secs().max(0);
+    let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
+    let two = |large: i64, unit: &str, small: i64, small_unit: &str| match small {
+        0 => format!("{large}{unit}"),
+        _ => format!("{large}{unit}{small}{small_unit}"),
+    };
+    match () {
+        () if seconds < 120 => format!("{seconds}s"),
+        () if minutes < 10 => two(minutes, "m", seconds % 60, "s"),
+        () if hours < 3 => format!("{minutes}m"),
+        () if hours < 8 => two(hours, "h", minutes % 60, "m"),
+        () if days < 2 => format!("{hours}h"),
+        () if days < 8 => two(days, "d", hours % 24, "h"),
+        () => format!("{days}d"),
+    }
+}
+
+/// Four digits that matter: 0.6123, 2.302, 87.25, 1523.
+pub(crate) fn significant(value: f64) -> String {
+    let decimals = match value.abs() {
+        size if size < 1.0 => 4,
+        size if size < 10.0 => 3,
+        size if size < 100.0 => 2,
+        size if size < 1000.0 => 1,
+        _ => 0,
+    };
+    format!("{value:.decimals$}")
+}
+
+/// A share from 0 to 1 in percent, with a decimal where it is small.
+pub(crate) fn percent(share: f64) -> String {
+    let percent = share * 100.0;
+    if percent < 9.95 {
+        format!("{percent:.1}%")
+    } else {
+        format!("{percent:.0}%")
+    }
+}
+
+/// Where a failure was: attempt, rank, node, exit code, as far as they are known.
+pub(crate) fn failed_where(failure: &FailureStatus) -> String {
+    let mut words = format!("attempt {}", failure.attempt);
+    if let Some(rank) = failure.rank {
+        words += &format!(", rank {rank}");
+    }
+    if let Some(node) = &failure.node {
+        words += &format!(" on {node}");
+    }
+    if let Some(code) = failure.exit_code {
+        words += &format!(" (exit code {code})");
+    }
+    words
+}
+
+/// A number with its noun: `1 node`, `2 nodes`.
+pub(crate) fn counted(number: impl Into<i64>, noun: &str) -> String {
+    match number.into() {
+        1 => format!("1 {noun}"),
+        number => format!("{number} {noun}s"),
+    }
+}
+
+/// Memory in MiB as GiB where it is that much.
+pub(crate) fn mebibytes(mebibytes: i64) -> String {
+    if mebibytes >= 1024 {
+        format!("{:.0} GiB", mebibytes as f64 / 1024.0)
+    } else {
+        format!("{mebibytes} MiB")
+    }
+}
+
+/// A bar of `cells` characters of which a share from 0 to 1 is filled.
+pub(crate) fn bar(share: f64, cells: usize) -> String {
+    let filled = (share.clamp(0.0, 1.0) * cells as f64).floor() as usize;
+    format!("{}{}", "█".repeat(filled), "░".repeat(cells - filled))
+}
+
+/// Values from the first to the last as characters of rising height, at most `cells` of them; where there are more values,
+/// each character is the mean of several.
+pub(crate) fn sparkline(values: &[f64], cells: usize) -> String {
+    const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    let cells = cells.min(values.len());
+    let means: Vec<f64> = (0..cells)
+        .map(|cell| {
+            let part = &values[cell * values.len() / cells..(cell + 1) * values.len() / cells];
+            part.iter().sum::<f64>() / part.len() as f64
+        })
+        .collect();
+    let least = means.iter().copied().fold(f64::INFINITY, f64::min);
+    let range = means.iter().copied().fold(f64::NEG_INFINITY, f64::max) - least;
+    means
+        .iter()
+        .map(|mean| {
+            let height = if range > 0.0 { (mean - least) / range } else { 0.0 };
+            LEVELS[((height * 8.0) as usize).min(7)]
+        })
+        .collect()
+}
+
+/// A text in lines of at most `width` columns, all but the first of them after `indent` spaces.
+pub(crate) fn wrapped(text: &str, width: usize, indent: usize) -> String {
+    let spaces = " ".repeat(indent);
+    let options = textwrap::Options::new(width.max(indent + 20))
+        .initial_indent(&spaces)
+        .subsequent_indent(&spaces)
+        .break_words(false);
+    let lines = textwrap::fill(text, options);
+    // The first line begins where the caller is.
+    lines.strip_prefix(&spaces).unwrap_or(&lines).to_owned()
+}
+
+/// Rows under a header, in columns as kubectl sets them. Cells may be coloured.
+pub(crate) fn table<S: AsRef<str>>(header: &[&str], rows: &[Vec<S>]) -> String {
+    let mut widths: Vec<usize> = header.iter().map(|title| title.len()).collect();
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(console::measure_text_width(cell.as_ref()));
+        }
+    }
+    let line = |cells: Vec<&str>| {
+        let padded: String = cells
+            .iter()
+            .zip(&widths)
+            .map(|(cell, width)| {
+                console::pad_str(cell, width + GAP, console::Alignment::Left, None).into_owned()
+            })
+            .collect();
+        format!("{}\n", padded.trim_end())
+    };
+    let mut text = line(header.to_vec());
+    for row in rows {
+        text += &line(row.iter().map(AsRef::as_ref).collect());
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ages_read_like_kubectls() {
+        let told = |seconds| duration(SignedDuration::from_secs(seconds));
+        assert_eq!(
+            [
+                0, 119, 120, 150, 700, 10_799, 10_800, 12_000, 100_000, 200_000, 700_000, -5
+            ]
+            .map(told),
+            [
+                "0s", "119s", "2m", "2m30s", "11m", "179m", "3h", "3h20m", "27h", "2d7h", "8d", "0s"
+            ]
+        );
+    }
+
+    #[test]
+    fn numbers_have_the_digits_that_matter() {
+        assert_eq!([0.0042, 0.176, 1.0].map(percent), ["0.4%", "18%", "100%"]);
+        assert_eq!([0.612_34, 1235.3].map(significant), ["0.6123", "1235"]);
+        assert_eq!([141_557, 512].map(mebibytes), ["138 GiB", "512 MiB"]);
+    }
+
+    #[test]
+    fn a_bar_is_full_only_at_the_end() {
+        assert_eq!(bar(0.999, 4), "███░");
+        assert_eq!(bar(1.0, 4), "████");
+        assert_eq!(bar(7.0, 2), "██");
+    }
+
+    #[test]
+    fn a_sparkline_goes_from_the_highest_to_the_lowest_value() {
+        assert_eq!(sparkline(&[3.0, 2.0, 1.0], 10), "█▅▁");
+        assert_eq!(sparkline(&[1.0, 1.0], 10), "▁▁");
+        assert_eq!(sparkline(&[], 10), "");
+        let falling: Vec<f64> = (0..1000).map(|step| 1000.0 - f64::from(step)).collect();
+        assert_eq!(sparkline(&falling, 8), "█▇▆▅▄▃▂▁");
+    }
+
+    #[test]
+    fn lines_are_wrapped_below_where_they_begin() {
+        assert_eq!(
+            wrapped("one two three four five six seven", 24, 4),
+            "one two three four\n    five six seven"
+        );
+    }
+
+    #[test]
+    fn a_table_is_aligned_whatever_the_colours() {
+        let red = console::style("Failed").red().force_styling(true).to_string();
+        let text = table(
+            &["A", "B"],
+            &[vec![red, "1".to_owned()], vec!["x".to_owned(), "22".to_owned()]],
+        );
+        assert_eq!(
+            console::strip_ansi_codes(&text),
+            "A        B\nFailed   1\nx        22\n"
+        );
+    }
+}

@@ -1,0 +1,178 @@
+//! `kubectl vit watch`: the screen of `status`, kept current until the job is over.
+
+use std::io::IsTerminal as _;
+use std::time::Duration;
+
+use console::Term;
+use crds::Phase;
+use futures::StreamExt as _;
+use kube::runtime::{WatchStreamExt as _, watcher};
+use tokio::time::MissedTickBehavior;
+
+use crate::cluster::{Cluster, JobName};
+use crate::error::{Error, Exit, chain};
+use crate::output;
+use crate::paint::Paint;
+use crate::status::{View, look, render};
+use crate::step_times::StepTimes;
+use crate::wait::{Patience, Seen, end, is_final, wait_telling};
+use crate::why;
+
+/// How often pods, agents and logs are asked anew.
+const REFRESH: Duration = Duration::from_secs(5);
+
+/// Follow a job until it is over
+///
+/// On a terminal, the screen of status is kept current; elsewhere, each change is a line. The exit code tells how the job
+/// ended.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Example: kubectl vit watch digits && kubectl vit delete digits")]
+pub(crate) struct Arguments {
+    /// The job
+    #[arg(value_name = "JOB", add = crate::completion::jobs())]
+    job: JobName,
+    #[command(flatten)]
+    patience: Patience,
+}
+
+pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit, Error> {
+    let name = &arguments.job;
+    // A job that is not there is told as such at once; the watch would wait for it.
+    cluster.job(name).await?;
+    follow(cluster, name, arguments.patience).await
+}
+
+/// Follows a job until it is over, as fits standard output.
+pub(crate) async fn follow(cluster: &Cluster, name: &JobName, patience: Patience) -> Result<Exit, Error> {
+    if !std::io::stdout().is_terminal() {
+        return lines(cluster, name, patience).await;
+    }
+    let showing = screen(cluster, name);
+    let Some(seconds) = patience.timeout else {
+        return showing.await;
+    };
+    match tokio::time::timeout(Duration::from_secs(seconds), showing).await {
+        Ok(result) => result,
+        Err(_) => Err(Error::TimedOut {
+            what: "its end".into(),
+            seconds,
+            state: format!("{name} goes on"),
+        }),
+    }
+}
+
+/// A line a change on standard output, until the job is over.
+async fn lines(cluster: &Cluster, name: &JobName, patience: Patience) -> Result<Exit, Error> {
+    let tell = |words: &str| output::print(&format!("{name}: {words}\n"));
+    wait_telling(cluster, name, "its end", patience, tell, |seen| end(name, &seen)).await?;
+    Ok(Exit::Done)
+}
+
+/// The screen, drawn anew in its place.
+async fn screen(cluster: &Cluster, name: &JobName) -> Result<Exit, Error> {
+    let mut changes = watcher::watch_object(cluster.jobs(), name.as_str())
+        .default_backoff()
+        .boxed();
+    let mut refresh = tokio::time::interval(REFRESH);
+    refresh.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut canvas = Canvas::default();
+    let mut job = None;
+    let mut before = None;
+    loop {
+        tokio::select! {
+            change = changes.next() => match change {
+                Some(Ok(Some(changed))) => {
+                    let seen = Seen::Job(Box::new(changed.clone()));
+                    if let Some(ended) = end(name, &seen) {
+                        draw(cluster, changed, &mut before, &mut canvas).await?;
+                        return ended.map(|()| Exit::Done);
+                    }
+                    job = Some(changed);
+                }
+                Some(Ok(None)) => return Err(Error::NotFound(format!("job {name} was deleted"))),
+                Some(Err(watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error)))
+                    if is_final(&error) => return Err(cluster.error(&format!("watch job {name}"), error)),
+                Some(Err(error)) => {
+                    canvas.lines = 0;
+                    output::tell(&format!("warning: {}; trying again", chain(&error)));
+                    continue;
+                }
+                None => return Err(Error::NotFound(format!("the watch of job {name} ended"))),
+            },
+            _ = refresh.tick() => {}
+        }
+        if let Some(job) = &job {
+            draw(cluster, job.clone(), &mut before, &mut canvas).await?;
+        }
+    }
+}
+
+async fn draw(
+    cluster: &Cluster,
+    job: crds::ViTTrainingJob,
+    before: &mut Option<StepTimes>,
+    canvas: &mut Canvas,
+) -> Result<(), Error> {
+    let mut view = look(cluster, job, false).await;
+    of_late(&mut view, before);
+    let why = why::explain(&view.job, &cluster.place(), view.now);
+    canvas.show(&render(&view, &why, false, Paint::of_stdout()))
+}
+
+/// Where step time went since the last look, once steps were taken since.
+fn of_late(view: &mut View, before: &mut Option<StepTimes>) {
+    let is_running = view.job.status.as_ref().and_then(|status| status.phase) == Some(Phase::Running);
+    let crate::gang::Found::Yes(now) = &mut view.step_times else {
+        return;
+    };
+    let earlier = before.replace(now.clone());
+    let recent = earlier.map(|earlier| now.since(&earlier));
+    if let Some(recent) = recent.filter(|recent| is_running && recent.split().is_some()) {
+        *now = recent;
+        view.is_of_late = true;
+    }
+}
+
+/// The part of the terminal that is drawn anew.
+#[derive(Debug, Default)]
+struct Canvas {
+    lines: usize,
+}
+
+impl Canvas {
+    fn show(&mut self, text: &str) -> Result<(), Error> {
+        let term = Term::stdout();
+        let (rows, columns) = term.size();
+        // A line that is wrapped by the terminal, or has left it, could not be cleared again.
+        let shown: Vec<String> = text
+            .lines()
+            .take(usize::from(rows).saturating_sub(1))
+            .map(|line| console::truncate_str(line, usize::from(columns), "…").into_owned())
+            .collect();
+        term.clear_last_lines(self.lines)?;
+        term.write_str(&format!("{}\n", shown.join("\n")))?;
+        self.lines = shown.len();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gang::Found;
+    use crate::status::tests::{running, times};
+
+    #[test]
+    fn what_came_since_the_last_look_is_shown_once_there_is_some() {
+        let mut before = None;
+        let mut shown = |steps| {
+            let mut view = running();
+            view.step_times = Found::Yes(times(steps));
+            of_late(&mut view, &mut before);
+            view.is_of_late
+        };
+        assert!(!shown(10), "the first look has nothing to compare with");
+        assert!(shown(20));
+        assert!(!shown(20), "no step since");
+    }
+}

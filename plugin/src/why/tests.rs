@@ -1,0 +1,187 @@
+use crds::ViTTrainingJob;
+use serde_json::{Value, json};
+
+use super::explain::beside_groups;
+use super::*;
+use crate::cluster::Place;
+use crate::status::tests::{done, job, out_of_memory, queued, suspended, training, waiting};
+
+fn explained(job: &ViTTrainingJob) -> Why {
+    let place = Place {
+        namespace: "research".into(),
+        flags: " --context gpu".into(),
+    };
+    explain(job, &place, "2026-11-22T12:00:00Z".parse().expect("a time"))
+}
+
+fn shown(job: &ViTTrainingJob) -> String {
+    render(&explained(job), Paint::plain(110))
+}
+
+/// A status in which one condition says most.
+fn saying(phase: &str, type_: &str, status: &str, reason: &str, message: &str) -> Value {
+    json!({"phase": phase, "attempt": 1, "conditions": [{"type": type_, "status": status, "reason": reason,
+        "message": message, "lastTransitionTime": "2026-11-22T11:59:00Z"}]})
+}
+
+#[test]
+fn a_job_that_waits_for_gpus() {
+    insta::assert_snapshot!(shown(&job(waiting())));
+}
+
+#[test]
+fn a_job_that_waits_for_quota() {
+    insta::assert_snapshot!(shown(&queued()));
+}
+
+#[test]
+fn a_job_that_failed_for_good() {
+    insta::assert_snapshot!(shown(&job(out_of_memory())));
+}
+
+#[test]
+fn a_job_that_restarts() {
+    let mut status = saying(
+        "Restarting",
+        "Running",
+        "False",
+        "Restarting",
+        "attempt 1: Killed: rank 1 was ended by signal 9 (SIGKILL)",
+    );
+    status["lastFailure"] = training()["lastFailure"].clone();
+    status["restarts"] = 3.into();
+    status["restartsSinceCheckpoint"] = 2.into();
+    insta::assert_snapshot!(shown(&job(status)));
+}
+
+#[test]
+fn a_job_that_trains_with_a_straggler() {
+    let mut status = training();
+    status["progress"]["syncShare"] = json!(0.47);
+    insta::assert_snapshot!(shown(&job(status)));
+}
+
+#[test]
+fn a_job_that_is_suspended() {
+    insta::assert_snapshot!(shown(&job(suspended())));
+}
+
+#[test]
+fn a_job_that_is_done() {
+    insta::assert_snapshot!(shown(&job(done())));
+}
+
+#[test]
+fn a_manifest_that_cannot_be_run() {
+    let status = saying(
+        "Failed",
+        "Failed",
+        "True",
+        "InvalidSpec",
+        "spec.model.name is vit_mega: must be vit_SIZE_patchP_PIXELS",
+    );
+    insta::assert_snapshot!(shown(&job(status)));
+}
+
+#[test]
+fn a_priority_class_that_is_missing_is_named_in_the_command() {
+    let mut waits = job(saying(
+        "Pending",
+        "Placed",
+        "False",
+        "PriorityClassNotFound",
+        "there is no such PriorityClass",
+    ));
+    waits.spec.workers.priority_class_name = Some("urgent".into());
+    let why = explained(&waits);
+    assert_eq!(
+        why.next[0].command.as_deref(),
+        Some("kubectl create priorityclass urgent --value=1000 --context gpu")
+    );
+}
+
+#[test]
+fn no_resource_at_all_is_told_as_such() {
+    let mut status = saying(
+        "Pending",
+        "Placed",
+        "False",
+        "NoFittingGroup",
+        "needs 2 x 1 like nvidia.com/gpu: no node has nvidia.com/gpu",
+    );
+    status["placement"] = json!({});
+    let text = shown(&job(status));
+    assert!(
+        text.contains("no node has nvidia.com/gpu: install the device plugin"),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_job_that_no_operator_looks_at_is_told_as_such() {
+    let mut new = job(json!({}));
+    new.status = None;
+    assert!(
+        explained(&new)
+            .meaning
+            .starts_with("No operator has looked at it")
+    );
+    new.metadata.creation_timestamp = serde_json::from_value(json!("2026-11-22T11:59:58Z")).ok();
+    assert!(explained(&new).meaning.starts_with("It was just created"));
+    new.spec.managed_by = Some("kueue.x-k8s.io/multikueue".into());
+    assert!(
+        explained(&new)
+            .meaning
+            .contains("managed by kueue.x-k8s.io/multikueue")
+    );
+    new.metadata.deletion_timestamp = serde_json::from_value(json!("2026-11-22T11:59:00Z")).ok();
+    assert_eq!(explained(&new).meaning, "It is being deleted, since 60s.");
+}
+
+#[test]
+fn a_change_that_was_not_looked_at_yet_is_told() {
+    let mut changed = job(training());
+    changed.metadata.generation = Some(2);
+    let why = explained(&changed);
+    assert_eq!(why.reason.as_deref(), Some("AllPodsReady"));
+    assert!(why.findings[0].contains("its spec was changed"), "{why:?}");
+}
+
+#[test]
+fn a_reason_of_a_newer_operator_is_passed_on() {
+    let why = explained(&job(saying(
+        "Pending",
+        "Placed",
+        "False",
+        "Meditates",
+        "for a while",
+    )));
+    assert_eq!(
+        why.meaning,
+        "The operator says Meditates; this plugin is older than that."
+    );
+    assert_eq!(why.message.as_deref(), Some("for a while"));
+}
+
+#[test]
+fn of_a_message_with_groups_the_rest_is_kept() {
+    let of = |message: &str| beside_groups(message).expect("has groups");
+    assert_eq!(
+        of("needs 4 x 1 like nvidia.com/gpu: A has 1 node with 1 free; B has 2 nodes cordoned (a, b)"),
+        "needs 4 x 1 like nvidia.com/gpu"
+    );
+    assert_eq!(
+        of(
+            "needs 4 x 1 like nvidia.com/gpu: A has 1 node with 1 free; B has 1 node cordoned (a); 8 nodes are kept for it; \
+            held back for x/y (2nd of 3 waiting)"
+        ),
+        "needs 4 x 1 like nvidia.com/gpu; 8 nodes are kept for it; held back for x/y (2nd of 3 waiting)"
+    );
+    assert_eq!(
+        of(
+            "needs 1 x 1 nvidia.com/gpu: A has 1 node cordoned (a); the GPUs of pod p on node n stay in use: deleted, but not \
+            ended in time"
+        ),
+        "needs 1 x 1 nvidia.com/gpu; the GPUs of pod p on node n stay in use: deleted, but not ended in time"
+    );
+}

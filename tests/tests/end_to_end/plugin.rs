@@ -1,0 +1,91 @@
+//! `kubectl vit` beside a job that trains: what its pods tell, and what becomes of it.
+
+use anyhow::{Context as _, Result, ensure};
+use crds::Phase;
+use serde_json::{Value, json};
+use vit_tests::plugin::{Outcome, command, ended};
+
+use crate::context::Context;
+
+pub(crate) fn shows_a_job_that_trains_and_steers_it(context: &Context) -> Result<()> {
+    let namespace = context.namespace("plugin")?;
+    let place = namespace.name.clone();
+    let vit = |arguments: &[&str]| -> Result<Outcome> {
+        let mut arguments = arguments.to_vec();
+        arguments.extend(["-n", place.as_str()]);
+        ended(&mut command(&context.cluster, &arguments)?)
+    };
+    namespace.create("digits", json!({"training": {"epochs": 500}}))?;
+    namespace.wait_checkpoint("digits")?;
+    // Two lines of the agent's log make a course: they are five seconds apart.
+    namespace.wait("digits", "has trained for a while", |status| {
+        status
+            .progress
+            .as_ref()
+            .is_some_and(|progress| progress.step > 400)
+    })?;
+
+    let screen = vit(&["status", "digits"])?.check(
+        0,
+        &[
+            "Running",
+            "epoch",
+            "step time",
+            "ms: data",
+            "for the network",
+            "for slower ranks",
+            "mean of 2 ranks",
+            "images/s over 2 ranks",
+            "2 nodes x 1 GPU of Tesla-T4",
+            "ready  digits-1-0",
+            "ready  digits-1-1",
+            "refused      NVIDIA-H200",
+            "(steps ",
+        ],
+    )?;
+    ensure!(!screen.stdout.contains("not shown"), "{}", screen.stdout);
+
+    for rank in ["0", "1"] {
+        let log = vit(&["logs", "digits", "--rank", rank])?.check(0, &[])?;
+        let is_told = log.stdout.contains("epoch 0/500 step ");
+        ensure!(is_told == (rank == "0"), "rank {rank}: {}", log.stdout);
+    }
+    vit(&["logs", "digits", "--rank", "0", "--tail", "1", "--timestamps"])?.check(0, &["Z epoch "])?;
+    vit(&["logs", "digits", "--rank", "2"])?.check(3, &["has no rank 2"])?;
+
+    let nodes = vit(&["nodes", "-o", "json"])?.check(0, &[])?;
+    let report: Value = serde_json::from_str(&nodes.stdout)?;
+    let groups = report["groups"].as_array().context("has groups")?;
+    let group = groups.iter().find(|group| group["gpus"]["product"] == "Tesla-T4");
+    let group = group.context("has the group")?;
+    let held: Vec<&Value> = group["nodes"]
+        .as_array()
+        .context("has nodes")?
+        .iter()
+        .flat_map(|node| node["holders"].as_array().into_iter().flatten())
+        .collect();
+    ensure!(
+        group["used"] == 2
+            && held.iter().all(|holder| holder["pod"]
+                .as_str()
+                .is_some_and(|pod| pod.contains("/digits-1-"))),
+        "{report:#}"
+    );
+
+    let parked = vit(&["suspend", "digits", "--wait", "--timeout", "120"])?
+        .check(0, &["digits is suspended, saved at step"])?;
+    let status = namespace.status("digits")?;
+    let saved = status.last_checkpoint.context("the checkpoint is told")?.step;
+    ensure!(
+        status.phase == Some(Phase::Suspended)
+            && parked.stdout.contains(&format!("saved at step {saved} in")),
+        "{parked:#?}"
+    );
+    vit(&["logs", "digits"])?.check(3, &["are gone, and their logs with them"])?;
+    vit(&["scale", "digits", "--nodes", "1"])?.check(0, &["a step sees 16 images"])?;
+    vit(&["resume", "digits", "--wait", "--timeout", "120"])?
+        .check(0, &["digits trains again, attempt 2"])?;
+    vit(&["status", "digits"])?.check(0, &["1 node x 1 GPU", "attempt 2"])?;
+    vit(&["delete", "digits", "--wait", "--timeout", "120"])?.check(0, &["\"digits\" deleted"])?;
+    namespace.wait_gone("pods")
+}
