@@ -158,7 +158,6 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
                 "create it again under its name, with a longer deadline or none: it continues from its last checkpoint",
             )],
         ),
-        reasons::GANG_CREATED => ("The pods of an attempt were created.", follow()),
         reasons::ATTEMPT_FAILED => (
             "An attempt failed.",
             vec![vit("see which rank, and why", "status JOB")],
