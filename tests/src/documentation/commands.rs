@@ -2,7 +2,7 @@
 //!
 //! A reader stands at the top of the source tree with everything built. Here that is a folder of its own that looks like it:
 //! with the examples, the chart, the built programs, the digits, and what pages take for the reader's own: `job.yaml` and
-//! `ds_config.json`. Outside of a cluster examples train for two epochs, `make` only says what it would do, and `helm install`
+//! `ds_config.json`. Examples train for fewer epochs. Outside of a cluster `make` only says what it would do, and `helm install`
 //! renders the chart, so that both fail where a target, a flag or a value is not there.
 
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -18,8 +18,10 @@ use crate::binaries::Binaries;
 use crate::operator::root;
 use crate::{cache, command, digits, packages};
 
-/// Epochs of examples, so that a test does not train for minutes.
-const EPOCHS: i64 = 2;
+/// Epochs of examples on this machine, so that a test does not train for minutes.
+const EPOCHS_HERE: i64 = 2;
+/// Epochs of examples on a cluster, where pages do something to jobs while they train.
+const EPOCHS_ON_CLUSTER: i64 = 30;
 
 /// A `helm` without a cluster: what would be installed is rendered.
 const HELM: &str = r#"verb=$1; shift
@@ -101,7 +103,7 @@ pub struct Session {
 impl Session {
     /// Without a cluster.
     pub fn new() -> Result<Self> {
-        let session = Self::prepared(shortened)?;
+        let session = Self::prepared(EPOCHS_HERE)?;
         let helm = Binaries::build()?.path("helm").display().to_string();
         let bin = session.folder.path().join("bin");
         executable(
@@ -115,9 +117,9 @@ impl Session {
         Ok(session)
     }
 
-    /// With `kubectl` and `helm` on a cluster, to which this kubeconfig leads, and examples as they are.
+    /// With `kubectl` and `helm` on a cluster, to which this kubeconfig leads.
     pub fn on_cluster(kubeconfig: &Path) -> Result<Self> {
-        let mut session = Self::prepared(|text| Ok(text.to_owned()))?;
+        let mut session = Self::prepared(EPOCHS_ON_CLUSTER)?;
         let binaries = Binaries::build()?;
         for program in ["kubectl", "helm"] {
             symlink(
@@ -131,7 +133,7 @@ impl Session {
         Ok(session)
     }
 
-    fn prepared(example: impl Fn(&str) -> Result<String>) -> Result<Self> {
+    fn prepared(epochs: i64) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("vit-docs-").tempdir()?;
         let top = folder.path();
         for part in ["bin", "examples", "target"] {
@@ -139,7 +141,7 @@ impl Session {
         }
         for path in examples()? {
             let name = path.file_name().context("an example has a name")?;
-            let text = example(&fs::read_to_string(&path)?)?;
+            let text = shortened(&fs::read_to_string(&path)?, epochs)?;
             fs::write(top.join("examples").join(name), text)?;
         }
         fs::copy(top.join("examples/digits.yaml"), top.join("job.yaml"))?;
@@ -239,8 +241,8 @@ fn executable(path: &Path, script: &str) -> Result<()> {
     Ok(())
 }
 
-/// An example that trains for two epochs; what else is in its file stays.
-fn shortened(text: &str) -> Result<String> {
+/// An example that trains for so many epochs at most; what else is in its file stays.
+fn shortened(text: &str, epochs: i64) -> Result<String> {
     let mut documents = Vec::new();
     for document in text.split("\n---\n") {
         let mut value: Value = serde_saphyr::from_str(document)?;
@@ -251,7 +253,7 @@ fn shortened(text: &str) -> Result<String> {
                     *value = most.into();
                 }
             };
-            at_most(&mut training["epochs"], EPOCHS);
+            at_most(&mut training["epochs"], epochs);
             if training["schedule"].is_object() {
                 at_most(&mut training["schedule"]["warmupEpochs"], 1);
             }
