@@ -185,15 +185,6 @@ fn main() -> Result<()> {
     let cluster = Arc::new(runtime.block_on(Cluster::up(ClusterConfig::control_plane(name)))?);
     plugin::try_without_resource(&cluster);
     kubectl(&cluster, ["apply", "--server-side", "-f", CRD])?;
-    kubectl(
-        &cluster,
-        [
-            "wait",
-            "--for=condition=Established",
-            "crd/vittrainingjobs.vit-operator.dev",
-            "--timeout=30s",
-        ],
-    )?;
     runtime.block_on(documented(&cluster))?;
     // Examples and pages have objects of Kueue, too, in the namespaces of teams.
     let kueue = binaries::kueue_source()?.join("config/components/crd/bases");
@@ -217,13 +208,19 @@ fn main() -> Result<()> {
     conclusion.exit();
 }
 
-/// Waits until the server documents the resource, which comes a moment after it serves it.
+/// Waits until the server serves the resource, and documents it, which comes a moment later.
 async fn documented(cluster: &Cluster) -> Result<()> {
+    let crd = "crd/vittrainingjobs.vit-operator.dev";
     let mut poll = tokio::time::interval(Duration::from_millis(200));
     let waiting = async {
-        while kubectl(cluster, ["api-resources", "--cached=false"])
-            .and(kubectl(cluster, ["explain", "vtj"]))
-            .is_err()
+        // `kubectl wait` fails where it finds no conditions at all yet.
+        while kubectl(
+            cluster,
+            ["wait", "--for=condition=Established", crd, "--timeout=30s"],
+        )
+        .and(kubectl(cluster, ["api-resources", "--cached=false"]))
+        .and(kubectl(cluster, ["explain", "vtj"]))
+        .is_err()
         {
             poll.tick().await;
         }
