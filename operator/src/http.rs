@@ -9,10 +9,14 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
+use crds::ViTTrainingJob;
+use crds::spec::DEFAULT_GPU_RESOURCE;
 use kube::runtime::reflector::Store;
 use tokio::net::TcpListener;
 
+use crate::cluster::gpu_counts::{self, GpuCounts};
 use crate::metrics::Metrics;
+use crate::planner::SharedPlanner;
 use crate::reconcile::GuardedJob;
 
 /// What the endpoints tell about.
@@ -20,6 +24,7 @@ use crate::reconcile::GuardedJob;
 pub(crate) struct Endpoints {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) jobs: Store<GuardedJob>,
+    pub(crate) planner: SharedPlanner,
     /// Whether the caches are filled.
     pub(crate) is_ready: Arc<AtomicBool>,
 }
@@ -46,11 +51,20 @@ fn router(endpoints: Endpoints) -> Router {
 
 async fn metrics(State(endpoints): State<Endpoints>) -> Response {
     let jobs = endpoints.jobs.state();
-    let own = jobs
+    let own: Vec<&ViTTrainingJob> = jobs
         .iter()
         .filter_map(|job| job.0.as_ref().ok())
-        .filter(|job| job.is_for_vit_operator());
-    match endpoints.metrics.render(own) {
+        .filter(|job| job.is_for_vit_operator())
+        .collect();
+    // The leader alone promises GPUs, and so knows what is free.
+    let gpus = if endpoints.metrics.is_leader() {
+        let asked = own.iter().map(|job| job.spec.workers.gpu_resource.as_str());
+        let resources = asked.chain([DEFAULT_GPU_RESOURCE]).collect();
+        gpu_counts::count(endpoints.planner.lock().inventory(), &resources)
+    } else {
+        GpuCounts::default()
+    };
+    match endpoints.metrics.render(own, &gpus) {
         Ok(text) => ([(header::CONTENT_TYPE, prometheus::TEXT_FORMAT)], text).into_response(),
         Err(error) => (
             StatusCode::INTERNAL_SERVER_ERROR,
@@ -97,6 +111,7 @@ mod tests {
         let endpoints = Endpoints {
             metrics: Arc::new(Metrics::new().expect("metrics")),
             jobs,
+            planner: SharedPlanner::default(),
             is_ready: Arc::clone(&is_ready),
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");

@@ -25,6 +25,7 @@ mod error;
 mod eval;
 mod evaluate;
 mod export;
+mod flops;
 mod loss_scale;
 mod metrics;
 mod model;
@@ -77,7 +78,7 @@ enum Command {
     Data(data::inspect::Command),
     /// Run a pod's ranks: the entry point of the container image
     #[command(
-        after_help = "Configuration comes from the environment, as the operator sets it: VIT_RUN_CONFIG, VIT_NODE_RANK, VIT_ATTEMPT, VIT_COORDINATOR_HOST, VIT_COORDINATOR_PORT, VIT_POD_ADDRESS, VIT_AGENT_PORT, VIT_TERMINATION_LOG.\n\nExample: VIT_RUN_CONFIG=run.json VIT_NODE_RANK=0 VIT_ATTEMPT=1 VIT_COORDINATOR_HOST=localhost VIT_POD_ADDRESS=127.0.0.1 vit-trainer agent"
+        after_help = "Configuration comes from the environment, as the operator sets it: VIT_RUN_CONFIG, VIT_NODE_RANK, VIT_ATTEMPT, VIT_COORDINATOR_HOST, VIT_COORDINATOR_PORT, VIT_POD_ADDRESS, VIT_NODE_NAME, VIT_AGENT_PORT, VIT_TERMINATION_LOG.\n\nExample: VIT_RUN_CONFIG=run.json VIT_NODE_RANK=0 VIT_ATTEMPT=1 VIT_COORDINATOR_HOST=localhost VIT_POD_ADDRESS=127.0.0.1 vit-trainer agent"
     )]
     Agent {
         /// How progress is written to standard output

@@ -3,8 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
-/// Labels whose values are the user's, so that the table does not list them.
-const NAMES: [&str; 4] = ["namespace", "job_name", "rank", "node"];
+/// Labels whose values are the user's or the cluster's, so that the table does not list them.
+const NAMES: [&str; 8] = [
+    "namespace",
+    "job_name",
+    "rank",
+    "node",
+    "product",
+    "resource",
+    "method",
+    "code",
+];
 
 /// A row a metric, in the order of the exposition: name, type, labels (with their values where these are a closed set)
 /// and help text. `exposition` is Prometheus's text format with at least one series of every metric.

@@ -26,4 +26,4 @@ pub use training::{
     ScalingRule, Schedule, ScheduleName, Training,
 };
 pub use volume::{HostPath, PersistentVolumeClaim, Volume};
-pub use workers::{Device, ImagePullPolicy, Workers};
+pub use workers::{DEFAULT_GPU_RESOURCE, Device, ImagePullPolicy, Workers};

@@ -64,8 +64,11 @@ fn default_gpus_per_node() -> i32 {
     1
 }
 
+/// The extended resource by which nodes count their GPUs, where a job names no other.
+pub const DEFAULT_GPU_RESOURCE: &str = "nvidia.com/gpu";
+
 fn default_gpu_resource() -> String {
-    "nvidia.com/gpu".into()
+    DEFAULT_GPU_RESOURCE.into()
 }
 
 /// Where tensors live.

@@ -176,6 +176,17 @@ fn environment(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'_>) -
         1 => "localhost".to_owned(),
         _ => format!("{}.{}", name(job, member.attempt, 0), service::name(job)),
     };
+    let field = |name: &str, path: &str| EnvVar {
+        name: name.into(),
+        value: None,
+        value_from: Some(EnvVarSource {
+            field_ref: Some(ObjectFieldSelector {
+                field_path: path.into(),
+                api_version: None,
+            }),
+            ..EnvVarSource::default()
+        }),
+    };
     let mut variables = valid.pod.env.clone();
     variables.extend([
         value(environment::RUN_CONFIG, environment::RUN_CONFIG_PATH.into()),
@@ -186,17 +197,8 @@ fn environment(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'_>) -
             environment::COORDINATOR_PORT,
             environment::DEFAULT_COORDINATOR_PORT.to_string(),
         ),
-        EnvVar {
-            name: environment::POD_ADDRESS.into(),
-            value: None,
-            value_from: Some(EnvVarSource {
-                field_ref: Some(ObjectFieldSelector {
-                    field_path: "status.podIP".into(),
-                    api_version: None,
-                }),
-                ..EnvVarSource::default()
-            }),
-        },
+        field(environment::POD_ADDRESS, "status.podIP"),
+        field(environment::NODE_NAME, "spec.nodeName"),
         value(
             environment::AGENT_PORT,
             environment::DEFAULT_AGENT_PORT.to_string(),

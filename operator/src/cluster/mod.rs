@@ -3,6 +3,7 @@
 pub(crate) mod caches;
 pub(crate) mod fleet;
 mod gangs;
+pub(crate) mod gpu_counts;
 pub(crate) mod inventory;
 pub(crate) mod kueue;
 pub(crate) mod pod_groups;

@@ -21,7 +21,7 @@ use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::ResourceExt as _;
 use kube::runtime::watcher::Event;
 
-use crate::cluster::inventory::{NodeHealth, Reservation};
+use crate::cluster::inventory::{Inventory, NodeHealth, Reservation};
 use crate::cluster::priority::PriorityClasses;
 use crate::policy::placement::{GangRequest, Placement, Shape, Unplaceable};
 use crate::policy::queue::{Order, Standing, Waiter};
@@ -82,6 +82,11 @@ pub(crate) struct Planner {
 }
 
 impl Planner {
+    /// What the cluster has, and what of it is held.
+    pub(crate) fn inventory(&self) -> &Inventory {
+        self.board.fleet().inventory()
+    }
+
     /// Whether a node's kubelet says it is fine, or since when not; `None` where there is no such node.
     pub(crate) fn node_health(&self, name: &str) -> Option<NodeHealth> {
         self.board.fleet().node_health(name)

@@ -192,6 +192,11 @@ pub(crate) struct GpuLabels {
 }
 
 impl GpuLabels {
+    /// The product; empty where no label tells it.
+    pub(crate) fn product(&self) -> &str {
+        &self.product
+    }
+
     pub(crate) fn read(labels: &BTreeMap<String, String>) -> Self {
         let value = |label: &str| {
             labels

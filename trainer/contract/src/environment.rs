@@ -12,6 +12,8 @@ pub const COORDINATOR_HOST: &str = "VIT_COORDINATOR_HOST";
 pub const COORDINATOR_PORT: &str = "VIT_COORDINATOR_PORT";
 /// Address of this pod to which collectives bind.
 pub const POD_ADDRESS: &str = "VIT_POD_ADDRESS";
+/// Name of the node, for metrics; may be absent.
+pub const NODE_NAME: &str = "VIT_NODE_NAME";
 /// Port on which the agent serves `/metrics`, `/progress`, `/heartbeats` and `/healthz`; 0 picks a free one.
 pub const AGENT_PORT: &str = "VIT_AGENT_PORT";
 /// File that takes the [`TerminationRecord`](crate::TerminationRecord); Kubernetes calls it the termination log.

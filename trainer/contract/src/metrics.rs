@@ -9,13 +9,21 @@ pub const LABEL_NAMESPACE: &str = "namespace";
 pub const LABEL_JOB_NAME: &str = "job_name";
 /// Global rank.
 pub const LABEL_RANK: &str = "rank";
+/// Node of the rank's pod, on [`RANK_INFO`].
+pub const LABEL_NODE: &str = "node";
 /// Part of a step, on [`STEP_SECONDS`]: one of [`STEP_PHASES`]; part of a checkpoint, on
 /// [`CHECKPOINT_SECONDS_TOTAL`]: one of [`CHECKPOINT_PHASES`].
 pub const LABEL_PHASE: &str = "phase";
 /// Kind of synchronisation cost, on [`SYNC_SECONDS_TOTAL`]: one of [`SYNC_KINDS`].
 pub const LABEL_KIND: &str = "kind";
-/// Part of the data set, on [`ACCURACY_RATIO`]: `train`, `validation`, or `validation_ema` for the averaged weights.
+/// Part of the data set, on [`ACCURACY_RATIO`]: [`SPLIT_TRAIN`], [`SPLIT_VALIDATION`], or [`SPLIT_VALIDATION_EMA`].
 pub const LABEL_SPLIT: &str = "split";
+/// Training images, of the running epoch.
+pub const SPLIT_TRAIN: &str = "train";
+/// Held-out images.
+pub const SPLIT_VALIDATION: &str = "validation";
+/// Held-out images, classified by the averaged weights.
+pub const SPLIT_VALIDATION_EMA: &str = "validation_ema";
 
 /// Counter: training images this rank has processed.
 pub const IMAGES_TOTAL: &str = "vit_images_total";
@@ -37,6 +45,17 @@ pub const SKIPPED_STEPS: &str = "vit_skipped_steps";
 pub const EPOCH: &str = "vit_epoch";
 /// Gauge: optimizer steps finished.
 pub const STEP: &str = "vit_step";
+/// Gauge: optimizer steps of the whole run; of rank 0 alone.
+pub const RUN_STEPS: &str = "vit_run_steps";
+/// Gauge: always 1; tells the node of a rank, where the agent knows it, so that it can be joined to other metrics.
+pub const RANK_INFO: &str = "vit_rank_info";
+/// Gauge: floating-point operations of the model for one training image, forward and backward pass; what is recomputed
+/// does not count. Times the rate of [`IMAGES_TOTAL`] it is the model FLOP/s that are achieved, on any device.
+pub const MODEL_FLOPS_PER_IMAGE: &str = "vit_model_flops_per_image";
+/// Gauge: dense bf16 peak of the rank's GPU in FLOP/s, whatever precision the job trains in; only of known products.
+pub const DEVICE_PEAK_FLOPS: &str = "vit_device_peak_flops";
+/// Gauge: most memory that tensors of this rank have taken on its GPU so far, bytes; only on GPUs.
+pub const DEVICE_MEMORY_PEAK_BYTES: &str = "vit_device_memory_peak_bytes";
 /// Gauge: optimizer step of the newest complete checkpoint.
 pub const CHECKPOINT_STEP: &str = "vit_checkpoint_step";
 /// Counter: checkpoints this rank has completed on storage.

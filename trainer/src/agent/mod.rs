@@ -111,7 +111,8 @@ async fn attempt(options: Options) -> Result<Ended, TrainError> {
     let config = config::read_run_config()?;
     let pod = pod(&config)?;
     let first_rank = pod.node_rank * config.ranks_per_node;
-    let metrics = Metrics::new(&config.job, first_rank, config.ranks_per_node)
+    let node = std::env::var(environment::NODE_NAME).ok();
+    let metrics = Metrics::new(&config, pod.node_rank, node.as_deref())
         .map_err(|error| TrainError::Config(format!("failed to name metrics after the job: {error}")))?;
     let shown = Arc::new(Shown {
         metrics,

@@ -22,7 +22,7 @@ impl Output {
     pub(super) fn progress(self, pace: &mut Pace, progress: &Progress) {
         match self {
             Self::Text if pace.is_due(progress, Instant::now()) => {
-                write_line(&progress_line::write(progress))
+                write_line(&progress_line::write(progress));
             }
             Self::Text => {}
             Self::Json => write_line(&serde_json::to_string(progress).unwrap_or_default()),

@@ -1,7 +1,6 @@
 //! `vit-trainer bench`: real training steps, measured on the machinery that `run` uses.
 
 mod configure;
-mod flops;
 mod plan;
 mod report;
 

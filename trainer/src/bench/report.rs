@@ -3,8 +3,8 @@
 use contract::RunConfig;
 use serde::Serialize;
 
-use super::flops::{flops_per_image, peak};
 use super::{Distribution, RankResult};
+use crate::flops::{flops_per_image, peak};
 
 /// The result of a benchmark.
 #[derive(Debug, Serialize)]

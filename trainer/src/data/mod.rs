@@ -273,13 +273,13 @@ impl DataSet {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use tch::Kind;
 
     use super::*;
 
     /// A run over `data`, with images of 24 pixels.
-    pub(super) fn config(data: &str) -> RunConfig {
+    pub(crate) fn config(data: &str) -> RunConfig {
         let manifest = format!(
             "apiVersion: vit-operator.dev/v1alpha1
 kind: ViTTrainingJob

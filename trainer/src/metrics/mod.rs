@@ -71,6 +71,20 @@ pub(crate) struct StepReport {
     pub(crate) skipped_steps: u64,
     /// Resident memory of this process, where `/proc` tells it.
     pub(crate) resident_bytes: Option<u64>,
+    /// What there is to tell of the rank's GPU; nothing on the CPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) device: Option<DeviceReport>,
+}
+
+/// The GPU of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct DeviceReport {
+    /// Most memory of tensors so far, bytes.
+    pub(crate) memory_peak_bytes: u64,
+    /// Dense bf16 peak of its product, FLOP/s, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) peak_flops: Option<f64>,
 }
 
 /// Seconds of an optimizer step by phase, named as [`contract::metrics::STEP_PHASES`]; together the whole step.

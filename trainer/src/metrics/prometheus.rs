@@ -1,13 +1,14 @@
 //! The ranks of one agent as Prometheus metrics.
 
 use contract::metrics as names;
-use contract::{JobIdentity, Progress};
+use contract::{Progress, RunConfig};
 use prometheus::{
     Counter, CounterVec, Encoder as _, Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, Opts,
     Registry, TextEncoder,
 };
 
 use super::{CheckpointCost, StepReport};
+use crate::flops::flops_per_image;
 
 /// From a tenth of a millisecond to some 50 seconds.
 const BUCKETS_START: f64 = 1e-4;
@@ -34,8 +35,17 @@ struct RankMetrics {
     epoch: Gauge,
     step: Gauge,
     /// Of rank 0 alone, so that no other rank shows a 0 that means nothing.
-    checkpoints: Option<CheckpointMetrics>,
+    run: Option<RunMetrics>,
     memory: GaugeVec,
+    /// Without a series on the CPU.
+    device_memory: GaugeVec,
+    device_peak_flops: GaugeVec,
+}
+
+#[derive(Debug)]
+struct RunMetrics {
+    steps: Gauge,
+    checkpoints: CheckpointMetrics,
 }
 
 #[derive(Debug)]
@@ -47,11 +57,12 @@ struct CheckpointMetrics {
 }
 
 impl Metrics {
-    /// Metrics of the ranks `first_rank ..`, `count` of them.
-    pub(crate) fn new(job: &JobIdentity, first_rank: u32, count: u32) -> prometheus::Result<Self> {
+    /// Metrics of the ranks of the pod of this node rank, which is on `node`, where that is known.
+    pub(crate) fn new(config: &RunConfig, node_rank: u32, node: Option<&str>) -> prometheus::Result<Self> {
         let registry = Registry::new();
-        let ranks = (first_rank..first_rank + count)
-            .map(|rank| RankMetrics::register(&registry, job, rank))
+        let first_rank = node_rank * config.ranks_per_node;
+        let ranks = (first_rank..first_rank + config.ranks_per_node)
+            .map(|rank| RankMetrics::register(&registry, config, rank, node))
             .collect::<prometheus::Result<_>>()?;
         Ok(Self { registry, ranks })
     }
@@ -69,7 +80,7 @@ impl Metrics {
         rank.sync_bytes.inc_by(step.sync.bytes);
         rank.loss.set(step.loss);
         rank.accuracy
-            .with_label_values(&["train"])
+            .with_label_values(&[names::SPLIT_TRAIN])
             .set(step.train_accuracy);
         rank.learning_rate.set(step.learning_rate);
         rank.skipped_steps.set(step.skipped_steps as f64);
@@ -77,6 +88,14 @@ impl Metrics {
         rank.step.set(step.step as f64);
         if let Some(bytes) = step.resident_bytes {
             rank.memory.with_label_values::<&str>(&[]).set(bytes as f64);
+        }
+        if let Some(device) = &step.device {
+            rank.device_memory
+                .with_label_values::<&str>(&[])
+                .set(device.memory_peak_bytes as f64);
+            if let Some(flops) = device.peak_flops {
+                rank.device_peak_flops.with_label_values::<&str>(&[]).set(flops);
+            }
         }
     }
 
@@ -86,21 +105,28 @@ impl Metrics {
         rank.epoch.set(f64::from(progress.epoch));
         rank.step.set(progress.step as f64);
         if let Some(accuracy) = progress.validation_accuracy {
-            rank.accuracy.with_label_values(&["validation"]).set(accuracy);
+            rank.accuracy
+                .with_label_values(&[names::SPLIT_VALIDATION])
+                .set(accuracy);
         }
         if let Some(accuracy) = progress.ema_validation_accuracy {
-            rank.accuracy.with_label_values(&["validation_ema"]).set(accuracy);
+            rank.accuracy
+                .with_label_values(&[names::SPLIT_VALIDATION_EMA])
+                .set(accuracy);
         }
-        if let (Some(metrics), Some(newest)) = (&rank.checkpoints, &progress.last_checkpoint) {
-            metrics.step.set(newest.step as f64);
+        let Some(run) = &rank.run else { return };
+        run.steps.set(progress.total_steps as f64);
+        if let Some(newest) = &progress.last_checkpoint {
+            run.checkpoints.step.set(newest.step as f64);
         }
     }
 
     /// Takes in a checkpoint of the first rank.
     pub(crate) fn checkpoint(&self, cost: &CheckpointCost) {
-        let Some(metrics) = self.ranks.first().and_then(|rank| rank.checkpoints.as_ref()) else {
+        let Some(run) = self.ranks.first().and_then(|rank| rank.run.as_ref()) else {
             return;
         };
+        let metrics = &run.checkpoints;
         metrics.count.inc();
         metrics.bytes.inc_by(cost.bytes);
         for (counter, seconds) in metrics
@@ -121,7 +147,13 @@ impl Metrics {
 }
 
 impl RankMetrics {
-    fn register(registry: &Registry, job: &JobIdentity, rank: u32) -> prometheus::Result<Self> {
+    fn register(
+        registry: &Registry,
+        config: &RunConfig,
+        rank: u32,
+        node: Option<&str>,
+    ) -> prometheus::Result<Self> {
+        let job = &config.job;
         let options = |name: &str, help: &str| {
             Opts::new(name, help)
                 .const_label(names::LABEL_NAMESPACE, &job.namespace)
@@ -159,6 +191,20 @@ impl RankMetrics {
             &[names::LABEL_KIND],
         )?;
         registry.register(Box::new(sync_seconds.clone()))?;
+        gauge(
+            names::MODEL_FLOPS_PER_IMAGE,
+            "Floating-point operations of the model for one training image, forward and backward pass.",
+        )?
+        .set(flops_per_image(&config.model));
+        if let Some(node) = node {
+            gauges(
+                names::RANK_INFO,
+                "Always 1; the node of the rank.",
+                &[names::LABEL_NODE],
+            )?
+            .with_label_values(&[node])
+            .set(1.0);
+        }
         Ok(Self {
             images: count(names::IMAGES_TOTAL, "Training images this rank has processed.")?,
             step_seconds,
@@ -184,9 +230,10 @@ impl RankMetrics {
             )?,
             epoch: gauge(names::EPOCH, "Epochs finished.")?,
             step: gauge(names::STEP, "Optimizer steps finished.")?,
-            checkpoints: (rank == 0)
-                .then(|| -> prometheus::Result<CheckpointMetrics> {
-                    Ok(CheckpointMetrics {
+            run: (rank == 0)
+                .then(|| -> prometheus::Result<RunMetrics> {
+                    let steps = gauge(names::RUN_STEPS, "Optimizer steps of the whole run.")?;
+                    let checkpoints = CheckpointMetrics {
                         step: gauge(
                             names::CHECKPOINT_STEP,
                             "Optimizer step of the newest complete checkpoint.",
@@ -207,12 +254,23 @@ impl RankMetrics {
                             registry.register(Box::new(seconds.clone()))?;
                             names::CHECKPOINT_PHASES.map(|phase| seconds.with_label_values(&[phase]))
                         },
-                    })
+                    };
+                    Ok(RunMetrics { steps, checkpoints })
                 })
                 .transpose()?,
             memory: gauges(
                 names::PROCESS_RESIDENT_MEMORY_BYTES,
                 "Host memory of this rank's process, its resident set.",
+                &[],
+            )?,
+            device_memory: gauges(
+                names::DEVICE_MEMORY_PEAK_BYTES,
+                "Most memory that tensors of this rank have taken on its GPU so far.",
+                &[],
+            )?,
+            device_peak_flops: gauges(
+                names::DEVICE_PEAK_FLOPS,
+                "Dense bf16 peak of the rank's GPU, FLOP/s.",
                 &[],
             )?,
         })
@@ -221,14 +279,21 @@ impl RankMetrics {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{Phases, SyncCost};
+    use contract::JobIdentity;
+
+    use super::super::{DeviceReport, Phases, SyncCost};
     use super::*;
 
-    fn job() -> JobIdentity {
-        JobIdentity {
-            namespace: "vision".into(),
-            name: "digits".into(),
-            uid: None,
+    /// A run of the job `vision/digits` with so many ranks a node.
+    fn config(ranks_per_node: u32) -> RunConfig {
+        RunConfig {
+            job: JobIdentity {
+                namespace: "vision".into(),
+                name: "digits".into(),
+                uid: None,
+            },
+            ranks_per_node,
+            ..crate::data::tests::config("{format: synthetic, syntheticImages: 80}")
         }
     }
 
@@ -253,49 +318,104 @@ mod tests {
             loss_scale: Some(1024.0),
             skipped_steps: 3,
             resident_bytes: Some(4096),
+            device: None,
         }
     }
 
-    #[test]
-    fn every_rank_shows_its_steps_under_the_contracts_names() {
-        let metrics = Metrics::new(&job(), 2, 2).expect("registers");
-        let step = step();
-        metrics.step(1, &step);
-        metrics.step(1, &step);
-        let text = String::from_utf8(metrics.render().expect("renders")).expect("text");
-        let labels = r#"job_name="digits",namespace="vision",rank="3""#;
-        for line in [
-            format!("vit_images_total{{{labels}}} 64"),
-            r#"vit_sync_seconds_total{job_name="digits",kind="exposed",namespace="vision",rank="3"} 0.5"#
-                .to_owned(),
-            format!("vit_sync_bytes_total{{{labels}}} 2000"),
-            r#"vit_step_seconds_sum{job_name="digits",namespace="vision",phase="forward",rank="3"} 0.5"#
-                .to_owned(),
-            format!("vit_step{{{labels}}} 7"),
-            format!("vit_skipped_steps{{{labels}}} 3"),
-            format!("vit_process_resident_memory_bytes{{{labels}}} 4096"),
-        ] {
+    fn text(metrics: &Metrics) -> String {
+        String::from_utf8(metrics.render().expect("renders")).expect("text")
+    }
+
+    fn check(text: &str, lines: &[String]) {
+        for line in lines {
             assert!(
                 text.lines().any(|found| found == line),
                 "no line {line} in\n{text}"
             );
         }
-        assert!(
-            !text.contains("vit_checkpoint"),
-            "only rank 0 knows of checkpoints"
+    }
+
+    #[test]
+    fn every_rank_shows_its_steps_under_the_contracts_names() {
+        let metrics = Metrics::new(&config(2), 1, Some("gpu-7")).expect("registers");
+        let step = step();
+        metrics.step(1, &step);
+        metrics.step(1, &step);
+        let text = text(&metrics);
+        let labels = r#"job_name="digits",namespace="vision",rank="3""#;
+        check(
+            &text,
+            &[
+                format!("vit_images_total{{{labels}}} 64"),
+                r#"vit_sync_seconds_total{job_name="digits",kind="exposed",namespace="vision",rank="3"} 0.5"#
+                    .to_owned(),
+                format!("vit_sync_bytes_total{{{labels}}} 2000"),
+                r#"vit_step_seconds_sum{job_name="digits",namespace="vision",phase="forward",rank="3"} 0.5"#
+                    .to_owned(),
+                format!("vit_step{{{labels}}} 7"),
+                format!("vit_skipped_steps{{{labels}}} 3"),
+                format!("vit_process_resident_memory_bytes{{{labels}}} 4096"),
+                r#"vit_rank_info{job_name="digits",namespace="vision",node="gpu-7",rank="3"} 1"#.to_owned(),
+                format!(
+                    "vit_model_flops_per_image{{{labels}}} {}",
+                    flops_per_image(&config(2).model)
+                ),
+            ],
+        );
+        for of_rank_0 in ["vit_checkpoint", "vit_run_steps"] {
+            assert!(!text.contains(of_rank_0), "only rank 0 knows of {of_rank_0}");
+        }
+        assert!(!text.contains("vit_device"), "there is no GPU");
+    }
+
+    #[test]
+    fn a_rank_with_a_gpu_shows_its_memory_and_its_peak_where_that_is_known() {
+        let metrics = Metrics::new(&config(1), 0, None).expect("registers");
+        let device = |peak_flops| {
+            Some(DeviceReport {
+                memory_peak_bytes: 1 << 30,
+                peak_flops,
+            })
+        };
+        let mut step = StepReport {
+            device: device(None),
+            ..step()
+        };
+        metrics.step(0, &step);
+        let labels = r#"job_name="digits",namespace="vision",rank="0""#;
+        let memory = format!("vit_device_memory_peak_bytes{{{labels}}} {}", 1 << 30);
+        check(&text(&metrics), std::slice::from_ref(&memory));
+        assert!(!text(&metrics).contains("vit_device_peak_flops"));
+        step.device = device(Some(989e12));
+        metrics.step(0, &step);
+        check(
+            &text(&metrics),
+            &[
+                memory,
+                format!("vit_device_peak_flops{{{labels}}} 989000000000000"),
+            ],
         );
     }
 
     #[test]
     fn the_reference_of_metrics_is_what_is_told() {
-        let metrics = Metrics::new(&job(), 0, 1).expect("registers");
-        metrics.step(0, &step());
+        let metrics = Metrics::new(&config(1), 0, Some("gpu-7")).expect("registers");
+        metrics.step(
+            0,
+            &StepReport {
+                device: Some(DeviceReport {
+                    memory_peak_bytes: 1,
+                    peak_flops: Some(1.0),
+                }),
+                ..step()
+            },
+        );
         metrics.progress(&Progress {
             validation_accuracy: Some(0.5),
             ema_validation_accuracy: Some(0.5),
             ..Progress::default()
         });
-        let text = String::from_utf8(metrics.render().expect("renders")).expect("text");
+        let text = text(&metrics);
         let table = crds::reference::metrics(&text);
         let page = include_str!("../../../docs/reference/metrics.md");
         assert!(
@@ -305,8 +425,20 @@ mod tests {
     }
 
     #[test]
+    fn rank_0_shows_how_long_the_run_is() {
+        let metrics = Metrics::new(&config(1), 0, None).expect("registers");
+        metrics.progress(&Progress {
+            step: 3,
+            total_steps: 400,
+            ..Progress::default()
+        });
+        let line = r#"vit_run_steps{job_name="digits",namespace="vision",rank="0"} 400"#;
+        check(&text(&metrics), &[line.to_owned()]);
+    }
+
+    #[test]
     fn rank_0_shows_what_checkpoints_cost() {
-        let metrics = Metrics::new(&job(), 0, 1).expect("registers");
+        let metrics = Metrics::new(&config(1), 0, None).expect("registers");
         let cost = CheckpointCost {
             snapshot_seconds: 0.25,
             write_seconds: 2.0,
@@ -314,17 +446,14 @@ mod tests {
         };
         metrics.checkpoint(&cost);
         metrics.checkpoint(&cost);
-        let text = String::from_utf8(metrics.render().expect("renders")).expect("text");
-        for line in [
+        check(
+            &text(&metrics),
+            &[
             r#"vit_checkpoints_total{job_name="digits",namespace="vision",rank="0"} 2"#,
             r#"vit_checkpoint_bytes_total{job_name="digits",namespace="vision",rank="0"} 2000"#,
             r#"vit_checkpoint_seconds_total{job_name="digits",namespace="vision",phase="snapshot",rank="0"} 0.5"#,
             r#"vit_checkpoint_seconds_total{job_name="digits",namespace="vision",phase="write",rank="0"} 4"#,
-        ] {
-            assert!(
-                text.lines().any(|found| found == line),
-                "no line {line} in\n{text}"
-            );
-        }
+            ].map(str::to_owned),
+        );
     }
 }

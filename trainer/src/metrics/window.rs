@@ -113,6 +113,7 @@ mod tests {
             loss_scale: None,
             skipped_steps: 0,
             resident_bytes: None,
+            device: None,
         };
         let mut window = Window::new();
         window.add(&step(1.0, 1.0, 1.0));

@@ -18,6 +18,7 @@ use crate::data::{Batches, DataError, DataSet, Share};
 use crate::distributed::{Accelerator, Place, World};
 use crate::error::TrainError;
 use crate::evaluate::evaluate;
+use crate::flops;
 use crate::metrics::{Observer, RunShape};
 use crate::model::{Mode, VisionTransformer};
 use crate::optim::{Average, Optimizer};
@@ -57,6 +58,8 @@ pub(crate) struct Trainer {
     stop: Arc<AtomicBool>,
     /// What the last step took this rank, without waiting for others.
     compute_seconds: f64,
+    /// Dense bf16 peak of this rank's GPU, FLOP/s, where its product is known.
+    peak_flops: Option<f64>,
     /// Whether steps reduce gradients over the ranks; always but in measurements of what that costs.
     synchronize: bool,
 }
@@ -154,6 +157,7 @@ impl Trainer {
             observer,
             stop,
             compute_seconds: 0.0,
+            peak_flops: accelerator.product().as_deref().and_then(flops::peak),
             synchronize: true,
         };
         trainer.warm_up()?;

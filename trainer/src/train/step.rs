@@ -10,7 +10,7 @@ use torch_ext::optim::zero;
 use super::Trainer;
 use crate::data::{Batches, Targets};
 use crate::error::TrainError;
-use crate::metrics::{Phases, StepReport, resident_bytes};
+use crate::metrics::{DeviceReport, Phases, StepReport, resident_bytes};
 use crate::model::Mode;
 use crate::random::{Stream, derive};
 use crate::schedule::{StepSpan, learning_rate};
@@ -106,8 +106,18 @@ impl Trainer {
             loss_scale: self.position.loss_scale.map(|scale| scale.scale),
             skipped_steps: self.position.loss_scale.map_or(0, |scale| scale.skipped),
             resident_bytes: resident_bytes(),
+            device: self.device_report()?,
         });
         Ok(stop_requests > 0.0)
+    }
+
+    /// What there is to tell of this rank's GPU; `None` on the CPU.
+    fn device_report(&self) -> Result<Option<DeviceReport>, TrainError> {
+        let memory_peak_bytes = self.accelerator.peak_bytes()?;
+        Ok(memory_peak_bytes.map(|memory_peak_bytes| DeviceReport {
+            memory_peak_bytes,
+            peak_flops: self.peak_flops,
+        }))
     }
 
     /// Seeds what is random in the forward pass of this step's `micro_batch`.

@@ -1,4 +1,5 @@
 use super::*;
+use crate::cluster::gpu_counts::GpuCounts;
 use crate::fixtures;
 
 #[test]
@@ -70,9 +71,19 @@ async fn a_node_that_cannot_be_read_is_as_it_was_and_others_follow() {
     };
     let series = r#"vit_operator_unreadable_objects{kind="Node"} 1"#;
     assert_eq!(follow(events).await, [true, false, true]);
-    assert!(metrics.render([]).expect("renders").contains(series));
+    assert!(
+        metrics
+            .render([], &GpuCounts::default())
+            .expect("renders")
+            .contains(series)
+    );
     assert_eq!(follow(vec![Event::Delete(bad())]).await, [false, false, true]);
-    assert!(!metrics.render([]).expect("renders").contains(series));
+    assert!(
+        !metrics
+            .render([], &GpuCounts::default())
+            .expect("renders")
+            .contains(series)
+    );
 }
 
 #[tokio::test]

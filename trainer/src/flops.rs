@@ -15,7 +15,7 @@ const PEAKS: [(&str, f64); 6] = [
 
 /// Operations of one image in forward and backward pass: six times the multiplications of its matrix products,
 /// attention's included, of the forward pass. What is recomputed in the backward pass does not count.
-pub(super) fn flops_per_image(model: &ModelConfig) -> f64 {
+pub(crate) fn flops_per_image(model: &ModelConfig) -> f64 {
     let [image, patch, width, depth, mlp, classes, channels] = [
         model.image_size,
         model.patch_size,
@@ -36,7 +36,7 @@ pub(super) fn flops_per_image(model: &ModelConfig) -> f64 {
 }
 
 /// Dense bf16 peak of a GPU, FLOP/s; `None` for a product that is not in the table.
-pub(super) fn peak(product: &str) -> Option<f64> {
+pub(crate) fn peak(product: &str) -> Option<f64> {
     PEAKS
         .iter()
         .find(|(name, _)| product.contains(name))

@@ -1,31 +1,35 @@
 //! The operator's own metrics, under `vit_operator_`.
 
+mod jobs;
+pub mod names;
+
 use std::time::Duration;
 
 use contract::FailureClass;
-use crds::{Phase, ViTTrainingJob};
-use kube::ResourceExt as _;
+use crds::ViTTrainingJob;
+use http::{Method, StatusCode};
 use prometheus::{
-    Encoder as _, GaugeVec, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts,
-    Registry, TextEncoder,
+    Encoder as _, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
+    Opts, Registry, TextEncoder,
 };
 
+use crate::cluster::gpu_counts::GpuCounts;
 use crate::error::Error;
 
-/// The metrics, in a registry of their own.
+/// What is counted and measured as it happens, in a registry of its own.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
     reconciles: IntCounter,
     reconcile_seconds: Histogram,
     reconcile_errors: IntCounterVec,
-    jobs: IntGaugeVec,
-    stragglers: GaugeVec,
     placement_seconds: Histogram,
     restarts: IntCounterVec,
     time_to_running: Histogram,
     leader: IntGauge,
     unreadable_objects: IntGaugeVec,
+    api_requests: IntCounterVec,
+    api_request_seconds: HistogramVec,
 }
 
 impl Metrics {
@@ -36,60 +40,56 @@ impl Metrics {
             Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets))
         };
         let metrics = Self {
-            reconciles: IntCounter::new(
-                "vit_operator_reconciles_total",
-                "Reconciles that ended, well or not",
-            )?,
-            reconcile_seconds: exponential(
-                "vit_operator_reconcile_seconds",
-                "Seconds a reconcile takes",
-                0.001,
-                14,
-            )?,
+            reconciles: IntCounter::new(names::RECONCILES_TOTAL, "Reconciles that ended, well or not")?,
+            reconcile_seconds: exponential(names::RECONCILE_SECONDS, "Seconds a reconcile takes", 0.001, 14)?,
             reconcile_errors: IntCounterVec::new(
                 Opts::new(
-                    "vit_operator_reconcile_errors_total",
+                    names::RECONCILE_ERRORS_TOTAL,
                     "Reconciles that failed, by category",
                 ),
-                &["category"],
-            )?,
-            jobs: IntGaugeVec::new(
-                Opts::new("vit_operator_jobs", "ViTTrainingJobs, by phase"),
-                &["phase"],
-            )?,
-            stragglers: GaugeVec::new(
-                Opts::new(
-                    "vit_operator_straggler_slowdown_ratio",
-                    "Compute time of a rank that stays slow over the median of the other ranks of its job",
-                ),
-                &["namespace", "job_name", "rank", "node"],
+                &[names::LABEL_CATEGORY],
             )?,
             placement_seconds: exponential(
-                "vit_operator_placement_seconds",
+                names::PLACEMENT_SECONDS,
                 "Seconds until it is decided whether and where a gang fits, the wait for other decisions included",
                 0.000_1,
                 14,
             )?,
             restarts: IntCounterVec::new(
                 Opts::new(
-                    "vit_operator_restarts_total",
+                    names::RESTARTS_TOTAL,
                     "Gangs restarted after a failure, by its class",
                 ),
-                &["class"],
+                &[names::LABEL_CLASS],
             )?,
             time_to_running: exponential(
-                "vit_operator_time_to_running_seconds",
+                names::TIME_TO_RUNNING_SECONDS,
                 "Seconds from the creation of a job until every pod of its first gang is ready",
                 0.5,
                 16,
             )?,
-            leader: IntGauge::new("vit_operator_leader", "1 where this replica leads, otherwise 0")?,
+            leader: IntGauge::new(names::LEADER, "1 where this replica leads, otherwise 0")?,
             unreadable_objects: IntGaugeVec::new(
                 Opts::new(
-                    "vit_operator_unreadable_objects",
+                    names::UNREADABLE_OBJECTS,
                     "Objects that cannot be read, of which what was last read stands, by kind",
                 ),
-                &["kind"],
+                &[names::LABEL_KIND],
+            )?,
+            api_requests: IntCounterVec::new(
+                Opts::new(
+                    names::API_REQUESTS_TOTAL,
+                    "Calls to the API server, by method and code of the answer",
+                ),
+                &[names::LABEL_METHOD, names::LABEL_CODE],
+            )?,
+            api_request_seconds: HistogramVec::new(
+                HistogramOpts::new(
+                    names::API_REQUEST_SECONDS,
+                    "Seconds until the API server answers; of a watch, until it begins",
+                )
+                .buckets(prometheus::exponential_buckets(0.001, 2.0, 14)?),
+                &[names::LABEL_METHOD],
             )?,
             registry,
         };
@@ -97,13 +97,13 @@ impl Metrics {
         registry.register(Box::new(metrics.reconciles.clone()))?;
         registry.register(Box::new(metrics.reconcile_seconds.clone()))?;
         registry.register(Box::new(metrics.reconcile_errors.clone()))?;
-        registry.register(Box::new(metrics.jobs.clone()))?;
-        registry.register(Box::new(metrics.stragglers.clone()))?;
         registry.register(Box::new(metrics.placement_seconds.clone()))?;
         registry.register(Box::new(metrics.restarts.clone()))?;
         registry.register(Box::new(metrics.time_to_running.clone()))?;
         registry.register(Box::new(metrics.leader.clone()))?;
         registry.register(Box::new(metrics.unreadable_objects.clone()))?;
+        registry.register(Box::new(metrics.api_requests.clone()))?;
+        registry.register(Box::new(metrics.api_request_seconds.clone()))?;
         // A series that is not there before its first event cannot be alerted on.
         for category in Error::CATEGORIES {
             metrics.reconcile_errors.with_label_values(&[category]);
@@ -149,69 +149,51 @@ impl Metrics {
             .set(i64::try_from(objects).unwrap_or(i64::MAX));
     }
 
-    /// Everything as text for Prometheus. What is told of single jobs is that of `jobs`, which are all there are now.
+    /// Whether this replica leads.
+    pub(crate) fn is_leader(&self) -> bool {
+        self.leader.get() == 1
+    }
+
+    /// The API server answered a call with this code, or did not, after so long.
+    pub(crate) fn called(&self, method: &Method, code: Option<StatusCode>, time: Duration) {
+        let code = code.as_ref().map_or("none", StatusCode::as_str);
+        self.api_requests
+            .with_label_values(&[method.as_str(), code])
+            .inc();
+        self.api_request_seconds
+            .with_label_values(&[method.as_str()])
+            .observe(time.as_secs_f64());
+    }
+
+    /// Everything as text for Prometheus. `jobs` are all that there are now, `gpus` those of the cluster.
     pub(crate) fn render<'a>(
         &self,
         jobs: impl IntoIterator<Item = &'a ViTTrainingJob>,
+        gpus: &GpuCounts,
     ) -> Result<String, prometheus::Error> {
-        for phase in Phase::ALL {
-            self.jobs.with_label_values(&[phase.as_str()]).set(0);
-        }
-        self.stragglers.reset();
-        for job in jobs {
-            // A job that has no status yet waits, too.
-            let phase = job.status.as_ref().and_then(|status| status.phase);
-            let phase = phase.unwrap_or(Phase::Pending);
-            self.jobs.with_label_values(&[phase.as_str()]).inc();
-            if phase == Phase::Running {
-                self.show_stragglers(job);
-            }
-        }
+        let mut families = self.registry.gather();
+        families.extend(jobs::gather(jobs, gpus)?);
         let mut text = Vec::new();
-        TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
+        TextEncoder::new().encode(&families, &mut text)?;
         String::from_utf8(text).map_err(|error| prometheus::Error::Msg(error.to_string()))
-    }
-
-    fn show_stragglers(&self, job: &ViTTrainingJob) {
-        let (namespace, name) = (job.namespace().unwrap_or_default(), job.name_any());
-        for straggler in job.status.iter().flat_map(|status| &status.stragglers) {
-            let rank = straggler.rank.to_string();
-            let node = straggler.node.as_deref().unwrap_or_default();
-            self.stragglers
-                .with_label_values(&[&namespace, &name, &rank, node])
-                .set(straggler.slowdown);
-        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use crds::Phase;
+
     use super::*;
     use crate::fixtures;
-
-    #[test]
-    fn a_straggler_is_shown_while_its_job_runs() {
-        let metrics = Metrics::new().expect("metrics");
-        let mut job = fixtures::job_in(Phase::Running, 1);
-        let series = r#"vit_operator_straggler_slowdown_ratio{job_name="digits",namespace="research",node="b",rank="1"} 2.5"#;
-        let is_shown = |job: &ViTTrainingJob| metrics.render([job]).expect("renders").contains(series);
-        assert!(!is_shown(&job));
-        job.status.as_mut().expect("a status").stragglers = vec![fixtures::straggler(1, "b", 2.5)];
-        assert!(is_shown(&job));
-        job.status.as_mut().expect("a status").phase = Some(Phase::Restarting);
-        assert!(!is_shown(&job));
-        job.status.as_mut().expect("a status").phase = Some(Phase::Running);
-        assert!(is_shown(&job));
-        let text = metrics.render([]).expect("renders");
-        assert!(!text.contains("digits"), "the job is gone: {text}");
-    }
 
     #[test]
     fn every_series_is_there_from_the_start() {
         let metrics = Metrics::new().expect("metrics");
         metrics.restarted(FailureClass::Killed.as_str());
         let running = fixtures::job_in(Phase::Running, 1);
-        let text = metrics.render([&running, &running]).expect("renders");
+        let text = metrics
+            .render([&running, &running], &GpuCounts::default())
+            .expect("renders");
         for line in [
             "vit_operator_reconciles_total 0",
             "vit_operator_reconcile_errors_total{category=\"Conflict\"} 0",
@@ -226,7 +208,5 @@ mod tests {
         ] {
             assert!(text.contains(line), "{line} is not in:\n{text}");
         }
-        let text = metrics.render([]).expect("renders");
-        assert!(text.contains("vit_operator_jobs{phase=\"Running\"} 0"), "{text}");
     }
 }

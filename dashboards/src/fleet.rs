@@ -1,0 +1,453 @@
+//! All jobs, the GPUs they share, and the operator.
+
+use contract::metrics as of;
+use crds::Phase;
+use crds::conditions::reasons;
+use vit_operator::metric_names as operator;
+
+use crate::job;
+use crate::panel::{Builder, Layout, Unit, bar_gauge, stat, table, time_series};
+use crate::query::{Expr, Series, quantile};
+use crate::schema::{CursorSync, Dashboard, List, SchemaVersion, TimeRange};
+
+/// The colours of phases, in the order of [`Phase::ALL`].
+const PHASE_COLORS: [&str; 8] = [
+    "yellow",
+    "light-blue",
+    "green",
+    "orange",
+    "light-purple",
+    "purple",
+    "blue",
+    "red",
+];
+/// The states of GPUs and their colours.
+const STATE_COLORS: [(&str, &str); 4] = [
+    (operator::GPU_STATES[0], "green"),
+    (operator::GPU_STATES[1], "blue"),
+    (operator::GPU_STATES[2], "super-light-green"),
+    (operator::GPU_STATES[3], "red"),
+];
+const GANGS: &str = operator::GPU_STATES[0];
+const OTHERS: &str = operator::GPU_STATES[1];
+const FREE: &str = operator::GPU_STATES[2];
+
+const JOB: [&str; 2] = [operator::LABEL_NAMESPACE, operator::LABEL_JOB_NAME];
+
+pub(crate) fn dashboard() -> Dashboard {
+    Dashboard {
+        uid: "vit-fleet",
+        title: "ViT fleet",
+        description: "All ViTTrainingJobs, the GPUs they share, and the operator. What the metrics mean: docs/dashboards.md \
+            and docs/operations.md of vit-operator.",
+        tags: vec!["vit-operator"],
+        schema_version: SchemaVersion,
+        editable: true,
+        graph_tooltip: CursorSync::Crosshair,
+        timezone: "browser",
+        refresh: "1m",
+        time: TimeRange {
+            from: "now-6h",
+            to: "now",
+        },
+        links: job::links(),
+        templating: List {
+            list: vec![job::data_source()],
+        },
+        annotations: List { list: vec![] },
+        panels: own_health(failures(waiting(gpus(overview(Layout::default()))))).panels(),
+    }
+}
+
+fn in_phase(phase: Phase) -> Expr {
+    Expr::from(Series::of(operator::JOBS).with(operator::LABEL_PHASE, phase.as_str())).sum()
+}
+
+fn gpus_in(states: &[&str]) -> Series {
+    Series::of(operator::GPUS).matching(operator::LABEL_STATE, &states.join("|"))
+}
+
+fn overview(layout: Layout) -> Layout {
+    let count = |title, phase, description, color| {
+        stat(title, Unit::Count, description)
+            .query(in_phase(phase), phase.as_str())
+            .base_color(color)
+    };
+    layout
+        .heading("What is going on?")
+        .line(
+            4,
+            [
+                (
+                    4,
+                    count("Running", Phase::Running, "Jobs whose pods all run.", "green"),
+                ),
+                (
+                    4,
+                    count("Waiting", Phase::Pending, "Jobs that wait for GPUs.", "text")
+                        .threshold(1.0, "yellow"),
+                ),
+                (
+                    4,
+                    count(
+                        "Restarting",
+                        Phase::Restarting,
+                        "Jobs whose gang is being replaced.",
+                        "text",
+                    )
+                    .threshold(1.0, "orange"),
+                ),
+                (
+                    4,
+                    count(
+                        "Failed",
+                        Phase::Failed,
+                        "Jobs that failed and are not tried again.",
+                        "text",
+                    )
+                    .threshold(1.0, "red"),
+                ),
+                (
+                    4,
+                    stat(
+                        "GPUs free",
+                        Unit::Count,
+                        "GPUs that nobody holds, on nodes that are ready.",
+                    )
+                    .query(Expr::from(gpus_in(&[FREE])).sum(), "free"),
+                ),
+                (
+                    4,
+                    stat(
+                        "GPUs in use",
+                        Unit::Share,
+                        "Share of all GPUs that gangs or other pods hold.",
+                    )
+                    .query(
+                        Expr::from(gpus_in(&[GANGS, OTHERS]))
+                            .sum()
+                            .over(Expr::from(Series::of(operator::GPUS)).sum()),
+                        "in use",
+                    )
+                    .decimals(0)
+                    .base_color("blue"),
+                ),
+            ],
+        )
+        .line(8, [(15, jobs()), (9, alerts())])
+}
+
+fn jobs() -> Builder {
+    let newest = |metric: &str| Expr::from(Series::of(metric)).max_by(&JOB);
+    let waits = Series::of(of::SYNC_SECONDS_TOTAL)
+        .matching(of::LABEL_KIND, &of::SYNC_KINDS[1..].join("|"))
+        .rate()
+        .sum_by(&JOB)
+        .over(Series::sum_of(of::STEP_SECONDS).rate().sum_by(&JOB));
+    table(
+        "Jobs",
+        Unit::Count,
+        "Every job that there is. Speed and waiting are of the last minutes; a click on a row leads to the job.",
+    )
+    .query(newest(of::STEP).over(newest(of::RUN_STEPS)), "")
+    .query(Series::of(of::IMAGES_TOTAL).rate().sum_by(&JOB), "")
+    .query(waits, "")
+    .query(newest(operator::JOB_ATTEMPT), "")
+    .query(newest(operator::JOB_RESTARTS), "")
+    .columns(
+        &[
+            (operator::LABEL_NAMESPACE, "Namespace"),
+            (operator::LABEL_JOB_NAME, "Job"),
+        ],
+        &["Progress", "Images/s", "Waiting for sync", "Attempt", "Restarts"],
+    )
+    .unit_of("Progress", Unit::Share)
+    .unit_of("Waiting for sync", Unit::Share)
+    .decimals(0)
+    .link(
+        "Show this job",
+        format!(
+            "/d/{}?var-datasource=${{datasource}}&var-namespace=${{__data.fields.Namespace}}&var-job=${{__data.fields.Job}}&${{__url_time_range}}",
+            job::UID
+        ),
+    )
+}
+
+fn alerts() -> Builder {
+    let labels = [
+        "alertname",
+        "severity",
+        operator::LABEL_NAMESPACE,
+        operator::LABEL_JOB_NAME,
+        operator::LABEL_NODE,
+    ];
+    let firing = Series::of("ALERTS")
+        .matching("alertname", "ViT.+")
+        .with("alertstate", "firing");
+    table(
+        "Alerts that fire",
+        Unit::Count,
+        "Of the chart's rules, where Prometheus has them. docs/operations.md says of each what to do.",
+    )
+    .query(Expr::from(firing).sum_by(&labels), "")
+    .columns(
+        &[
+            (labels[0], "Alert"),
+            (labels[1], "Severity"),
+            (labels[2], "Namespace"),
+            (labels[3], "Job"),
+            (labels[4], "Node"),
+        ],
+        &["Count"],
+    )
+    .or_else("none")
+}
+
+fn gpus(layout: Layout) -> Layout {
+    let product = [operator::LABEL_PRODUCT];
+    let used = Expr::from(gpus_in(&[GANGS, OTHERS])).sum_by(&product);
+    let all = Expr::from(Series::of(operator::GPUS)).sum_by(&product);
+    layout.heading("Who has the GPUs?").line(
+        8,
+        [
+            (
+                10,
+                time_series(
+                    "GPUs, by what becomes of them",
+                    Unit::Count,
+                    "gangs: held by jobs, or promised to them. others: held by other pods. unavailable: unhealthy, or on a node that \
+                     is cordoned or not ready.",
+                )
+                .query(
+                    Expr::from(Series::of(operator::GPUS)).sum_by(&[operator::LABEL_STATE]),
+                    "{{state}}",
+                )
+                .stacked()
+                .steps()
+                .colors(STATE_COLORS),
+            ),
+            (
+                7,
+                time_series(
+                    "GPUs free, by product",
+                    Unit::Count,
+                    "A gang takes like GPUs alone, unless its job allows a mix.",
+                )
+                .query(Expr::from(gpus_in(&[FREE])).sum_by(&product), "{{product}}")
+                .steps(),
+            ),
+            (
+                7,
+                bar_gauge(
+                    "GPUs in use, by product",
+                    "Share of the GPUs of each product that gangs or other pods hold.",
+                )
+                .query(used.over(all), "{{product}}")
+                .base_color("blue"),
+            ),
+        ],
+    )
+}
+
+fn waiting(layout: Layout) -> Layout {
+    let reason_colors = [
+        (reasons::NO_FITTING_GROUP, "yellow"),
+        (reasons::IN_QUEUE, "blue"),
+        (reasons::ADMITTED, "light-blue"),
+        (reasons::NO_PRIORITY_CLASS, "red"),
+        (operator::REASON_UNDECIDED, "text"),
+    ];
+    let until_running = |share| quantile(share, operator::TIME_TO_RUNNING_SECONDS, Some("1h"));
+    layout.heading("Who waits, and why?").line(
+        8,
+        [
+            (
+                8,
+                time_series("Jobs, by phase", Unit::Count, "What the phases mean: docs/reference/vittrainingjob.md.")
+                    .query(
+                        Expr::from(Series::of(operator::JOBS)).sum_by(&[operator::LABEL_PHASE]),
+                        "{{phase}}",
+                    )
+                    .stacked()
+                    .steps()
+                    .colors(Phase::ALL.map(Phase::as_str).into_iter().zip(PHASE_COLORS)),
+            ),
+            (
+                8,
+                time_series(
+                    "Waiting jobs, by reason",
+                    Unit::Count,
+                    "The reason of the condition Placed; its message says more, with counts. See \"Why a job waits\" in \
+                     docs/operations.md.",
+                )
+                .query(
+                    Expr::from(Series::of(operator::WAITING_JOBS)).sum_by(&[operator::LABEL_REASON]),
+                    "{{reason}}",
+                )
+                .stacked()
+                .steps()
+                .colors(reason_colors),
+            ),
+            (
+                8,
+                time_series(
+                    "Time to running",
+                    Unit::Seconds,
+                    "From a job's creation until every pod of its first gang is ready, of the jobs of the last hour: waiting for \
+                     GPUs, pulling images and starting included.",
+                )
+                .query(until_running(0.5), "half of the jobs")
+                .query(until_running(0.9), "9 of 10 jobs")
+                .colors([("half of the jobs", "green"), ("9 of 10 jobs", "orange")]),
+            ),
+        ],
+    )
+}
+
+fn failures(layout: Layout) -> Layout {
+    layout.heading("What fails?").line(
+        8,
+        [
+            (
+                12,
+                time_series(
+                    "Restarts within an hour, by class of failure",
+                    Unit::Count,
+                    "More than five of one class: see ViTRestartLoop in docs/operations.md, which also explains the classes.",
+                )
+                .query(
+                    Series::of(operator::RESTARTS_TOTAL)
+                        .increase("1h")
+                        .sum_by(&[operator::LABEL_CLASS]),
+                    "{{class}}",
+                )
+                .threshold(5.0, "dark-red"),
+            ),
+            (
+                12,
+                time_series(
+                    "Slow ranks, by node",
+                    Unit::Count,
+                    "Ranks that stay slower than the others of their job. A node that shows up with several jobs is ill.",
+                )
+                .query(
+                    Expr::from(Series::of(operator::STRAGGLER_SLOWDOWN_RATIO)).count_by(&[operator::LABEL_NODE]),
+                    "{{node}}",
+                )
+                .steps()
+                .or_else("no rank stays slower"),
+            ),
+        ],
+    )
+}
+
+fn own_health(layout: Layout) -> Layout {
+    let latency = |histogram| {
+        move |panel: Builder| {
+            panel
+                .query(quantile(0.5, histogram, None), "median")
+                .query(quantile(0.99, histogram, None), "p99")
+                .colors([("median", "green"), ("p99", "orange")])
+        }
+    };
+    layout
+        .heading("Is the operator well?")
+        .line(
+            8,
+            [
+                (
+                    4,
+                    stat(
+                        "Leaders",
+                        Unit::Count,
+                        "Replicas that lead: one. With none, no job starts or restarts. See ViTOperatorDoesNotLead in \
+                         docs/operations.md.",
+                    )
+                    .query(Expr::from(Series::of(operator::LEADER)).sum(), "leaders")
+                    .base_color("red")
+                    .threshold(1.0, "green")
+                    .threshold(2.0, "red"),
+                ),
+                (
+                    7,
+                    latency(operator::RECONCILE_SECONDS)(time_series(
+                        "Time of a reconcile",
+                        Unit::Seconds,
+                        "Calls to the API server included. See ViTOperatorIsSlow in docs/operations.md.",
+                    )),
+                ),
+                (
+                    7,
+                    time_series(
+                        "Reconciles",
+                        Unit::PerSecond,
+                        "Rounds over jobs, well or not.",
+                    )
+                    .query(Series::of(operator::RECONCILES_TOTAL).rate().sum(), "reconciles")
+                    .color("reconciles", "blue"),
+                ),
+                (
+                    6,
+                    time_series(
+                        "Failed reconciles, by category",
+                        Unit::PerSecond,
+                        "Conflict is normal: the job changed meanwhile. See ViTOperatorFails and the categories in \
+                         docs/operations.md.",
+                    )
+                    .query(
+                        Series::of(operator::RECONCILE_ERRORS_TOTAL)
+                            .rate()
+                            .sum_by(&[operator::LABEL_CATEGORY]),
+                        "{{category}}",
+                    ),
+                ),
+            ],
+        )
+        .line(
+            8,
+            [
+                (
+                    4,
+                    stat(
+                        "Unreadable objects",
+                        Unit::Count,
+                        "Nodes, pods and PriorityClasses that this version cannot read. See ViTObjectsUnreadable in \
+                         docs/operations.md.",
+                    )
+                    .query(Expr::from(Series::of(operator::UNREADABLE_OBJECTS)).max(), "objects")
+                    .threshold(1.0, "red"),
+                ),
+                (
+                    7,
+                    latency(operator::PLACEMENT_SECONDS)(time_series(
+                        "Time of a placement",
+                        Unit::Seconds,
+                        "Until it is decided whether and where a gang fits, the wait for other decisions included.",
+                    )),
+                ),
+                (
+                    7,
+                    latency(operator::API_REQUEST_SECONDS)(time_series(
+                        "Time of a call to the API server",
+                        Unit::Seconds,
+                        "Until it answers; of a watch, until it begins.",
+                    )),
+                ),
+                (
+                    6,
+                    time_series(
+                        "Calls to the API server",
+                        Unit::PerSecond,
+                        "By method and code of the answer; none where there was no answer.",
+                    )
+                    .query(
+                        Series::of(operator::API_REQUESTS_TOTAL)
+                            .rate()
+                            .sum_by(&[operator::LABEL_METHOD, operator::LABEL_CODE]),
+                        "{{method}} {{code}}",
+                    )
+                    .stacked(),
+                ),
+            ],
+        )
+}

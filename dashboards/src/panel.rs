@@ -1,0 +1,414 @@
+//! Kinds of panels, and how they are laid out.
+
+use serde_json::{Value, json};
+
+use crate::query::Expr;
+use crate::schema::{
+    Color, ColorMode, Content, Data, DataLink, DataSource, FieldConfig, FieldConfigSource, GridPos, Matcher,
+    Override, Panel, Property, Row, Target, Threshold, Transformation,
+};
+
+/// Columns of a dashboard.
+const COLUMNS: u32 = 24;
+
+/// Units, as Grafana names them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Unit {
+    Count,
+    /// 0 to 1.
+    Share,
+    Seconds,
+    Bytes,
+    BytesPerSecond,
+    Flops,
+    ImagesPerSecond,
+    PerSecond,
+    Times,
+    /// Numbers of any size, such as learning rates.
+    Scientific,
+}
+
+impl Unit {
+    fn id(self) -> &'static str {
+        match self {
+            Self::Count => "short",
+            Self::Share => "percentunit",
+            Self::Seconds => "s",
+            Self::Bytes => "bytes",
+            Self::BytesPerSecond => "Bps",
+            Self::Flops => "flops",
+            Self::ImagesPerSecond => "suffix:images/s",
+            Self::PerSecond => "cps",
+            Self::Times => "suffix:x",
+            Self::Scientific => "sci",
+        }
+    }
+}
+
+/// A panel that is being made.
+#[derive(Debug)]
+pub(crate) struct Builder {
+    kind: Kind,
+    title: String,
+    description: String,
+    queries: Vec<(Expr, String)>,
+    field: FieldConfig,
+    /// Of time series, what differs from Grafana's defaults.
+    custom: Value,
+    overrides: Vec<Override>,
+    transformations: Vec<Transformation>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Kind {
+    TimeSeries,
+    Stat,
+    BarGauge,
+    Table,
+}
+
+fn builder(kind: Kind, title: &str, unit: Unit, description: &str) -> Builder {
+    Builder {
+        kind,
+        title: title.into(),
+        description: description.into(),
+        queries: vec![],
+        field: FieldConfig {
+            unit: unit.id(),
+            ..FieldConfig::default()
+        },
+        custom: json!({}),
+        overrides: vec![],
+        transformations: vec![],
+    }
+}
+
+/// Lines over time.
+pub(crate) fn time_series(title: &str, unit: Unit, description: &str) -> Builder {
+    let mut builder = builder(Kind::TimeSeries, title, unit, description);
+    builder.custom = json!({
+        "drawStyle": "line",
+        "lineWidth": 2,
+        "fillOpacity": 8,
+        "showPoints": "never",
+        "spanNulls": false,
+    });
+    builder.field.min = match unit {
+        Unit::Scientific => None,
+        _ => Some(0.0),
+    };
+    builder
+}
+
+/// The last value in large letters.
+pub(crate) fn stat(title: &str, unit: Unit, description: &str) -> Builder {
+    let mut builder = builder(Kind::Stat, title, unit, description);
+    builder.field.color.mode = ColorMode::Thresholds;
+    builder
+}
+
+/// Last values as bars from 0 to 1.
+pub(crate) fn bar_gauge(title: &str, description: &str) -> Builder {
+    let mut builder = builder(Kind::BarGauge, title, Unit::Share, description);
+    builder.field.color.mode = ColorMode::Thresholds;
+    (builder.field.min, builder.field.max) = (Some(0.0), Some(1.0));
+    builder
+}
+
+/// Last values by label.
+pub(crate) fn table(title: &str, unit: Unit, description: &str) -> Builder {
+    builder(Kind::Table, title, unit, description)
+}
+
+impl Builder {
+    /// Adds a query; `{{label}}` in the legend stands for a label's value.
+    pub(crate) fn query(mut self, expression: Expr, legend: impl Into<String>) -> Self {
+        self.queries.push((expression, legend.into()));
+        self
+    }
+
+    /// Areas on top of one another.
+    pub(crate) fn stacked(self) -> Self {
+        self.custom("stacking", json!({"mode": "normal", "group": "A"}))
+            .custom("fillOpacity", json!(60))
+            .custom("lineWidth", json!(1))
+    }
+
+    /// Values stay until the next one.
+    pub(crate) fn steps(self) -> Self {
+        self.custom("lineInterpolation", json!("stepAfter"))
+    }
+
+    fn custom(mut self, name: &str, value: Value) -> Self {
+        self.custom[name] = value;
+        self
+    }
+
+    /// At most 1.
+    pub(crate) fn up_to_one(mut self) -> Self {
+        self.field.max = Some(1.0);
+        self
+    }
+
+    pub(crate) fn decimals(mut self, decimals: u8) -> Self {
+        self.field.decimals = Some(decimals);
+        self
+    }
+
+    /// What is shown where there is nothing.
+    pub(crate) fn or_else(mut self, text: &'static str) -> Self {
+        self.field.no_value = Some(text);
+        self
+    }
+
+    /// Another colour from a value on; on time series a dashed line there.
+    pub(crate) fn threshold(mut self, value: f64, color: &'static str) -> Self {
+        self.field.thresholds.steps.push(Threshold {
+            color,
+            value: Some(value),
+        });
+        if self.kind == Kind::TimeSeries {
+            return self.custom("thresholdsStyle", json!({"mode": "dashed"}));
+        }
+        self
+    }
+
+    /// The colour of values below all thresholds.
+    pub(crate) fn base_color(mut self, color: &'static str) -> Self {
+        if let Some(base) = self.field.thresholds.steps.first_mut() {
+            base.color = color;
+        }
+        self
+    }
+
+    /// The colour of a series, by its legend.
+    pub(crate) fn color(self, series: &str, color: &'static str) -> Self {
+        let color = Color {
+            mode: ColorMode::Fixed,
+            fixed_color: Some(color),
+        };
+        self.property(series, "color", json!(color))
+    }
+
+    /// The colours of several series.
+    pub(crate) fn colors<'a>(self, colors: impl IntoIterator<Item = (&'a str, &'static str)>) -> Self {
+        colors
+            .into_iter()
+            .fold(self, |builder, (series, color)| builder.color(series, color))
+    }
+
+    /// The unit of one column of a table.
+    pub(crate) fn unit_of(self, column: &str, unit: Unit) -> Self {
+        self.property(column, "unit", json!(unit.id()))
+    }
+
+    /// An axis of its own, on the right.
+    pub(crate) fn on_the_right(self, series: &str, unit: Unit) -> Self {
+        self.property(series, "unit", json!(unit.id())).property(
+            series,
+            "custom.axisPlacement",
+            json!("right"),
+        )
+    }
+
+    fn property(mut self, series: &str, id: &'static str, value: Value) -> Self {
+        let property = Property { id, value };
+        match self
+            .overrides
+            .iter_mut()
+            .find(|known| known.matcher.options == series)
+        {
+            Some(known) => known.properties.push(property),
+            None => self.overrides.push(Override {
+                matcher: Matcher {
+                    id: "byName",
+                    options: series.into(),
+                },
+                properties: vec![property],
+            }),
+        }
+        self
+    }
+
+    /// Where a click on a row leads.
+    pub(crate) fn link(mut self, title: &'static str, url: String) -> Self {
+        self.field.links.push(DataLink {
+            title,
+            url,
+            target_blank: false,
+        });
+        self
+    }
+
+    /// Names and orders the columns of a table, one query a column after those of the labels.
+    pub(crate) fn columns(mut self, labels: &[(&str, &str)], values: &[&str]) -> Self {
+        let value = |index: usize| match values {
+            [_] => "Value".to_owned(),
+            _ => format!("Value #{}", ref_id(index)),
+        };
+        let names: Vec<(String, &str)> = labels
+            .iter()
+            .map(|(label, name)| ((*label).to_owned(), *name))
+            .chain(
+                values
+                    .iter()
+                    .enumerate()
+                    .map(|(index, name)| (value(index), *name)),
+            )
+            .collect();
+        let places = names
+            .iter()
+            .enumerate()
+            .map(|(place, (field, _))| (field.clone(), json!(place)));
+        let renamed = names.iter().map(|(field, name)| (field.clone(), json!(name)));
+        self.transformations = vec![
+            Transformation {
+                id: "merge",
+                options: json!({}),
+            },
+            Transformation {
+                id: "organize",
+                options: json!({
+                    "excludeByName": {"Time": true},
+                    "indexByName": places.collect::<serde_json::Map<_, _>>(),
+                    "renameByName": renamed.collect::<serde_json::Map<_, _>>(),
+                }),
+            },
+        ];
+        self
+    }
+
+    fn options(&self) -> Value {
+        let last = json!({"values": false, "calcs": ["lastNotNull"], "fields": ""});
+        match self.kind {
+            Kind::TimeSeries => json!({
+                "legend": {"displayMode": "list", "placement": "bottom", "showLegend": true, "calcs": []},
+                "tooltip": {"mode": "multi", "sort": "desc"},
+            }),
+            Kind::Stat => json!({
+                "reduceOptions": last,
+                "colorMode": "value",
+                "graphMode": "area",
+                "justifyMode": "auto",
+                "orientation": "auto",
+                "textMode": "auto",
+                "wideLayout": true,
+                "showPercentChange": false,
+                "percentChangeColorMode": "standard",
+            }),
+            Kind::BarGauge => json!({
+                "reduceOptions": last,
+                "orientation": "horizontal",
+                "displayMode": "basic",
+                "valueMode": "color",
+                "showUnfilled": true,
+                "namePlacement": "auto",
+                "sizing": "auto",
+                "minVizWidth": 8,
+                "minVizHeight": 16,
+                "maxVizHeight": 300,
+                "legend": {"displayMode": "list", "placement": "bottom", "showLegend": false, "calcs": []},
+            }),
+            Kind::Table => json!({"showHeader": true, "cellHeight": "sm", "frameIndex": 0}),
+        }
+    }
+
+    fn content(mut self) -> (&'static str, String, String, Data) {
+        let options = self.options();
+        let is_table = self.kind == Kind::Table;
+        if self.kind == Kind::TimeSeries {
+            self.field.custom = Some(self.custom);
+        }
+        let targets = self
+            .queries
+            .into_iter()
+            .enumerate()
+            .map(|(index, (expression, legend_format))| Target {
+                ref_id: ref_id(index),
+                datasource: DataSource::CHOSEN,
+                expr: expression.to_string(),
+                legend_format,
+                editor_mode: "code",
+                instant: is_table,
+                range: !is_table,
+                format: if is_table { "table" } else { "time_series" },
+            });
+        let data = Data {
+            datasource: DataSource::CHOSEN,
+            targets: targets.collect(),
+            field_config: FieldConfigSource {
+                defaults: self.field,
+                overrides: self.overrides,
+            },
+            options,
+            transformations: self.transformations,
+        };
+        let kind = match self.kind {
+            Kind::TimeSeries => "timeseries",
+            Kind::Stat => "stat",
+            Kind::BarGauge => "bargauge",
+            Kind::Table => "table",
+        };
+        (kind, self.title, self.description, data)
+    }
+}
+
+/// A, B, C and so on.
+fn ref_id(index: usize) -> String {
+    ('A'..='Z').nth(index).unwrap_or('Z').to_string()
+}
+
+/// Panels under headings, from left to right and from top to bottom.
+#[derive(Debug, Default)]
+pub(crate) struct Layout {
+    panels: Vec<Panel>,
+    y: u32,
+}
+
+impl Layout {
+    /// A heading: the question that the panels below it answer.
+    pub(crate) fn heading(mut self, question: &str) -> Self {
+        let row = Content::Row(Row {
+            collapsed: false,
+            panels: [],
+        });
+        self.push("row", question.into(), String::new(), (0, COLUMNS, 1), row);
+        self.y += 1;
+        self
+    }
+
+    /// Panels side by side, of this height and each with its width.
+    pub(crate) fn line(mut self, height: u32, panels: impl IntoIterator<Item = (u32, Builder)>) -> Self {
+        let mut x = 0;
+        for (width, builder) in panels {
+            let (kind, title, description, data) = builder.content();
+            let content = Content::Data(Box::new(data));
+            self.push(kind, title, description, (x, width, height), content);
+            x += width;
+        }
+        self.y += height;
+        self
+    }
+
+    fn push(
+        &mut self,
+        kind: &'static str,
+        title: String,
+        description: String,
+        (x, w, h): (u32, u32, u32),
+        content: Content,
+    ) {
+        self.panels.push(Panel {
+            id: u32::try_from(self.panels.len() + 1).unwrap_or(u32::MAX),
+            r#type: kind,
+            title,
+            description,
+            grid_pos: GridPos { x, y: self.y, w, h },
+            content,
+        });
+    }
+
+    pub(crate) fn panels(self) -> Vec<Panel> {
+        self.panels
+    }
+}

@@ -1,0 +1,243 @@
+//! What is told of single jobs and of the fleet: made anew from what there is at each scrape, so that no series outlives
+//! its job, and two scrapes at once do not disturb one another.
+
+use crds::conditions::{reasons, types};
+use crds::{Phase, ViTTrainingJob};
+use kube::ResourceExt as _;
+use prometheus::proto::MetricFamily;
+use prometheus::{GaugeVec, IntGaugeVec, Opts, Registry};
+
+use super::names;
+use crate::cluster::gpu_counts::{GpuCounts, GpuState};
+
+/// Why a job can wait: the reasons of `Placed`.
+const WAITING_REASONS: [&str; 4] = [
+    reasons::NO_FITTING_GROUP,
+    reasons::NO_PRIORITY_CLASS,
+    reasons::IN_QUEUE,
+    reasons::ADMITTED,
+];
+
+struct JobMetrics {
+    registry: Registry,
+    jobs: IntGaugeVec,
+    waiting: IntGaugeVec,
+    attempts: IntGaugeVec,
+    restarts: IntGaugeVec,
+    stragglers: GaugeVec,
+    gpus: IntGaugeVec,
+}
+
+/// The metrics of these jobs, which are all that there are, and of the fleet's GPUs.
+pub(super) fn gather<'a>(
+    jobs: impl IntoIterator<Item = &'a ViTTrainingJob>,
+    gpus: &GpuCounts,
+) -> prometheus::Result<Vec<MetricFamily>> {
+    let metrics = JobMetrics::new()?;
+    for job in jobs {
+        metrics.count(job);
+    }
+    for ((product, resource), states) in gpus {
+        for state in GpuState::ALL {
+            let gpus = states.get(&state).copied().unwrap_or(0);
+            let labels = [product.as_str(), resource, state.as_str()];
+            metrics.gpus.with_label_values(&labels).set(gpus);
+        }
+    }
+    Ok(metrics.registry.gather())
+}
+
+impl JobMetrics {
+    fn new() -> prometheus::Result<Self> {
+        const JOB: [&str; 2] = [names::LABEL_NAMESPACE, names::LABEL_JOB_NAME];
+        let registry = Registry::new();
+        let counts = |name: &str, help: &str, labels: &[&str]| -> prometheus::Result<IntGaugeVec> {
+            let gauges = IntGaugeVec::new(Opts::new(name, help), labels)?;
+            registry.register(Box::new(gauges.clone()))?;
+            Ok(gauges)
+        };
+        let metrics = Self {
+            jobs: counts(names::JOBS, "ViTTrainingJobs, by phase", &[names::LABEL_PHASE])?,
+            waiting: counts(
+                names::WAITING_JOBS,
+                "Jobs in phase Pending, by the reason of their condition Placed",
+                &[names::LABEL_REASON],
+            )?,
+            attempts: counts(names::JOB_ATTEMPT, "Number of the job's latest gang", &JOB)?,
+            restarts: counts(
+                names::JOB_RESTARTS,
+                "How often the job's gang was replaced after a failure",
+                &JOB,
+            )?,
+            gpus: counts(
+                names::GPUS,
+                "GPUs of the cluster, by product and by what becomes of them",
+                &[names::LABEL_PRODUCT, names::LABEL_RESOURCE, names::LABEL_STATE],
+            )?,
+            stragglers: GaugeVec::new(
+                Opts::new(
+                    names::STRAGGLER_SLOWDOWN_RATIO,
+                    "Compute time of a rank that stays slow over the median of the other ranks of its job",
+                ),
+                &[
+                    names::LABEL_NAMESPACE,
+                    names::LABEL_JOB_NAME,
+                    names::LABEL_RANK,
+                    names::LABEL_NODE,
+                ],
+            )?,
+            registry,
+        };
+        metrics.registry.register(Box::new(metrics.stragglers.clone()))?;
+        // A series that is not there before its first event cannot be alerted on.
+        for phase in Phase::ALL {
+            metrics.jobs.with_label_values(&[phase.as_str()]);
+        }
+        for reason in WAITING_REASONS.into_iter().chain([names::REASON_UNDECIDED]) {
+            metrics.waiting.with_label_values(&[reason]);
+        }
+        Ok(metrics)
+    }
+
+    fn count(&self, job: &ViTTrainingJob) {
+        let status = job.status.as_ref();
+        // A job that has no status yet waits, too.
+        let phase = status.and_then(|status| status.phase).unwrap_or(Phase::Pending);
+        self.jobs.with_label_values(&[phase.as_str()]).inc();
+        if phase == Phase::Pending {
+            self.waiting.with_label_values(&[waiting_reason(job)]).inc();
+        }
+        let Some(status) = status else { return };
+        let (namespace, name) = (job.namespace().unwrap_or_default(), job.name_any());
+        let labels = [namespace.as_str(), &name];
+        self.attempts
+            .with_label_values(&labels)
+            .set(status.attempt.into());
+        self.restarts
+            .with_label_values(&labels)
+            .set(status.restarts.into());
+        if phase != Phase::Running {
+            return;
+        }
+        for straggler in &status.stragglers {
+            let rank = straggler.rank.to_string();
+            let node = straggler.node.as_deref().unwrap_or_default();
+            self.stragglers
+                .with_label_values(&[namespace.as_str(), &name, &rank, node])
+                .set(straggler.slowdown);
+        }
+    }
+}
+
+/// One of a closed set: a status may have been written by anyone.
+fn waiting_reason(job: &ViTTrainingJob) -> &'static str {
+    let conditions = job.status.iter().flat_map(|status| &status.conditions);
+    let placed = conditions
+        .filter(|condition| condition.type_ == types::PLACED && condition.status == "False")
+        .map(|condition| condition.reason.as_str())
+        .next();
+    WAITING_REASONS
+        .into_iter()
+        .find(|reason| placed == Some(reason))
+        .unwrap_or(names::REASON_UNDECIDED)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use prometheus::{Encoder as _, TextEncoder};
+
+    use super::*;
+    use crate::fixtures;
+
+    fn shown(jobs: &[&ViTTrainingJob], gpus: &GpuCounts) -> String {
+        let families = gather(jobs.iter().copied(), gpus).expect("metrics");
+        let mut text = Vec::new();
+        TextEncoder::new().encode(&families, &mut text).expect("encodes");
+        String::from_utf8(text).expect("text")
+    }
+
+    fn check(text: &str, lines: &[&str]) {
+        for line in lines {
+            assert!(
+                text.lines().any(|found| found == *line),
+                "{line} is not in:\n{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_straggler_is_shown_while_its_job_runs() {
+        let none = GpuCounts::default();
+        let mut job = fixtures::job_in(Phase::Running, 1);
+        let series = r#"vit_operator_straggler_slowdown_ratio{job_name="digits",namespace="research",node="b",rank="1"} 2.5"#;
+        let is_shown = |job: &ViTTrainingJob| shown(&[job], &none).contains(series);
+        assert!(!is_shown(&job));
+        job.status.as_mut().expect("a status").stragglers = vec![fixtures::straggler(1, "b", 2.5)];
+        assert!(is_shown(&job));
+        job.status.as_mut().expect("a status").phase = Some(Phase::Restarting);
+        assert!(!is_shown(&job));
+    }
+
+    #[test]
+    fn a_job_that_is_gone_leaves_no_series() {
+        let mut job = fixtures::job_in(Phase::Running, 3);
+        let status = job.status.as_mut().expect("a status");
+        status.restarts = 2;
+        status.stragglers = vec![fixtures::straggler(1, "b", 2.5)];
+        let none = GpuCounts::default();
+        check(
+            &shown(&[&job], &none),
+            &[
+                r#"vit_operator_job_attempt{job_name="digits",namespace="research"} 3"#,
+                r#"vit_operator_job_restarts{job_name="digits",namespace="research"} 2"#,
+                r#"vit_operator_jobs{phase="Running"} 1"#,
+            ],
+        );
+        let text = shown(&[], &none);
+        assert!(!text.contains("digits"), "the job is gone: {text}");
+        check(&text, &[r#"vit_operator_jobs{phase="Running"} 0"#]);
+    }
+
+    #[test]
+    fn waiting_jobs_are_counted_by_a_closed_set_of_reasons() {
+        let mut waits = fixtures::job_in(Phase::Pending, 0);
+        let condition = fixtures::condition(types::PLACED, false, reasons::NO_FITTING_GROUP);
+        waits.status.as_mut().expect("a status").conditions = vec![condition];
+        let mut forged = waits.clone();
+        forged.status.as_mut().expect("a status").conditions[0].reason = "Surprise".into();
+        let mut runs = waits.clone();
+        runs.status.as_mut().expect("a status").phase = Some(Phase::Running);
+        let new = fixtures::job();
+        check(
+            &shown(&[&waits, &forged, &runs, &new], &GpuCounts::default()),
+            &[
+                r#"vit_operator_waiting_jobs{reason="NoFittingGroup"} 1"#,
+                r#"vit_operator_waiting_jobs{reason="PriorityClassNotFound"} 0"#,
+                r#"vit_operator_waiting_jobs{reason="InQueue"} 0"#,
+                r#"vit_operator_waiting_jobs{reason="Admitted"} 0"#,
+                r#"vit_operator_waiting_jobs{reason="Undecided"} 2"#,
+                r#"vit_operator_jobs{phase="Pending"} 3"#,
+            ],
+        );
+    }
+
+    #[test]
+    fn every_state_of_a_product_is_shown() {
+        let states = BTreeMap::from([(GpuState::Gangs, 2), (GpuState::Free, 4)]);
+        let gpus = GpuCounts::from([(("Tesla-T4".into(), "nvidia.com/gpu".into()), states)]);
+        let of = |state: &str, gpus: u8| {
+            format!(
+                r#"vit_operator_gpus{{product="Tesla-T4",resource="nvidia.com/gpu",state="{state}"}} {gpus}"#
+            )
+        };
+        let lines = [
+            of("gangs", 2),
+            of("others", 0),
+            of("free", 4),
+            of("unavailable", 0),
+        ];
+        check(&shown(&[], &gpus), &lines.each_ref().map(String::as_str));
+    }
+}

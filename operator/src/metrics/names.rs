@@ -1,0 +1,69 @@
+//! Names of the operator's own Prometheus metrics and their labels. Base units; counters end in `_total`. What a job's
+//! trainer tells is named in [`contract::metrics`].
+
+/// Namespace of a job; of metrics about single jobs.
+pub const LABEL_NAMESPACE: &str = contract::metrics::LABEL_NAMESPACE;
+/// Name of a job.
+pub const LABEL_JOB_NAME: &str = contract::metrics::LABEL_JOB_NAME;
+/// Global rank.
+pub const LABEL_RANK: &str = contract::metrics::LABEL_RANK;
+/// Node.
+pub const LABEL_NODE: &str = contract::metrics::LABEL_NODE;
+/// Phase of jobs, on [`JOBS`].
+pub const LABEL_PHASE: &str = "phase";
+/// Class of failures, on [`RESTARTS_TOTAL`].
+pub const LABEL_CLASS: &str = "class";
+/// Category of errors, on [`RECONCILE_ERRORS_TOTAL`].
+pub const LABEL_CATEGORY: &str = "category";
+/// Kind of objects, on [`UNREADABLE_OBJECTS`].
+pub const LABEL_KIND: &str = "kind";
+/// Why jobs wait, on [`WAITING_JOBS`].
+pub const LABEL_REASON: &str = "reason";
+/// GPU product, on [`GPUS`].
+pub const LABEL_PRODUCT: &str = "product";
+/// Extended resource by which nodes count their GPUs, on [`GPUS`].
+pub const LABEL_RESOURCE: &str = "resource";
+/// What becomes of GPUs, on [`GPUS`]: one of [`GPU_STATES`].
+pub const LABEL_STATE: &str = "state";
+/// A gang of this operator holds the GPU, or is promised it; another pod holds it; a gang could have it; nobody holds it
+/// and nobody can get it. Each GPU is in one state.
+pub const GPU_STATES: [&str; 4] = ["gangs", "others", "free", "unavailable"];
+/// Value of [`LABEL_REASON`] where nothing has been decided about the job yet, or it is being decided anew.
+pub const REASON_UNDECIDED: &str = "Undecided";
+/// HTTP method of calls to the API server.
+pub const LABEL_METHOD: &str = "method";
+/// HTTP status of the answer, or `none` where there was none; on [`API_REQUESTS_TOTAL`].
+pub const LABEL_CODE: &str = "code";
+
+/// Counter: reconciles that ended, well or not.
+pub const RECONCILES_TOTAL: &str = "vit_operator_reconciles_total";
+/// Histogram: seconds a reconcile takes.
+pub const RECONCILE_SECONDS: &str = "vit_operator_reconcile_seconds";
+/// Counter: reconciles that failed, by category.
+pub const RECONCILE_ERRORS_TOTAL: &str = "vit_operator_reconcile_errors_total";
+/// Gauge: jobs, by phase.
+pub const JOBS: &str = "vit_operator_jobs";
+/// Gauge: jobs that wait, by the reason of their condition `Placed`.
+pub const WAITING_JOBS: &str = "vit_operator_waiting_jobs";
+/// Gauge: number of a job's latest gang.
+pub const JOB_ATTEMPT: &str = "vit_operator_job_attempt";
+/// Gauge: how often a job's gang was replaced after a failure.
+pub const JOB_RESTARTS: &str = "vit_operator_job_restarts";
+/// Gauge: compute time of a rank that stays slow over the median of the other ranks of its job.
+pub const STRAGGLER_SLOWDOWN_RATIO: &str = "vit_operator_straggler_slowdown_ratio";
+/// Gauge: GPUs of the cluster, by product, resource and state.
+pub const GPUS: &str = "vit_operator_gpus";
+/// Histogram: seconds until it is decided whether and where a gang fits.
+pub const PLACEMENT_SECONDS: &str = "vit_operator_placement_seconds";
+/// Counter: gangs restarted after a failure, by its class.
+pub const RESTARTS_TOTAL: &str = "vit_operator_restarts_total";
+/// Histogram: seconds from the creation of a job until every pod of its first gang is ready.
+pub const TIME_TO_RUNNING_SECONDS: &str = "vit_operator_time_to_running_seconds";
+/// Gauge: 1 where this replica leads, otherwise 0.
+pub const LEADER: &str = "vit_operator_leader";
+/// Gauge: objects that cannot be read, by kind.
+pub const UNREADABLE_OBJECTS: &str = "vit_operator_unreadable_objects";
+/// Counter: calls to the API server, by method and code of the answer.
+pub const API_REQUESTS_TOTAL: &str = "vit_operator_api_requests_total";
+/// Histogram: seconds until the API server answers, by method; of a watch, until it begins.
+pub const API_REQUEST_SECONDS: &str = "vit_operator_api_request_seconds";
