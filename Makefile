@@ -47,13 +47,16 @@ lint: libtorch ## Check with clippy; a warning is an error
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
 
 .PHONY: generate
-generate: ## Make the CRD, the API reference and the plugin's reference from the types
+generate: ## Make the CRD and the references from the types, and the dashboards from the metrics, the chart's README from its values
 	$(CARGO) run --locked -q -p crds --bin generate write
 	$(CARGO) run --locked -q -p kubectl-vit -- reference > docs/reference/kubectl-vit.md
+	$(CARGO) run --locked -q -p dashboards --bin dashboards write
+	$(CARGO) run --locked -q -p vit-tests --bin vit-cluster chart-readme
 
 .PHONY: generated
 generated: binaries ## Check that made files are fresh
 	target/debug/generate check
+	target/debug/dashboards check
 
 # Always the whole workspace: for a part of it, Cargo would build shared dependencies anew with other features.
 .PHONY: unit

@@ -26,13 +26,18 @@
 //! | services, configmaps | get, list, watch, create, delete | of each gang |
 //! | networkpolicies.networking.k8s.io | get, list, watch, create, delete | of each gang; not with `--network-policies=false` |
 //! | podgroups.scheduling.k8s.io | get, create, delete | of each gang, where they are served; not with `--pod-groups=false` |
+//! | workloads.kueue.x-k8s.io, and their status | get, list, watch, create, delete; update | of each job in a queue; not with `--kueue=false` |
+//! | resourceflavors.kueue.x-k8s.io | list, watch | nodes and tolerations of what Kueue has granted |
 //! | events.events.k8s.io | create, patch | Events |
 //! | leases.coordination.k8s.io, own namespace | get, create, update | leader election |
 //!
 //! With owner references that block deletion, clusters with the `OwnerReferencesPermissionEnforcement` admission plugin
 //! also want `update` of vittrainingjobs/finalizers.
+//!
+//! `smoke-test` is no part of the operator's work: it creates, gets and deletes one job, with an account of its own.
 #![forbid(unsafe_code)]
 
+mod api_calls;
 mod arguments;
 mod build;
 mod cluster;
@@ -48,13 +53,16 @@ mod planner;
 mod policy;
 mod reconcile;
 mod run;
+mod smoke_test;
 mod survey;
 mod telemetry;
 
-pub use arguments::{Arguments, Command, RunArguments};
+pub use arguments::{Arguments, Command, RunArguments, SmokeTestArguments};
 pub use error::Error;
+pub use metrics::names as metric_names;
 pub use planner::StandalonePlanner;
 pub use policy::homogeneity::Refusal;
 pub use run::{RunError, run, run_with};
+pub use smoke_test::{SmokeTestError, smoke_test};
 pub use survey::{Holder, Question, Survey, SurveyedGroup, SurveyedNode};
 pub use telemetry::{LogError, start as start_logging};

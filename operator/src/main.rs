@@ -2,7 +2,7 @@
 
 use clap::Parser as _;
 use tikv_jemallocator::Jemalloc;
-use vit_operator::{Arguments, Command, run, start_logging};
+use vit_operator::{Arguments, Command, run, smoke_test, start_logging};
 
 #[global_allocator]
 static GLOBAL: Jemalloc = Jemalloc;
@@ -15,5 +15,6 @@ async fn main() -> anyhow::Result<()> {
             start_logging(&arguments.log_filter)?;
             Ok(run(arguments).await?)
         }
+        Command::SmokeTest(arguments) => Ok(smoke_test(arguments, &mut std::io::stdout()).await?),
     }
 }

@@ -9,15 +9,17 @@ use std::time::Duration;
 
 use crds::Phase;
 use futures::{FutureExt as _, Stream, StreamExt as _, TryStreamExt as _, stream};
+use kube::client::ClientBuilder;
 use kube::runtime::controller::{self, Controller};
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
-use kube::{Api, Client, Resource as _};
+use kube::{Api, Client, Config, Resource as _};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+use crate::api_calls::CountCalls;
 use crate::arguments::RunArguments;
 use crate::cluster::caches::{Caches, Trigger};
 use crate::cluster::pod_groups::PodGroups;
@@ -67,15 +69,29 @@ pub enum RunError {
 
 /// Runs until told to stop (SIGTERM or SIGINT).
 pub async fn run(arguments: RunArguments) -> Result<(), RunError> {
-    let client = Client::try_default().await.map_err(RunError::NoCluster)?;
+    let config = Config::infer()
+        .await
+        .map_err(|error| RunError::NoCluster(kube::Error::InferConfig(error)))?;
+    let client = ClientBuilder::try_from(config).map_err(RunError::NoCluster)?;
+    let metrics = Arc::new(Metrics::new()?);
+    let client = client.with_layer(&CountCalls(Arc::clone(&metrics))).build();
     let stop = CancellationToken::new();
-    tokio::spawn(stop_on_signal(stop.clone())?);
-    run_with(client, arguments, stop).await
+    tokio::spawn(stop_on_signal(stop.clone()).map_err(RunError::Signal)?);
+    run_on(client, metrics, arguments, stop).await
 }
 
-/// Runs against the cluster of `client` until `stop` is cancelled.
+/// Runs against the cluster of `client`, whose calls are not counted, until `stop` is cancelled.
 pub async fn run_with(
     client: Client,
+    arguments: RunArguments,
+    stop: CancellationToken,
+) -> Result<(), RunError> {
+    run_on(client, Arc::new(Metrics::new()?), arguments, stop).await
+}
+
+async fn run_on(
+    client: Client,
+    metrics: Arc<Metrics>,
     arguments: RunArguments,
     stop: CancellationToken,
 ) -> Result<(), RunError> {
@@ -91,7 +107,6 @@ pub async fn run_with(
         log_filter: _,
     } = arguments;
     let identity = identity(replica);
-    let metrics = Arc::new(Metrics::new()?);
     let (triggers, mut triggered) = mpsc::unbounded_channel();
     let planner = SharedPlanner::default();
     let (caches, watches) = Caches::start(
@@ -142,6 +157,7 @@ pub async fn run_with(
     let endpoints = Endpoints {
         metrics: Arc::clone(&metrics),
         jobs: job_store,
+        planner: caches.planner().clone(),
         is_ready: Arc::clone(&is_ready),
     };
     // Metrics and probes are served until the very end.
@@ -294,9 +310,10 @@ fn identity(replica: Option<String>) -> String {
     )
 }
 
-fn stop_on_signal(stop: CancellationToken) -> Result<impl Future<Output = ()>, RunError> {
+/// Cancels `stop` at SIGTERM or SIGINT.
+pub(crate) fn stop_on_signal(stop: CancellationToken) -> std::io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = signal(SignalKind::terminate()).map_err(RunError::Signal)?;
+    let mut terminate = signal(SignalKind::terminate())?;
     Ok(async move {
         tokio::select! {
             _ = terminate.recv() => {}

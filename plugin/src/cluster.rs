@@ -8,7 +8,7 @@ use http::{HeaderName, HeaderValue};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config, ResourceExt as _};
+use kube::{Api, Client, Config};
 
 use crate::error::{Error, chain};
 
@@ -141,7 +141,7 @@ impl Cluster {
         };
         let params = ListParams::default().limit(200);
         let mut others: Vec<String> = match self.jobs().list_metadata(&params).await {
-            Ok(list) => list.items.iter().map(|job| job.name_any()).collect(),
+            Ok(list) => list.items.iter().map(kube::ResourceExt::name_any).collect(),
             Err(_) => vec![],
         };
         let more = others.len().saturating_sub(NAMED_INSTEAD);

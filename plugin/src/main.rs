@@ -131,7 +131,10 @@ async fn execute(line: &CommandLine) -> Result<Exit, Error> {
         }
         Command::Scale(arguments) => scale::run(&Cluster::connect(connection).await?, arguments).await,
         Command::Nodes(arguments) => nodes::run(&Cluster::connect(connection).await?, arguments).await,
-        Command::Delete(arguments) => delete::run(&Cluster::connect(connection).await?, arguments).await,
+        Command::Delete(arguments) => {
+            let cluster = Cluster::connect(connection).await?;
+            Box::pin(delete::run(&cluster, arguments)).await
+        }
     }
 }
 

@@ -114,21 +114,20 @@ fn plan(job: &ViTTrainingJob, arguments: &Arguments) -> Result<Plan, Error> {
         .iter()
         .filter_map(|size| i32::try_from(*size).ok())
         .collect();
-    let (words, note) = match arguments.nodes {
-        Some(nodes) => (
+    let (words, note) = if let Some(nodes) = arguments.nodes {
+        (
             format!("{name} is scaled to {}", counted(nodes, "node")),
             batch_note(job, &valid),
-        ),
-        None => {
-            let sizes: Vec<String> = sizes.iter().map(ToString::to_string).collect();
-            (
-                format!(
-                    "{name} may have {} nodes, the most that are free",
-                    sizes.join(", ")
-                ),
-                None,
-            )
-        }
+        )
+    } else {
+        let sizes: Vec<String> = sizes.iter().map(ToString::to_string).collect();
+        (
+            format!(
+                "{name} may have {} nodes, the most that are free",
+                sizes.join(", ")
+            ),
+            None,
+        )
     };
     Ok(Plan {
         patch,

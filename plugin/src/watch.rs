@@ -47,7 +47,7 @@ pub(crate) async fn follow(cluster: &Cluster, name: &JobName, patience: Patience
     if !std::io::stdout().is_terminal() {
         return lines(cluster, name, patience).await;
     }
-    let showing = screen(cluster, name);
+    let showing = Box::pin(screen(cluster, name));
     let Some(seconds) = patience.timeout else {
         return showing.await;
     };

@@ -92,6 +92,16 @@ const MEASURING_MODULES: [Module; 2] = [
     ),
 ];
 
+/// What writes the chart's README from its values.
+const DOCUMENTING_MODULES: [Module; 1] = [module!(
+    "helm-docs",
+    "",
+    [("helm-docs", "github.com/norwoodj/helm-docs/cmd/helm-docs")]
+)];
+
+/// Of the Prometheus operator only the definitions of its resources are needed.
+const PROMETHEUS_OPERATOR: Module = module!("prometheus-operator", "", []);
+
 /// What shares quota among jobs, where they ask for it.
 const QUEUEING_MODULES: [Module; 1] = [module!("kueue", "", [("kueue", "sigs.k8s.io/kueue/cmd/kueue")])];
 
@@ -116,6 +126,11 @@ impl Binaries {
     /// The program `kueue`, which no cluster needs of itself.
     pub fn build_for_queueing() -> Result<Self> {
         Self::build_set(&QUEUEING_MODULES)
+    }
+
+    /// The program `helm-docs`, which no cluster needs.
+    pub fn build_for_documenting() -> Result<Self> {
+        Self::build_set(&DOCUMENTING_MODULES)
     }
 
     fn build_set(modules: &[Module]) -> Result<Self> {
@@ -262,6 +277,11 @@ pub fn kueue_source() -> Result<PathBuf> {
     module.source_of("sigs.k8s.io/kueue")
 }
 
+/// The source of the pinned Prometheus operator, which holds the definitions of its resources.
+pub fn prometheus_operator_source() -> Result<PathBuf> {
+    PROMETHEUS_OPERATOR.source_of("github.com/prometheus-operator/prometheus-operator")
+}
+
 /// The output of `go version`, refused if there is no Go or it is too old.
 fn go_version() -> Result<String> {
     let (major, minor) = GO;
@@ -290,7 +310,10 @@ fn parse_go_version(text: &str) -> Option<(u32, u32)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{KUBERNETES_LINKER_FLAGS, MEASURING_MODULES, MODULES, QUEUEING_MODULES, parse_go_version};
+    use super::{
+        DOCUMENTING_MODULES, KUBERNETES_LINKER_FLAGS, MEASURING_MODULES, MODULES, QUEUEING_MODULES,
+        parse_go_version,
+    };
 
     #[test]
     fn a_go_version_is_read() {
@@ -322,7 +345,12 @@ mod tests {
 
     #[test]
     fn every_program_belongs_to_a_pinned_tool() {
-        for module in MODULES.iter().chain(&MEASURING_MODULES).chain(&QUEUEING_MODULES) {
+        for module in MODULES
+            .iter()
+            .chain(&MEASURING_MODULES)
+            .chain(&QUEUEING_MODULES)
+            .chain(&DOCUMENTING_MODULES)
+        {
             for (_, package) in module.programs {
                 assert!(
                     module.go_mod.contains(package),

@@ -15,8 +15,11 @@ use crate::network::{MAX_CLUSTERS, Namespace};
 use crate::node::Part;
 use crate::progress::{say, step};
 use crate::prometheus::Sample;
+use crate::rights::Account;
 use crate::state::State;
-use crate::{cgroup, command, control_plane, dump, image, network, node, packages, process, prometheus};
+use crate::{
+    audit, cgroup, command, control_plane, dump, image, network, node, packages, process, prometheus,
+};
 
 /// A running cluster. Dropping it does nothing: a cluster runs until [`down`](Cluster::down).
 pub struct Cluster {
@@ -152,9 +155,26 @@ impl Cluster {
         Ok(self.state.addresses().prometheus_url())
     }
 
+    /// What an account has asked the API server for, if the cluster was brought up with it
+    /// [`audited`](ClusterConfig::audited).
+    pub fn requests(&self, account: Account<'_>) -> Result<Vec<audit::Request>> {
+        ensure!(
+            self.state.record().audited.contains(&account.user()),
+            "cluster {} was brought up without an audit of {}",
+            self.name(),
+            account.user()
+        );
+        audit::requests(&self.state, account)
+    }
+
     /// Evaluates a `PromQL` expression in the cluster's Prometheus.
     pub fn query(&self, expression: &str) -> Result<Vec<Sample>> {
         prometheus::query(&self.prometheus_url()?, expression)
+    }
+
+    /// Has the cluster's Prometheus evaluate these rules in place of all others.
+    pub fn load_rules(&self, rules: &str) -> Result<()> {
+        prometheus::load_rules(&self.state, rules)
     }
 
     /// `kubectl` with the cluster's kubeconfig, to which arguments are added.

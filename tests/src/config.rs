@@ -54,6 +54,8 @@ pub struct ClusterConfig {
     pub images: Vec<PathBuf>,
     /// Whether Prometheus runs in the cluster's network and scrapes its pods.
     pub prometheus: bool,
+    /// Users whose requests the API server logs.
+    pub audited: Vec<String>,
 }
 
 impl ClusterConfig {
@@ -64,6 +66,7 @@ impl ClusterConfig {
             nodes: Vec::new(),
             images: Vec::new(),
             prometheus: false,
+            audited: Vec::new(),
         }
     }
 
@@ -82,6 +85,7 @@ impl ClusterConfig {
             ],
             images: Vec::new(),
             prometheus: true,
+            audited: Vec::new(),
         }
     }
 
@@ -89,6 +93,13 @@ impl ClusterConfig {
     #[must_use]
     pub fn images(mut self, archives: impl IntoIterator<Item = PathBuf>) -> Self {
         self.images.extend(archives);
+        self
+    }
+
+    /// Has the API server log the requests of these users, for [`Cluster::requests`](crate::Cluster::requests).
+    #[must_use]
+    pub fn audited(mut self, users: impl IntoIterator<Item = String>) -> Self {
+        self.audited.extend(users);
         self
     }
 

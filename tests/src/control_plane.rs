@@ -10,6 +10,7 @@ use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use serde_json::{Value, json};
 
+use crate::audit;
 use crate::binaries::Binaries;
 use crate::pki::{Authority, Identity};
 use crate::process;
@@ -179,7 +180,7 @@ fn arguments(state: &State, component: &str) -> Result<Vec<String>> {
         .join(format!("{component}.conf"))
         .display()
         .to_string();
-    let flags: BTreeMap<&str, String> = match component {
+    let mut flags: BTreeMap<&str, String> = match component {
         "etcd" => BTreeMap::from([
             ("data-dir", state.directory().join("etcd").display().to_string()),
             // Nothing in this cluster has to survive a power cut.
@@ -207,7 +208,11 @@ fn arguments(state: &State, component: &str) -> Result<Vec<String>> {
             ("service-account-key-file", pki("sa.pub")),
             ("service-account-signing-key-file", pki("sa.key")),
             ("authorization-mode", "Node,RBAC".to_owned()),
-            ("enable-admission-plugins", "NodeRestriction".to_owned()),
+            // The second lets nobody block the deletion of an owner whose finalizers they may not set, as OpenShift does.
+            (
+                "enable-admission-plugins",
+                "NodeRestriction,OwnerReferencesPermissionEnforcement".to_owned(),
+            ),
             ("kubelet-client-certificate", pki("admin.crt")),
             ("kubelet-client-key", pki("admin.key")),
             ("kubelet-preferred-address-types", "InternalIP".to_owned()),
@@ -252,6 +257,10 @@ fn arguments(state: &State, component: &str) -> Result<Vec<String>> {
         }
         other => anyhow::bail!("no component is called {other:?}"),
     };
+    let audited = &state.record().audited;
+    if component == "kube-apiserver" && !audited.is_empty() {
+        flags.extend(audit::flags(state, audited)?);
+    }
     Ok(flags
         .into_iter()
         .map(|(name, value)| format!("--{name}={value}"))

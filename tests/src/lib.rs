@@ -16,9 +16,11 @@
 //! cgroups. Teardown ends what is found there and removes them, so it needs no bookkeeping that a crash
 //! could falsify, and nothing is left in the host's network or mount table.
 
+pub mod audit;
 pub mod binaries;
 pub mod cache;
 pub mod cgroup;
+pub mod chart;
 pub mod cluster;
 pub mod command;
 pub mod config;
@@ -42,6 +44,7 @@ pub mod plugin;
 pub mod process;
 pub mod progress;
 pub mod prometheus;
+pub mod rights;
 pub mod state;
 pub mod volumes;
 

@@ -10,7 +10,8 @@ use vit_tests::binaries::Binaries;
 use vit_tests::progress::{say, step};
 use vit_tests::state::State;
 use vit_tests::{
-    Cluster, ClusterConfig, ClusterName, cluster, control_plane, digits, discovery, image, operator, packages,
+    Cluster, ClusterConfig, ClusterName, chart, cluster, control_plane, digits, discovery, image, operator,
+    packages,
 };
 
 /// A real Kubernetes cluster on this machine, for the demonstration and the end-to-end tests.
@@ -102,6 +103,8 @@ enum Action {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Write the chart's README from its values.
+    ChartReadme,
     /// Install the system packages that are missing.
     Packages,
 }
@@ -258,6 +261,7 @@ async fn run(action: Action) -> Result<()> {
                 .exec();
             bail!("cannot run helm: {error}");
         }
+        Action::ChartReadme => chart::write_readme()?,
         Action::Packages => packages::install_missing()?,
     }
     Ok(())

@@ -5,10 +5,23 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, ensure};
 use fs_err as fs;
 
-use crate::{Cluster, ClusterConfig, ClusterName, cluster, image, packages};
+use crate::rights::Account;
+use crate::{Cluster, ClusterConfig, ClusterName, chart, cluster, image, packages};
 
 /// Namespace, release and Deployment of the operator.
 pub const OPERATOR: &str = "vit-operator";
+/// Another namespace that a release may be in.
+pub const ELSEWHERE: &str = "elsewhere";
+
+/// Whose requests are logged: the operator's, those of its chart's test, and the operator's where it is elsewhere.
+pub fn accounts() -> [Account<'static>; 3] {
+    let account = |namespace, name| Account { namespace, name };
+    [
+        account(OPERATOR, OPERATOR),
+        account(OPERATOR, "vit-operator-test"),
+        account(ELSEWHERE, OPERATOR),
+    ]
+}
 
 /// A new cluster with the operator installed from the chart: three nodes of one GPU product and one of another, with so
 /// many GPUs each, and Prometheus. One of that name that is there goes first. Operator and trainer must have been built
@@ -18,23 +31,33 @@ pub async fn cluster_with_operator(name: &ClusterName, gpus_per_node: u32) -> Re
     packages::install_missing()?;
     let images = images()?;
     cluster::down(name)?;
-    let cluster = Cluster::up(ClusterConfig::demo(name.clone(), gpus_per_node).images(images)).await?;
+    let config = ClusterConfig::demo(name.clone(), gpus_per_node)
+        .images(images)
+        .audited(accounts().map(|account| account.user()));
+    let cluster = Cluster::up(config).await?;
     install(&cluster, &[])?;
     Ok(cluster)
 }
 
 /// Installs the operator from the chart, or upgrades it, and waits until it is ready. `values` are further ones.
 pub fn install(cluster: &Cluster, values: &[String]) -> Result<String> {
-    let (repository, tag) = image::OPERATOR
-        .rsplit_once(':')
-        .context("the operator's image has a tag")?;
-    let mut all = vec![
-        format!("image.repository={repository}"),
-        format!("image.tag={tag}"),
-    ];
+    install_from(cluster, &chart::folder(), OPERATOR, values)
+}
+
+/// The same from another chart, to another namespace. The definition of the resource, which a release leaves behind, becomes
+/// part of this one.
+pub fn install_from(cluster: &Cluster, chart: &Path, namespace: &str, values: &[String]) -> Result<String> {
+    let mut all = Vec::new();
+    for (value, image) in [("image", image::OPERATOR), ("test.image", image::TRAINER)] {
+        let (repository, tag) = image.rsplit_once(':').context("the image has a tag")?;
+        all.extend([
+            format!("{value}.repository={repository}"),
+            format!("{value}.tag={tag}"),
+        ]);
+    }
     all.extend_from_slice(values);
-    let chart = root().join("charts/vit-operator");
-    cluster.helm_upgrade(OPERATOR, OPERATOR, &chart, &all, &["--wait", "--timeout", "2m"])
+    let flags = ["--take-ownership", "--wait", "--timeout", "2m"];
+    cluster.helm_upgrade(OPERATOR, namespace, chart, &all, &flags)
 }
 
 /// Top of the source tree.

@@ -7,21 +7,32 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use fs_err as fs;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use crate::binaries::Binaries;
+use crate::operator::root;
 use crate::state::State;
 use crate::{discovery, packages, process};
 
 /// The name under which its process and log are recorded.
 pub const COMPONENT: &str = "prometheus";
 
+/// How often pods are scraped and rules evaluated.
+pub const INTERVAL: Duration = Duration::from_secs(1);
+
+/// The longest that a query may take.
+const TIMEOUT: Duration = Duration::from_secs(10);
 const READY_DEADLINE: Duration = Duration::from_secs(60);
 
 /// Starts Prometheus, and waits until it is ready.
 pub fn start(state: &State, binaries: &Binaries) -> Result<()> {
     let config = state.directory().join("prometheus.json");
     fs::write(&config, serde_json::to_vec_pretty(&configuration(state))?)?;
+    fs::write(
+        rules_file(state),
+        fs::read(root().join("charts/vit-operator/files/rules.yaml"))?,
+    )?;
     let words = [
         packages::prometheus()?.display().to_string(),
         format!("--config.file={}", config.display()),
@@ -30,6 +41,7 @@ pub fn start(state: &State, binaries: &Binaries) -> Result<()> {
             state.record().data.join("prometheus").display()
         ),
         format!("--web.listen-address={}:9090", state.addresses().api()),
+        "--web.enable-lifecycle".into(),
     ];
     discovery::write(&discovery::targets_file(state), &json!([]))?;
     process::start(state, COMPONENT, None, &words, &binaries.search_path())?;
@@ -55,10 +67,35 @@ pub fn start(state: &State, binaries: &Binaries) -> Result<()> {
     Ok(())
 }
 
+/// The rules that Prometheus evaluates: those of the chart, until others are [loaded](load_rules).
+fn rules_file(state: &State) -> PathBuf {
+    state.directory().join("rules.yaml")
+}
+
+/// Has a running Prometheus evaluate these rules in place of all others.
+pub fn load_rules(state: &State, rules: &str) -> Result<()> {
+    fs::write(rules_file(state), rules)?;
+    let mut answer = ureq::post(format!("{}/-/reload", state.addresses().prometheus_url()))
+        .config()
+        .http_status_as_error(false)
+        .timeout_global(Some(TIMEOUT))
+        .build()
+        .send_empty()
+        .context("cannot reach Prometheus")?;
+    let said = answer.body_mut().read_to_string()?;
+    ensure!(
+        answer.status().is_success(),
+        "Prometheus refuses the rules: {said}"
+    );
+    Ok(())
+}
+
 /// Scrapes, each second, the pods that [`discovery`] finds.
 fn configuration(state: &State) -> serde_json::Value {
+    let every = format!("{}s", INTERVAL.as_secs());
     json!({
-        "global": {"scrape_interval": "1s", "scrape_timeout": "1s", "evaluation_interval": "1s"},
+        "rule_files": [rules_file(state)],
+        "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
         "scrape_configs": [{
             "job_name": "pods",
             // Where a pod's series name a job or a namespace themselves, theirs are the meaningful ones.
@@ -91,26 +128,131 @@ pub struct Sample {
     pub value: f64,
 }
 
+/// One time series over a time range.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Range {
+    /// The series' labels.
+    pub labels: BTreeMap<String, String>,
+    /// Times, in seconds of Unix time, and values.
+    pub values: Vec<(f64, f64)>,
+}
+
+/// An alert that is pending or fires.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Alert {
+    /// Its labels, `alertname` among them.
+    pub labels: BTreeMap<String, String>,
+    /// What its rule says of it, its templates filled in.
+    pub annotations: BTreeMap<String, String>,
+    /// Whether it fires, or its `for` is not over.
+    pub state: AlertState,
+}
+
+/// The state of an alert.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq)]
+#[serde(rename_all = "lowercase")]
+pub enum AlertState {
+    /// Its expression has not been true for long enough.
+    Pending,
+    /// It fires.
+    Firing,
+}
+
 /// Evaluates a `PromQL` expression now; a scalar gives one sample without labels.
 pub fn query(url: &str, expression: &str) -> Result<Vec<Sample>> {
-    let text = ureq::get(format!("{url}/api/v1/query"))
+    let data: Data = ask(url, "query", &[("query", expression)])
+        .with_context(|| format!("Prometheus query {expression:?}"))?;
+    data.samples()
+}
+
+/// Evaluates a `PromQL` expression from one time to another, both in seconds of Unix time, every `step`.
+pub fn query_range(
+    url: &str,
+    expression: &str,
+    (from, to): (f64, f64),
+    step: Duration,
+) -> Result<Vec<Range>> {
+    let [from, to, step] = [from, to, step.as_secs_f64()].map(|number| number.to_string());
+    let parameters = [
+        ("query", expression),
+        ("start", &from),
+        ("end", &to),
+        ("step", &step),
+    ];
+    let matrix: Matrix =
+        ask(url, "query_range", &parameters).with_context(|| format!("Prometheus query {expression:?}"))?;
+    matrix
+        .result
+        .into_iter()
+        .map(|series| {
+            let values = series
+                .values
+                .iter()
+                .map(|(time, value)| Ok((*time, number(value)?)));
+            Ok(Range {
+                values: values.collect::<Result<_>>()?,
+                labels: series.metric,
+            })
+        })
+        .collect()
+}
+
+/// The values that a label has on these series from one time to another, both in seconds of Unix time.
+pub fn label_values(url: &str, label: &str, series: &str, (from, to): (f64, f64)) -> Result<Vec<String>> {
+    let [from, to] = [from, to].map(|number| number.to_string());
+    let parameters = [("match[]", series), ("start", &from), ("end", &to)];
+    ask(url, &format!("label/{label}/values"), &parameters)
+        .with_context(|| format!("values of {label} of {series}"))
+}
+
+/// The alerts that are pending or fire now.
+pub fn alerts(url: &str) -> Result<Vec<Alert>> {
+    let alerts: Alerts = ask(url, "alerts", &[])?;
+    Ok(alerts.alerts)
+}
+
+fn ask<T: DeserializeOwned>(url: &str, path: &str, parameters: &[(&str, &str)]) -> Result<T> {
+    let text = ureq::get(format!("{url}/api/v1/{path}"))
         .config()
         .http_status_as_error(false)
-        .timeout_global(Some(Duration::from_secs(10)))
+        .timeout_global(Some(TIMEOUT))
         .build()
-        .query("query", expression)
+        .query_pairs(parameters.iter().copied())
         .call()
         .with_context(|| format!("cannot reach Prometheus at {url}"))?
         .body_mut()
         .read_to_string()?;
-    parse(&text).with_context(|| format!("Prometheus query {expression:?}"))
+    parse(&text)
 }
 
 #[derive(Deserialize)]
 #[serde(tag = "status", rename_all = "lowercase")]
-enum Answer {
-    Success { data: Data },
+enum Answer<T> {
+    Success { data: T },
     Error { error: String },
+}
+
+fn parse<T: DeserializeOwned>(text: &str) -> Result<T> {
+    match serde_json::from_str(text).with_context(|| format!("not the answer to what was asked: {text}"))? {
+        Answer::Success { data } => Ok(data),
+        Answer::Error { error } => bail!("{error}"),
+    }
+}
+
+#[derive(Deserialize)]
+struct Alerts {
+    alerts: Vec<Alert>,
+}
+
+#[derive(Deserialize)]
+struct Matrix {
+    result: Vec<RangeSeries>,
+}
+
+#[derive(Deserialize)]
+struct RangeSeries {
+    metric: BTreeMap<String, String>,
+    values: Vec<(f64, String)>,
 }
 
 #[derive(Deserialize)]
@@ -126,47 +268,44 @@ struct Series {
     value: (f64, String),
 }
 
-fn parse(text: &str) -> Result<Vec<Sample>> {
-    let data =
-        match serde_json::from_str(text).with_context(|| format!("not an instant query's answer: {text}"))? {
-            Answer::Success { data } => data,
-            Answer::Error { error } => bail!("{error}"),
+impl Data {
+    fn samples(self) -> Result<Vec<Sample>> {
+        let series = match self {
+            Self::Vector(series) => series,
+            Self::Scalar(value) => vec![Series {
+                metric: BTreeMap::new(),
+                value,
+            }],
         };
-    let series = match data {
-        Data::Vector(series) => series,
-        Data::Scalar(value) => vec![Series {
-            metric: BTreeMap::new(),
-            value,
-        }],
-    };
-    series
-        .into_iter()
-        .map(
-            |Series {
-                 metric,
-                 value: (_, value),
-             }| {
-                // Prometheus writes NaN, +Inf and -Inf as Rust reads them.
-                let value = value.parse().with_context(|| format!("{value:?} is no number"))?;
-                Ok(Sample {
-                    labels: metric,
-                    value,
-                })
-            },
-        )
-        .collect()
+        let sample = |series: Series| {
+            Ok(Sample {
+                value: number(&series.value.1)?,
+                labels: series.metric,
+            })
+        };
+        series.into_iter().map(sample).collect()
+    }
+}
+
+/// Prometheus writes NaN, +Inf and -Inf as Rust reads them.
+fn number(text: &str) -> Result<f64> {
+    text.parse().with_context(|| format!("{text:?} is no number"))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::parse;
+    use super::*;
+
+    fn samples(text: &str) -> Result<Vec<Sample>> {
+        parse::<Data>(text)?.samples()
+    }
 
     #[test]
     fn a_vector_becomes_samples() {
         let text = r#"{"status":"success","data":{"resultType":"vector","result":[
             {"metric":{"__name__":"up","pod":"a"},"value":[1700000000.1,"1"]},
             {"metric":{},"value":[1700000000.1,"+Inf"]}]}}"#;
-        let samples = parse(text).unwrap();
+        let samples = samples(text).unwrap();
         assert_eq!(samples[0].labels["pod"], "a");
         assert!((samples[0].value - 1.0).abs() < f64::EPSILON);
         assert!(samples[1].value.is_infinite());
@@ -175,15 +314,24 @@ mod tests {
     #[test]
     fn a_scalar_becomes_one_sample_and_nothing_none() {
         let scalar = r#"{"status":"success","data":{"resultType":"scalar","result":[1,"0.5"]}}"#;
-        assert!((parse(scalar).unwrap()[0].value - 0.5).abs() < f64::EPSILON);
+        assert!((samples(scalar).unwrap()[0].value - 0.5).abs() < f64::EPSILON);
         let nothing = r#"{"status":"success","data":{"resultType":"vector","result":[]}}"#;
-        assert!(parse(nothing).unwrap().is_empty());
+        assert!(samples(nothing).unwrap().is_empty());
     }
 
     #[test]
     fn an_error_says_what_prometheus_said() {
         let text = r#"{"status":"error","errorType":"bad_data","error":"parse error at char 3"}"#;
-        assert!(parse(text).unwrap_err().to_string().contains("char 3"));
-        assert!(parse("<html>").unwrap_err().to_string().contains("<html>"));
+        assert!(samples(text).unwrap_err().to_string().contains("char 3"));
+        assert!(samples("<html>").unwrap_err().to_string().contains("<html>"));
+    }
+
+    #[test]
+    fn alerts_have_a_state_and_words() {
+        let text = r#"{"status":"success","data":{"alerts":[{"labels":{"alertname":"A"},"annotations":{"summary":"b"},
+            "state":"firing","activeAt":"2026-01-01T00:00:00Z","value":"1e+00"}]}}"#;
+        let alerts = parse::<Alerts>(text).unwrap().alerts;
+        assert_eq!(alerts[0].state, AlertState::Firing);
+        assert_eq!(alerts[0].annotations["summary"], "b");
     }
 }

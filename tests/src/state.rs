@@ -23,6 +23,9 @@ pub struct Record {
     pub nodes: Vec<NodeRecord>,
     /// Whether Prometheus is part of it.
     pub prometheus: bool,
+    /// Users whose requests the API server logs.
+    #[serde(default)]
+    pub audited: Vec<String>,
     /// The folder on disk that holds the nodes' images, volumes and pod logs.
     pub data: PathBuf,
     /// Set once everything was seen working.
@@ -79,6 +82,7 @@ impl State {
                 })
                 .collect(),
             prometheus: config.prometheus,
+            audited: config.audited.clone(),
             data: Self::data_of(&config.name)?,
             complete: false,
         };

@@ -31,25 +31,28 @@ pub async fn restricted_namespace(client: &Client, name: &str) -> Result<()> {
     apply(&Api::<Namespace>::all(client.clone()), name, &namespace).await
 }
 
-/// Makes a folder available as the claim `claim` of a namespace. The folder is created, and given to the trainer's user
-/// if it is new.
-pub async fn claim_folder(client: &Client, namespace: &str, claim: &str, folder: &Path) -> Result<()> {
+/// What every volume has.
+fn storage() -> [(String, Quantity); 1] {
+    [("storage".to_owned(), Quantity("1Gi".into()))]
+}
+
+/// Makes a folder available as the volume `name` to claims of a storage class. The folder is created, and given to the
+/// trainer's user if it is new.
+pub async fn offer_folder(client: &Client, name: &str, storage_class: &str, folder: &Path) -> Result<()> {
     if !folder.exists() {
         fs_err::create_dir_all(folder)?;
         std::os::unix::fs::chown(folder, Some(TRAINER_USER), Some(TRAINER_USER))
             .with_context(|| format!("failed to give {} to user {TRAINER_USER}", folder.display()))?;
     }
-    let volume_name = format!("{namespace}-{claim}");
-    let storage = [("storage".to_owned(), Quantity("1Gi".into()))];
     let volume = PersistentVolume {
         metadata: ObjectMeta {
-            name: Some(volume_name.clone()),
+            name: Some(name.into()),
             ..ObjectMeta::default()
         },
         spec: Some(PersistentVolumeSpec {
-            capacity: Some(storage.clone().into()),
-            access_modes: Some(vec!["ReadWriteMany".into()]),
-            storage_class_name: Some(String::new()),
+            capacity: Some(storage().into()),
+            access_modes: Some(vec!["ReadWriteOnce".into(), "ReadWriteMany".into()]),
+            storage_class_name: Some(storage_class.into()),
             persistent_volume_reclaim_policy: Some("Retain".into()),
             host_path: Some(HostPathVolumeSource {
                 path: folder.display().to_string(),
@@ -59,7 +62,14 @@ pub async fn claim_folder(client: &Client, namespace: &str, claim: &str, folder:
         }),
         ..PersistentVolume::default()
     };
-    apply(&Api::all(client.clone()), &volume_name, &volume).await?;
+    apply(&Api::all(client.clone()), name, &volume).await
+}
+
+/// Makes a folder available as the claim `claim` of a namespace. The folder is created, and given to the trainer's user
+/// if it is new.
+pub async fn claim_folder(client: &Client, namespace: &str, claim: &str, folder: &Path) -> Result<()> {
+    let volume_name = format!("{namespace}-{claim}");
+    offer_folder(client, &volume_name, "", folder).await?;
     let request = PersistentVolumeClaim {
         metadata: ObjectMeta {
             name: Some(claim.into()),
@@ -71,7 +81,7 @@ pub async fn claim_folder(client: &Client, namespace: &str, claim: &str, folder:
             storage_class_name: Some(String::new()),
             volume_name: Some(volume_name),
             resources: Some(VolumeResourceRequirements {
-                requests: Some(storage.into()),
+                requests: Some(storage().into()),
                 limits: None,
             }),
             ..PersistentVolumeClaimSpec::default()

@@ -1,5 +1,11 @@
 {{- define "vit-operator.name" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride -}}
+{{- else if contains .Chart.Name .Release.Name -}}
 {{- .Release.Name | trunc 50 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" -}}
+{{- end -}}
 {{- end -}}
 
 {{- /* Of what is not in the release's own namespace: another release may have the same name. */ -}}
@@ -7,14 +13,51 @@
 {{- printf "%s:%s" .Release.Namespace (include "vit-operator.name" .) -}}
 {{- end -}}
 
+{{- define "vit-operator.serviceAccountName" -}}
+{{- .Values.serviceAccount.name | default (include "vit-operator.name" .) -}}
+{{- end -}}
+
+{{- /* Where jobs are run that the release makes itself. */ -}}
+{{- define "vit-operator.jobNamespace" -}}
+{{- .Values.namespace | default .Release.Namespace -}}
+{{- end -}}
+
+{{- define "vit-operator.image" -}}
+{{- printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) -}}
+{{- end -}}
+
+{{- define "vit-operator.testImage" -}}
+{{- printf "%s:%s" .Values.test.image.repository (.Values.test.image.tag | default .Chart.AppVersion) -}}
+{{- end -}}
+
 {{- define "vit-operator.selectorLabels" -}}
 app.kubernetes.io/name: vit-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
-{{- define "vit-operator.labels" -}}
-{{ include "vit-operator.selectorLabels" . }}
+{{- /* Without what selects the operator's own pods. */ -}}
+{{- define "vit-operator.commonLabels" -}}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
+{{- with .Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- define "vit-operator.labels" -}}
+{{ include "vit-operator.selectorLabels" . }}
+{{ include "vit-operator.commonLabels" . }}
+{{- end -}}
+
+{{- /* What Pod Security "restricted" wants of a pod, and of its containers. */ -}}
+{{- define "vit-operator.podSecurityContext" -}}
+runAsNonRoot: true
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "vit-operator.securityContext" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
 {{- end -}}

@@ -4,7 +4,7 @@ use super::*;
 use crate::status::tests::{done, job, out_of_memory, queued, suspended, training, waiting};
 
 fn jobs() -> Vec<ViTTrainingJob> {
-    let all = [
+    let mut jobs = vec![
         job(training()),
         job(waiting()),
         queued(),
@@ -13,7 +13,6 @@ fn jobs() -> Vec<ViTTrainingJob> {
         job(done()),
     ];
     let names = ["digits", "large", "queued", "oom", "parked", "done"];
-    let mut jobs: Vec<ViTTrainingJob> = all.into();
     for (job, name) in jobs.iter_mut().zip(names) {
         job.metadata.name = Some(name.into());
     }

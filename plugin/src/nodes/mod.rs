@@ -70,16 +70,13 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit
         use_unknown: unknown,
         groups: survey.groups(&question).into_iter().map(Group::of).collect(),
     };
-    match arguments.output.filter(|format| format.is_object()) {
-        Some(format) => {
-            let nodes = report.groups.iter().flat_map(|group| &group.nodes);
-            let names: Vec<String> = nodes.map(|node| format!("node/{}", node.name)).collect();
-            output::object(&report, &names, format)?;
-        }
-        None => {
-            let is_wide = arguments.output == Some(Format::Wide);
-            output::print(&render(&report, is_wide, Paint::of_stdout()))?;
-        }
+    if let Some(format) = arguments.output.filter(|format| format.is_object()) {
+        let nodes = report.groups.iter().flat_map(|group| &group.nodes);
+        let names: Vec<String> = nodes.map(|node| format!("node/{}", node.name)).collect();
+        output::object(&report, &names, format)?;
+    } else {
+        let is_wide = arguments.output == Some(Format::Wide);
+        output::print(&render(&report, is_wide, Paint::of_stdout()))?;
     }
     Ok(Exit::Done)
 }

@@ -44,7 +44,7 @@ fn collect(path: &str, schema: &JSONSchemaProps, given: Option<&Value>, found: &
         match &field.default {
             // Fields of Kubernetes' own types have no defaults of ours.
             _ if has_fields && (value.is_some() || field.default.is_some()) => {
-                collect(&path, field, value, found)
+                collect(&path, field, value, found);
             }
             Some(default) if value.is_none() && !is_empty(&default.0) => found.push(Defaulted {
                 field: path,

@@ -42,8 +42,12 @@ pub(super) struct Job {
     /// Layout of the data set
     #[arg(long, value_parser = FORMATS, help_heading = "Job")]
     format: String,
-    /// Volume of the data set: pvc:CLAIM, pvc:CLAIM/FOLDER or hostPath:/FOLDER
-    #[arg(long, value_name = "VOLUME", help_heading = "Job")]
+    #[arg(
+        long,
+        value_name = "VOLUME",
+        help_heading = "Job",
+        help = "Volume of the data set: pvc:CLAIM, pvc:CLAIM/FOLDER or hostPath:/FOLDER"
+    )]
     data: Option<VolumeSource>,
     /// Number of training images of format synthetic
     #[arg(long, value_name = "N", help_heading = "Job")]
@@ -93,8 +97,12 @@ pub(super) struct Job {
     /// PriorityClass of the pods
     #[arg(long, value_name = "NAME", help_heading = "Job")]
     priority_class: Option<String>,
-    /// Volume of checkpoints, which every node can write: pvc:CLAIM, pvc:CLAIM/FOLDER or hostPath:/FOLDER
-    #[arg(long, value_name = "VOLUME", help_heading = "Job")]
+    #[arg(
+        long,
+        value_name = "VOLUME",
+        help_heading = "Job",
+        help = "Volume of checkpoints, which every node can write: pvc:CLAIM, pvc:CLAIM/FOLDER or hostPath:/FOLDER"
+    )]
     checkpoints: VolumeSource,
     /// Create it suspended: it waits for kubectl vit resume
     #[arg(long, help_heading = "Job")]

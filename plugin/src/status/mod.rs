@@ -50,14 +50,13 @@ pub(crate) struct View {
 pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit, Error> {
     let job = cluster.job(&arguments.job).await?;
     let phase = job.status.as_ref().and_then(|status| status.phase);
-    match arguments.output.filter(|format| format.is_object()) {
-        Some(format) => output::job(job, format)?,
-        None => {
-            let view = look(cluster, job, arguments.status_only).await;
-            let why = why::explain(&view.job, &cluster.place(), view.now);
-            let is_wide = arguments.output == Some(Format::Wide);
-            output::print(&render(&view, &why, is_wide, Paint::of_stdout()))?;
-        }
+    if let Some(format) = arguments.output.filter(|format| format.is_object()) {
+        output::job(job, format)?;
+    } else {
+        let view = look(cluster, job, arguments.status_only).await;
+        let why = why::explain(&view.job, &cluster.place(), view.now);
+        let is_wide = arguments.output == Some(Format::Wide);
+        output::print(&render(&view, &why, is_wide, Paint::of_stdout()))?;
     }
     Ok(match phase {
         _ if !arguments.exit_code => Exit::Done,

@@ -24,16 +24,15 @@ pub(super) fn placed(
     let gpus_per_node = view.job.spec.workers.gpus_per_node;
     let holds_gpus = status.workers.unwrap_or_default().desired > 0;
     if !placement.nodes.is_empty() {
-        let kinds = match &placement.group {
-            Some(group) => described(group),
-            None => {
-                let kinds: Vec<String> = placement
-                    .mixed
-                    .iter()
-                    .map(|kind| format!("{} of {}", counted(kind.nodes, "node"), described(&kind.group)))
-                    .collect();
-                kinds.join(", ")
-            }
+        let kinds = if let Some(group) = &placement.group {
+            described(group)
+        } else {
+            let kinds: Vec<String> = placement
+                .mixed
+                .iter()
+                .map(|kind| format!("{} of {}", counted(kind.nodes, "node"), described(&kind.group)))
+                .collect();
+            kinds.join(", ")
         };
         let topology: String = placement
             .topology

@@ -186,7 +186,7 @@ fn told(condition: &Condition, names: &Names<'_>, now: Timestamp, why: &mut Why)
             why.meaning = format!(
                 "The operator says {}; this plugin is older than that.",
                 condition.reason
-            )
+            );
         }
     }
     let is_plain = matches!(

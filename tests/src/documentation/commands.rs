@@ -21,7 +21,7 @@ use crate::{cache, command, digits, packages};
 /// Epochs of examples on this machine, so that a test does not train for minutes.
 const EPOCHS_HERE: i64 = 2;
 /// Epochs of examples on a cluster, where pages do something to jobs while they train.
-const EPOCHS_ON_CLUSTER: i64 = 30;
+const EPOCHS_ON_CLUSTER: i64 = 12;
 
 /// A `helm` without a cluster: what would be installed is rendered.
 const HELM: &str = r#"verb=$1; shift

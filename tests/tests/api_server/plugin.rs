@@ -13,8 +13,10 @@ use vit_tests::plugin::{Outcome, binaries, command, ended};
 
 use super::{VALID, kubectl, kubectl_input};
 
+type Test = fn(&Cluster, usize) -> Result<()>;
+
 /// The tests, by name.
-pub(crate) const TESTS: &[(&str, fn(&Cluster, usize) -> Result<()>)] = &[
+pub(crate) const TESTS: &[(&str, Test)] = &[
     ("plugin: a cluster without the resource", without_resource),
     (
         "plugin: jobs of two namespaces and two contexts",

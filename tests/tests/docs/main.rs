@@ -28,9 +28,6 @@ const FOLDERS: [&str; 7] = [
     "tests/",
 ];
 
-/// Pages that other changes bring: a link to one may lead nowhere until then.
-const AWAITED: [&str; 3] = ["charts/vit-operator/README.md", "dashboards.md", "kubectl.md"];
-
 fn main() -> Result<()> {
     let arguments = Arguments::from_args();
     let pages = documentation::pages()?;
@@ -83,11 +80,9 @@ fn links(page: &Page, pages: &[Page]) -> Result<()> {
     let complaint = |text: &Text, error: &dyn std::fmt::Display| {
         format!("{}:{}: {}: {error}", page.path.display(), text.line, text.text)
     };
-    let is_awaited = |link: &&Text| AWAITED.iter().any(|page| link.text.ends_with(page));
     let links = page
         .links
         .iter()
-        .filter(|link| !is_awaited(link))
         .filter_map(|link| Some(complaint(link, &page.check_link(link, pages).err()?)));
     let is_path = |code: &&Text| {
         FOLDERS.iter().any(|folder| code.text.starts_with(folder))

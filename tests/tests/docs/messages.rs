@@ -6,7 +6,9 @@ use anyhow::{Result, ensure};
 use vit_tests::documentation::{self, Page};
 use vit_tests::operator::root;
 
-pub(crate) const TESTS: &[(&str, fn() -> Result<()>)] = &[
+type Test = fn() -> Result<()>;
+
+pub(crate) const TESTS: &[(&str, Test)] = &[
     ("messages that are explained are said", explained_are_said),
     ("messages of the trainer are explained", trainers_are_explained),
 ];

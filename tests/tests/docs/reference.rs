@@ -6,7 +6,9 @@ use anyhow::{Context as _, Result, ensure};
 use expect_test::expect_file;
 use vit_tests::documentation::commands::help;
 
-pub(crate) const TESTS: &[(&str, fn() -> Result<()>)] = &[
+type Test = fn() -> Result<()>;
+
+pub(crate) const TESTS: &[(&str, Test)] = &[
     ("reference of vit-trainer", || {
         let page = page(
             "vit-trainer",

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use crds::{Phase, ViTTrainingJob, ViTTrainingJobStatus};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{EvictParams, ListParams, PostParams};
 use kube::{Api, Client};
@@ -26,7 +27,11 @@ pub(crate) struct Context {
     runtime: Runtime,
     folder: tempfile::TempDir,
     digits: PathBuf,
+    /// Whether every test is run.
+    pub(crate) is_whole: bool,
     namespaces: Mutex<Vec<String>>,
+    /// From when until when a release of the operator went.
+    uninstalled: Mutex<Vec<(Timestamp, Timestamp)>>,
     /// How often a namespace of each name was asked for.
     asked: Mutex<HashMap<String, u32>>,
 }
@@ -48,7 +53,7 @@ pub(crate) struct Steps {
 
 impl Context {
     /// Starts the cluster: three nodes of one GPU product and one of another, two GPUs each; installs the operator.
-    pub(crate) fn set_up() -> Result<Self> {
+    pub(crate) fn set_up(is_whole: bool) -> Result<Self> {
         let runtime = Runtime::new()?;
         let cluster = runtime.block_on(operator::cluster_with_operator(&"e2e".parse()?, GPUS_PER_NODE))?;
         let client = cluster.client();
@@ -62,7 +67,9 @@ impl Context {
             runtime,
             folder,
             digits,
+            is_whole,
             namespaces: Mutex::default(),
+            uninstalled: Mutex::default(),
             asked: Mutex::default(),
         })
     }
@@ -105,6 +112,20 @@ impl Context {
         let processes = cgroup::processes(self.cluster.name(), Some(node))?;
         let rank = processes.into_iter().find(is_rank);
         rank.with_context(|| format!("no rank runs on {node}"))
+    }
+
+    /// Remembers that a release of the operator has gone since then: its replicas end after their rights.
+    pub(crate) fn was_uninstalled(&self, since: Timestamp) {
+        let mut uninstalled = self.uninstalled.lock().expect("no test holds it and panics");
+        uninstalled.push((since, Timestamp::now()));
+    }
+
+    /// Whether a release of the operator was going at that time.
+    pub(crate) fn is_uninstalling_at(&self, time: Timestamp) -> bool {
+        let uninstalled = self.uninstalled.lock().expect("no test holds it and panics");
+        uninstalled
+            .iter()
+            .any(|(since, until)| (*since..=*until).contains(&time))
     }
 
     pub(crate) fn dump(&self) -> String {
@@ -161,7 +182,7 @@ impl Context {
             .drain(..)
         {
             self.kubectl(["-n", &name, "delete", "vtj", "--all", "--timeout=60s"])?;
-            self.kubectl(["-n", &name, "delete", "pod", "--all", "--timeout=60s"])?;
+            self.kubectl(["-n", &name, "delete", "pod", "--all", "--timeout=150s"])?;
             self.kubectl(["delete", "namespace", &name, "--wait=false", "--ignore-not-found"])?;
         }
         Ok(())

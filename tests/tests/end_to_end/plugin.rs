@@ -81,6 +81,7 @@ pub(crate) fn shows_a_job_that_trains_and_steers_it(context: &Context) -> Result
             && parked.stdout.contains(&format!("saved at step {saved} in")),
         "{parked:#?}"
     );
+    namespace.wait_gone("pods")?;
     vit(&["logs", "digits"])?.check(3, &["are gone, and their logs with them"])?;
     vit(&["scale", "digits", "--nodes", "1"])?.check(0, &["a step sees 16 images"])?;
     vit(&["resume", "digits", "--wait", "--timeout", "120"])?

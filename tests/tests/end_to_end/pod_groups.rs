@@ -46,7 +46,15 @@ fn train(context: &Context) -> Result<()> {
     wait_scheduled(&namespace, "True")?;
     let nodes = nodes_of(&namespace)?;
     ensure!(nodes.len() == 3 && nodes.iter().all(Option::is_some), "{nodes:?}");
+
+    // Each attempt has a group of its own, and those of earlier ones go.
+    namespace.wait_checkpoint("digits")?;
+    namespace.patch("digits", json!({"suspend": true}))?;
+    namespace.wait_phase("digits", Phase::Suspended)?;
+    namespace.patch("digits", json!({"suspend": false}))?;
     namespace.wait_phase("digits", Phase::Succeeded)?;
+    let outdated = namespace.pod_group("digits-1")?;
+    ensure!(outdated.is_none(), "{outdated:?}");
 
     namespace.kubectl(["delete", "vtj", "digits"])?;
     namespace.wait_gone("pods,podgroups")
@@ -68,10 +76,15 @@ fn hold_back(context: &Context, namespace: &Namespace<'_>) -> Result<()> {
     }))?;
     let others: Api<Pod> = Api::namespaced(context.client.clone(), "default");
     context.block_on(async { others.create(&PostParams::default(), &hermit).await })?;
+    namespace.apply_all(&[&json!({
+        "apiVersion": "scheduling.k8s.io/v1alpha2", "kind": "PodGroup", "metadata": {"name": "digits-1"},
+        "spec": {"schedulingPolicy": {"basic": {}}},
+    })])?;
     // All nodes with those GPUs, so node0 too.
-    let spec = json!({"workers": {"nodes": 3}, "training": {"epochs": 2}});
+    let spec = json!({"workers": {"nodes": 3}, "training": {"epochs": 24}});
     let held_back = namespace
         .create("digits", spec)
+        .and_then(|()| leave_alone(namespace))
         .and_then(|()| wait_scheduled(namespace, "False"))
         .and_then(|()| {
             let bound: Vec<String> = nodes_of(namespace)?.into_iter().flatten().collect();
@@ -81,6 +94,17 @@ fn hold_back(context: &Context, namespace: &Namespace<'_>) -> Result<()> {
     let gone = DeleteParams::default().grace_period(0);
     context.block_on(async { others.delete(HERMIT, &gone).await })?;
     held_back
+}
+
+/// Sees that a group of someone else, which has the name that the gang's needs, is told and left alone, and deletes it.
+fn leave_alone(namespace: &Namespace<'_>) -> Result<()> {
+    namespace.wait("digits", "tells of the group", |status| {
+        let told = "failed to create PodGroup digits-1: there is one that does not belong to this job";
+        let mut conditions = status.conditions.iter();
+        conditions.any(|condition| condition.message.contains(told))
+    })?;
+    namespace.kubectl(["delete", "podgroup", "digits-1"])?;
+    Ok(())
 }
 
 /// Waits until the scheduler has said this of whether the first attempt's group is scheduled.

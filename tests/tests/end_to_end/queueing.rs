@@ -1,6 +1,7 @@
 //! A job in a queue of a real Kueue: granted quota, evicted for a job of higher priority, and granted it again.
 
 use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use crds::conditions::{reasons, types};
@@ -13,6 +14,8 @@ use crate::context::{Context, Namespace, check_attempts};
 /// What the quota is for, by a label of the test's own.
 const POOL: &str = "vit-tests/pool";
 const POOL_NODES: [&str; 2] = ["node1", "node2"];
+/// How long an Event may take.
+const DEADLINE: Duration = Duration::from_secs(60);
 /// Name of flavor, ClusterQueue and LocalQueue alike.
 const QUEUE: &str = "team-a";
 /// A class above the default.
@@ -69,7 +72,7 @@ fn in_queue(context: &Context, namespace: &Namespace<'_>) -> Result<()> {
     check_nodes(&first)?;
     wait_workload(namespace, "first", "PodsReady", "True")?;
 
-    namespace.create("second", job(2, None))?;
+    leave_alone(namespace, || namespace.create("second", job(2, None)))?;
     namespace.wait("second", "waits for quota", |status| {
         let placed = status
             .conditions
@@ -104,6 +107,29 @@ fn in_queue(context: &Context, namespace: &Namespace<'_>) -> Result<()> {
         !left.contains("/first"),
         "a suspended job holds no quota, and there is {left}"
     );
+    Ok(())
+}
+
+/// Creates the job `second`, whose Workload's name is someone else's, sees that this is told, and deletes that one.
+fn leave_alone(namespace: &Namespace<'_>, create: impl Fn() -> Result<()>) -> Result<()> {
+    let container = json!({"name": "none", "image": "there.is/none:here"});
+    let template = json!({"spec": {"restartPolicy": "Never", "containers": [container]}});
+    namespace.apply_all(&[&json!({
+        "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "metadata": {"name": "second"},
+        "spec": {"active": false, "podSets": [{"name": "main", "count": 1, "template": template}]},
+    })])?;
+    create()?;
+    let told = "failed to create Workload second: there is one that does not belong to this job";
+    let began = Instant::now();
+    loop {
+        let events = namespace.kubectl(["get", "events", "-o", "jsonpath={.items[*].message}"])?;
+        if events.contains(told) {
+            break;
+        }
+        ensure!(began.elapsed() < DEADLINE, "{told:?} is not in {events}");
+        std::thread::sleep(Duration::from_millis(250));
+    }
+    namespace.kubectl(["delete", "workload.kueue.x-k8s.io", "second"])?;
     Ok(())
 }
 

@@ -1,33 +1,24 @@
 //! What the chart makes of its values. Needs the built helm, but no cluster.
 
+mod package;
+mod values;
+
 use std::collections::BTreeSet;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use vit_tests::binaries::Binaries;
-use vit_tests::{command, operator, packages};
+use vit_tests::{chart, command, operator, packages};
 
 /// What a release of this name is in a namespace.
 fn rendered(helm: &Binaries, namespace: &str, values: &[&str]) -> Result<String> {
-    let mut template = Command::new(helm.path("helm"));
-    template
-        .args(["template", "vit-operator"])
-        .arg(operator::root().join("charts/vit-operator"))
-        .args(["--namespace", namespace, "--kube-version", "1.30.0"]);
-    for value in values {
-        template.args(["--set", value]);
-    }
-    command::run(&mut template)
+    chart::template(helm, "vit-operator", namespace, values)
 }
 
 /// The objects of a release of this name in a namespace.
 fn objects(helm: &Binaries, namespace: &str, values: &[&str]) -> Result<Vec<Value>> {
-    rendered(helm, namespace, values)?
-        .split("\n---\n")
-        .filter(|document| document.lines().any(|line| line.starts_with("kind:")))
-        .map(|document| serde_saphyr::from_str(document).with_context(|| document.to_owned()))
-        .collect()
+    chart::manifests(&rendered(helm, namespace, values)?)
 }
 
 fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
@@ -91,7 +82,7 @@ fn every_binding_is_of_a_role_and_an_account_of_the_release() -> Result<()> {
             }
             found += 1;
         }
-        ensure!(found == 3, "{found} bindings");
+        ensure!(found == 4, "{found} bindings");
     }
     Ok(())
 }
@@ -109,6 +100,36 @@ const WRONG: &[(&str, &str)] = &[
     ("imagePullSecrets[0].name=registry", "at '/imagePullSecrets/0'"),
     ("podLabels.team=7", "at '/podLabels/team'"),
     ("tolerations=all", "at '/tolerations'"),
+    ("metrics.dashboards=true", "at '/metrics/dashboards'"),
+    (
+        "metrics.dashboards.namespace=Grafana",
+        "at '/metrics/dashboards/namespace'",
+    ),
+    (
+        "metrics.dashboards.labels.grafana_dashboard=1",
+        "at '/metrics/dashboards/labels/grafana_dashboard'",
+    ),
+    ("fullnameOverride=Vit", "at '/fullnameOverride'"),
+    ("commonLabels.helm\\.sh/chart=mine", "at '/commonLabels/helm.sh"),
+    (
+        "podLabels.app\\.kubernetes\\.io/name=mine",
+        "at '/podLabels/app.kubernetes.io",
+    ),
+    ("serviceAccount.create=false", "at '/serviceAccount/name'"),
+    ("extraEnv[0].name=POD_NAME", "at '/extraEnv/0/name'"),
+    ("extraEnv[0].value=7", "at '/extraEnv/0'"),
+    (
+        "topologySpreadConstraints[0].maxSkew=1",
+        "at '/topologySpreadConstraints/0'",
+    ),
+    (
+        "metrics.podMonitor.interval=often",
+        "at '/metrics/podMonitor/interval'",
+    ),
+    ("metrics.podMonitor=true", "at '/metrics/podMonitor'"),
+    ("test.gpuResource=gpu", "at '/test/gpuResource'"),
+    ("test.deadlineSeconds=1", "at '/test/deadlineSeconds'"),
+    ("test.image.tag=a:b", "at '/test/image/tag'"),
 ];
 
 #[test]
@@ -188,7 +209,7 @@ fn rules_name_metrics_that_there_are() -> Result<()> {
     let rules = read("charts/vit-operator/files/rules.yaml")?;
     let known = [
         read("trainer/contract/src/metrics.rs")?,
-        read("operator/src/metrics.rs")?,
+        read("operator/src/metrics/names.rs")?,
     ]
     .concat();
     let expressions = rules.lines().filter(|line| !line.contains("record:"));
@@ -203,5 +224,54 @@ fn rules_name_metrics_that_there_are() -> Result<()> {
             "there is no metric {metric}"
         );
     }
+    Ok(())
+}
+
+#[test]
+fn dashboards_are_config_maps_that_a_sidecar_finds() -> Result<()> {
+    let helm = Binaries::build()?;
+    let config_maps = |values: &[&str]| -> Result<Vec<Value>> {
+        let objects = objects(&helm, "first", values)?.into_iter();
+        Ok(objects
+            .filter(|object| text(object, "/kind") == "ConfigMap")
+            // That of `helm test` is not there for longer than the test.
+            .filter(|object| object.pointer("/metadata/annotations/helm.sh~1hook").is_none())
+            .collect())
+    };
+    ensure!(config_maps(&[])?.is_empty(), "without being asked for");
+    let values = [
+        "metrics.dashboards.enabled=true",
+        "metrics.dashboards.namespace=monitoring",
+        "metrics.dashboards.labels.team=vision",
+        "metrics.dashboards.annotations.grafana_folder=Training",
+    ];
+    let found = config_maps(&values)?;
+    let folder = operator::root().join("charts/vit-operator/files/dashboards");
+    let files: Vec<_> = fs_err::read_dir(folder)?.collect::<Result<_, _>>()?;
+    ensure!(files.len() == 2 && found.len() == 2, "{} ConfigMaps", found.len());
+    for file in files {
+        let name = file.file_name().to_string_lossy().into_owned();
+        let map = found
+            .iter()
+            .find(|map| map["data"].get(&name).is_some())
+            .with_context(|| format!("no ConfigMap has {name}"))?;
+        ensure!(
+            text(map, &format!("/data/{name}")) == fs_err::read_to_string(file.path())?,
+            "{name} is not the file"
+        );
+        for (pointer, expected) in [
+            ("/metadata/namespace", "monitoring"),
+            ("/metadata/labels/grafana_dashboard", "1"),
+            ("/metadata/labels/team", "vision"),
+            ("/metadata/annotations/grafana_folder", "Training"),
+        ] {
+            ensure!(text(map, pointer) == expected, "{pointer} of {map}");
+        }
+    }
+    let own = config_maps(&["metrics.dashboards.enabled=true"])?;
+    ensure!(
+        own.iter().all(|map| text(map, "/metadata/namespace") == "first"),
+        "{own:?}"
+    );
     Ok(())
 }

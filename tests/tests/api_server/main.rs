@@ -1,7 +1,7 @@
 //! The resource on a real API server: what it refuses and in which words, what it fills in, and what `kubectl` shows.
 //! Needs root (the server runs in a network namespace of its own), but no nodes.
 
-#[path = "api_server/plugin.rs"]
+mod chart;
 mod plugin;
 
 use std::io::Write as _;
@@ -14,7 +14,7 @@ use libtest_mimic::{Arguments, Trial};
 use vit_tests::documentation::{self, manifests};
 use vit_tests::{Cluster, ClusterConfig, binaries, cluster, command};
 
-const VALID: &str = include_str!("../../examples/digits.yaml");
+const VALID: &str = include_str!("../../../examples/digits.yaml");
 const CRD: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../crds/generated/vittrainingjobs.yaml"
@@ -247,6 +247,21 @@ fn trials(cluster: Option<&Arc<Cluster>>) -> Result<Vec<Trial>> {
         trial("explain_reads_like_documentation".into(), explain, 0),
         trial("scale_changes_the_number_of_nodes".into(), scale, 0),
         trial("suspend_and_time_to_live_can_be_changed".into(), mutable, 0),
+        trial(
+            "manifests_of_the_chart_are_valid".into(),
+            chart::manifests_are_valid,
+            0,
+        ),
+        trial(
+            "notes_of_the_chart_fit_its_values".into(),
+            chart::notes_fit_the_values,
+            0,
+        ),
+        trial(
+            "owned_objects_take_the_right_to_finalizers".into(),
+            chart::owned_objects_take_the_right_to_finalizers,
+            0,
+        ),
     ];
     for (name, test) in plugin::TESTS {
         trials.push(trial((*name).into(), *test, 0));
@@ -437,7 +452,16 @@ fn page_of(cluster: &Cluster, index: usize) -> Result<()> {
             };
             kubectl_input(
                 cluster,
-                ["create", "--dry-run=server", "--validate=strict", "-f", "-"],
+                // What an example has created may be there already.
+                [
+                    "apply",
+                    "--server-side",
+                    "--force-conflicts",
+                    "--dry-run=server",
+                    "--validate=strict",
+                    "-f",
+                    "-",
+                ],
                 &object.to_string(),
             )
             .with_context(|| format!("{}:{}", page.path.display(), block.line))?;

@@ -1,0 +1,228 @@
+//! What chosen accounts ask the API server for, by its own audit log.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result};
+use fs_err as fs;
+use jiff::Timestamp;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::rights::{Account, Right};
+use crate::state::State;
+
+/// Size of a log at which another one is begun, in megabytes. A run of all tests fills a part of one.
+const LOG_MEGABYTES: u32 = 512;
+/// Why a namespace that is being deleted takes nothing new. The server answers 403, but not for want of a right.
+const TERMINATING: &str = "because it is being terminated";
+
+/// What became of a request.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Decision {
+    /// The account has the right to it.
+    Allowed,
+    /// It has not, in the server's words.
+    Denied(String),
+}
+
+/// A request of an account.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Request {
+    /// The right it takes; none if it is about no objects, such as one for the server's version.
+    pub right: Option<Right>,
+    /// What was asked for.
+    pub uri: String,
+    /// When the server got it.
+    pub time: Timestamp,
+    /// What became of it.
+    pub decision: Decision,
+}
+
+impl fmt::Display for Request {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.right {
+            Some(right) => write!(formatter, "{right}"),
+            None => formatter.write_str(&self.uri),
+        }
+    }
+}
+
+/// Writes the policy by which requests of these users are logged, without what is in them, and returns the API server's flags
+/// for it.
+pub(crate) fn flags(state: &State, users: &[String]) -> Result<Vec<(&'static str, String)>> {
+    let policy = json!({
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived"],
+        "rules": [{"level": "Metadata", "users": users}],
+    });
+    let path = state.directory().join("audit-policy.json");
+    fs::write(&path, serde_json::to_vec_pretty(&policy)?)?;
+    let log = log_file(state);
+    fs::create_dir_all(log.parent().context("the log is in a folder")?)?;
+    Ok(vec![
+        ("audit-policy-file", path.display().to_string()),
+        ("audit-log-path", log.display().to_string()),
+        ("audit-log-maxsize", LOG_MEGABYTES.to_string()),
+        ("audit-log-maxbackup", "1".to_owned()),
+    ])
+}
+
+/// On disk: it grows for as long as the cluster runs.
+fn log_file(state: &State) -> PathBuf {
+    state.record().data.join("audit.log")
+}
+
+/// The logged requests of an account.
+pub(crate) fn requests(state: &State, account: Account<'_>) -> Result<Vec<Request>> {
+    let path = log_file(state);
+    let log = fs::read_to_string(&path)?;
+    parse(&log, &account.user()).with_context(|| format!("{}: not an audit log", path.display()))
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Event {
+    #[serde(rename = "requestURI")]
+    request_uri: String,
+    request_received_timestamp: Timestamp,
+    verb: String,
+    user: User,
+    object_ref: Option<ObjectRef>,
+    #[serde(default)]
+    response_status: Status,
+    #[serde(default)]
+    annotations: Value,
+}
+
+#[derive(Deserialize)]
+struct User {
+    username: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ObjectRef {
+    #[serde(default)]
+    resource: String,
+    #[serde(default)]
+    subresource: String,
+    #[serde(default)]
+    api_group: String,
+}
+
+#[derive(Default, Deserialize)]
+struct Status {
+    #[serde(default)]
+    code: u16,
+    #[serde(default)]
+    message: String,
+}
+
+fn parse(log: &str, user: &str) -> Result<Vec<Request>> {
+    // A line that is being written has no end yet.
+    let complete = log.rsplit_once('\n').map_or("", |(complete, _)| complete);
+    let mut requests = Vec::new();
+    for line in complete.lines() {
+        let event: Event = serde_json::from_str(line).with_context(|| line.to_owned())?;
+        if event.user.username == user {
+            requests.push(request(event));
+        }
+    }
+    Ok(requests)
+}
+
+fn request(event: Event) -> Request {
+    let right = event
+        .object_ref
+        .filter(|object| !object.resource.is_empty())
+        .map(|object| {
+            let resource = match object.subresource.as_str() {
+                "" => object.resource,
+                subresource => format!("{}/{subresource}", object.resource),
+            };
+            Right::new(&object.api_group, &resource, &event.verb)
+        });
+    let Status { code, message } = event.response_status;
+    let by_authorizer = event.annotations["authorization.k8s.io/decision"] == "forbid";
+    // Admission plugins, too, ask for rights.
+    let by_admission = code == 403 && !message.contains(TERMINATING);
+    Request {
+        right,
+        uri: event.request_uri,
+        time: event.request_received_timestamp,
+        decision: if by_authorizer || by_admission {
+            Decision::Denied(message)
+        } else {
+            Decision::Allowed
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const USER: &str = "system:serviceaccount:vit-operator:vit-operator";
+
+    fn event(user: &str, verb: &str, object: Value, status: Value, decision: &str) -> String {
+        let event = json!({
+            "kind": "Event", "apiVersion": "audit.k8s.io/v1", "level": "Metadata", "stage": "ResponseComplete",
+            "requestURI": "/somewhere", "requestReceivedTimestamp": "2026-01-02T03:04:05.678901Z", "verb": verb, "user": {"username": user, "groups": []},
+            "objectRef": object, "responseStatus": status,
+            "annotations": {"authorization.k8s.io/decision": decision, "authorization.k8s.io/reason": ""},
+        });
+        format!("{event}\n")
+    }
+
+    fn only(log: &str) -> Request {
+        let mut requests = parse(log, USER).unwrap();
+        assert_eq!(requests.len(), 1, "{requests:?}");
+        requests.remove(0)
+    }
+
+    #[test]
+    fn a_request_is_read_with_its_subresource() {
+        let object =
+            json!({"resource": "jobs", "subresource": "status", "apiGroup": "a.b", "apiVersion": "v1"});
+        let read = only(&event(USER, "update", object, json!({"code": 200}), "allow"));
+        assert_eq!(read.right, Some(Right::new("a.b", "jobs/status", "update")));
+        assert_eq!(read.decision, Decision::Allowed);
+    }
+
+    #[test]
+    fn requests_of_others_and_a_line_that_is_being_written_are_left_out() {
+        let pods = || json!({"resource": "pods", "apiVersion": "v1"});
+        let log = [
+            event("system:admin", "list", pods(), json!({"code": 200}), "allow"),
+            event(USER, "list", pods(), json!({"code": 200}), "allow"),
+            r#"{"kind": "Ev"#.to_owned(),
+        ]
+        .concat();
+        assert_eq!(only(&log).to_string(), "list pods (core)");
+    }
+
+    #[test]
+    fn what_is_about_no_object_takes_no_right() {
+        let read = only(&event(USER, "get", Value::Null, json!({"code": 200}), "allow"));
+        assert_eq!(read.right, None);
+        assert_eq!(read.to_string(), "/somewhere");
+    }
+
+    #[test]
+    fn denials_are_told_from_what_is_refused_for_other_reasons() {
+        let pods = || json!({"resource": "pods", "apiVersion": "v1"});
+        let decision =
+            |status: Value, decision: &str| only(&event(USER, "create", pods(), status, decision)).decision;
+        let denied = |message: &str| Decision::Denied(message.into());
+        let status =
+            |code: u16, message: &str| json!({"code": code, "message": message, "status": "Failure"});
+        assert_eq!(decision(status(403, "may not"), "forbid"), denied("may not"));
+        let by_admission = "cannot set blockOwnerDeletion if an ownerReference refers to a resource you can't set finalizers on";
+        assert_eq!(decision(status(403, by_admission), "allow"), denied(by_admission));
+        let terminating = "unable to create new content in namespace a because it is being terminated";
+        assert_eq!(decision(status(403, terminating), "allow"), Decision::Allowed);
+        assert_eq!(decision(status(409, "exists"), "allow"), Decision::Allowed);
+    }
+}

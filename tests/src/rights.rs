@@ -1,0 +1,375 @@
+//! What an account may do by the roles that a chart gives it, beside what it did: pure, over manifests and requests.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use anyhow::{Context as _, Result, ensure};
+use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule, Role, RoleBinding, Subject};
+use serde_json::Value;
+
+use crate::audit::{Decision, Request};
+
+/// One verb on one kind of object.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct Right {
+    /// Group of the API; empty for the core group.
+    pub group: String,
+    /// Plural name, with the subresource behind a `/` where it is about one.
+    pub resource: String,
+    /// Verb, such as `list`.
+    pub verb: String,
+}
+
+impl Right {
+    /// A right from its three words.
+    pub fn new(group: &str, resource: &str, verb: &str) -> Self {
+        Self {
+            group: group.into(),
+            resource: resource.into(),
+            verb: verb.into(),
+        }
+    }
+}
+
+impl fmt::Display for Right {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let group = if self.group.is_empty() {
+            "core"
+        } else {
+            &self.group
+        };
+        write!(formatter, "{} {} ({group})", self.verb, self.resource)
+    }
+}
+
+/// A service account.
+#[derive(Clone, Copy, Debug)]
+pub struct Account<'a> {
+    /// Its namespace.
+    pub namespace: &'a str,
+    /// Its name.
+    pub name: &'a str,
+}
+
+impl Account<'_> {
+    /// The name under which the API server knows it.
+    pub fn user(&self) -> String {
+        format!("system:serviceaccount:{}:{}", self.namespace, self.name)
+    }
+
+    fn is(&self, subject: &Subject) -> bool {
+        subject.kind == "ServiceAccount"
+            && subject.name == self.name
+            && subject.namespace.as_deref() == Some(self.namespace)
+    }
+}
+
+/// Something that is wrong with the rights of an account.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Finding {
+    /// The API server or an admission plugin denied a request for want of a right.
+    Denied {
+        /// What was asked for.
+        request: String,
+        /// The server's words.
+        message: String,
+    },
+    /// A request was allowed, but by no rule of the chart.
+    GrantedByOthers(Right),
+    /// A rule grants what was never asked for.
+    Unused(Right),
+    /// A rule grants what cannot be counted: a wildcard, or addresses that are no objects.
+    Unbounded(String),
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Denied { request, message } => write!(formatter, "denied: {request}: {message}"),
+            Self::GrantedByOthers(right) => {
+                write!(formatter, "used, and granted by no rule of the chart: {right}")
+            }
+            Self::Unused(right) => write!(formatter, "granted, and never used: {right}"),
+            Self::Unbounded(rule) => write!(formatter, "granted without bounds: {rule}"),
+        }
+    }
+}
+
+/// Whether every right must have been used.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Coverage {
+    /// The requests are all that the account ever does.
+    Whole,
+    /// They are a part of it.
+    Part,
+}
+
+/// The rules that these manifests bind to an account.
+pub fn rules_of(manifests: &[Value], account: Account<'_>) -> Result<Vec<PolicyRule>> {
+    let mut rules = Vec::new();
+    for manifest in manifests {
+        let kind = manifest["kind"].as_str().unwrap_or_default();
+        if !matches!(kind, "RoleBinding" | "ClusterRoleBinding") {
+            continue;
+        }
+        // Both kinds have the same fields.
+        let binding: RoleBinding = serde_json::from_value(without_kind(manifest))
+            .with_context(|| format!("not a {kind}: {manifest}"))?;
+        if binding
+            .subjects
+            .iter()
+            .flatten()
+            .any(|subject| account.is(subject))
+        {
+            rules.extend(rules_of_role(manifests, &binding)?);
+        }
+    }
+    Ok(rules)
+}
+
+fn rules_of_role(manifests: &[Value], binding: &RoleBinding) -> Result<Vec<PolicyRule>> {
+    let reference = &binding.role_ref;
+    let is_in_reach = |manifest: &&Value| {
+        let namespace = manifest["metadata"]["namespace"].as_str();
+        reference.kind == "ClusterRole" || namespace == binding.metadata.namespace.as_deref()
+    };
+    let role = manifests
+        .iter()
+        .filter(|manifest| {
+            manifest["kind"] == *reference.kind && manifest["metadata"]["name"] == *reference.name
+        })
+        .find(is_in_reach)
+        .with_context(|| format!("there is no {} {} to bind", reference.kind, reference.name))?;
+    let role = without_kind(role);
+    let rules = if reference.kind == "Role" {
+        serde_json::from_value::<Role>(role)?.rules
+    } else {
+        let role: ClusterRole = serde_json::from_value(role)?;
+        ensure!(
+            role.aggregation_rule.is_none(),
+            "{} is aggregated of others, which cannot be counted",
+            reference.name
+        );
+        role.rules
+    };
+    Ok(rules.unwrap_or_default())
+}
+
+/// Typed objects know their kind, and refuse to be told.
+fn without_kind(manifest: &Value) -> Value {
+    let mut manifest = manifest.clone();
+    if let Some(fields) = manifest.as_object_mut() {
+        fields.remove("kind");
+        fields.remove("apiVersion");
+    }
+    manifest
+}
+
+/// What is wrong with an account's rules, by what it asked for. `without_request` are rights that are asked for in no request
+/// of their own.
+pub fn findings(
+    rules: &[PolicyRule],
+    requests: &[Request],
+    without_request: &[Right],
+    coverage: Coverage,
+) -> Vec<Finding> {
+    let mut found = Vec::new();
+    let mut granted = BTreeSet::new();
+    for rule in rules {
+        match rights(rule) {
+            Some(rights) => granted.extend(rights),
+            None => found.push(Finding::Unbounded(
+                serde_json::to_string(rule).unwrap_or_default(),
+            )),
+        }
+    }
+    let mut used: BTreeSet<Right> = without_request.iter().cloned().collect();
+    for request in requests {
+        match &request.decision {
+            Decision::Allowed => used.extend(request.right.clone()),
+            Decision::Denied(message) => {
+                let denied = Finding::Denied {
+                    request: request.to_string(),
+                    message: message.clone(),
+                };
+                if !found.contains(&denied) {
+                    found.push(denied);
+                }
+            }
+        }
+    }
+    let by_others = used.difference(&granted).cloned();
+    found.extend(by_others.map(Finding::GrantedByOthers));
+    if coverage == Coverage::Whole {
+        found.extend(granted.difference(&used).cloned().map(Finding::Unused));
+    }
+    found
+}
+
+/// The rights of a rule; none if it has no bounds.
+fn rights(rule: &PolicyRule) -> Option<Vec<Right>> {
+    let words = |words: &Option<Vec<String>>| words.clone().unwrap_or_default();
+    let (groups, resources) = (words(&rule.api_groups), words(&rule.resources));
+    let all = [&groups, &resources, &rule.verbs];
+    let is_wild = all
+        .iter()
+        .any(|words| words.iter().any(|word| word.contains('*')));
+    if is_wild || !words(&rule.non_resource_urls).is_empty() {
+        return None;
+    }
+    let mut rights = Vec::new();
+    for group in &groups {
+        for resource in &resources {
+            rights.extend(rule.verbs.iter().map(|verb| Right::new(group, resource, verb)));
+        }
+    }
+    Some(rights)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const ACCOUNT: Account<'_> = Account {
+        namespace: "system",
+        name: "operator",
+    };
+
+    fn rule(groups: &[&str], resources: &[&str], verbs: &[&str]) -> PolicyRule {
+        serde_json::from_value(json!({"apiGroups": groups, "resources": resources, "verbs": verbs})).unwrap()
+    }
+
+    fn allowed(group: &str, resource: &str, verb: &str) -> Request {
+        Request {
+            right: Some(Right::new(group, resource, verb)),
+            uri: "/".into(),
+            time: jiff::Timestamp::UNIX_EPOCH,
+            decision: Decision::Allowed,
+        }
+    }
+
+    #[test]
+    fn rights_that_are_all_used_are_as_they_should_be() {
+        let rules = [
+            rule(&[""], &["pods", "services"], &["create"]),
+            rule(&["a.b"], &["jobs/status"], &["update"]),
+            rule(&["a.b"], &["jobs/finalizers"], &["update"]),
+        ];
+        let requests = [
+            allowed("", "pods", "create"),
+            allowed("", "pods", "create"),
+            allowed("", "services", "create"),
+            allowed("a.b", "jobs/status", "update"),
+        ];
+        let without_request = [Right::new("a.b", "jobs/finalizers", "update")];
+        assert_eq!(findings(&rules, &requests, &without_request, Coverage::Whole), []);
+    }
+
+    #[test]
+    fn a_right_that_is_never_used_is_found_where_all_was_seen() {
+        let rules = [rule(&[""], &["pods"], &["create", "delete"])];
+        let requests = [allowed("", "pods", "create")];
+        let unused = [Finding::Unused(Right::new("", "pods", "delete"))];
+        assert_eq!(findings(&rules, &requests, &[], Coverage::Whole), unused);
+        assert_eq!(findings(&rules, &requests, &[], Coverage::Part), []);
+        assert_eq!(
+            unused[0].to_string(),
+            "granted, and never used: delete pods (core)"
+        );
+    }
+
+    #[test]
+    fn a_subresource_is_no_use_of_its_resource() {
+        let rules = [rule(&["a.b"], &["jobs"], &["update"])];
+        let requests = [allowed("a.b", "jobs/status", "update")];
+        assert_eq!(
+            findings(&rules, &requests, &[], Coverage::Whole),
+            [
+                Finding::GrantedByOthers(Right::new("a.b", "jobs/status", "update")),
+                Finding::Unused(Right::new("a.b", "jobs", "update")),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_denial_is_told_once_and_is_no_use() {
+        let rules = [rule(&[""], &["pods"], &["list"])];
+        let denied = Request {
+            decision: Decision::Denied("no".into()),
+            ..allowed("", "secrets", "list")
+        };
+        let requests = [allowed("", "pods", "list"), denied.clone(), denied];
+        let found = findings(&rules, &requests, &[], Coverage::Part);
+        let [Finding::Denied { request, message }] = &found[..] else {
+            panic!("{found:?}");
+        };
+        assert_eq!(
+            (request.as_str(), message.as_str()),
+            ("list secrets (core)", "no")
+        );
+    }
+
+    #[test]
+    fn what_has_no_bounds_is_refused() {
+        let addresses: PolicyRule =
+            serde_json::from_value(json!({"nonResourceURLs": ["/metrics"], "verbs": ["get"]})).unwrap();
+        for unbounded in [
+            rule(&["*"], &["pods"], &["get"]),
+            rule(&[""], &["*"], &["get"]),
+            rule(&[""], &["pods/*"], &["get"]),
+            rule(&[""], &["pods"], &["*"]),
+            addresses,
+        ] {
+            let found = findings(std::slice::from_ref(&unbounded), &[], &[], Coverage::Part);
+            assert!(
+                matches!(found[..], [Finding::Unbounded(_)]),
+                "{unbounded:?}: {found:?}"
+            );
+        }
+    }
+
+    fn binding(kind: &str, namespace: Option<&str>, role: (&str, &str), account: &str) -> Value {
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind,
+            "metadata": {"name": "a", "namespace": namespace},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": role.0, "name": role.1},
+            "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": "system"}],
+        })
+    }
+
+    fn role(kind: &str, namespace: Option<&str>, name: &str, resource: &str) -> Value {
+        json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": kind,
+            "metadata": {"name": name, "namespace": namespace},
+            "rules": [{"apiGroups": [""], "resources": [resource], "verbs": ["get"]}],
+        })
+    }
+
+    #[test]
+    fn rules_are_those_of_all_roles_bound_to_the_account_and_of_no_other() {
+        let manifests = [
+            role("ClusterRole", None, "wide", "nodes"),
+            role("Role", Some("one"), "same", "pods"),
+            role("Role", Some("two"), "same", "services"),
+            role("ClusterRole", None, "viewer", "secrets"),
+            binding("ClusterRoleBinding", None, ("ClusterRole", "wide"), "operator"),
+            binding("RoleBinding", Some("two"), ("Role", "same"), "operator"),
+            binding("ClusterRoleBinding", None, ("ClusterRole", "viewer"), "someone"),
+        ];
+        let rules = rules_of(&manifests, ACCOUNT).unwrap();
+        let resources: Vec<_> = rules
+            .into_iter()
+            .flat_map(|rule| rule.resources.unwrap())
+            .collect();
+        assert_eq!(resources, ["nodes", "services"]);
+    }
+
+    #[test]
+    fn a_binding_of_a_role_that_is_not_there_is_an_error() {
+        let manifests = [binding("RoleBinding", Some("one"), ("Role", "gone"), "operator")];
+        let error = rules_of(&manifests, ACCOUNT).unwrap_err().to_string();
+        assert_eq!(error, "there is no Role gone to bind");
+    }
+}

@@ -1,0 +1,266 @@
+//! What the chart makes, checked by the API server against its own schemas and those of the Prometheus operator, strictly: a
+//! field that is unknown or given twice is an error, and so is a warning.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::json;
+use vit_tests::binaries::{self, Binaries};
+use vit_tests::{Cluster, chart, command, operator};
+
+use crate::{VALID, kubectl, kubectl_input};
+
+/// Namespaces of the release and, where the values say so, of jobs.
+const NAMESPACES: [&str; 2] = [operator::OPERATOR, "research"];
+/// How long the server may take to know a kind or a right.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Sets of values that together turn on and off whatever there is.
+const VALUES: &[(&str, &[&str])] = &[
+    ("defaults", &[]),
+    ("one namespace", &["namespace=research"]),
+    (
+        "all there is",
+        &[
+            "metrics.prometheusRule=true,metrics.prometheusRuleLabels.release=a",
+            "metrics.podMonitor.operator=true,metrics.podMonitor.jobs=true,metrics.podMonitor.interval=30s",
+            "commonLabels.team=vision,podLabels.a=b,podAnnotations.c=d,serviceAccount.annotations.e=f",
+            "extraEnv[0].name=A,extraEnv[0].valueFrom.fieldRef.fieldPath=metadata.name,imagePullSecrets={registry}",
+            "priorityClassName=system-cluster-critical,nodeSelector.pool=system",
+            "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0]\
+             .matchExpressions[0].key=a",
+            "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0]\
+             .matchExpressions[0].operator=Exists",
+            "topologySpreadConstraints[0].maxSkew=1,topologySpreadConstraints[0].topologyKey=zone",
+            "topologySpreadConstraints[0].whenUnsatisfiable=DoNotSchedule",
+            "resources.limits.cpu=2,test.checkpoints.storageClassName=fast",
+        ],
+    ),
+    (
+        "as little as there can be",
+        &[
+            "replicas=1,podGroups=false,kueue=false,podDisruptionBudget=false,crds.install=false",
+            "networkPolicy.operator=false,networkPolicy.jobs=false,metrics.scrapeAnnotations=false",
+            "serviceAccount.create=false,serviceAccount.name=default,test.checkpoints.existingClaim=mine",
+            "tolerations=null,resources=null",
+        ],
+    ),
+];
+
+/// Who makes an object that a job owns.
+const ACCOUNT: &str = "--serviceaccount=default:maker";
+
+const APPLY: [&str; 7] = [
+    "apply",
+    "--server-side",
+    "--force-conflicts",
+    "--dry-run=server",
+    "--validate=strict",
+    "--warnings-as-errors",
+    "--filename=-",
+];
+
+pub(crate) fn manifests_are_valid(cluster: &Cluster, _: usize) -> Result<()> {
+    prepare(cluster)?;
+    let helm = Binaries::build()?;
+    let render = |values| chart::template(&helm, operator::OPERATOR, operator::OPERATOR, values);
+    for (name, values) in VALUES {
+        let manifests = render(values)?;
+        let applied = kubectl_input(cluster, APPLY, &manifests).with_context(|| format!("values: {name}"))?;
+        let objects = chart::manifests(&manifests)?.len();
+        ensure!(
+            applied.lines().count() == objects,
+            "{name}: {objects} objects, and applied {applied}"
+        );
+    }
+    // The check can fail.
+    let manifests = render(&["metrics.podMonitor.jobs=true"])?;
+    for (right, wrong, refusal) in [
+        ("  replicas: 2", "  replica: 2", ".spec.replica"),
+        ("honorLabels: true", "honourLabels: true", "honourLabels"),
+        (
+            "allowPrivilegeEscalation: false",
+            "allowPrivilegeEscalation: true",
+            "allowPrivilegeEscalation",
+        ),
+    ] {
+        ensure!(manifests.contains(right), "{right:?} is not in the manifests");
+        let Err(error) = kubectl_input(cluster, APPLY, &manifests.replace(right, wrong)) else {
+            anyhow::bail!("{wrong:?} is taken")
+        };
+        ensure!(format!("{error:#}").contains(refusal), "{wrong:?}: {error:#}");
+    }
+    Ok(())
+}
+
+/// Makes the namespaces, and has the server know the Prometheus operator's kinds.
+fn prepare(cluster: &Cluster) -> Result<()> {
+    let restricted =
+        ["enforce", "warn"].map(|mode| (format!("pod-security.kubernetes.io/{mode}"), json!("restricted")));
+    let labels: serde_json::Map<_, _> = restricted.into_iter().collect();
+    for name in NAMESPACES {
+        let namespace = json!({
+            "apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels},
+        });
+        kubectl_input(
+            cluster,
+            ["apply", "--server-side", "-f", "-"],
+            &namespace.to_string(),
+        )?;
+    }
+    let definitions = binaries::prometheus_operator_source()?.join("example/prometheus-operator-crd");
+    for kind in ["podmonitors", "prometheusrules"] {
+        let path = definitions.join(format!("monitoring.coreos.com_{kind}.yaml"));
+        kubectl(
+            cluster,
+            ["apply", "--server-side", "-f", &path.display().to_string()],
+        )?;
+        let definition = format!("crd/{kind}.monitoring.coreos.com");
+        kubectl(
+            cluster,
+            [
+                "wait",
+                "--for=condition=Established",
+                &definition,
+                "--timeout=30s",
+            ],
+        )?;
+        until(|| {
+            kubectl(
+                cluster,
+                ["explain", kind, "--api-version=monitoring.coreos.com/v1"],
+            )?;
+            Ok(())
+        })?;
+    }
+    // The server looks for a pod's account even where the pod is not made in earnest.
+    let account = json!({
+        "apiVersion": "v1", "kind": "ServiceAccount",
+        "metadata": {"name": "vit-operator-test", "namespace": operator::OPERATOR},
+    });
+    kubectl_input(
+        cluster,
+        ["apply", "--server-side", "-f", "-"],
+        &account.to_string(),
+    )?;
+    Ok(())
+}
+
+/// Tries until there is no error.
+fn until(mut outcome: impl FnMut() -> Result<()>) -> Result<()> {
+    let began = Instant::now();
+    loop {
+        match outcome() {
+            Ok(()) => return Ok(()),
+            Err(error) if began.elapsed() > DEADLINE => return Err(error),
+            Err(_) => std::thread::sleep(Duration::from_millis(200)),
+        }
+    }
+}
+
+/// Why the operator may update vittrainingjobs/finalizers, which it never asks for: no object of a job could be made without.
+pub(crate) fn owned_objects_take_the_right_to_finalizers(cluster: &Cluster, _: usize) -> Result<()> {
+    kubectl_input(
+        cluster,
+        ["create", "-f", "-"],
+        &VALID.replacen("name: digits\n", "name: owner\n", 1),
+    )?;
+    let uid = kubectl(cluster, ["get", "vtj/owner", "-o", "jsonpath={.metadata.uid}"])?;
+    let owned = json!({
+        "apiVersion": "v1", "kind": "ConfigMap",
+        "metadata": {"name": "owned", "ownerReferences": [{
+            "apiVersion": "vit-operator.dev/v1alpha1", "kind": "ViTTrainingJob", "name": "owner", "uid": uid,
+            "controller": true, "blockOwnerDeletion": true,
+        }]},
+    });
+    kubectl(
+        cluster,
+        [
+            "create",
+            "role",
+            "maker",
+            "--verb=create",
+            "--resource=configmaps",
+        ],
+    )?;
+    kubectl(
+        cluster,
+        ["create", "rolebinding", "maker", "--role=maker", ACCOUNT],
+    )?;
+    let create = || -> Result<()> {
+        let arguments = [
+            "create",
+            "-f",
+            "-",
+            "--dry-run=server",
+            "--as=system:serviceaccount:default:maker",
+        ];
+        kubectl_input(cluster, arguments, &owned.to_string()).map(drop)
+    };
+    until(|| match create() {
+        Err(error) if format!("{error:#}").contains("cannot set blockOwnerDeletion") => Ok(()),
+        outcome => anyhow::bail!("created without the right: {outcome:?}"),
+    })?;
+    kubectl(
+        cluster,
+        [
+            "create",
+            "role",
+            "finalizer",
+            "--verb=update",
+            "--resource=vittrainingjobs/finalizers",
+        ],
+    )?;
+    kubectl(
+        cluster,
+        ["create", "rolebinding", "finalizer", "--role=finalizer", ACCOUNT],
+    )?;
+    until(create)
+}
+
+/// What the release tells whoever installs it.
+pub(crate) fn notes_fit_the_values(cluster: &Cluster, _: usize) -> Result<()> {
+    let notes = |values: &[&str]| -> Result<String> {
+        let mut helm = cluster.helm();
+        helm.args(["install", "mine", "--namespace", "tools", "--dry-run=server"])
+            .arg(chart::folder());
+        for value in values {
+            helm.args(["--set", value]);
+        }
+        let told = command::run(&mut helm)?;
+        let (_, notes) = told.split_once("NOTES:\n").context("there are notes")?;
+        Ok(notes.to_owned())
+    };
+    for (values, parts) in [
+        (
+            &["crds.install=false"][..],
+            &[
+                "kubectl --namespace tools rollout status deployment/mine-vit-operator",
+                "helm test mine --namespace tools --timeout 660s",
+                "one nvidia.com/gpu, a claim of 1 GiB and the image\n   vit-trainer:0.1.0 (test.image)",
+                "kubectl get vittrainingjobs --all-namespaces --watch",
+                "never be older than the operator",
+            ][..],
+        ),
+        (
+            &[
+                "crds.install=false",
+                "namespace=research",
+                "test.checkpoints.existingClaim=mine",
+                "test.deadlineSeconds=60",
+            ],
+            &[
+                "and runs the jobs of research.",
+                "one nvidia.com/gpu and the image",
+                "--timeout 120s",
+                "kubectl get vittrainingjobs --namespace research --watch",
+            ],
+        ),
+    ] {
+        let told = notes(values)?;
+        for part in parts {
+            ensure!(told.contains(part), "{part:?} is not in:\n{told}");
+        }
+    }
+    Ok(())
+}

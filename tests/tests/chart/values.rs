@@ -1,0 +1,325 @@
+//! What single values change.
+
+use anyhow::{Context as _, Result, ensure};
+use crds::{ViTTrainingJob, labels};
+use serde_json::{Value, json};
+use vit_tests::binaries::Binaries;
+use vit_tests::rights::{Account, rules_of};
+use vit_tests::{chart, operator};
+
+use crate::{kind_and_name, objects, text};
+
+const NAMESPACE: &str = "first";
+
+fn of_kind<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
+    objects
+        .iter()
+        .filter(|object| text(object, "/kind") == kind)
+        .collect()
+}
+
+fn only<'a>(objects: &'a [Value], kind: &str) -> Result<&'a Value> {
+    match of_kind(objects, kind)[..] {
+        [object] => Ok(object),
+        ref found => anyhow::bail!("{} objects of kind {kind}", found.len()),
+    }
+}
+
+#[test]
+fn the_pods_of_the_operator_are_as_the_values_say() -> Result<()> {
+    let helm = Binaries::build()?;
+    let values = [
+        "extraEnv[0].name=HTTPS_PROXY,extraEnv[0].value=http://proxy:3128",
+        "extraEnv[1].name=TOKEN,extraEnv[1].valueFrom.secretKeyRef.name=a,extraEnv[1].valueFrom.secretKeyRef.key=b",
+        "imagePullSecrets={registry}",
+        "priorityClassName=system-cluster-critical",
+        "nodeSelector.pool=system",
+        "podAnnotations.note=mine",
+        "podLabels.team=vision",
+        "topologySpreadConstraints[0].maxSkew=1",
+        "topologySpreadConstraints[0].topologyKey=topology.kubernetes.io/zone",
+        "topologySpreadConstraints[0].whenUnsatisfiable=ScheduleAnyway",
+    ];
+    let objects = objects(&helm, NAMESPACE, &values)?;
+    let deployment = only(&objects, "Deployment")?;
+    let pod = &deployment["spec"]["template"];
+    let spec = &pod["spec"];
+    let env = spec["containers"][0]["env"].as_array().context("variables")?;
+    let value_of = |name: &str| env.iter().find(|variable| variable["name"] == name);
+    ensure!(
+        value_of("HTTPS_PROXY").context("a proxy")?["value"] == "http://proxy:3128",
+        "{env:?}"
+    );
+    ensure!(
+        value_of("TOKEN").context("a token")?["valueFrom"]["secretKeyRef"]
+            == json!({"name": "a", "key": "b"}),
+        "{env:?}"
+    );
+    ensure!(
+        spec["imagePullSecrets"] == json!([{"name": "registry"}]),
+        "{spec}"
+    );
+    ensure!(spec["priorityClassName"] == "system-cluster-critical", "{spec}");
+    ensure!(spec["nodeSelector"] == json!({"pool": "system"}), "{spec}");
+    let selector = &deployment["spec"]["selector"]["matchLabels"];
+    let spread = &spec["topologySpreadConstraints"][0];
+    ensure!(
+        spread["topologyKey"] == "topology.kubernetes.io/zone"
+            && spread["labelSelector"]["matchLabels"] == *selector,
+        "{spread}"
+    );
+    ensure!(pod["metadata"]["annotations"]["note"] == "mine", "{pod}");
+    ensure!(pod["metadata"]["labels"]["team"] == "vision", "{pod}");
+    Ok(())
+}
+
+#[test]
+fn common_labels_are_on_all_but_the_resource_definition() -> Result<()> {
+    let helm = Binaries::build()?;
+    let values = [
+        "commonLabels.team=vision",
+        "metrics.prometheusRule=true,metrics.podMonitor.operator=true,metrics.podMonitor.jobs=true",
+    ];
+    let objects = objects(&helm, NAMESPACE, &values)?;
+    ensure!(objects.len() > 20, "{} objects", objects.len());
+    for object in &objects {
+        let is_labelled = text(object, "/metadata/labels/team") == "vision";
+        let is_definition = text(object, "/kind") == "CustomResourceDefinition";
+        ensure!(is_labelled != is_definition, "{:?}", kind_and_name(object));
+    }
+    Ok(())
+}
+
+#[test]
+fn an_account_of_ones_own_gets_the_rights_and_none_is_made() -> Result<()> {
+    let helm = Binaries::build()?;
+    let objects = objects(
+        &helm,
+        NAMESPACE,
+        &["serviceAccount.create=false,serviceAccount.name=mine"],
+    )?;
+    let accounts = of_kind(&objects, "ServiceAccount");
+    ensure!(accounts.len() == 1, "only the test's: {accounts:?}");
+    let pod = &only(&objects, "Deployment")?["spec"]["template"]["spec"];
+    ensure!(pod["serviceAccountName"] == "mine", "{pod}");
+    let account = |name| Account {
+        namespace: NAMESPACE,
+        name,
+    };
+    ensure!(rules_of(&objects, account("mine"))?.len() > 5, "rules for it");
+    ensure!(
+        rules_of(&objects, account("vit-operator"))?.is_empty(),
+        "rules for another"
+    );
+    Ok(())
+}
+
+#[test]
+fn names_are_the_releases_and_say_what_they_are_of() -> Result<()> {
+    let helm = Binaries::build()?;
+    for (release, values, name) in [
+        ("vit-operator", &[][..], "vit-operator"),
+        ("research", &[], "research-vit-operator"),
+        ("my-vit-operator", &[], "my-vit-operator"),
+        ("research", &["fullnameOverride=short"], "short"),
+    ] {
+        let objects = chart::manifests(&chart::template(&helm, release, NAMESPACE, values)?)?;
+        let deployment = only(&objects, "Deployment")?;
+        ensure!(
+            text(deployment, "/metadata/name") == name,
+            "{release}: {deployment}"
+        );
+        let arguments = &deployment["spec"]["template"]["spec"]["containers"][0]["args"];
+        ensure!(
+            arguments
+                .as_array()
+                .context("arguments")?
+                .contains(&json!(format!("--lease-name={name}"))),
+            "{arguments}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn monitors_choose_the_pods_there_are_and_ports_that_policies_leave_open() -> Result<()> {
+    let helm = Binaries::build()?;
+    ensure!(
+        of_kind(&objects(&helm, NAMESPACE, &[])?, "PodMonitor").is_empty(),
+        "off by default"
+    );
+    let values = "metrics.podMonitor.operator=true,metrics.podMonitor.jobs=true,metrics.podMonitor.interval=15s,\
+                  metrics.podMonitor.labels.release=prometheus";
+    let objects = objects(&helm, NAMESPACE, &[values])?;
+    let [of_operator, of_jobs] = of_kind(&objects, "PodMonitor")[..] else {
+        anyhow::bail!("two PodMonitors: {objects:?}")
+    };
+    for monitor in [of_operator, of_jobs] {
+        ensure!(
+            text(monitor, "/metadata/labels/release") == "prometheus",
+            "{monitor}"
+        );
+        let endpoint = json!([{"port": "metrics", "honorLabels": true, "interval": "15s"}]);
+        ensure!(monitor["spec"]["podMetricsEndpoints"] == endpoint, "{monitor}");
+    }
+    let deployment = only(&objects, "Deployment")?;
+    let pod = &deployment["spec"]["template"];
+    let selector = of_operator["spec"]["selector"]["matchLabels"]
+        .as_object()
+        .context("labels")?;
+    ensure!(
+        selector
+            .iter()
+            .all(|(key, value)| pod["metadata"]["labels"][key] == *value),
+        "{selector:?} against {pod}"
+    );
+    ensure!(
+        pod["spec"]["containers"][0]["ports"][0]["name"] == "metrics",
+        "{pod}"
+    );
+    let open = &only(&objects, "NetworkPolicy")?["spec"]["ingress"];
+    ensure!(
+        *open == json!([{"ports": [{"port": "metrics", "protocol": "TCP"}]}]),
+        "{open}"
+    );
+
+    let selector = &of_jobs["spec"]["selector"];
+    ensure!(
+        selector["matchLabels"] == json!({labels::MANAGED_BY: labels::MANAGER})
+            && selector["matchExpressions"] == json!([{"key": labels::JOB_NAME, "operator": "Exists"}]),
+        "{selector}"
+    );
+    let pods = fs_err::read_to_string(operator::root().join("operator/src/build/pod.rs"))?;
+    ensure!(
+        pods.contains(r#"const METRICS_PORT: &str = "metrics";"#),
+        "the port of jobs' pods"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_monitor_of_jobs_looks_where_they_are() -> Result<()> {
+    let helm = Binaries::build()?;
+    for (values, namespaces) in [
+        ("metrics.podMonitor.jobs=true", json!({"any": true})),
+        (
+            "metrics.podMonitor.jobs=true,namespace=research",
+            json!({"matchNames": ["research"]}),
+        ),
+    ] {
+        let objects = objects(&helm, NAMESPACE, &[values])?;
+        let monitor = only(&objects, "PodMonitor")?;
+        ensure!(monitor["spec"]["namespaceSelector"] == namespaces, "{monitor}");
+    }
+    Ok(())
+}
+
+/// The job of `helm test`.
+fn test_job(objects: &[Value]) -> Result<ViTTrainingJob> {
+    let job = text(only(objects, "ConfigMap")?, "/data/job.yaml");
+    serde_saphyr::from_str(job).with_context(|| job.to_owned())
+}
+
+#[test]
+fn the_job_of_the_test_can_be_run_where_the_operator_runs_jobs() -> Result<()> {
+    let helm = Binaries::build()?;
+    for (values, namespace, claim) in [
+        (&[][..], NAMESPACE, "vit-operator-test"),
+        (&["namespace=research"], "research", "first-vit-operator-test"),
+        (&["test.checkpoints.existingClaim=mine"], NAMESPACE, "mine"),
+    ] {
+        let objects = objects(&helm, NAMESPACE, values)?;
+        let job = test_job(&objects)?;
+        crds::validate(&job)?;
+        ensure!(
+            job.metadata.namespace.as_deref() == Some(namespace),
+            "{:?}",
+            job.metadata
+        );
+        let volume = job
+            .spec
+            .checkpoint
+            .volume
+            .persistent_volume_claim
+            .context("a claim")?;
+        ensure!(volume.claim_name == claim, "{}", volume.claim_name);
+        let claims = of_kind(&objects, "PersistentVolumeClaim");
+        let made = claims
+            .iter()
+            .map(|claim| (text(claim, "/metadata/namespace"), text(claim, "/metadata/name")));
+        let expected = (claim != "mine").then_some((namespace, claim));
+        ensure!(made.eq(expected), "{claims:?}");
+        let rules = rules_of(
+            &objects,
+            Account {
+                namespace: NAMESPACE,
+                name: "vit-operator-test",
+            },
+        )?;
+        ensure!(rules.len() == 1, "{rules:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_job_of_the_test_has_what_the_cluster_wants_of_it() -> Result<()> {
+    let helm = Binaries::build()?;
+    let values = [
+        "test.image.repository=registry.example.com/vit-trainer,test.image.tag=0.1.0-cuda13",
+        "test.gpuResource=amd.com/gpu,test.deadlineSeconds=90",
+        "test.spec.workers.tolerations[0].operator=Exists,test.spec.imagePullSecrets={registry}",
+        "test.spec.model.depth=1",
+    ];
+    let objects = objects(&helm, NAMESPACE, &values)?;
+    let spec = test_job(&objects)?.spec;
+    ensure!(
+        spec.image == "registry.example.com/vit-trainer:0.1.0-cuda13",
+        "{}",
+        spec.image
+    );
+    ensure!(
+        spec.image_pull_secrets == ["registry"],
+        "{:?}",
+        spec.image_pull_secrets
+    );
+    ensure!(
+        spec.workers.gpu_resource == "amd.com/gpu"
+            && spec.workers.nodes == 1
+            && spec.workers.tolerations.len() == 1,
+        "{:?}",
+        spec.workers
+    );
+    ensure!(
+        spec.model.depth == Some(1) && spec.model.heads == Some(2),
+        "{:?}",
+        spec.model
+    );
+    let pod = only(&objects, "Pod")?;
+    let arguments = &pod["spec"]["containers"][0]["args"];
+    ensure!(arguments[2] == "--deadline-seconds=90", "{arguments}");
+    Ok(())
+}
+
+#[test]
+fn what_the_test_makes_goes_with_it() -> Result<()> {
+    let helm = Binaries::build()?;
+    let objects = objects(&helm, NAMESPACE, &[])?;
+    let annotation = |object: &Value, name: &str| {
+        object["metadata"]["annotations"][name]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned()
+    };
+    let hooks: Vec<&Value> = objects
+        .iter()
+        .filter(|object| annotation(object, "helm.sh/hook") == "test")
+        .collect();
+    ensure!(hooks.len() == 6, "{} hooks", hooks.len());
+    for hook in hooks {
+        let policy = annotation(hook, "helm.sh/hook-delete-policy");
+        ensure!(policy == "before-hook-creation,hook-succeeded", "{hook}");
+        let is_first = annotation(hook, "helm.sh/hook-weight") == "-1";
+        ensure!(is_first == (text(hook, "/kind") != "Pod"), "{hook}");
+    }
+    Ok(())
+}
