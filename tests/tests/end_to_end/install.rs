@@ -1,0 +1,244 @@
+//! The release: what it tells whoever installed it, `helm test`, and how it comes, is upgraded and goes while a job trains.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use vit_tests::operator::{self, ELSEWHERE, OPERATOR};
+use vit_tests::{chart, command, volumes};
+
+use crate::context::{Context, Namespace, check_attempts};
+
+/// `StorageClass` of the claim that `helm test` makes.
+const STORAGE_CLASS: &str = "for-helm-test";
+/// How long a server may take to serve another schema.
+const DEADLINE: Duration = Duration::from_secs(30);
+/// A field of the resource that an older version of it does not have.
+const NEWER_FIELD: &str = "elastic";
+
+/// Runs the three commands that are told after an installation; the second of them is `helm test`.
+pub(crate) fn next_commands_work(context: &Context) -> Result<()> {
+    let folder = context.data_folder("helm-test")?.join("volume");
+    context.block_on(volumes::offer_folder(
+        &context.client,
+        "helm-test",
+        STORAGE_CLASS,
+        &folder,
+    ))?;
+    let told = operator::install(
+        &context.cluster,
+        &[format!("test.checkpoints.storageClassName={STORAGE_CLASS}")],
+    )?;
+    let commands: Vec<&str> = told
+        .lines()
+        .filter_map(|line| line.strip_prefix("   "))
+        .filter(|line| line.starts_with("kubectl ") || line.starts_with("helm "))
+        .collect();
+    ensure!(commands.len() == 3, "three commands: {told}");
+    let mut outputs = Vec::new();
+    for line in commands {
+        // Watching has no end.
+        outputs.push(shell(context, line.trim_end_matches(" --watch"))?);
+    }
+    let test = &outputs[1];
+    for part in [
+        "created ViTTrainingJob vit-operator/vit-operator-test-",
+        "Succeeded: 32 of 32 steps on node",
+        "deleted it",
+    ] {
+        ensure!(
+            test.contains(part),
+            "{part:?} is not in what helm test told:\n{test}"
+        );
+    }
+    let left = context.kubectl([
+        "get",
+        "vittrainingjobs,pods,persistentvolumeclaims,configmaps,roles,rolebindings,serviceaccounts",
+        "--namespace",
+        OPERATOR,
+        "--selector=app.kubernetes.io/name=vit-operator-test",
+        "--output=name",
+    ])?;
+    ensure!(left.is_empty(), "the test left {left}");
+    let jobs = context.kubectl(["get", "vittrainingjobs", "--namespace", OPERATOR, "--output=name"])?;
+    ensure!(jobs.is_empty(), "the test left {jobs}");
+    Ok(())
+}
+
+/// Runs a line as whoever reads it would.
+fn shell(context: &Context, line: &str) -> Result<String> {
+    let mut shell = command::command("sh", ["-c", &format!("{line} 2>&1")]);
+    shell
+        .env("KUBECONFIG", context.cluster.kubeconfig())
+        .env("PATH", context.cluster.binaries().search_path());
+    command::run(&mut shell)
+}
+
+pub(crate) fn release_goes_and_another_takes_over(context: &Context) -> Result<()> {
+    let namespace = context.namespace("release")?;
+    namespace.create("digits", json!({"training": {"epochs": 500}}))?;
+    namespace.wait_checkpoint("digits")?;
+    let outcome = goes(context)
+        .and_then(|()| comes_older(context, &namespace))
+        .and_then(|()| is_upgraded(context, &namespace))
+        .and_then(|()| test_tells_what_is_missing(context, &namespace));
+    let restored = restore(context);
+    outcome.and(restored)
+}
+
+/// Uninstalls the operator; of all that it was made of, the definition of its resource is left.
+fn goes(context: &Context) -> Result<()> {
+    let release =
+        command::run(
+            context
+                .cluster
+                .helm()
+                .args(["get", "manifest", OPERATOR, "--namespace", OPERATOR]),
+        )?;
+    let manifests = context.data_folder("release")?.join("manifests.yaml");
+    fs_err::write(&manifests, &release)?;
+    let began = Timestamp::now();
+    context.cluster.helm_uninstall(OPERATOR, OPERATOR)?;
+    let path = manifests.display().to_string();
+    let left = context.kubectl(["get", "-f", &path, "--ignore-not-found", "--output=name"])?;
+    ensure!(
+        left.trim() == "customresourcedefinition.apiextensions.k8s.io/vittrainingjobs.vit-operator.dev",
+        "the release left {left}"
+    );
+    context.kubectl([
+        "wait",
+        "--namespace",
+        OPERATOR,
+        "--for=delete",
+        "pod",
+        "--selector=app.kubernetes.io/name=vit-operator",
+        "--timeout=60s",
+    ])?;
+    context.was_uninstalled(began);
+    Ok(())
+}
+
+/// Installs what an older chart would be, for one namespace: the resource lacks a field, and no replica runs.
+fn comes_older(context: &Context, namespace: &Namespace<'_>) -> Result<()> {
+    let older = older_chart(&context.data_folder("release")?)?;
+    let values = [format!("namespace={}", namespace.name), "replicas=0".to_owned()];
+    install(context, &older, &values)?;
+    wait_field(context, false)?;
+    let kept = namespace.kubectl(["get", "vittrainingjobs", "--output=name"])?;
+    ensure!(
+        kept.trim() == "vittrainingjob.vit-operator.dev/digits",
+        "kept: {kept}"
+    );
+    Ok(())
+}
+
+/// Upgrades to the shipped chart. Its operator takes the job over, and the job does not notice.
+fn is_upgraded(context: &Context, namespace: &Namespace<'_>) -> Result<()> {
+    let values = [
+        format!("namespace={}", namespace.name),
+        "test.gpuResource=example.com/not-there".to_owned(),
+        "test.deadlineSeconds=15".to_owned(),
+    ];
+    let alone = namespace.steps("digits")?.saved;
+    install(context, &chart::folder(), &values)?;
+    wait_field(context, true)?;
+    let status = namespace.wait_checkpoint_after("digits", alone)?;
+    check_attempts(&status, 1, 0)?;
+    let again = namespace.steps("digits")?.again;
+    ensure!(again == 0, "{again} steps were done again");
+    Ok(())
+}
+
+/// A cluster on which no job can be run does not pass the test, is told why, and is left as it was.
+fn test_tells_what_is_missing(context: &Context, namespace: &Namespace<'_>) -> Result<()> {
+    let outcome = command::run(
+        context
+            .cluster
+            .helm()
+            .args(["test", OPERATOR, "--namespace", ELSEWHERE]),
+    );
+    let Err(error) = outcome else {
+        anyhow::bail!("helm test passed without a GPU")
+    };
+    let log = context.kubectl(["logs", "--namespace", ELSEWHERE, "pod/vit-operator-test"])?;
+    let reason = "is not over after 15 s: Pending: needs 1 x 1 like example.com/not-there";
+    ensure!(
+        log.contains(reason),
+        "{reason:?} is not in the log:\n{log}\n{error:#}"
+    );
+    let jobs = namespace.kubectl(["get", "vittrainingjobs", "--output=name"])?;
+    ensure!(
+        jobs.trim() == "vittrainingjob.vit-operator.dev/digits",
+        "jobs: {jobs}"
+    );
+    Ok(())
+}
+
+/// Installs the operator as it was before.
+fn restore(context: &Context) -> Result<()> {
+    let release = context
+        .cluster
+        .helm()
+        .args(["status", OPERATOR, "--namespace", ELSEWHERE])
+        .output()?;
+    if release.status.success() {
+        let began = Timestamp::now();
+        context.cluster.helm_uninstall(OPERATOR, ELSEWHERE)?;
+        context.kubectl(["delete", "namespace", ELSEWHERE, "--timeout=90s"])?;
+        context.was_uninstalled(began);
+    }
+    operator::install(&context.cluster, &[])?;
+    Ok(())
+}
+
+fn install(context: &Context, chart: &Path, values: &[String]) -> Result<()> {
+    operator::install_from(&context.cluster, chart, ELSEWHERE, values)?;
+    Ok(())
+}
+
+/// Waits until the server's schema of the resource has the newer field, or has it not.
+fn wait_field(context: &Context, wanted: bool) -> Result<()> {
+    let began = Instant::now();
+    let field = format!("vittrainingjobs.spec.{NEWER_FIELD}");
+    while context.kubectl(["explain", &field]).is_ok() != wanted {
+        ensure!(began.elapsed() < DEADLINE, "{field}: wanted {wanted}");
+        std::thread::sleep(Duration::from_millis(500));
+    }
+    Ok(())
+}
+
+/// A copy of the chart with an older version and an older resource.
+fn older_chart(folder: &Path) -> Result<PathBuf> {
+    let target = folder.join("vit-operator");
+    command::run(&mut command::command(
+        "cp",
+        ["-r".as_ref(), chart::folder().as_os_str(), target.as_os_str()],
+    ))?;
+    let edit = |path: &str, change: &dyn Fn(&mut Value) -> Result<()>| -> Result<()> {
+        let path = target.join(path);
+        let mut value: Value = serde_saphyr::from_str(&fs_err::read_to_string(&path)?)?;
+        change(&mut value)?;
+        // JSON is YAML, too.
+        Ok(fs_err::write(&path, value.to_string())?)
+    };
+    edit("Chart.yaml", &|chart| {
+        chart["version"] = json!("0.0.1");
+        Ok(())
+    })?;
+    edit("files/vittrainingjobs.yaml", &|definition| {
+        let spec = "/spec/versions/0/schema/openAPIV3Schema/properties/spec";
+        let spec = definition.pointer_mut(spec).context("a schema")?;
+        let removed = spec["properties"]
+            .as_object_mut()
+            .context("fields")?
+            .remove(NEWER_FIELD);
+        ensure!(removed.is_some(), "there is no field {NEWER_FIELD}");
+        // Rules may not speak of fields that are not there.
+        let rules = spec["x-kubernetes-validations"].as_array_mut().context("rules")?;
+        rules.retain(|rule| !rule["rule"].as_str().unwrap_or_default().contains(NEWER_FIELD));
+        Ok(())
+    })?;
+    Ok(target)
+}

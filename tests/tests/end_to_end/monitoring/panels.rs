@@ -1,0 +1,183 @@
+//! Asks Prometheus what Grafana would ask it for every panel, with variables put in as Grafana does.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use serde_json::Value;
+use vit_tests::{operator, prometheus};
+
+use super::{now, until};
+use crate::context::{Context, Namespace};
+
+/// The resolution of the queries: an hour on a screen.
+const STEP: Duration = Duration::from_secs(5);
+
+/// Panels of what only a GPU has. On this cluster, which computes on CPUs, they must be empty: anything else would be
+/// made up.
+const GPU_ONLY: [&str; 2] = ["Model FLOPs utilisation", "GPU memory, most so far"];
+
+/// A query, and where it stands.
+struct Asked {
+    place: String,
+    expression: String,
+    /// Whether it is asked for now alone.
+    instant: bool,
+    is_of_gpu: bool,
+}
+
+/// Loads the dashboards as Grafana's sidecar would, and asserts that every panel, variable and annotation shows something
+/// of the time since `from`.
+pub(super) fn all_show_data(
+    context: &Context,
+    namespace: &Namespace<'_>,
+    job: &str,
+    from: f64,
+) -> Result<()> {
+    let dashboards = installed(context)?;
+    ensure!(dashboards.len() == 2, "{} dashboards", dashboards.len());
+    let mut panels = 0;
+    for dashboard in dashboards {
+        let title = dashboard["title"].as_str().context("has a title")?;
+        let variables = BTreeMap::from([
+            ("namespace", namespace.name.as_str()),
+            ("job", job),
+            // As Grafana joins several values.
+            ("rank", "(0|1)"),
+        ]);
+        for variable in array(&dashboard, "/templating/list") {
+            check_variable(context, title, variable, &variables, from)?;
+        }
+        let asked = queries(title, &dashboard, &variables)?;
+        panels += asked.len();
+        // What has just begun is in no window yet.
+        let mut missing = Vec::new();
+        let all = until("every panel shows something", || {
+            missing = missing_in(context, &asked, from)?;
+            Ok(missing.is_empty().then_some(()))
+        });
+        ensure!(all.is_ok(), "without data: {}", missing.join("\n"));
+    }
+    ensure!(panels > 40, "only {panels} queries");
+    Ok(())
+}
+
+/// The dashboards of the ConfigMaps that the chart makes, found by the label that the sidecar looks for.
+fn installed(context: &Context) -> Result<Vec<Value>> {
+    operator::install(&context.cluster, &["metrics.dashboards.enabled=true".into()])?;
+    let found = context.kubectl([
+        "get",
+        "configmaps",
+        "-A",
+        "-l",
+        "grafana_dashboard=1",
+        "-o",
+        "json",
+    ])?;
+    operator::install(&context.cluster, &[])?;
+    let found: Value = serde_json::from_str(&found)?;
+    let files = array(&found, "/items")
+        .iter()
+        .filter_map(|map| map["data"].as_object());
+    files
+        .flat_map(serde_json::Map::values)
+        .map(|file| Ok(serde_json::from_str(file.as_str().context("a text")?)?))
+        .collect()
+}
+
+fn array<'a>(value: &'a Value, pointer: &str) -> &'a [Value] {
+    let found = value.pointer(pointer).and_then(Value::as_array);
+    found.map_or(&[], Vec::as_slice)
+}
+
+/// Every query of panels and annotations.
+fn queries(title: &str, dashboard: &Value, variables: &BTreeMap<&str, &str>) -> Result<Vec<Asked>> {
+    let mut asked = Vec::new();
+    let mut ask = |place: &str, target: &Value| -> Result<()> {
+        let expression = target["expr"].as_str().context("a query has an expression")?;
+        asked.push(Asked {
+            place: format!("{title}, {place}"),
+            expression: filled_in(expression, variables),
+            instant: target["instant"] == true,
+            is_of_gpu: GPU_ONLY.contains(&place),
+        });
+        Ok(())
+    };
+    for panel in array(dashboard, "/panels") {
+        let name = panel["title"].as_str().context("a panel has a title")?;
+        for target in array(panel, "/targets") {
+            ask(name, target)?;
+        }
+    }
+    for annotation in array(dashboard, "/annotations/list") {
+        ask("annotation", &annotation["target"])?;
+    }
+    Ok(asked)
+}
+
+/// The expression with the values of variables in it. Rates go over what Grafana's documentation says of
+/// `$__rate_interval`: the larger of four scrapes, and the resolution and one scrape.
+fn filled_in(expression: &str, variables: &BTreeMap<&str, &str>) -> String {
+    let scrape = prometheus::INTERVAL;
+    let window = format!("{}s", (4 * scrape).max(STEP + scrape).as_secs());
+    let expression = expression.replace("$__rate_interval", &window);
+    variables.iter().fold(expression, |expression, (name, value)| {
+        expression.replace(&format!("${name}"), value)
+    })
+}
+
+/// The queries that Prometheus has no number for, or for GPUs some. One that it refuses is an error.
+fn missing_in(context: &Context, asked: &[Asked], from: f64) -> Result<Vec<String>> {
+    let url = context.cluster.prometheus_url()?;
+    let mut missing = Vec::new();
+    for Asked {
+        place,
+        expression,
+        instant,
+        is_of_gpu,
+    } in asked
+    {
+        let told = || format!("{place}: {expression}");
+        let has_numbers = if *instant {
+            let samples = prometheus::query(&url, expression).with_context(told)?;
+            samples.iter().any(|sample| sample.value.is_finite())
+        } else {
+            let series = prometheus::query_range(&url, expression, (from, now()), STEP).with_context(told)?;
+            series
+                .iter()
+                .flat_map(|series| &series.values)
+                .any(|(_, value)| value.is_finite())
+        };
+        if has_numbers == *is_of_gpu {
+            missing.push(told());
+        }
+    }
+    Ok(missing)
+}
+
+/// A variable of a label's values offers the one that is asked for here.
+fn check_variable(
+    context: &Context,
+    title: &str,
+    variable: &Value,
+    variables: &BTreeMap<&str, &str>,
+    from: f64,
+) -> Result<()> {
+    let Some(query) = variable["query"]["query"].as_str() else {
+        return Ok(());
+    };
+    let name = variable["name"].as_str().context("a variable has a name")?;
+    let filled = filled_in(query, variables);
+    let (series, label) = filled
+        .strip_prefix("label_values(")
+        .and_then(|rest| rest.strip_suffix(')')?.rsplit_once(", "))
+        .with_context(|| format!("{title}: {name} asks {filled}"))?;
+    let url = context.cluster.prometheus_url()?;
+    let values = prometheus::label_values(&url, label, series, (from, now()))?;
+    let wanted = if name == "rank" { "1" } else { variables[name] };
+    ensure!(
+        values.iter().any(|value| value == wanted),
+        "{title}: {name} does not offer {wanted}, but {values:?}"
+    );
+    Ok(())
+}
