@@ -47,7 +47,7 @@ impl Told {
             }
             Some("step") => self.steps.push(step()),
             Some("checkpoint") => self.checkpoints += 1,
-            Some("activity") => {}
+            Some("activity" | "writing") => {}
             _ => panic!("the rank failed: {report}"),
         }
     }
