@@ -48,15 +48,13 @@ lint: libtorch ## Check with clippy; a warning is an error
 
 .PHONY: generate
 generate: ## Make the CRD and the references from the types, and the dashboards from the metrics, the chart's README from its values
-	$(CARGO) run --locked -q -p crds --bin generate write
+	$(CARGO) run --locked -q -p generate write
 	$(CARGO) run --locked -q -p kubectl-vit -- reference > docs/reference/kubectl-vit.md
-	$(CARGO) run --locked -q -p dashboards --bin dashboards write
 	$(CARGO) run --locked -q -p vit-tests --bin vit-cluster chart-readme
 
 .PHONY: generated
 generated: binaries ## Check that made files are fresh
 	target/debug/generate check
-	target/debug/dashboards check
 
 # Always the whole workspace: for a part of it, Cargo would build shared dependencies anew with other features.
 .PHONY: unit
@@ -68,12 +66,17 @@ unit: libtorch ## Unit, snapshot, property and mocked-API tests, and the trainer
 binaries: libtorch
 	$(CARGO) build --workspace --locked --bins
 
+# What images hold.
+.PHONY: release
+release: libtorch
+	$(CARGO) build --release --workspace --locked --bin vit-operator --bin vit-trainer
+
 .PHONY: build
 build: libtorch ## Build operator, trainer and the demonstration (release)
 	$(CARGO) build --release --workspace --locked --bins
 
 .PHONY: images
-images: build ## Build the images (with CUDA=1 the trainer's for NVIDIA GPUs too), and push them to REGISTRY if given (TAG=0.1.0)
+images: release ## Build the images (with CUDA=1 the trainer's for NVIDIA GPUs too), and push them to REGISTRY if given (TAG=0.1.0)
 	scripts/images $(or $(TAG),0.1.0) $(REGISTRY)
 
 .PHONY: peers
@@ -86,11 +89,11 @@ goldens: peers ## Make anew what PyTorch and timm compute, which the trainer's t
 	"$$(tests/peers/setup)/bin/python" tests/peers/optimizer_losses.py > tests/peers/goldens/optimizer_losses.json
 
 .PHONY: check-export
-check-export: build ## Check that timm and torchvision load exported weights and compute the same with them
+check-export: release ## Check that timm and torchvision load exported weights and compute the same with them
 	"$$(tests/peers/setup)/bin/python" tests/peers/check_export.py
 
 .PHONY: bench-trainer
-bench-trainer: build ## Measure the trainer beside PyTorch DDP and DeepSpeed (BENCH='--help' tells its options)
+bench-trainer: release ## Measure the trainer beside PyTorch DDP and DeepSpeed (BENCH='--help' tells its options)
 	"$$(tests/peers/setup-deepspeed)/bin/python" tests/peers/bench_trainer.py $(BENCH)
 
 # All members, for the reason given at `unit`.
@@ -119,12 +122,12 @@ docs-write: binaries ## Make the pages of command lines anew
 	UPDATE_EXPECT=1 $(CARGO) test --workspace --locked --test docs -- reference
 
 .PHONY: e2e
-e2e: build binaries ## Tests against a real API server and on a real cluster (as root)
+e2e: release binaries ## Tests against a real API server and on a real cluster (as root)
 	$(CARGO) test --workspace --locked --test harness
 	$(CARGO) test --workspace --locked --test api_server
 	$(CARGO) test --workspace --locked --test end_to_end
 
 .PHONY: chaos
-chaos: build ## Random faults while jobs train, for so many MINUTES (15), chosen by SEED (as root)
+chaos: release ## Random faults while jobs train, for so many MINUTES (15), chosen by SEED (as root)
 	VIT_CHAOS_MINUTES=$(or $(MINUTES),15) $(if $(SEED),VIT_CHAOS_SEED=$(SEED)) \
 		$(CARGO) test --workspace --locked --test end_to_end -- --nocapture

@@ -3,7 +3,7 @@
 //! ```text
 //!   YAML -> ViTTrainingJob --(spec/*)--> validate() -> ValidatedJob { RunConfig, gang, placement, volumes, ... }
 //!                 |
-//!                 +--(schema)--> generated/*.yaml, docs/reference/vittrainingjob.md   (bin `generate`)
+//!                 +--(schema)--> generated/*.yaml, docs/reference/vittrainingjob.md   (`generate/`)
 //! ```
 //!
 //! Both the operator and `vit-trainer run` go through [`validate`], so that a manifest means the same in a cluster and

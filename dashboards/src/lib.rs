@@ -9,7 +9,7 @@
 //!   panel   kinds of panels ------> job, fleet --(schema: what Grafana reads)--> charts/vit-operator/files/dashboards/*.json
 //! ```
 //!
-//! The bin `dashboards` writes the files, and checks that they are fresh.
+//! `generate/` writes the files, and checks that they are fresh.
 #![forbid(unsafe_code)]
 
 mod fleet;

@@ -312,7 +312,7 @@ def main():
     parser.add_argument("--output", default=str(ROOT / "target/bench/trainer.json"))
     options = parser.parse_args()
     if shutil.which(options.trainer) is None:
-        sys.exit(f"{options.trainer} is not there: run `make build`")
+        sys.exit(f"{options.trainer} is not there: run `make release`")
     if importlib.util.find_spec("torch") is None:
         sys.exit("this Python has no torch: run `make bench-trainer`, which uses the peers' own")
     chosen = [the_case for the_case in CASES

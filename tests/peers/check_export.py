@@ -136,7 +136,7 @@ def main():
     parser.add_argument("--trainer", default=str(ROOT / "target/release/vit-trainer"))
     options = parser.parse_args()
     if shutil.which(options.trainer) is None:
-        sys.exit(f"{options.trainer} is not there: run `make build`")
+        sys.exit(f"{options.trainer} is not there: run `make release`")
     good = []
     for case in CASES:
         with tempfile.TemporaryDirectory() as folder:

@@ -92,7 +92,7 @@ fn build(name: &str, dockerfile: &str, files: &[(PathBuf, String)]) -> Result<Pa
     for (file, _) in files {
         ensure!(
             file.exists(),
-            "{} is missing: run `make build` first",
+            "{} is missing: run `make release` first",
             file.display()
         );
     }

@@ -175,7 +175,7 @@ impl Testbed {
         let program = operator::root().join("target/release/vit-operator");
         ensure!(
             program.exists(),
-            "{} is missing: run `make build` first",
+            "{} is missing: run `make release` first",
             program.display()
         );
         let kubeconfig = self.operator_kubeconfig()?;

@@ -1,0 +1,63 @@
+//! Writes the files that are made from code, or checks that they are fresh.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail, ensure};
+use crds::{ViTTrainingJob, reference};
+use fs_err as fs;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::CustomResourceExt as _;
+
+/// Helm leaves objects with this annotation behind when a release is uninstalled: with the CRD all jobs would go.
+const KEEP: (&str, &str) = ("helm.sh/resource-policy", "keep");
+
+fn main() -> Result<()> {
+    let wanted = std::env::args().nth(1);
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for (path, content) in files()? {
+        let target = root.join(&path);
+        match wanted.as_deref() {
+            Some("write") => {
+                fs::create_dir_all(target.parent().unwrap_or(&root))?;
+                fs::write(&target, content)?;
+            }
+            Some("check") => ensure!(
+                fs::read_to_string(&target).is_ok_and(|found| found == content),
+                "{} is not fresh: run `make generate` and commit the result",
+                path.display()
+            ),
+            other => bail!("generate write|check: got {}", other.unwrap_or("nothing")),
+        }
+    }
+    Ok(())
+}
+
+/// Every file, by its path from the top of the source tree.
+fn files() -> Result<Vec<(PathBuf, String)>> {
+    let crd = ViTTrainingJob::crd();
+    let yaml = format!(
+        "# Made from crds/src by `make generate`; do not edit.\n{}",
+        serde_saphyr::to_string(&keep(crd.clone()))?
+    );
+    let mut files = vec![
+        ("crds/generated/vittrainingjobs.yaml".into(), yaml.clone()),
+        ("charts/vit-operator/files/vittrainingjobs.yaml".into(), yaml),
+        (
+            "docs/reference/vittrainingjob.md".into(),
+            reference::markdown(&crd),
+        ),
+    ];
+    for (name, dashboard) in dashboards::all() {
+        let json = serde_json::to_string_pretty(&dashboard)?;
+        files.push((Path::new(dashboards::FOLDER).join(name), json + "\n"));
+    }
+    Ok(files)
+}
+
+fn keep(mut crd: CustomResourceDefinition) -> CustomResourceDefinition {
+    crd.metadata
+        .annotations
+        .get_or_insert_default()
+        .insert(KEEP.0.into(), KEEP.1.into());
+    crd
+}
