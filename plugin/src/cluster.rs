@@ -6,9 +6,10 @@ use std::time::Duration;
 use crds::ViTTrainingJob;
 use http::{HeaderName, HeaderValue};
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::ListParams;
+use kube::api::{ListParams, Patch, PatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
+use serde_json::Value;
 
 use crate::error::{Error, chain};
 
@@ -130,6 +131,18 @@ impl Cluster {
         match self.jobs().get(name.as_str()).await {
             Ok(job) => Ok(job),
             Err(error) => Err(self.job_error(&format!("get job {name}"), name, error).await),
+        }
+    }
+
+    /// Merges this into a job.
+    pub(crate) async fn change(&self, name: &JobName, patch: &Value) -> Result<(), Error> {
+        let changed = self
+            .jobs()
+            .patch(name.as_str(), &PatchParams::default(), &Patch::Merge(patch))
+            .await;
+        match changed {
+            Ok(_) => Ok(()),
+            Err(error) => Err(self.job_error(&format!("change job {name}"), name, error).await),
         }
     }
 

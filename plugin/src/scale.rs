@@ -1,7 +1,6 @@
 //! `kubectl vit scale`: another number of nodes.
 
 use crds::{ValidatedJob, ViTTrainingJob, validate};
-use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, JobName};
@@ -43,16 +42,7 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit
     let name = &arguments.job;
     let job = cluster.job(name).await?;
     let plan = plan(&job, arguments)?;
-    let patch = Patch::Merge(&plan.patch);
-    if let Err(error) = cluster
-        .jobs()
-        .patch(name.as_str(), &PatchParams::default(), &patch)
-        .await
-    {
-        return Err(cluster
-            .job_error(&format!("change job {name}"), name, error)
-            .await);
-    }
+    cluster.change(name, &plan.patch).await?;
     print(&format!("{}\n", plan.words))?;
     if let Some(note) = &plan.note {
         tell(note);

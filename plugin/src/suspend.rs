@@ -1,7 +1,6 @@
 //! `kubectl vit suspend` and `kubectl vit resume`.
 
 use crds::{Phase, ViTTrainingJob};
-use kube::api::{Patch, PatchParams};
 use serde_json::json;
 
 use crate::cluster::{Cluster, JobName};
@@ -37,16 +36,9 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments, wish: Wish) ->
     if job.spec.suspend == suspend {
         print(&format!("{}\n", already(&job, name, wish)))?;
     } else {
-        let patch = Patch::Merge(json!({"spec": {"suspend": suspend}}));
-        if let Err(error) = cluster
-            .jobs()
-            .patch(name.as_str(), &PatchParams::default(), &patch)
-            .await
-        {
-            return Err(cluster
-                .job_error(&format!("change job {name}"), name, error)
-                .await);
-        }
+        cluster
+            .change(name, &json!({"spec": {"suspend": suspend}}))
+            .await?;
         print(&format!("{}\n", done(name, wish)))?;
     }
     if arguments.wait {

@@ -30,18 +30,6 @@ pub(crate) fn duration(span: SignedDuration) -> String {
     }
 }
 
-/// Four digits that matter: 0.6123, 2.302, 87.25, 1523.
-pub(crate) fn significant(value: f64) -> String {
-    let decimals = match value.abs() {
-        size if size < 1.0 => 4,
-        size if size < 10.0 => 3,
-        size if size < 100.0 => 2,
-        size if size < 1000.0 => 1,
-        _ => 0,
-    };
-    format!("{value:.decimals$}")
-}
-
 /// A share from 0 to 1 in percent, with a decimal where it is small.
 pub(crate) fn percent(share: f64) -> String {
     let percent = share * 100.0;
@@ -170,7 +158,6 @@ mod tests {
     #[test]
     fn numbers_have_the_digits_that_matter() {
         assert_eq!([0.0042, 0.176, 1.0].map(percent), ["0.4%", "18%", "100%"]);
-        assert_eq!([0.612_34, 1235.3].map(significant), ["0.6123", "1235"]);
         assert_eq!([141_557, 512].map(mebibytes), ["138 GiB", "512 MiB"]);
     }
 

@@ -1,5 +1,6 @@
 //! `kubectl vit list`: the jobs of a namespace or of all, a line each.
 
+use contract::progress_line::significant;
 use crds::conditions::reasons;
 use crds::{Phase, ViTTrainingJob};
 use jiff::Timestamp;
@@ -11,7 +12,7 @@ use crate::cluster::Cluster;
 use crate::error::{Error, Exit};
 use crate::output::{self, Format};
 use crate::paint::Paint;
-use crate::text::{age, counted, percent, significant, table};
+use crate::text::{age, counted, percent, table};
 use crate::why::{HIGH_SYNC_SHARE, telling};
 
 /// Jobs that are asked for at once.

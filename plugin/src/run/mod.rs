@@ -3,13 +3,14 @@
 mod defaults;
 mod manifest;
 
+use contract::progress_line::significant;
 use crds::{ValidatedJob, ViTTrainingJob, validate};
 use kube::api::PostParams;
 
 use crate::cluster::{Cluster, Connection, JobName};
 use crate::error::{Error, Exit};
 use crate::output::{self, Format, print, tell};
-use crate::text::{counted, significant, wrapped};
+use crate::text::{counted, wrapped};
 use crate::wait::Patience;
 use crate::watch;
 use defaults::Defaulted;

@@ -1,5 +1,6 @@
 //! The screen.
 
+use contract::progress_line::significant;
 use crds::Phase;
 use crds::status::{FailureStatus, ProgressStatus, ViTTrainingJobStatus};
 use jiff::SignedDuration;
@@ -10,7 +11,7 @@ use super::placement::{placed, queue};
 use crate::gang::{AGENTS_ASKED, Found};
 use crate::paint::Paint;
 use crate::step_times::Split;
-use crate::text::{self, age, bar, counted, duration, percent, significant, sparkline, wrapped};
+use crate::text::{self, age, bar, counted, duration, percent, sparkline, wrapped};
 use crate::why::{HIGH_SYNC_SHARE, Why};
 
 /// Columns of the names on the left.

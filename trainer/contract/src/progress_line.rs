@@ -37,6 +37,18 @@ pub fn write(progress: &Progress) -> String {
     line
 }
 
+/// A number with the four digits that matter: 0.6123, 2.302, 87.25, 1523.
+pub fn significant(value: f64) -> String {
+    let decimals = match value.abs() {
+        size if size < 1.0 => 4,
+        size if size < 10.0 => 3,
+        size if size < 100.0 => 2,
+        size if size < 1000.0 => 1,
+        _ => 0,
+    };
+    format!("{value:.decimals$}")
+}
+
 /// Optimizer step and mean training loss of a line that [`write()`] made; `None` for any other line, and for one from before
 /// the first loss.
 pub fn read_loss(line: &str) -> Option<(u64, f64)> {
@@ -70,6 +82,14 @@ mod tests {
             total_steps: 50,
             ..Progress::default()
         }
+    }
+
+    #[test]
+    fn numbers_have_the_digits_that_matter() {
+        assert_eq!(
+            [0.5, 0.612_34, 2.345_6, 87.254, 523.44, 1235.3, 15_230.0].map(significant),
+            ["0.5000", "0.6123", "2.346", "87.25", "523.4", "1235", "15230"]
+        );
     }
 
     #[test]

@@ -3,9 +3,10 @@
 use std::io::IsTerminal as _;
 use std::time::Instant;
 
+use contract::progress_line::significant;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::run::line::{clock, significant};
+use crate::run::line::clock;
 
 /// A line that is gone at the end; nothing where nobody looks.
 #[derive(Debug)]

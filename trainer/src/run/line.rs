@@ -1,6 +1,7 @@
 //! The live line of a run: as much of what is known as the terminal has room for.
 
 use contract::Progress;
+use contract::progress_line::significant;
 
 /// A bar shorter than this says nothing.
 const LEAST_BAR: usize = 8;
@@ -73,18 +74,6 @@ pub(super) fn live_line(progress: &Progress, width: usize) -> String {
         "#".repeat(filled),
         ".".repeat(cells - filled)
     )
-}
-
-/// Four digits that matter: 0.6123, 2.302, 87.25, 1523.
-pub(crate) fn significant(value: f64) -> String {
-    let decimals = match value.abs() {
-        size if size < 1.0 => 4,
-        size if size < 10.0 => 3,
-        size if size < 100.0 => 2,
-        size if size < 1000.0 => 1,
-        _ => 0,
-    };
-    format!("{value:.decimals$}")
 }
 
 /// Minutes and seconds, with hours and days where there are some.
@@ -166,15 +155,6 @@ mod tests {
         assert_eq!(
             [clock(7), clock(95), clock(3725), clock(86_400 + 7200)],
             ["0:07", "1:35", "1:02:05", "1d02h"]
-        );
-        assert_eq!(
-            [
-                significant(0.5),
-                significant(2.345_6),
-                significant(87.254),
-                significant(15_230.0)
-            ],
-            ["0.5000", "2.346", "87.25", "15230"]
         );
     }
 }
