@@ -3,8 +3,8 @@
 use contract::metrics as names;
 use contract::{Progress, RunConfig};
 use prometheus::{
-    Counter, CounterVec, Encoder as _, Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, Opts,
-    Registry, TextEncoder,
+    Counter, CounterVec, Encoder as _, GaugeVec, HistogramOpts, HistogramVec, IntCounter, Opts, Registry,
+    TextEncoder,
 };
 
 use super::{CheckpointCost, StepReport};
@@ -28,29 +28,39 @@ struct RankMetrics {
     step_seconds: HistogramVec,
     sync_seconds: [Counter; 3],
     sync_bytes: IntCounter,
-    loss: Gauge,
+    loss: Figure,
     accuracy: GaugeVec,
-    learning_rate: Gauge,
-    skipped_steps: Gauge,
-    epoch: Gauge,
-    step: Gauge,
+    learning_rate: Figure,
+    skipped_steps: Figure,
+    epoch: Figure,
+    step: Figure,
     /// Of rank 0 alone, so that no other rank shows a 0 that means nothing.
     run: Option<RunMetrics>,
-    memory: GaugeVec,
-    /// Without a series on the CPU.
-    device_memory: GaugeVec,
-    device_peak_flops: GaugeVec,
+    memory: Figure,
+    /// Never known on the CPU.
+    device_memory: Figure,
+    device_peak_flops: Figure,
+}
+
+/// A gauge that has no series until its value is known: a 0 would be drawn as one, and counted as a change after a restart.
+#[derive(Debug)]
+struct Figure(GaugeVec);
+
+impl Figure {
+    fn set(&self, value: f64) {
+        self.0.with_label_values::<&str>(&[]).set(value);
+    }
 }
 
 #[derive(Debug)]
 struct RunMetrics {
-    steps: Gauge,
+    steps: Figure,
     checkpoints: CheckpointMetrics,
 }
 
 #[derive(Debug)]
 struct CheckpointMetrics {
-    step: Gauge,
+    step: Figure,
     count: IntCounter,
     bytes: IntCounter,
     seconds: [Counter; 2],
@@ -87,14 +97,12 @@ impl Metrics {
         rank.epoch.set(f64::from(step.epoch));
         rank.step.set(step.step as f64);
         if let Some(bytes) = step.resident_bytes {
-            rank.memory.with_label_values::<&str>(&[]).set(bytes as f64);
+            rank.memory.set(bytes as f64);
         }
         if let Some(device) = &step.device {
-            rank.device_memory
-                .with_label_values::<&str>(&[])
-                .set(device.memory_peak_bytes as f64);
+            rank.device_memory.set(device.memory_peak_bytes as f64);
             if let Some(flops) = device.peak_flops {
-                rank.device_peak_flops.with_label_values::<&str>(&[]).set(flops);
+                rank.device_peak_flops.set(flops);
             }
         }
     }
@@ -160,16 +168,12 @@ impl RankMetrics {
                 .const_label(names::LABEL_JOB_NAME, &job.name)
                 .const_label(names::LABEL_RANK, rank.to_string())
         };
-        let gauge = |name: &str, help: &str| -> prometheus::Result<Gauge> {
-            let gauge = Gauge::with_opts(options(name, help))?;
-            registry.register(Box::new(gauge.clone()))?;
-            Ok(gauge)
-        };
         let gauges = |name: &str, help: &str, labels: &[&str]| -> prometheus::Result<GaugeVec> {
             let gauges = GaugeVec::new(options(name, help), labels)?;
             registry.register(Box::new(gauges.clone()))?;
             Ok(gauges)
         };
+        let figure = |name: &str, help: &str| gauges(name, help, &[]).map(Figure);
         let count = |name: &str, help: &str| -> prometheus::Result<IntCounter> {
             let counter = IntCounter::with_opts(options(name, help))?;
             registry.register(Box::new(counter.clone()))?;
@@ -191,7 +195,7 @@ impl RankMetrics {
             &[names::LABEL_KIND],
         )?;
         registry.register(Box::new(sync_seconds.clone()))?;
-        gauge(
+        figure(
             names::MODEL_FLOPS_PER_IMAGE,
             "Floating-point operations of the model for one training image, forward and backward pass.",
         )?
@@ -214,7 +218,7 @@ impl RankMetrics {
                 names::SYNC_BYTES_TOTAL,
                 "Bytes of gradients this rank has handed to all-reduce.",
             )?,
-            loss: gauge(
+            loss: figure(
                 names::LOSS,
                 "Training loss of the last step, mean over all ranks.",
             )?,
@@ -223,18 +227,18 @@ impl RankMetrics {
                 "Share of images classified right.",
                 &[names::LABEL_SPLIT],
             )?,
-            learning_rate: gauge(names::LEARNING_RATE, "Learning rate of the last step.")?,
-            skipped_steps: gauge(
+            learning_rate: figure(names::LEARNING_RATE, "Learning rate of the last step.")?,
+            skipped_steps: figure(
                 names::SKIPPED_STEPS,
                 "Optimizer steps that were skipped because gradients overflowed fp16.",
             )?,
-            epoch: gauge(names::EPOCH, "Epochs finished.")?,
-            step: gauge(names::STEP, "Optimizer steps finished.")?,
+            epoch: figure(names::EPOCH, "Epochs finished.")?,
+            step: figure(names::STEP, "Optimizer steps finished.")?,
             run: (rank == 0)
                 .then(|| -> prometheus::Result<RunMetrics> {
                     let steps = gauge(names::RUN_STEPS, "Optimizer steps of the whole run.")?;
                     let checkpoints = CheckpointMetrics {
-                        step: gauge(
+                        step: figure(
                             names::CHECKPOINT_STEP,
                             "Optimizer step of the newest complete checkpoint.",
                         )?,
@@ -258,20 +262,17 @@ impl RankMetrics {
                     Ok(RunMetrics { steps, checkpoints })
                 })
                 .transpose()?,
-            memory: gauges(
+            memory: figure(
                 names::PROCESS_RESIDENT_MEMORY_BYTES,
                 "Host memory of this rank's process, its resident set.",
-                &[],
             )?,
-            device_memory: gauges(
+            device_memory: figure(
                 names::DEVICE_MEMORY_PEAK_BYTES,
                 "Most memory that tensors of this rank have taken on its GPU so far.",
-                &[],
             )?,
-            device_peak_flops: gauges(
+            device_peak_flops: figure(
                 names::DEVICE_PEAK_FLOPS,
                 "Dense bf16 peak of the rank's GPU, FLOP/s.",
-                &[],
             )?,
         })
     }
@@ -279,7 +280,7 @@ impl RankMetrics {
 
 #[cfg(test)]
 mod tests {
-    use contract::JobIdentity;
+    use contract::{CheckpointRecord, JobIdentity};
 
     use super::super::{DeviceReport, Phases, SyncCost};
     use super::*;
@@ -413,6 +414,11 @@ mod tests {
         metrics.progress(&Progress {
             validation_accuracy: Some(0.5),
             ema_validation_accuracy: Some(0.5),
+            last_checkpoint: Some(CheckpointRecord {
+                step: 7,
+                path: "/checkpoints/digits/step-00000007".into(),
+                time: "2026-01-02T03:04:05Z".into(),
+            }),
             ..Progress::default()
         });
         let text = text(&metrics);
@@ -434,6 +440,22 @@ mod tests {
         });
         let line = r#"vit_run_steps{job_name="digits",namespace="vision",rank="0"} 400"#;
         check(&text(&metrics), &[line.to_owned()]);
+    }
+
+    #[test]
+    fn what_is_not_known_yet_is_not_shown() {
+        let metrics = Metrics::new(&config(1), 0, None).expect("registers");
+        for name in [
+            names::LOSS,
+            names::STEP,
+            names::EPOCH,
+            names::LEARNING_RATE,
+            names::CHECKPOINT_STEP,
+            names::RUN_STEPS,
+        ] {
+            let series = format!("{name}{{");
+            assert!(!text(&metrics).contains(&series), "{name} is a guess");
+        }
     }
 
     #[test]
