@@ -1,5 +1,6 @@
 //! All jobs, the GPUs they share, and the operator.
 
+use contract::FailureClass;
 use contract::metrics as of;
 use crds::Phase;
 use crds::conditions::reasons;
@@ -27,6 +28,17 @@ const STATE_COLORS: [(&str, &str); 4] = [
     (operator::GPU_STATES[1], "blue"),
     (operator::GPU_STATES[2], "super-light-green"),
     (operator::GPU_STATES[3], "red"),
+];
+/// The colours of the classes of failures after which a gang is restarted.
+const CLASS_COLORS: [(FailureClass, &str); 8] = [
+    (FailureClass::Crashed, "red"),
+    (FailureClass::DeviceFault, "dark-red"),
+    (FailureClass::Killed, "orange"),
+    (FailureClass::PeerLost, "yellow"),
+    (FailureClass::PodLost, "blue"),
+    (FailureClass::Stalled, "purple"),
+    (FailureClass::StartFailed, "light-blue"),
+    (FailureClass::Storage, "green"),
 ];
 const GANGS: &str = operator::GPU_STATES[0];
 const OTHERS: &str = operator::GPU_STATES[1];
@@ -76,7 +88,7 @@ fn overview(layout: Layout) -> Layout {
     layout
         .heading("What is going on?")
         .line(
-            4,
+            5,
             [
                 (
                     4,
@@ -147,7 +159,7 @@ fn jobs() -> Builder {
     table(
         "Jobs",
         Unit::Count,
-        "Every job that there is. Speed and waiting are of the last minutes; a click on a row leads to the job.",
+        "Every job that there is. Speed and Sync, the share of step time that waits for synchronisation, are of the last minutes; a click on a row leads to the job.",
     )
     .query(newest(of::STEP).over(newest(of::RUN_STEPS)), "")
     .query(Series::of(of::IMAGES_TOTAL).rate().sum_by(&JOB), "")
@@ -159,10 +171,10 @@ fn jobs() -> Builder {
             (operator::LABEL_NAMESPACE, "Namespace"),
             (operator::LABEL_JOB_NAME, "Job"),
         ],
-        &["Progress", "Images/s", "Waiting for sync", "Attempt", "Restarts"],
+        &["Progress", "Images/s", "Sync", "Attempt", "Restarts"],
     )
     .unit_of("Progress", Unit::Share)
-    .unit_of("Waiting for sync", Unit::Share)
+    .unit_of("Sync", Unit::Share)
     .decimals(0)
     .link(
         "Show this job",
@@ -257,7 +269,7 @@ fn waiting(layout: Layout) -> Layout {
         (reasons::NO_PRIORITY_CLASS, "red"),
         (operator::REASON_UNDECIDED, "text"),
     ];
-    let until_running = |share| quantile(share, operator::TIME_TO_RUNNING_SECONDS, Some("1h"));
+    let until_running = |share| quantile(share, operator::TIME_TO_RUNNING_SECONDS, "1h");
     layout.heading("Who waits, and why?").line(
         8,
         [
@@ -321,6 +333,7 @@ fn failures(layout: Layout) -> Layout {
                         .sum_by(&[operator::LABEL_CLASS]),
                     "{{class}}",
                 )
+                .colors(CLASS_COLORS.map(|(class, color)| (class.as_str(), color)))
                 .threshold(5.0, "dark-red"),
             ),
             (
@@ -344,9 +357,10 @@ fn failures(layout: Layout) -> Layout {
 fn own_health(layout: Layout) -> Layout {
     let latency = |histogram| {
         move |panel: Builder| {
+            // Placements are minutes apart.
             panel
-                .query(quantile(0.5, histogram, None), "median")
-                .query(quantile(0.99, histogram, None), "p99")
+                .query(quantile(0.5, histogram, "5m"), "median")
+                .query(quantile(0.99, histogram, "5m"), "p99")
                 .colors([("median", "green"), ("p99", "orange")])
         }
     };
@@ -356,7 +370,7 @@ fn own_health(layout: Layout) -> Layout {
             8,
             [
                 (
-                    4,
+                    3,
                     stat(
                         "Leaders",
                         Unit::Count,
@@ -377,7 +391,7 @@ fn own_health(layout: Layout) -> Layout {
                     )),
                 ),
                 (
-                    7,
+                    6,
                     time_series(
                         "Reconciles",
                         Unit::PerSecond,
@@ -387,7 +401,7 @@ fn own_health(layout: Layout) -> Layout {
                     .color("reconciles", "blue"),
                 ),
                 (
-                    6,
+                    8,
                     time_series(
                         "Failed reconciles, by category",
                         Unit::PerSecond,
@@ -399,7 +413,8 @@ fn own_health(layout: Layout) -> Layout {
                             .rate()
                             .sum_by(&[operator::LABEL_CATEGORY]),
                         "{{category}}",
-                    ),
+                    )
+                    .legend_on_the_right(),
                 ),
             ],
         )
@@ -407,7 +422,7 @@ fn own_health(layout: Layout) -> Layout {
             8,
             [
                 (
-                    4,
+                    3,
                     stat(
                         "Unreadable objects",
                         Unit::Count,
@@ -426,7 +441,7 @@ fn own_health(layout: Layout) -> Layout {
                     )),
                 ),
                 (
-                    7,
+                    6,
                     latency(operator::API_REQUEST_SECONDS)(time_series(
                         "Time of a call to the API server",
                         Unit::Seconds,
@@ -434,7 +449,7 @@ fn own_health(layout: Layout) -> Layout {
                     )),
                 ),
                 (
-                    6,
+                    8,
                     time_series(
                         "Calls to the API server",
                         Unit::PerSecond,
@@ -446,7 +461,8 @@ fn own_health(layout: Layout) -> Layout {
                             .sum_by(&[operator::LABEL_METHOD, operator::LABEL_CODE]),
                         "{{method}} {{code}}",
                     )
-                    .stacked(),
+                    .stacked()
+                    .legend_on_the_right(),
                 ),
             ],
         )

@@ -23,6 +23,9 @@ const STRAGGLER: &str = of::SYNC_KINDS[2];
 /// What a rank computes by itself: data, forward and backward pass.
 const COMPUTE: [&str; 3] = [of::STEP_PHASES[0], of::STEP_PHASES[1], of::STEP_PHASES[2]];
 
+/// How closely marks tell when an attempt began. What has changed since one step ago is one mark, however often it is scraped.
+const ATTEMPT_MARKS_STEP: &str = "15s";
+
 const RANK: [&str; 3] = [of::LABEL_NAMESPACE, of::LABEL_JOB_NAME, of::LABEL_RANK];
 
 pub(crate) fn dashboard() -> Dashboard {
@@ -126,7 +129,10 @@ fn variables() -> Vec<Variable> {
 }
 
 fn new_attempts() -> Annotation {
-    let changes = job(Series::of(operator::JOB_ATTEMPT)).changes("1m");
+    let attempt = job(Series::of(operator::JOB_ATTEMPT));
+    let jobs = [operator::LABEL_JOB_NAME];
+    let before = attempt.before(ATTEMPT_MARKS_STEP).max_by(&jobs);
+    let more = Expr::from(attempt).max_by(&jobs).minus(before);
     Annotation {
         name: "New attempts",
         datasource: DataSource::CHOSEN,
@@ -134,8 +140,9 @@ fn new_attempts() -> Annotation {
         icon_color: "orange",
         target: AnnotationTarget {
             ref_id: "Anno",
-            expr: changes.max_by(&[operator::LABEL_JOB_NAME]).above(0.0).to_string(),
+            expr: more.above(0.0).to_string(),
         },
+        step: ATTEMPT_MARKS_STEP,
         title_format: "New attempt",
         text_format: "The gang of {{job_name}} was replaced",
     }
@@ -185,6 +192,7 @@ fn progress(layout: Layout) -> Layout {
                     5,
                     bar_gauge("Progress", "Optimizer steps done, of those of the whole run.")
                         .query(newest(of::STEP).over(newest(of::RUN_STEPS)), "done")
+                        .decimals(1)
                         .base_color("blue"),
                 ),
                 (
@@ -412,6 +420,7 @@ fn sync(layout: Layout) -> Layout {
                 .query(share(STRAGGLER), STRAGGLER)
                 .stacked()
                 .threshold(0.4, "dark-red")
+                .reaches(0.5)
                 .colors([(EXPOSED, "orange"), (STRAGGLER, "red")]),
             ),
             (

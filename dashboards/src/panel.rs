@@ -1,5 +1,6 @@
 //! Kinds of panels, and how they are laid out.
 
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::query::Expr;
@@ -10,6 +11,9 @@ use crate::schema::{
 
 /// Columns of a dashboard.
 const COLUMNS: u32 = 24;
+
+/// How far an axis of counts goes while there are none.
+const FEW: u32 = 5;
 
 /// Units, as Grafana names them.
 #[derive(Clone, Copy, Debug)]
@@ -53,10 +57,19 @@ pub(crate) struct Builder {
     description: String,
     queries: Vec<(Expr, String)>,
     field: FieldConfig,
-    /// Of time series, what differs from Grafana's defaults.
+    /// What differs from Grafana's defaults for this kind of panel.
     custom: Value,
+    legend: LegendPlacement,
     overrides: Vec<Override>,
     transformations: Vec<Transformation>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum LegendPlacement {
+    Bottom,
+    /// For more series than fit on a line.
+    Right,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -78,6 +91,7 @@ fn builder(kind: Kind, title: &str, unit: Unit, description: &str) -> Builder {
             ..FieldConfig::default()
         },
         custom: json!({}),
+        legend: LegendPlacement::Bottom,
         overrides: vec![],
         transformations: vec![],
     }
@@ -97,6 +111,9 @@ pub(crate) fn time_series(title: &str, unit: Unit, description: &str) -> Builder
         Unit::Scientific => None,
         _ => Some(0.0),
     };
+    if let Unit::Count = unit {
+        builder.field.decimals = Some(0);
+    }
     builder
 }
 
@@ -117,7 +134,10 @@ pub(crate) fn bar_gauge(title: &str, description: &str) -> Builder {
 
 /// Last values by label.
 pub(crate) fn table(title: &str, unit: Unit, description: &str) -> Builder {
-    builder(Kind::Table, title, unit, description)
+    let mut builder = builder(Kind::Table, title, unit, description);
+    // In place of 150, at which columns of numbers are out of sight.
+    builder.custom = json!({"minWidth": 80});
+    builder
 }
 
 impl Builder {
@@ -137,6 +157,17 @@ impl Builder {
     /// Values stay until the next one.
     pub(crate) fn steps(self) -> Self {
         self.custom("lineInterpolation", json!("stepAfter"))
+    }
+
+    /// The axis goes up to this value at least.
+    pub(crate) fn reaches(self, value: f64) -> Self {
+        self.custom("axisSoftMax", json!(value))
+    }
+
+    /// The legend beside the plot.
+    pub(crate) fn legend_on_the_right(mut self) -> Self {
+        self.legend = LegendPlacement::Right;
+        self
     }
 
     fn custom(mut self, name: &str, value: Value) -> Self {
@@ -202,13 +233,20 @@ impl Builder {
         self.property(column, "unit", json!(unit.id()))
     }
 
-    /// An axis of its own, on the right.
+    /// An axis of its own from 0, on the right.
     pub(crate) fn on_the_right(self, series: &str, unit: Unit) -> Self {
-        self.property(series, "unit", json!(unit.id())).property(
-            series,
-            "custom.axisPlacement",
-            json!("right"),
-        )
+        let builder = self
+            .property(series, "unit", json!(unit.id()))
+            .property(series, "min", json!(0))
+            .property(series, "custom.axisPlacement", json!("right"));
+        match unit {
+            Unit::Count => builder.property(series, "decimals", json!(0)).property(
+                series,
+                "custom.axisSoftMax",
+                json!(FEW),
+            ),
+            _ => builder,
+        }
     }
 
     fn property(mut self, series: &str, id: &'static str, value: Value) -> Self {
@@ -282,7 +320,7 @@ impl Builder {
         let last = json!({"values": false, "calcs": ["lastNotNull"], "fields": ""});
         match self.kind {
             Kind::TimeSeries => json!({
-                "legend": {"displayMode": "list", "placement": "bottom", "showLegend": true, "calcs": []},
+                "legend": {"displayMode": "list", "placement": self.legend, "showLegend": true, "calcs": []},
                 "tooltip": {"mode": "multi", "sort": "desc"},
             }),
             Kind::Stat => json!({
@@ -316,7 +354,7 @@ impl Builder {
     fn content(mut self) -> (&'static str, String, String, Data) {
         let options = self.options();
         let is_table = self.kind == Kind::Table;
-        if self.kind == Kind::TimeSeries {
+        if matches!(self.kind, Kind::TimeSeries | Kind::Table) {
             self.field.custom = Some(self.custom);
         }
         let targets = self

@@ -52,9 +52,9 @@ impl Series {
         Expr(format!("deriv({self}[{RATE_WINDOW}])"))
     }
 
-    /// How often a gauge changes in a window of this length.
-    pub(crate) fn changes(&self, window: &str) -> Expr {
-        Expr(format!("changes({self}[{window}])"))
+    /// What a gauge was so long ago.
+    pub(crate) fn before(&self, time: &str) -> Expr {
+        Expr(format!("{self} offset {time}"))
     }
 
     /// What a counter rises in a window of this length.
@@ -165,12 +165,8 @@ impl fmt::Display for Expr {
 }
 
 /// A quantile of a histogram's observations within a window.
-pub(crate) fn quantile(quantile: f64, histogram: &str, window: Option<&str>) -> Expr {
-    let buckets = Series::of(&format!("{histogram}_bucket"));
-    let rate = match window {
-        None => buckets.rate(),
-        Some(window) => Expr(format!("rate({buckets}[{window}])")),
-    };
+pub(crate) fn quantile(quantile: f64, histogram: &str, window: &str) -> Expr {
+    let rate = Expr(format!("rate({histogram}_bucket[{window}])"));
     Expr(format!(
         "histogram_quantile({quantile}, {})",
         rate.sum_by(&["le"])
@@ -199,7 +195,7 @@ mod tests {
             "max(a) / (sum(rate(b[$__rate_interval])) > 0)"
         );
         assert_eq!(
-            quantile(0.5, "s", Some("1h")).to_string(),
+            quantile(0.5, "s", "1h").to_string(),
             "histogram_quantile(0.5, sum by (le) (rate(s_bucket[1h])))"
         );
     }

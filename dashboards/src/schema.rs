@@ -155,6 +155,8 @@ pub(crate) struct Annotation {
     pub(crate) enable: bool,
     pub(crate) icon_color: &'static str,
     pub(crate) target: AnnotationTarget,
+    /// Time between two values, in place of a minute.
+    pub(crate) step: &'static str,
     pub(crate) title_format: &'static str,
     pub(crate) text_format: &'static str,
 }
