@@ -57,12 +57,24 @@ mod smoke_test;
 mod survey;
 mod telemetry;
 
-pub use arguments::{Arguments, Command, RunArguments, SmokeTestArguments};
-pub use error::Error;
+use arguments::{Arguments, Command};
+use clap::Parser as _;
 pub use metrics::names as metric_names;
 pub use planner::StandalonePlanner;
 pub use policy::homogeneity::Refusal;
-pub use run::{RunError, run, run_with};
-pub use smoke_test::{SmokeTestError, smoke_test};
 pub use survey::{Holder, Question, Survey, SurveyedGroup, SurveyedNode};
-pub use telemetry::{LogError, start as start_logging};
+
+/// Does what the command line says.
+///
+/// Not `async`: a future is compiled where it is run, and the program, which would run it, has only this crate's work in it.
+#[tokio::main]
+pub async fn main() -> anyhow::Result<()> {
+    let Arguments { command } = Arguments::parse();
+    match command {
+        Command::Run(arguments) => {
+            telemetry::start(&arguments.log_filter)?;
+            Ok(run::run(arguments).await?)
+        }
+        Command::SmokeTest(arguments) => Ok(smoke_test::smoke_test(arguments, &mut std::io::stdout()).await?),
+    }
+}
