@@ -14,8 +14,12 @@ use crate::state::State;
 
 /// Size of a log at which another one is begun, in megabytes. A run of all tests fills a part of one.
 const LOG_MEGABYTES: u32 = 512;
-/// Why a namespace that is being deleted takes nothing new. The server answers 403, but not for want of a right.
-const TERMINATING: &str = "because it is being terminated";
+/// Why an admission plugin refuses with 403, but not for want of a right: a namespace that is being deleted takes nothing new,
+/// and a server that has just started does not know all custom resources yet.
+const NOT_FOR_WANT_OF_A_RIGHT: [&str; 2] = [
+    "because it is being terminated",
+    "because cannot find RESTMapping",
+];
 
 /// What became of a request.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -147,7 +151,12 @@ fn request(event: Event) -> Request {
     let Status { code, message } = event.response_status;
     let by_authorizer = event.annotations["authorization.k8s.io/decision"] == "forbid";
     // Admission plugins, too, ask for rights.
-    let by_admission = code == 403 && !message.contains(TERMINATING);
+    let is_of_rights = || {
+        !NOT_FOR_WANT_OF_A_RIGHT
+            .iter()
+            .any(|reason| message.contains(reason))
+    };
+    let by_admission = code == 403 && is_of_rights();
     Request {
         right,
         uri: event.request_uri,
@@ -223,6 +232,8 @@ mod tests {
         assert_eq!(decision(status(403, by_admission), "allow"), denied(by_admission));
         let terminating = "unable to create new content in namespace a because it is being terminated";
         assert_eq!(decision(status(403, terminating), "allow"), Decision::Allowed);
+        let unknown = "cannot set blockOwnerDeletion in this case because cannot find RESTMapping for APIVersion a.b/v1 Kind A";
+        assert_eq!(decision(status(403, unknown), "allow"), Decision::Allowed);
         assert_eq!(decision(status(409, "exists"), "allow"), Decision::Allowed);
     }
 }

@@ -31,7 +31,7 @@ pub(crate) struct Context {
     pub(crate) is_whole: bool,
     namespaces: Mutex<Vec<String>>,
     /// From when until when a release of the operator went.
-    uninstalled: Mutex<Vec<(Timestamp, Timestamp)>>,
+    unsettled: Mutex<Vec<(Timestamp, Timestamp)>>,
     /// How often a namespace of each name was asked for.
     asked: Mutex<HashMap<String, u32>>,
 }
@@ -69,7 +69,7 @@ impl Context {
             digits,
             is_whole,
             namespaces: Mutex::default(),
-            uninstalled: Mutex::default(),
+            unsettled: Mutex::default(),
             asked: Mutex::default(),
         })
     }
@@ -114,16 +114,17 @@ impl Context {
         rank.with_context(|| format!("no rank runs on {node}"))
     }
 
-    /// Remembers that a release of the operator has gone since then: its replicas end after their rights.
-    pub(crate) fn was_uninstalled(&self, since: Timestamp) {
-        let mut uninstalled = self.uninstalled.lock().expect("no test holds it and panics");
-        uninstalled.push((since, Timestamp::now()));
+    /// Remembers that rights were not settled since then: a release of the operator has gone, whose replicas end after their
+    /// rights, or the API server has started, which answers before it knows all roles.
+    pub(crate) fn rights_were_unsettled(&self, since: Timestamp) {
+        let mut unsettled = self.unsettled.lock().expect("no test holds it and panics");
+        unsettled.push((since, Timestamp::now()));
     }
 
-    /// Whether a release of the operator was going at that time.
-    pub(crate) fn is_uninstalling_at(&self, time: Timestamp) -> bool {
-        let uninstalled = self.uninstalled.lock().expect("no test holds it and panics");
-        uninstalled
+    /// Whether they were not at that time.
+    pub(crate) fn are_rights_unsettled_at(&self, time: Timestamp) -> bool {
+        let unsettled = self.unsettled.lock().expect("no test holds it and panics");
+        unsettled
             .iter()
             .any(|(since, until)| (*since..=*until).contains(&time))
     }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use crds::{Phase, ViTTrainingJobStatus};
+use jiff::Timestamp;
 use kube::ResourceExt;
 use serde_json::json;
 
@@ -19,7 +20,9 @@ pub(crate) fn training_outlives_the_control_plane(context: &Context) -> Result<(
     let namespace = context.namespace("control-plane")?;
     namespace.create("digits", json!({"training": {"epochs": 60}}))?;
     namespace.wait_checkpoint("digits")?;
+    let began = Timestamp::now();
     context.block_on(context.cluster.restart_control_plane("kube-apiserver"))?;
+    context.rights_were_unsettled(began);
     {
         let _paused = context.cluster.pause("etcd")?;
         // The fault itself takes this long.

@@ -116,7 +116,7 @@ fn goes(context: &Context) -> Result<()> {
         "--selector=app.kubernetes.io/name=vit-operator",
         "--timeout=60s",
     ])?;
-    context.was_uninstalled(began);
+    context.rights_were_unsettled(began);
     Ok(())
 }
 
@@ -187,7 +187,7 @@ fn restore(context: &Context) -> Result<()> {
         let began = Timestamp::now();
         context.cluster.helm_uninstall(OPERATOR, ELSEWHERE)?;
         context.kubectl(["delete", "namespace", ELSEWHERE, "--timeout=90s"])?;
-        context.was_uninstalled(began);
+        context.rights_were_unsettled(began);
     }
     operator::install(&context.cluster, &[])?;
     Ok(())

@@ -167,13 +167,6 @@ const TESTS: &[(&str, Test)] = &[
     ("cluster_goes_and_leaves_nothing_behind", Context::tear_down),
 ];
 
-/// Run with `--ignored` or `--include-ignored` alone: they have not passed in a whole run yet.
-const NOT_YET: [&str; 3] = [
-    "commands_that_are_told_after_an_installation_work",
-    "release_goes_and_another_takes_over_while_a_job_trains",
-    "operator_has_the_rights_it_uses_and_no_others",
-];
-
 /// In place of the tests, where `VIT_CHAOS_MINUTES` is set.
 const CHAOS: &[(&str, Test)] = &[("jobs_survive_random_faults", chaos::run)];
 
@@ -210,7 +203,6 @@ fn trials(tests: &'static [(&'static str, Test)], context: Option<&Arc<Context>>
                 }
                 Ok(try_once(&context, *test)?)
             })
-            .with_ignored_flag(NOT_YET.contains(name))
         })
         .collect()
 }

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use crds::Phase;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::scheduling::v1alpha2::PodGroup;
 use kube::Api;
@@ -31,13 +32,16 @@ pub(crate) fn gang_is_bound_as_one(context: &Context) -> Result<()> {
 /// controller manager lets go of PodGroups whose pods are gone.
 fn switch(context: &Context, server: &[String], gates: &[String]) -> Result<()> {
     let cluster = &context.cluster;
-    context.block_on(async {
+    let began = Timestamp::now();
+    let outcome = context.block_on(async {
         cluster.restart_with_flags("kube-apiserver", server).await?;
         cluster
             .restart_with_flags("kube-controller-manager", gates)
             .await?;
         cluster.restart_with_flags("kube-scheduler", gates).await
-    })
+    });
+    context.rights_were_unsettled(began);
+    outcome
 }
 
 fn train(context: &Context) -> Result<()> {

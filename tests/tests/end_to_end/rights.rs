@@ -126,7 +126,7 @@ pub(crate) fn rights_are_those_that_are_used(context: &Context) -> Result<()> {
         let began = Instant::now();
         loop {
             let mut requests = context.cluster.requests(account)?;
-            requests.retain(|request| !context.is_uninstalling_at(request.time));
+            requests.retain(|request| !context.are_rights_unsettled_at(request.time));
             let found = findings(&rules, &requests, without_request, coverage);
             if found.is_empty() {
                 break;
