@@ -7,7 +7,7 @@ use std::path::PathBuf;
 /// Trains Vision Transformers on Kubernetes: reconciles ViTTrainingJobs into gangs of pods on like GPUs.
 #[derive(Debug, clap::Parser)]
 #[command(version, propagate_version = true)]
-pub struct Arguments {
+pub(crate) struct Arguments {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
@@ -15,7 +15,7 @@ pub struct Arguments {
 
 /// What to do.
 #[derive(Debug, clap::Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// Run the operator, in a cluster or, with a kubeconfig, beside it.
     Run(RunArguments),
     /// Create the job of a manifest, tell what becomes of it, and delete it; fails unless the job succeeds. `helm test` runs
@@ -25,7 +25,7 @@ pub enum Command {
 
 /// How to run.
 #[derive(Clone, Debug, clap::Args)]
-pub struct RunArguments {
+pub(crate) struct RunArguments {
     /// Namespace whose jobs are reconciled; those of all namespaces if not given.
     #[arg(long, env = "VIT_OPERATOR_NAMESPACE")]
     pub namespace: Option<String>,
@@ -60,7 +60,7 @@ pub struct RunArguments {
 
 /// What to try out.
 #[derive(Clone, Debug, clap::Args)]
-pub struct SmokeTestArguments {
+pub(crate) struct SmokeTestArguments {
     /// Manifest of a ViTTrainingJob, with a name or a generateName. Its namespace is the kubeconfig's, or the pod's own, if it
     /// names none.
     #[arg(short, long)]

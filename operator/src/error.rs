@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// An error of one reconcile. It is told in an Event, in the log and, by its category, in a metric.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub(crate) enum Error {
     /// The API server holds a job that is not one.
     #[error("failed to read the job: {0}")]
     InvalidObject(Box<kube::core::error_boundary::InvalidObject>),
@@ -34,7 +34,7 @@ pub enum Error {
 
 impl Error {
     /// The closed set of labels for metrics.
-    pub fn category(&self) -> &'static str {
+    pub(crate) fn category(&self) -> &'static str {
         match self {
             Self::InvalidObject(_) => "InvalidObject",
             Self::NameTaken { .. } => "NameTaken",
@@ -53,7 +53,7 @@ impl Error {
     }
 
     /// Every category, for metrics that start at zero.
-    pub const CATEGORIES: [&'static str; 9] = [
+    pub(crate) const CATEGORIES: [&'static str; 9] = [
         "ApiServer",
         "Conflict",
         "Forbidden",
@@ -66,7 +66,7 @@ impl Error {
     ];
 
     /// Whether the object had changed since it was read: not a fault, but a reason to look again.
-    pub fn is_conflict(&self) -> bool {
+    pub(crate) fn is_conflict(&self) -> bool {
         self.category() == "Conflict"
     }
 

@@ -38,7 +38,7 @@ const ROUNDS_AT_ONCE: u16 = 64;
 
 /// Why the operator ended without having been told to. It must be started anew.
 #[derive(Debug, thiserror::Error)]
-pub enum RunError {
+pub(crate) enum RunError {
     /// There is no cluster to work on.
     #[error("failed to find a cluster: run in one, or set KUBECONFIG")]
     NoCluster(#[source] kube::Error),
@@ -68,7 +68,7 @@ pub enum RunError {
 }
 
 /// Runs until told to stop (SIGTERM or SIGINT).
-pub async fn run(arguments: RunArguments) -> Result<(), RunError> {
+pub(crate) async fn run(arguments: RunArguments) -> Result<(), RunError> {
     let config = Config::infer()
         .await
         .map_err(|error| RunError::NoCluster(kube::Error::InferConfig(error)))?;
@@ -78,15 +78,6 @@ pub async fn run(arguments: RunArguments) -> Result<(), RunError> {
     let stop = CancellationToken::new();
     tokio::spawn(stop_on_signal(stop.clone()).map_err(RunError::Signal)?);
     run_on(client, metrics, arguments, stop).await
-}
-
-/// Runs against the cluster of `client`, whose calls are not counted, until `stop` is cancelled.
-pub async fn run_with(
-    client: Client,
-    arguments: RunArguments,
-    stop: CancellationToken,
-) -> Result<(), RunError> {
-    run_on(client, Arc::new(Metrics::new()?), arguments, stop).await
 }
 
 async fn run_on(
@@ -351,7 +342,9 @@ mod tests {
         };
         let stop = CancellationToken::new();
         stop.cancel();
-        let running = run_with(Client::new(service, "default"), arguments, stop);
+        let client = Client::new(service, "default");
+        let metrics = Arc::new(Metrics::new().expect("registers"));
+        let running = run_on(client, metrics, arguments, stop);
         tokio::time::timeout(Duration::from_secs(10), running)
             .await
             .expect("it ends")

@@ -25,7 +25,7 @@ const DELETION: Duration = Duration::from_secs(150);
 
 /// Why an installation did not pass.
 #[derive(Debug, thiserror::Error)]
-pub enum SmokeTestError {
+pub(crate) enum SmokeTestError {
     /// The manifest cannot be opened.
     #[error("failed to read {path}")]
     Read {
@@ -104,7 +104,7 @@ pub enum SmokeTestError {
 }
 
 /// Creates the job of a manifest, tells what becomes of it, and deletes it. An error if it does not succeed in time.
-pub async fn smoke_test(
+pub(crate) async fn smoke_test(
     arguments: SmokeTestArguments,
     output: &mut (impl Write + Send),
 ) -> Result<(), SmokeTestError> {

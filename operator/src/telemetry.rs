@@ -5,7 +5,7 @@ use tracing_subscriber::filter::ParseError;
 
 /// Why logging could not be started.
 #[derive(Debug, thiserror::Error)]
-pub enum LogError {
+pub(crate) enum LogError {
     /// The filter is not one.
     #[error("log filter {filter:?} is not one, such as `info` or `vit_operator=debug,info`")]
     Filter {
@@ -20,7 +20,7 @@ pub enum LogError {
 }
 
 /// Starts logging. `filter` is such as `info` or `vit_operator=debug,info`.
-pub fn start(filter: &str) -> Result<(), LogError> {
+pub(crate) fn start(filter: &str) -> Result<(), LogError> {
     let filter = EnvFilter::try_new(filter).map_err(|source| LogError::Filter {
         filter: filter.into(),
         source,

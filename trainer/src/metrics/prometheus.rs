@@ -236,7 +236,7 @@ impl RankMetrics {
             step: figure(names::STEP, "Optimizer steps finished.")?,
             run: (rank == 0)
                 .then(|| -> prometheus::Result<RunMetrics> {
-                    let steps = gauge(names::RUN_STEPS, "Optimizer steps of the whole run.")?;
+                    let steps = figure(names::RUN_STEPS, "Optimizer steps of the whole run.")?;
                     let checkpoints = CheckpointMetrics {
                         step: figure(
                             names::CHECKPOINT_STEP,
