@@ -14,6 +14,7 @@
 
 mod fleet;
 mod job;
+mod layout;
 mod panel;
 mod query;
 mod schema;

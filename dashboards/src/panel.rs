@@ -1,16 +1,13 @@
-//! Kinds of panels, and how they are laid out.
+//! Kinds of panels.
 
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::query::Expr;
 use crate::schema::{
-    Color, ColorMode, Content, Data, DataLink, DataSource, FieldConfig, FieldConfigSource, GridPos, Matcher,
-    Override, Panel, Property, Row, Target, Threshold, Transformation,
+    Color, ColorMode, Data, DataLink, DataSource, FieldConfig, FieldConfigSource, Matcher, Override,
+    Property, Target, Threshold, Transformation,
 };
-
-/// Columns of a dashboard.
-const COLUMNS: u32 = 24;
 
 /// How far an axis of counts goes while there are none.
 const FEW: u32 = 5;
@@ -351,7 +348,8 @@ impl Builder {
         }
     }
 
-    fn content(mut self) -> (&'static str, String, String, Data) {
+    /// Kind, title, description and data.
+    pub(crate) fn content(mut self) -> (&'static str, String, String, Data) {
         let options = self.options();
         let is_table = self.kind == Kind::Table;
         if matches!(self.kind, Kind::TimeSeries | Kind::Table) {
@@ -394,59 +392,4 @@ impl Builder {
 /// A, B, C and so on.
 fn ref_id(index: usize) -> String {
     ('A'..='Z').nth(index).unwrap_or('Z').to_string()
-}
-
-/// Panels under headings, from left to right and from top to bottom.
-#[derive(Debug, Default)]
-pub(crate) struct Layout {
-    panels: Vec<Panel>,
-    y: u32,
-}
-
-impl Layout {
-    /// A heading: the question that the panels below it answer.
-    pub(crate) fn heading(mut self, question: &str) -> Self {
-        let row = Content::Row(Row {
-            collapsed: false,
-            panels: [],
-        });
-        self.push("row", question.into(), String::new(), (0, COLUMNS, 1), row);
-        self.y += 1;
-        self
-    }
-
-    /// Panels side by side, of this height and each with its width.
-    pub(crate) fn line(mut self, height: u32, panels: impl IntoIterator<Item = (u32, Builder)>) -> Self {
-        let mut x = 0;
-        for (width, builder) in panels {
-            let (kind, title, description, data) = builder.content();
-            let content = Content::Data(Box::new(data));
-            self.push(kind, title, description, (x, width, height), content);
-            x += width;
-        }
-        self.y += height;
-        self
-    }
-
-    fn push(
-        &mut self,
-        kind: &'static str,
-        title: String,
-        description: String,
-        (x, w, h): (u32, u32, u32),
-        content: Content,
-    ) {
-        self.panels.push(Panel {
-            id: u32::try_from(self.panels.len() + 1).unwrap_or(u32::MAX),
-            r#type: kind,
-            title,
-            description,
-            grid_pos: GridPos { x, y: self.y, w, h },
-            content,
-        });
-    }
-
-    pub(crate) fn panels(self) -> Vec<Panel> {
-        self.panels
-    }
 }

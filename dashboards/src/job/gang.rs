@@ -1,0 +1,201 @@
+//! What synchronisation costs, who is slow, and what a failure would cost.
+
+use contract::metrics as of;
+use vit_operator::metric_names as operator;
+
+use super::{job, newest, ranks, step_seconds};
+use crate::layout::Layout;
+use crate::panel::{Unit, time_series};
+use crate::query::{Expr, Series};
+
+const TOTAL: &str = of::SYNC_KINDS[0];
+const EXPOSED: &str = of::SYNC_KINDS[1];
+const STRAGGLER: &str = of::SYNC_KINDS[2];
+/// What a rank computes by itself: data, forward and backward pass.
+const COMPUTE: [&str; 3] = [of::STEP_PHASES[0], of::STEP_PHASES[1], of::STEP_PHASES[2]];
+
+const RANK: [&str; 3] = [of::LABEL_NAMESPACE, of::LABEL_JOB_NAME, of::LABEL_RANK];
+
+pub(super) fn rows(layout: Layout) -> Layout {
+    safety(slowness(sync(layout)))
+}
+
+fn sync_seconds(kind: &str) -> Series {
+    Series::of(of::SYNC_SECONDS_TOTAL).with(of::LABEL_KIND, kind)
+}
+
+/// By rank, with its node.
+fn with_node(expression: Expr) -> Expr {
+    let node = Expr::from(ranks(Series::of(of::RANK_INFO))).first_by(&RANK);
+    expression.labelled(&RANK, of::LABEL_NODE, node)
+}
+
+const RANK_ON_NODE: &str = "rank {{rank}} on {{node}}";
+
+fn sync(layout: Layout) -> Layout {
+    let share = |kind| {
+        let all = job(step_seconds()).rate().sum();
+        job(sync_seconds(kind)).rate().sum().over(all)
+    };
+    let total = job(sync_seconds(TOTAL)).rate().sum();
+    let hidden = job(sync_seconds(EXPOSED))
+        .rate()
+        .sum()
+        .over(total)
+        .grouped()
+        .complement();
+    layout.heading("What does synchronisation cost?").line(
+        8,
+        [
+            (
+                10,
+                time_series(
+                    "Share of step time spent waiting",
+                    Unit::Share,
+                    "exposed: waiting for communication that the backward pass does not hide. straggler: waiting for slower ranks. \
+                     Above the line together for half an hour: see ViTSyncShareHigh in docs/operations.md.",
+                )
+                .query(share(EXPOSED), EXPOSED)
+                .query(share(STRAGGLER), STRAGGLER)
+                .stacked()
+                .threshold(0.4, "dark-red")
+                .reaches(0.5)
+                .colors([(EXPOSED, "orange"), (STRAGGLER, "red")]),
+            ),
+            (
+                7,
+                time_series(
+                    "Communication hidden behind the backward pass",
+                    Unit::Share,
+                    "Share of all-reduce time that no step waited for. More images a rank, or fewer and larger buckets, hide \
+                     more of it.",
+                )
+                .query(hidden, "hidden")
+                .up_to_one()
+                .color("hidden", "green"),
+            ),
+            (
+                7,
+                time_series(
+                    "Gradients handed to all-reduce",
+                    Unit::BytesPerSecond,
+                    "By rank. parallelism.compressGradients: bf16 halves it.",
+                )
+                .query(
+                    ranks(Series::of(of::SYNC_BYTES_TOTAL)).rate().sum_by(&[of::LABEL_RANK]),
+                    "rank {{rank}}",
+                ),
+            ),
+        ],
+    )
+}
+
+fn slowness(layout: Layout) -> Layout {
+    let compute = |series: Series| {
+        let parts = COMPUTE.join("|");
+        ranks(series)
+            .matching(of::LABEL_PHASE, &parts)
+            .rate()
+            .sum_by(&RANK)
+    };
+    let steps = ranks(Series::count_of(of::STEP_SECONDS)).with(of::LABEL_PHASE, COMPUTE[0]);
+    let compute = compute(step_seconds()).over(steps.rate().sum_by(&RANK));
+    let waits = ranks(sync_seconds(STRAGGLER))
+        .rate()
+        .sum_by(&RANK)
+        .over(ranks(step_seconds()).rate().sum_by(&RANK));
+    let named = Expr::from(job(Series::of(operator::STRAGGLER_SLOWDOWN_RATIO)))
+        .max_by(&[operator::LABEL_RANK, operator::LABEL_NODE]);
+    layout.heading("Who is slow?").line(
+        8,
+        [
+            (
+                8,
+                time_series(
+                    "Compute time of a step, by rank",
+                    Unit::Seconds,
+                    "Data, forward and backward pass, and no waiting. The rank that stays above the others is the one that they \
+                     wait for.",
+                )
+                .query(with_node(compute), RANK_ON_NODE),
+            ),
+            (
+                8,
+                time_series(
+                    "Waiting for slower ranks, by rank",
+                    Unit::Share,
+                    "Share of step time that a rank waits for others: the one that waits least is the slow one.",
+                )
+                .query(with_node(waits), RANK_ON_NODE),
+            ),
+            (
+                8,
+                time_series(
+                    "Stragglers",
+                    Unit::Times,
+                    "Ranks that the operator has named in status.stragglers: compute time over the median of the other ranks. \
+                     See ViTStraggler in docs/operations.md.",
+                )
+                .query(named, RANK_ON_NODE)
+                .threshold(1.33, "red")
+                .or_else("no rank stays slower"),
+            ),
+        ],
+    )
+}
+
+fn safety(layout: Layout) -> Layout {
+    let phases = [of::LABEL_PHASE];
+    let mean = Expr::from(job(Series::of(of::CHECKPOINT_SECONDS_TOTAL)))
+        .sum_by(&phases)
+        .over_all(Expr::from(job(Series::of(of::CHECKPOINTS_TOTAL))).sum());
+    let bytes = Expr::from(job(Series::of(of::CHECKPOINT_BYTES_TOTAL)))
+        .sum()
+        .over(Expr::from(job(Series::of(of::CHECKPOINTS_TOTAL))).sum());
+    layout.heading("Is it safe?").line(
+        8,
+        [
+            (
+                8,
+                time_series(
+                    "Steps done and saved",
+                    Unit::Count,
+                    "What lies between the lines is lost if the job fails now. A step back is a new attempt that continues from \
+                     the checkpoint.",
+                )
+                .query(newest(of::STEP), "done")
+                .query(newest(of::CHECKPOINT_STEP), "saved")
+                .colors([("done", "blue"), ("saved", "green")]),
+            ),
+            (
+                8,
+                time_series(
+                    "Time and size of a checkpoint",
+                    Unit::Seconds,
+                    "Mean over this attempt. Training stands still for the snapshot alone; it goes on during the write.",
+                )
+                .query(mean, "{{phase}}")
+                .query(bytes, "size")
+                .on_the_right("size", Unit::Bytes)
+                .colors([
+                    (of::CHECKPOINT_PHASES[0], "orange"),
+                    (of::CHECKPOINT_PHASES[1], "blue"),
+                    ("size", "text"),
+                ]),
+            ),
+            (
+                8,
+                time_series(
+                    "Attempts and restarts",
+                    Unit::Count,
+                    "attempt counts gangs: it rises at every restart, resume and change of size. restarts counts those after a \
+                     failure. Why: status.lastFailure of the job.",
+                )
+                .query(newest(operator::JOB_ATTEMPT), "attempt")
+                .query(newest(operator::JOB_RESTARTS), "restarts")
+                .steps()
+                .colors([("attempt", "blue"), ("restarts", "orange")]),
+            ),
+        ],
+    )
+}
