@@ -1,0 +1,98 @@
+//! What agents tell of training, as the status has it.
+
+use contract::Progress;
+use crds::status::{CheckpointStatus, ProgressStatus, StragglerStatus, ViTTrainingJobStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+/// Whether a record tells of a checkpoint that the status does not hold yet.
+pub(crate) fn has_new_checkpoint(status: &ViTTrainingJobStatus, progress: &Progress) -> bool {
+    progress
+        .last_checkpoint
+        .as_ref()
+        .is_some_and(|checkpoint| is_newer(checkpoint.step, status))
+}
+
+/// Failed attempts since the last new checkpoint, given a record that the status does not hold yet.
+pub(crate) fn failures_since_checkpoint(status: &ViTTrainingJobStatus, progress: Option<&Progress>) -> i32 {
+    if progress.is_some_and(|progress| has_new_checkpoint(status, progress)) {
+        0
+    } else {
+        status.restarts_since_checkpoint
+    }
+}
+
+fn is_newer(step: u64, status: &ViTTrainingJobStatus) -> bool {
+    let known = status.last_checkpoint.as_ref().map(|checkpoint| checkpoint.step);
+    Some(signed(step)) > known
+}
+
+/// Takes a record of training over.
+pub(super) fn take_over(status: &mut ViTTrainingJobStatus, progress: &Progress) {
+    status.restarts_since_checkpoint = failures_since_checkpoint(status, Some(progress));
+    if let Some(checkpoint) = &progress.last_checkpoint
+        && is_newer(checkpoint.step, status)
+    {
+        status.last_checkpoint = Some(CheckpointStatus {
+            step: signed(checkpoint.step),
+            path: checkpoint.path.clone(),
+            time: time(&checkpoint.time),
+        });
+    }
+    status.progress = Some(ProgressStatus {
+        epoch: count(progress.epoch as usize),
+        total_epochs: count(progress.total_epochs as usize),
+        step: signed(progress.step),
+        total_steps: signed(progress.total_steps),
+        percent: i32::from(progress.percent()),
+        loss: progress.loss.map(|loss| rounded(loss, 4)),
+        train_accuracy: progress.train_accuracy.map(|accuracy| rounded(accuracy, 4)),
+        validation_accuracy: progress.validation_accuracy.map(|accuracy| rounded(accuracy, 4)),
+        ema_validation_accuracy: progress
+            .ema_validation_accuracy
+            .map(|accuracy| rounded(accuracy, 4)),
+        images_per_second: progress.images_per_second.map(|rate| rounded(rate, 1)),
+        sync_share: progress.sync_share.map(|share| rounded(share, 4)),
+        eta_seconds: progress.eta_seconds.map(signed),
+        updated_at: time(&progress.updated_at),
+    });
+}
+
+/// Stragglers with the nodes they are on.
+pub(super) fn named(
+    stragglers: &[(u32, f64)],
+    status: &ViTTrainingJobStatus,
+    workers: &crds::spec::Workers,
+) -> Vec<StragglerStatus> {
+    let nodes = status
+        .placement
+        .as_ref()
+        .map(|placement| placement.nodes.as_slice())
+        .unwrap_or_default();
+    let ranks_per_node = u32::try_from(workers.gpus_per_node).unwrap_or(1).max(1);
+    stragglers
+        .iter()
+        .map(|(rank, slowdown)| StragglerStatus {
+            rank: count(*rank as usize),
+            node: nodes.get((rank / ranks_per_node) as usize).cloned(),
+            slowdown: rounded(*slowdown, 2),
+        })
+        .collect()
+}
+
+/// To so many decimals: `kubectl get` prints all that a number has.
+fn rounded(value: f64, decimals: i32) -> f64 {
+    let scale = 10_f64.powi(decimals);
+    (value * scale).round() / scale
+}
+
+fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+pub(super) fn count(value: usize) -> i32 {
+    i32::try_from(value).unwrap_or(i32::MAX)
+}
+
+fn time(text: &str) -> Option<Time> {
+    text.parse().ok().map(Time)
+}

@@ -1,0 +1,311 @@
+//! What a plan changes in a status.
+
+use crds::Phase;
+use crds::conditions::{self, reasons, types};
+use crds::status::{
+    AdmissionStatus, FailureStatus, MixedGroup, PlacementStatus, ViTTrainingJobStatus, WorkersStatus,
+};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+
+use super::told::count;
+use crate::planner::Waiting;
+use crate::policy::failure::Failure;
+use crate::policy::gang::{PodState, PodView};
+use crate::policy::placement::{Gpus, Placement};
+use crate::policy::queue::is_news;
+use crate::policy::restart::Verdict;
+use crate::policy::{elastic, failed_nodes};
+use crate::reconcile::observe::Observation;
+
+fn placed_nodes(status: &ViTTrainingJobStatus) -> usize {
+    status
+        .placement
+        .as_ref()
+        .map_or(0, |placement| placement.nodes.len())
+}
+
+/// A status in the making.
+pub(super) struct Next {
+    pub(super) status: ViTTrainingJobStatus,
+    pub(super) generation: Option<i64>,
+    pub(super) now: Timestamp,
+}
+
+impl Next {
+    /// Sets a condition.
+    pub(super) fn set(&mut self, type_: &str, value: bool, reason: &str, message: &str) {
+        let condition = Condition {
+            type_: type_.into(),
+            status: if value { "True" } else { "False" }.into(),
+            reason: reason.into(),
+            message: message.into(),
+            observed_generation: self.generation,
+            last_transition_time: Time(self.now),
+        };
+        conditions::set(&mut self.status.conditions, condition);
+    }
+
+    fn has(&self, type_: &str) -> bool {
+        self.status
+            .conditions
+            .iter()
+            .any(|condition| condition.type_ == type_)
+    }
+
+    pub(super) fn admitted(&mut self, granted: &AdmissionStatus) {
+        self.revive();
+        self.status.phase = Some(Phase::Pending);
+        self.let_go();
+        let message = format!(
+            "ClusterQueue {} has quota for {} nodes",
+            granted.cluster_queue, granted.nodes
+        );
+        self.status.admission = Some(AdmissionStatus {
+            time: Some(Time(self.now)),
+            ..granted.clone()
+        });
+        self.set(types::PLACED, false, reasons::ADMITTED, &message);
+    }
+
+    pub(super) fn placed(&mut self, attempt: i32, placement: &Placement, overdue: &str) {
+        self.revive();
+        let nodes = placement.nodes.join(", ");
+        let (group, mixed, reason, message) = match &placement.gpus {
+            Gpus::Like(group) => (
+                Some(group.clone()),
+                vec![],
+                reasons::GANG_FITS,
+                format!("{} on {nodes}{overdue}", group.product),
+            ),
+            Gpus::Mixed(groups) => {
+                let mixed: Vec<MixedGroup> = groups
+                    .iter()
+                    .map(|(group, nodes)| MixedGroup {
+                        group: group.clone(),
+                        nodes: count(*nodes),
+                    })
+                    .collect();
+                let kinds: Vec<String> = mixed
+                    .iter()
+                    .map(|kind| match kind.group.product.as_str() {
+                        "" => format!("{} of an unknown product", kind.nodes),
+                        product => format!("{} of {product}", kind.nodes),
+                    })
+                    .collect();
+                let message = format!(
+                    "GPUs of several kinds ({}) on {nodes}: every step waits for the slowest{overdue}",
+                    kinds.join(", ")
+                );
+                (None, mixed, reasons::MIXED_GPUS, message)
+            }
+        };
+        self.status.phase = Some(Phase::Starting);
+        self.status.attempt = attempt;
+        self.status.stragglers.clear();
+        self.status.start_time.get_or_insert(Time(self.now));
+        self.status.workers = Some(WorkersStatus {
+            desired: count(placement.nodes.len()),
+            ..WorkersStatus::default()
+        });
+        self.status.placement = Some(PlacementStatus {
+            group,
+            mixed,
+            topology: placement.topology.clone(),
+            time: Some(Time(self.now)),
+            nodes: placement.nodes.clone(),
+            rejected: placement.rejected.clone(),
+        });
+        self.set(types::PLACED, true, reason, &message);
+        self.set(
+            types::RUNNING,
+            false,
+            reasons::PODS_STARTING,
+            "pods are being created",
+        );
+    }
+
+    pub(super) fn replaced_by(&mut self, other: &str) {
+        self.status.phase = Some(Phase::Restarting);
+        let message = format!(
+            "the gang of {} is replaced by {other}",
+            placed_nodes(&self.status)
+        );
+        self.set(types::RUNNING, false, reasons::RESIZING, &message);
+    }
+
+    pub(super) fn waits(&mut self, waiting: &Waiting, overdue: &str) {
+        self.revive();
+        self.status.phase = Some(Phase::Pending);
+        self.let_go();
+        let (rejected, reason, message, what_for) = match waiting {
+            Waiting::NoFit { why, standing } => (
+                why.rejected.clone(),
+                reasons::NO_FITTING_GROUP,
+                standing.added_to(&format!("{}{overdue}", why.message)),
+                "waits for a group of like GPUs that fits the gang",
+            ),
+            Waiting::NoPriorityClass(class) => (
+                vec![],
+                reasons::NO_PRIORITY_CLASS,
+                format!(
+                    "spec.workers.priorityClassName is {class}: there is no such PriorityClass; create it, or a job \
+                     with another"
+                ),
+                "waits for its priority class",
+            ),
+            Waiting::InQueue(why) => {
+                self.status.admission = None;
+                (
+                    vec![],
+                    reasons::IN_QUEUE,
+                    why.clone(),
+                    "waits in a queue of Kueue",
+                )
+            }
+        };
+        self.status.placement = Some(PlacementStatus {
+            rejected,
+            ..PlacementStatus::default()
+        });
+        // A place in the queue that moved is no news by itself: it is told with the next.
+        let last = self
+            .status
+            .conditions
+            .iter()
+            .find(|last| last.type_ == types::PLACED);
+        let message = last
+            .filter(|last| last.reason == reason && !is_news(&last.message, &message))
+            .map_or(message, |last| last.message.clone());
+        self.set(types::PLACED, false, reason, &message);
+        self.set(types::RUNNING, false, reasons::NO_PODS, what_for);
+    }
+
+    pub(super) fn followed(&mut self, observation: &Observation) {
+        let gang: Vec<&PodView> = observation.gang(self.status.attempt).collect();
+        let desired = placed_nodes(&self.status);
+        let ready = gang.iter().filter(|pod| pod.ready).count();
+        let finished = gang.iter().filter(|pod| pod.state == PodState::Succeeded).count();
+        self.status.workers = Some(WorkersStatus {
+            desired: count(desired),
+            ready: count(ready),
+            failed: 0,
+        });
+        if ready + finished >= desired {
+            self.status.phase = Some(Phase::Running);
+            self.set(
+                types::RUNNING,
+                true,
+                reasons::ALL_PODS_READY,
+                "every pod of the gang runs",
+            );
+            return;
+        }
+        let mut message = format!("{ready} of {desired} pods are ready");
+        let stuck = gang
+            .iter()
+            .filter_map(|pod| Some((&pod.name, pod.stuck.as_ref()?)))
+            .min();
+        if let Some((pod, words)) = stuck {
+            message = format!("{message}; pod {pod}: {words}");
+        }
+        self.set(types::RUNNING, false, reasons::PODS_STARTING, &message);
+    }
+
+    pub(super) fn ended(
+        &mut self,
+        observation: &Observation,
+        failure: &Failure,
+        verdict: Verdict,
+        again: bool,
+    ) {
+        let attempt = self.status.attempt;
+        let seen_at = match &self.status.last_failure {
+            Some(known) if again => known.time.clone(),
+            _ => None,
+        };
+        // What looked retryable before its cause turned up was counted as a restart that does not come.
+        let was_counted = again && self.status.phase == Some(Phase::Restarting);
+        let restarts = i32::from(verdict == Verdict::Restart) - i32::from(was_counted);
+        self.status.restarts += restarts;
+        self.status.restarts_since_checkpoint = (self.status.restarts_since_checkpoint + restarts).max(0);
+        let failed = observation
+            .gang(attempt)
+            .filter(|pod| pod.lost || pod.has_failed())
+            .count();
+        self.status.workers = Some(WorkersStatus {
+            desired: count(placed_nodes(&self.status)),
+            ready: 0,
+            failed: count(failed),
+        });
+        self.status.last_failure = Some(FailureStatus {
+            attempt,
+            rank: failure.rank.and_then(|rank| i32::try_from(rank).ok()),
+            pod: Some(failure.pod.clone()),
+            node: failure.node.clone(),
+            exit_code: failure.exit_code.map(i32::from),
+            class: failure.class.as_str().into(),
+            message: failure.message.clone(),
+            time: Some(seen_at.unwrap_or(Time(self.now))),
+        });
+        self.status.failed_nodes = failed_nodes::after(&self.status.failed_nodes, failure, self.now);
+        if observation.job.spec.elastic.is_some() && restarts > 0 {
+            self.status.failed_size = elastic::failed_size(
+                self.status.failed_size.take(),
+                count(placed_nodes(&self.status)),
+                self.status.restarts_since_checkpoint,
+                self.now,
+            );
+        }
+        let cause = format!("attempt {attempt}: {}: {}", failure.class, failure.message);
+        let reason = match verdict {
+            Verdict::Restart => {
+                self.status.phase = Some(Phase::Restarting);
+                self.set(types::RUNNING, false, reasons::RESTARTING, &cause);
+                return;
+            }
+            Verdict::NotRetryable => reasons::NOT_RETRYABLE,
+            Verdict::Exhausted => reasons::RESTARTS_EXHAUSTED,
+        };
+        let workers = self.status.workers;
+        self.finish(Phase::Failed);
+        self.status.workers = workers.map(|workers| WorkersStatus {
+            desired: 0,
+            ..workers
+        });
+        self.set(types::FAILED, true, reason, &cause);
+    }
+
+    /// The job is over and lets go of its GPUs. Where it was stays in the status.
+    pub(super) fn finish(&mut self, phase: Phase) {
+        self.status.phase = Some(phase);
+        self.status.completion_time.get_or_insert(Time(self.now));
+        self.let_go();
+        let message = "the job is over";
+        if self.has(types::PLACED) {
+            self.set(types::PLACED, false, reasons::RELEASED, message);
+        }
+        if self.has(types::RUNNING) {
+            self.set(types::RUNNING, false, reasons::NO_PODS, message);
+        }
+    }
+
+    /// The job wants GPUs: it is not suspended any more, and if it was refused, it got a second chance.
+    pub(super) fn revive(&mut self) {
+        if self.has(types::SUSPENDED) {
+            self.set(
+                types::SUSPENDED,
+                false,
+                reasons::RESUMED,
+                "spec.suspend is not set",
+            );
+        }
+        if self.status.completion_time.take().is_some() {
+            self.set(types::FAILED, false, reasons::RESUMED, "the manifest was changed");
+        }
+    }
+
+    pub(super) fn let_go(&mut self) {
+        self.status.workers = Some(WorkersStatus::default());
+    }
+}
