@@ -18,7 +18,7 @@ const DELETION: Duration = Duration::from_secs(90);
 
 pub(crate) fn training_outlives_the_control_plane(context: &Context) -> Result<()> {
     let namespace = context.namespace("control-plane")?;
-    namespace.create("digits", json!({"training": {"epochs": 60}}))?;
+    namespace.create("digits", json!({"training": {"epochs": 30}}))?;
     namespace.wait_checkpoint("digits")?;
     let began = Timestamp::now();
     context.block_on(context.cluster.restart_control_plane("kube-apiserver"))?;
@@ -35,7 +35,7 @@ pub(crate) fn training_outlives_the_control_plane(context: &Context) -> Result<(
 
 pub(crate) fn operator_is_upgraded_while_a_job_trains(context: &Context) -> Result<()> {
     let namespace = context.namespace("upgrade")?;
-    namespace.create("digits", json!({"training": {"epochs": 40}}))?;
+    namespace.create("digits", json!({"training": {"epochs": 24}}))?;
     namespace.wait_checkpoint("digits")?;
     let before = context.leader()?;
     let set = |filter: &str| vit_tests::operator::install(&context.cluster, &[format!("logFilter={filter}")]);
@@ -50,7 +50,7 @@ pub(crate) fn operator_is_upgraded_while_a_job_trains(context: &Context) -> Resu
 
 pub(crate) fn evicted_gang_trains_on(context: &Context) -> Result<()> {
     let namespace = context.namespace("evicted")?;
-    namespace.create("digits", json!({"training": {"epochs": 40}}))?;
+    namespace.create("digits", json!({"training": {"epochs": 24}}))?;
 
     // As `kubectl drain` evicts.
     let saved = checkpointed_step(&namespace.wait_checkpoint("digits")?)?;

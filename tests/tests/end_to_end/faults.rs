@@ -78,7 +78,7 @@ pub(crate) fn truncated_record_is_named(context: &Context) -> Result<()> {
 
 pub(crate) fn killed_rank_restarts_the_gang(context: &Context) -> Result<()> {
     let namespace = context.namespace("killed")?;
-    namespace.create("digits", json!({"training": {"epochs": 40}}))?;
+    namespace.create("digits", json!({"training": {"epochs": 24}}))?;
     let first = namespace.wait_checkpoint("digits")?;
     let before = first.last_checkpoint.context("a checkpoint is told")?;
     let node = first.placement.context("placement is told")?.nodes[1].clone();
