@@ -230,6 +230,11 @@ impl Builder {
         self.property(column, "unit", json!(unit.id()))
     }
 
+    /// The width of one column of a table, in pixels.
+    pub(crate) fn width_of(self, column: &str, pixels: u32) -> Self {
+        self.property(column, "custom.width", json!(pixels))
+    }
+
     /// An axis of its own from 0, on the right.
     pub(crate) fn on_the_right(self, series: &str, unit: Unit) -> Self {
         let builder = self

@@ -203,6 +203,7 @@ fn alerts() -> Builder {
         ],
         &["Count"],
     )
+    .width_of("Alert", 160)
     .or_else("none")
 }
 
