@@ -48,8 +48,7 @@ fn train(context: &Context) -> Result<()> {
     let namespace = context.namespace("pod-groups")?;
     hold_back(context, &namespace)?;
     wait_scheduled(&namespace, "True")?;
-    let nodes = nodes_of(&namespace)?;
-    ensure!(nodes.len() == 3 && nodes.iter().all(Option::is_some), "{nodes:?}");
+    wait_bound(&namespace, 3)?;
 
     // Each attempt has a group of its own, and those of earlier ones go.
     namespace.wait_checkpoint("digits")?;
@@ -130,6 +129,19 @@ fn wait_scheduled(namespace: &Namespace<'_>, wanted: &str) -> Result<()> {
             began.elapsed() < DEADLINE,
             "PodGroupScheduled is not {wanted}: {group:?}"
         );
+        std::thread::sleep(Duration::from_millis(250));
+    }
+}
+
+/// Waits until so many pods are bound: the scheduler says that a group is scheduled before it has bound the last of them.
+fn wait_bound(namespace: &Namespace<'_>, pods: usize) -> Result<()> {
+    let began = Instant::now();
+    loop {
+        let nodes = nodes_of(namespace)?;
+        if nodes.iter().flatten().count() == pods {
+            return Ok(());
+        }
+        ensure!(began.elapsed() < DEADLINE, "{pods} pods, bound to {nodes:?}");
         std::thread::sleep(Duration::from_millis(250));
     }
 }
