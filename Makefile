@@ -120,8 +120,9 @@ docs: binaries ## Check links, manifests, messages and commands of the documenta
 docs-write: binaries ## Make the pages of command lines anew
 	UPDATE_EXPECT=1 $(CARGO) test --workspace --locked --test docs -- reference
 
+# With VIT_IMAGE_PROFILE=debug the images hold what `binaries` makes, in place of a release build.
 .PHONY: e2e
-e2e: release binaries ## Tests against a real API server and on a real cluster (as root)
+e2e: $(if $(filter debug,$(VIT_IMAGE_PROFILE)),,release) binaries ## Tests against a real API server and on a real cluster (as root)
 	$(CARGO) test --workspace --locked --test harness
 	$(CARGO) test --workspace --locked --test api_server
 	$(CARGO) test --workspace --locked --test end_to_end

@@ -68,12 +68,20 @@ pub fn root() -> PathBuf {
         .to_owned()
 }
 
+/// Says which build of the binaries the images hold: `release`, which it is by itself, or `debug`.
+const PROFILE: &str = "VIT_IMAGE_PROFILE";
+
 /// Builds the images of operator and trainer from the shipped Dockerfiles and the built binaries.
 pub fn images() -> Result<[PathBuf; 2]> {
-    let release = root().join("target/release");
+    let profile = std::env::var(PROFILE).unwrap_or_else(|_| "release".to_owned());
+    ensure!(
+        matches!(profile.as_str(), "release" | "debug"),
+        "{PROFILE} is {profile}, and should be release or debug"
+    );
+    let built = root().join("target").join(profile);
     let libtorch = std::env::var_os("LIBTORCH")
         .context("LIBTORCH is not set: export LIBTORCH=$(scripts/fetch-libtorch)")?;
-    let mut trainer = vec![(release.join("vit-trainer"), "vit-trainer".to_owned())];
+    let mut trainer = vec![(built.join("vit-trainer"), "vit-trainer".to_owned())];
     for entry in fs::read_dir(Path::new(&libtorch).join("lib"))? {
         let entry = entry?;
         trainer.push((
@@ -81,7 +89,7 @@ pub fn images() -> Result<[PathBuf; 2]> {
             format!("lib/{}", entry.file_name().to_string_lossy()),
         ));
     }
-    let operator = [(release.join("vit-operator"), "vit-operator".to_owned())];
+    let operator = [(built.join("vit-operator"), "vit-operator".to_owned())];
     Ok([
         build(image::OPERATOR, "operator/Dockerfile", &operator)?,
         build(image::TRAINER, "trainer/Dockerfile", &trainer)?,
@@ -92,7 +100,7 @@ fn build(name: &str, dockerfile: &str, files: &[(PathBuf, String)]) -> Result<Pa
     for (file, _) in files {
         ensure!(
             file.exists(),
-            "{} is missing: run `make release` first",
+            "{} is missing: run `make release` first (`make binaries` for {PROFILE}=debug)",
             file.display()
         );
     }
