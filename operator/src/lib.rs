@@ -34,6 +34,8 @@
 //! With owner references that block deletion, clusters with the `OwnerReferencesPermissionEnforcement` admission plugin
 //! also want `update` of vittrainingjobs/finalizers.
 //!
+//! The end-to-end tests compare what the chart grants with what the API server's audit log has seen used.
+//!
 //! `smoke-test` is no part of the operator's work: it creates, gets and deletes one job, with an account of its own.
 #![forbid(unsafe_code)]
 
