@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crds::{ViTTrainingJob, labels};
 use futures::{FutureExt as _, StreamExt as _, future};
@@ -22,6 +23,9 @@ use tracing::{debug, warn};
 
 use super::caches::{Trigger, is_owned_by, own_api, owner_of};
 use crate::policy::admission::{Queue, flavors_of};
+
+/// How often a cluster that does not serve Kueue's kinds is asked whether it does.
+const ASKED_AGAIN: Duration = Duration::from_secs(30);
 
 /// Types of a Workload's conditions.
 pub(crate) mod conditions {
@@ -267,7 +271,7 @@ where
 }
 
 /// Keeps the store of a kind, and tells whom a change concerns. A cluster without Kueue has no such kind, and is asked again
-/// now and then.
+/// after [`ASKED_AGAIN`]: a watch by itself would begin anew about once a second, for every beginning counts as a success of it.
 async fn follow<K>(
     api: Api<K>,
     which: watcher::Config,
@@ -282,6 +286,7 @@ async fn follow<K>(
         .modify(|object| object.meta_mut().managed_fields = None)
         .reflect(writer)
         .for_each(|event| {
+            let mut is_served = true;
             match event {
                 Ok(Event::Apply(object) | Event::InitApply(object) | Event::Delete(object)) => {
                     if let Some(trigger) = concerns(&object) {
@@ -296,10 +301,15 @@ async fn follow<K>(
                 Ok(Event::Init) => {}
                 Err(error) if is_missing(&error) => {
                     debug!(kind = %K::kind(&()), "the API server does not serve Kueue's kinds");
+                    is_served = false;
                 }
                 Err(error) => warn!(%error, "a watch was interrupted and starts again"),
             }
-            future::ready(())
+            async move {
+                if !is_served {
+                    tokio::time::sleep(ASKED_AGAIN).await;
+                }
+            }
         })
         .await;
 }
