@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_goes_boundthe_watch_is_broken_is_noticed() {
+    fn a_pod_that_goes_while_the_watch_is_broken_is_noticed() {
         let mut gangs = Gangs::default();
         let pods = fixtures::pod_objects(1, "Running");
         gangs.follow(&Event::Apply(pods[0].clone()));
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_gone_is_forgotten_after_a_boundwhere_nobody_asks() {
+    async fn what_is_gone_is_forgotten_after_a_while_where_nobody_asks() {
         let mut gangs = Gangs::default();
         let [bound, almost, rest] = [600, 599, 1].map(Duration::from_secs);
         for pod in fixtures::pod_objects(1, "Running") {
