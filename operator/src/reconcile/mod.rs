@@ -17,12 +17,14 @@ use crds::status::ViTTrainingJobStatus;
 use crds::{InvalidJob, Phase, ValidatedJob, ViTTrainingJob, conditions, labels};
 use jiff::SignedDuration;
 use kube::api::PostParams;
+use kube::client::ClientBuilder;
 use kube::core::DeserializeGuard;
 use kube::runtime::controller::Action;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::runtime::reflector::Store;
 use kube::{Api, Client, Resource as _, ResourceExt as _};
 use tokio::sync::mpsc;
+use tower::limit::ConcurrencyLimitLayer;
 use tracing::{Instrument as _, debug, info, info_span, warn};
 
 use crate::cluster::caches::{Caches, Trigger};
@@ -46,9 +48,13 @@ pub(crate) type GuardedJob = DeserializeGuard<ViTTrainingJob>;
 const CATCH_UP: Duration = Duration::from_millis(100);
 /// Between two looks at a gang that starts or stops; watches tell of nearly all changes before.
 const IN_MOTION: Duration = Duration::from_secs(5);
-/// Progress of all running jobs together is written so often a second at most, and so is how many pods are ready of all gangs that
-/// start.
-const WRITES: u32 = 25;
+/// Progress of all running jobs together is written so often a second at most.
+const PROGRESS_WRITES: u32 = 25;
+/// How many of their pods are ready is written so often a second for all gangs that start together, because it takes time from
+/// the API server that their pods need ...
+const START_WRITES: u32 = 5;
+/// ... but so often for each of them.
+const START_WRITTEN_EVERY: Duration = Duration::from_secs(60);
 /// Jobs count as running whose agents were asked within this time, and as starting with others that were written within it.
 const LATELY: Duration = Duration::from_secs(60);
 /// Between two looks at a job that waits; watches tell of new capacity before.
@@ -65,8 +71,13 @@ pub(crate) struct Settings {
     pub(crate) pod_groups: PodGroups,
 }
 
+/// Calls to the API server under way at once, of all rounds together. A server that is busy gets none faster through more of
+/// them, and each would be a connection of its own, with its TLS handshake and its buffers.
+const CALLS_AT_ONCE: usize = 32;
+
 /// What every round works with.
 pub(crate) struct Context {
+    /// Lets no more than [`CALLS_AT_ONCE`] through.
     pub(crate) client: Client,
     pub(crate) jobs: Store<GuardedJob>,
     pub(crate) caches: Caches,
@@ -98,6 +109,15 @@ impl Context {
             controller: labels::MANAGER.into(),
             instance: Some(instance),
         };
+        let namespace = client.default_namespace().to_owned();
+        // Only the rounds: whoever holds a lease must not queue behind a thousand pods.
+        let limited = tower::service_fn(move |request| {
+            let client = client.clone();
+            async move { client.send(request).await }
+        });
+        let client = ClientBuilder::new(limited, namespace)
+            .with_layer(&ConcurrencyLimitLayer::new(CALLS_AT_ONCE))
+            .build();
         Self {
             recorder: Recorder::new(client.clone(), reporter),
             client,
@@ -204,7 +224,7 @@ async fn round(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error>
     settle_promise(context, &observation, &plan, &written);
     applied?;
     let status = written?;
-    Ok(Action::requeue(next_round(&plan, &status)))
+    Ok(Action::requeue(next_round(context, &plan, &status)))
 }
 
 /// Takes back a promise that is certainly not recorded, and tells the jobs that wait. Where that is not known, it stays.
@@ -319,18 +339,27 @@ fn can_wait(
         return false;
     }
     let pace = match next.phase {
-        Some(Phase::Starting) => pace(IN_MOTION, context.memory.written_within(LATELY)),
-        Some(Phase::Running) => pace(PROGRESS_INTERVAL, context.memory.asked_within(LATELY)),
+        Some(Phase::Starting) => pace_of_starts(context),
+        Some(Phase::Running) => pace(
+            PROGRESS_INTERVAL,
+            context.memory.asked_within(LATELY),
+            PROGRESS_WRITES,
+        ),
         _ => return false,
     };
     let written = context.memory.since_write(&job.uid().unwrap_or_default());
     written.is_some_and(|ago| ago < pace)
 }
 
-/// Time between two writes of what moves all the time, so that no number of jobs costs more than [`WRITES`] a second.
-fn pace(least: Duration, jobs: usize) -> Duration {
+/// Time between two writes of what moves all the time, so that so many jobs together cost no more than `writes` a second.
+fn pace(least: Duration, jobs: usize, writes: u32) -> Duration {
     let jobs = u32::try_from(jobs).unwrap_or(u32::MAX);
-    least.max(Duration::from_secs(1).saturating_mul(jobs) / WRITES)
+    least.max(Duration::from_secs(1).saturating_mul(jobs) / writes)
+}
+
+/// Time between two writes of how many pods of a gang that starts are ready.
+fn pace_of_starts(context: &Context) -> Duration {
+    pace(IN_MOTION, context.memory.written_within(LATELY), START_WRITES).min(START_WRITTEN_EVERY)
 }
 
 fn count(
@@ -364,10 +393,11 @@ fn restarted_after<'a>(last: &ViTTrainingJobStatus, next: &'a ViTTrainingJobStat
 }
 
 /// When to look again if nothing happens until then.
-fn next_round(plan: &Plan, status: &ViTTrainingJobStatus) -> Duration {
+fn next_round(context: &Context, plan: &Plan, status: &ViTTrainingJobStatus) -> Duration {
     let after = |time: SignedDuration| Duration::try_from(time).unwrap_or(RESTING);
     match plan {
         Plan::Follow if status.phase == Some(Phase::Running) => PROGRESS_INTERVAL,
+        Plan::Follow => pace_of_starts(context),
         Plan::Wait(_) => WAITING,
         Plan::Rest(Some(time))
         | Plan::CleanUp {

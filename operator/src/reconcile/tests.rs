@@ -365,8 +365,28 @@ async fn a_gang_of_one_pod_needs_no_service() {
 
 #[test]
 fn progress_of_many_jobs_is_written_less_often() {
-    let paces = [0, 50, 51, 1000].map(|running| pace(PROGRESS_INTERVAL, running).as_millis());
+    let paces =
+        [0, 50, 51, 1000].map(|running| pace(PROGRESS_INTERVAL, running, PROGRESS_WRITES).as_millis());
     assert_eq!(paces, [2000, 2000, 2040, 40_000]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_rounds_together_have_only_so_many_calls_under_way() {
+    let (service, mut server) = mock::pair::<Request<Body>, Response<Body>>();
+    let context = context(service, reflector::store().0, &[], &[], &[]);
+    for index in 0..CALLS_AT_ONCE + 2 {
+        let pods: Api<Pod> = Api::namespaced(context.client.clone(), "research");
+        tokio::spawn(async move { pods.get_opt(&format!("digits-1-{index}")).await });
+    }
+    let mut under_way = Vec::new();
+    while let Ok(Some((_, answer))) = tokio::time::timeout(IN_MOTION, server.next_request()).await {
+        under_way.push(answer);
+    }
+    assert_eq!(under_way.len(), CALLS_AT_ONCE);
+    let answer = under_way.pop().expect("a call");
+    answer.send_error("the connection is gone");
+    let next = tokio::time::timeout(IN_MOTION, server.next_request()).await;
+    assert!(next.expect("it is let through").is_some());
 }
 
 #[tokio::test]
