@@ -67,6 +67,12 @@ pub struct ViTTrainingJobStatus {
     #[schemars(length(max = 16))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed_nodes: Vec<FailedNodeStatus>,
+    /// slowNodes are the nodes on which a rank of an earlier gang stayed slower than the others. Each is forgotten an hour after
+    /// that gang was replaced.
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["node".into()]))]
+    #[schemars(length(max = 16))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub slow_nodes: Vec<SlowNodeStatus>,
     /// failedSize is the size at which an elastic gang failed twice without a new checkpoint, within the last hour.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failed_size: Option<FailedSizeStatus>,
@@ -339,6 +345,18 @@ pub struct StragglerStatus {
     /// other ranks' times, as it was last reported. A rank is named once the mean over about half a minute is above 1.33,
     /// and until it is below 1.2.
     pub slowdown: f64,
+}
+
+/// SlowNodeStatus is a node on which a rank stayed slower than the others.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct SlowNodeStatus {
+    /// node is its name.
+    pub node: String,
+    /// slowdown is that of its slowest rank, as it was last reported; see status.stragglers.
+    pub slowdown: f64,
+    /// avoidedUntil is until when gangs do without the node where they can, if failurePolicy.excludeStragglers is set.
+    pub avoided_until: Time,
 }
 
 /// FailedSizeStatus is a size at which an elastic gang failed twice without a new checkpoint.

@@ -245,9 +245,9 @@ pub struct FailurePolicy {
     /// until an hour has gone by without another. A gang that fits nowhere else uses them nevertheless.
     #[serde(default = "default_exclude_failed_nodes")]
     pub exclude_failed_nodes: bool,
-    /// excludeStragglers says whether the next gang does without the nodes of ranks that stayed slower than the others
-    /// (status.stragglers), if it fits elsewhere. No gang is stopped for being slow, and an elastic one, which would be
-    /// smaller without them, keeps them.
+    /// excludeStragglers says whether the next gangs do without the nodes of ranks that stayed slower than the others
+    /// (status.stragglers, status.slowNodes), for an hour and if they fit elsewhere. An elastic gang leaves them out where it is
+    /// faster without them although it may be smaller. No gang is stopped for being slow.
     #[serde(default)]
     pub exclude_stragglers: bool,
 }

@@ -14,6 +14,7 @@ use crate::cluster::priority::PriorityClasses;
 use crate::policy::avoidance;
 use crate::policy::placement::GangRequest;
 use crate::policy::queue::{Order, Placed, Waiter};
+use crate::policy::slow_nodes::Slowdowns;
 use crate::reconcile::was_refused;
 
 /// A job as its last event told of it.
@@ -47,9 +48,13 @@ impl Job {
         let request = valid
             .as_ref()
             .map(|valid| GangRequest::from(valid).below(failed_size.unwrap_or(usize::MAX)));
-        let stricter = match (&valid, status, &request) {
-            (Some(valid), Some(status), Some(request)) => avoidance::stricter(valid, status, request),
-            _ => vec![],
+        let (slow_nodes, stricter) = match (&valid, status, &request) {
+            (Some(valid), Some(status), Some(request)) => {
+                let slow_nodes = avoidance::slow_nodes(valid, status);
+                let stricter = avoidance::stricter(valid, &slow_nodes, status, request);
+                (slow_nodes, stricter)
+            }
+            _ => (Slowdowns::new(), vec![]),
         };
         let order = Order {
             priority: Reverse(0),
@@ -75,6 +80,7 @@ impl Job {
                     order: order.clone(),
                     request: request.clone(),
                     stricter,
+                    slow_nodes,
                     since: waiting_since(job),
                     had: match phase {
                         Some(Phase::Restarting) => nodes.to_vec(),

@@ -6,8 +6,10 @@ use std::sync::Arc;
 use jiff::Timestamp;
 
 use super::board::Board;
+use crate::policy::avoidance::Avoidance;
 use crate::policy::placement::{Choice, Claim, GangRequest, Reasons, Shape, View};
 use crate::policy::queue::{Order, PASSED_BY, PASSED_FOR, Placed, Standing, Waiter};
+use crate::policy::slow_nodes::speed;
 
 /// What becomes of a job that waits.
 #[derive(Clone, Debug)]
@@ -117,11 +119,7 @@ impl Pass {
     ) {
         let request = &job.request;
         self.last = Some(job.order.clone());
-        let fits = job.stricter.iter().chain([&request.shape]).find_map(|shape| {
-            let view = board.view(shape);
-            let reasons = view.reasons();
-            Some((view.choose(request)?, reasons))
-        });
+        let fits = choose(job, board);
         // What is in its way, or in that of more nodes for it, may be its own pods that are still stopping.
         let had = || job.had.iter().map(|node| node.as_str().into());
         if let Some((choice, reasons)) = fits {
@@ -217,6 +215,29 @@ impl Pass {
             wait.keeps = wait.keeps.saturating_add_signed(nodes);
         }
     }
+}
+
+/// What a job gets: the first of its shapes decides in which it fits. But where an elastic gang without slow nodes would be so
+/// much smaller that it is slower, the next one that has them.
+fn choose(job: &Waiter, board: &mut Board) -> Option<(Choice, Arc<Reasons>)> {
+    let request = &job.request;
+    let mut fits = job.stricter.iter().chain([&request.shape]).filter_map(|shape| {
+        let view = board.view(shape);
+        let reasons = view.reasons();
+        Some((shape, view.choose(request)?, reasons))
+    });
+    let avoids_slow_nodes = |shape: &Shape| shape.avoided.values().any(|why| *why == Avoidance::WasSlow);
+    let (shape, first, reasons) = fits.next()?;
+    let could_be_larger = first.nodes.len() < request.most_nodes();
+    if could_be_larger && avoids_slow_nodes(shape) {
+        let speed = |choice: &Choice| speed(choice.nodes.iter().map(|node| &**node), &job.slow_nodes);
+        if let Some((_, with, reasons)) = fits.find(|(shape, ..)| !avoids_slow_nodes(shape))
+            && speed(&with) > speed(&first)
+        {
+            return Some((with, reasons));
+        }
+    }
+    Some((first, reasons))
 }
 
 /// By how many a job has been passed since it began to wait, as far as it matters.

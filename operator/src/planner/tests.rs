@@ -1,3 +1,4 @@
+use crds::status::SlowNodeStatus;
 use crds::{Phase, ViTTrainingJob};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::DeserializeGuard;
@@ -387,6 +388,41 @@ fn an_elastic_job_takes_the_greatest_of_its_sizes_that_fits() {
         why.message.starts_with("needs 1 x 1 like nvidia.com/gpu"),
         "{why:?}"
     );
+}
+
+#[test]
+fn an_elastic_gang_leaves_a_slow_node_out_and_does_not_grow_back_onto_it() {
+    let nodes = ["a", "b", "c", "d"];
+    let slow_on_b = |slowdown, is_avoided| {
+        let mut job = running_on(elastic("elastic", 1, 2, 4), &nodes);
+        job.spec.failure_policy.exclude_stragglers = is_avoided;
+        let status = job.status.as_mut().expect("a status");
+        status.phase = Some(Phase::Restarting);
+        status.stragglers = vec![fixtures::straggler(1, "b", slowdown)];
+        job
+    };
+    // Two nodes are faster than four at a third of their speed, and slower than four at two thirds.
+    for (slowdown, is_avoided, expected) in [
+        (3.0, true, &["a", "c"][..]),
+        (1.5, true, &nodes),
+        (3.0, false, &nodes),
+    ] {
+        let mut planner = planner(&nodes);
+        planner.tell(&[&slow_on_b(slowdown, is_avoided)]);
+        assert_eq!(planner.nodes_for("elastic"), expected, "{slowdown} times as slow");
+    }
+
+    let mut small = running_on(slow_on_b(3.0, true), &["a", "c"]);
+    small.status.as_mut().expect("a status").slow_nodes = vec![SlowNodeStatus {
+        node: "b".into(),
+        slowdown: 3.0,
+        avoided_until: Time(at(3600)),
+    }];
+    let mut planner = planner(&nodes);
+    planner.tell(&[&small]);
+    assert_eq!(planner.growth(&uid("elastic"), at(100)), None);
+    planner.follow_nodes(&Event::Apply(fixtures::node("e", "Tesla-T4", 1)));
+    assert_eq!(planner.growth(&uid("elastic"), at(100)), Some(4));
 }
 
 #[test]

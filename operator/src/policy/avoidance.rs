@@ -8,23 +8,34 @@ use crds::ValidatedJob;
 use crds::status::ViTTrainingJobStatus;
 
 use super::placement::{GangRequest, Shape};
+use super::slow_nodes::{Slowdowns, slowdowns};
 
 /// Why a node is avoided.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Avoidance {
-    /// A rank of the last gang stayed slow there.
+    /// A rank of the last gang, or of one within the last hour, stayed slow there.
     WasSlow,
     /// Attempts failed there.
     FailedBefore,
+}
+
+/// The slow nodes that a job is to avoid where it can.
+pub(crate) fn slow_nodes(job: &ValidatedJob, status: &ViTTrainingJobStatus) -> Slowdowns {
+    if job.exclude_stragglers {
+        slowdowns(&status.slow_nodes, &status.stragglers)
+    } else {
+        Slowdowns::new()
+    }
 }
 
 /// The shapes in which a place is looked for before the job's own one, in this order: without all nodes that it is to
 /// avoid, then with those on which it was only slow. A job must not wait for a node that it merely avoids.
 ///
 /// An elastic gang, which fits nearly everywhere in some size, keeps to the GPUs it had before all that: more of them of a
-/// slower kind may well be fewer. It does not avoid slow nodes, for it would be smaller without them.
+/// slower kind may well be fewer. Whether it is faster without its slow nodes is seen where a place is looked for.
 pub(crate) fn stricter(
     job: &ValidatedJob,
+    slowdowns: &Slowdowns,
     status: &ViTTrainingJobStatus,
     request: &GangRequest,
 ) -> Vec<Arc<Shape>> {
@@ -38,15 +49,8 @@ pub(crate) fn stricter(
         avoided.extend(failed);
     }
     let failed = avoided.clone();
-    let is_elastic = job.sizes.len() > 1;
-    if job.exclude_stragglers && !is_elastic {
-        for node in status
-            .stragglers
-            .iter()
-            .filter_map(|straggler| straggler.node.clone())
-        {
-            avoided.entry(node).or_insert(Avoidance::WasSlow);
-        }
+    for node in slowdowns.keys() {
+        avoided.entry(node.clone()).or_insert(Avoidance::WasSlow);
     }
     let mut steps = vec![avoided, failed];
     steps.dedup();
@@ -55,7 +59,7 @@ pub(crate) fn stricter(
         .placement
         .as_ref()
         .and_then(|placement| placement.group.clone())
-        .filter(|_| is_elastic);
+        .filter(|_| job.sizes.len() > 1);
     let mut shapes = Vec::new();
     if had.is_some() {
         let own = steps.iter().cloned().chain([BTreeMap::new()]);
@@ -102,7 +106,12 @@ mod tests {
         };
         status.failed_nodes = vec![failed("b", Some(Time(at(3600)))), failed("c", None)];
         let valid = crds::validate(&job).expect("valid");
-        stricter(&valid, &status, &GangRequest::from(&valid))
+        stricter(
+            &valid,
+            &slow_nodes(&valid, &status),
+            &status,
+            &GangRequest::from(&valid),
+        )
     }
 
     fn avoided(shapes: &[Arc<Shape>]) -> Vec<Vec<&str>> {

@@ -11,6 +11,7 @@ pub(crate) mod homogeneity;
 pub(crate) mod placement;
 pub(crate) mod queue;
 pub(crate) mod restart;
+pub(crate) mod slow_nodes;
 pub(crate) mod stall;
 pub(crate) mod start;
 pub(crate) mod straggler;

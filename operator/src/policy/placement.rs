@@ -39,6 +39,11 @@ impl GangRequest {
         })
     }
 
+    /// Pods of the gang that it would like best.
+    pub(crate) fn most_nodes(&self) -> usize {
+        self.larger.first().copied().unwrap_or(self.nodes)
+    }
+
     /// The same without the sizes from `nodes` up, but for the least.
     pub(crate) fn below(mut self, nodes: usize) -> Self {
         self.larger.retain(|more| *more < nodes);

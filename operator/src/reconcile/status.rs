@@ -14,7 +14,7 @@ use super::plan::Plan;
 use crate::error::Error;
 use crate::policy::gang::PodView;
 use crate::policy::suspend::Stop;
-use crate::policy::{elastic, failed_nodes};
+use crate::policy::{elastic, failed_nodes, slow_nodes};
 pub(crate) use told::{failures_since_checkpoint, has_new_checkpoint};
 use told::{named, take_over};
 use transition::Next;
@@ -36,6 +36,7 @@ pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStat
         take_over(&mut next.status, progress);
     }
     next.status.failed_nodes = failed_nodes::remembered(&next.status.failed_nodes, next.now);
+    next.status.slow_nodes = slow_nodes::remembered(&next.status.slow_nodes, next.now);
     next.status.failed_size = elastic::remembered(next.status.failed_size.take(), next.now);
     if let Some(stragglers) = &observation.stragglers {
         next.status.stragglers = named(stragglers, &next.status, &observation.job.spec.workers);

@@ -12,6 +12,7 @@ use crate::fixtures::at;
 use crate::policy::avoidance::Avoidance;
 use crate::policy::placement::properties::{GPU, cluster, elastic_gang, gang, node};
 use crate::policy::placement::{Placement, Unplaceable, place};
+use crate::policy::slow_nodes::Slowdowns;
 
 const NOW: i64 = 10_000;
 
@@ -40,6 +41,7 @@ fn queue() -> impl Strategy<Value = Vec<Waiter>> {
                 },
                 request,
                 stricter: vec![],
+                slow_nodes: Slowdowns::new(),
                 since: since.map(|second| at(second - NOW)),
                 had: had.into_iter().map(|node| format!("node-{node:02}")).collect(),
             })
@@ -128,6 +130,7 @@ proptest! {
             order: Order { priority: Reverse(0), created: None, job: "research/only".into() },
             request: request.clone(),
             stricter: vec![Arc::clone(&strict)],
+            slow_nodes: Slowdowns::new(),
             since: None,
             had: vec![],
         };
@@ -137,6 +140,38 @@ proptest! {
         if let (Ok(placement), true) = (decided, fits_without) {
             prop_assert!(placement.nodes.iter().all(|node| !avoided.contains_key(node)));
         }
+    }
+
+    #[test]
+    fn an_elastic_gang_leaves_slow_nodes_out_where_it_is_faster_without(
+        inventory in cluster(),
+        request in elastic_gang(),
+        slowness in prop::collection::vec(prop::option::of(1.2_f64..4.0), 24),
+    ) {
+        let slow_nodes: Slowdowns = inventory
+            .nodes
+            .keys()
+            .zip(slowness)
+            .filter_map(|(name, slowdown)| Some((name.to_string(), slowdown?)))
+            .collect();
+        let avoided = slow_nodes.keys().map(|node| (node.clone(), Avoidance::WasSlow)).collect();
+        let strict = Arc::new(Shape { avoided, ..(*request.shape).clone() });
+        let job = Waiter {
+            order: Order { priority: Reverse(0), created: None, job: "research/only".into() },
+            request: request.clone(),
+            stricter: vec![Arc::clone(&strict)],
+            slow_nodes: slow_nodes.clone(),
+            since: None,
+            had: vec![],
+        };
+        let speed = |placed: Result<Placement, Unplaceable>| {
+            placed.ok().map(|placement| speed(placement.nodes.iter().map(String::as_str), &slow_nodes))
+        };
+        let decided = speed(decide(&mut board(&inventory), &[job]).1.swap_remove(0));
+        let with = speed(place(&request, &inventory));
+        let without = speed(place(&GangRequest { shape: strict, ..request }, &inventory));
+        let fastest = with.into_iter().chain(without).reduce(f64::max);
+        prop_assert_eq!(decided, fastest);
     }
 
     #[test]
@@ -184,6 +219,7 @@ proptest! {
             order: Order { priority: Reverse(0), created: None, job: "research/only".into() },
             request: request.clone(),
             stricter: vec![],
+            slow_nodes: Slowdowns::new(),
             since,
             had: vec![],
         };
@@ -322,6 +358,7 @@ fn waiter(job: &str, nodes: usize, gpus: i64, second: i64) -> Waiter {
             shape: Arc::new(shape),
         },
         stricter: vec![],
+        slow_nodes: Slowdowns::new(),
         since: Some(at(second)),
         had: vec![],
     }

@@ -328,9 +328,19 @@ fn stragglers_are_named_with_their_node_until_another_gang_takes_their_place() {
             rejected: vec![],
         },
     };
-    assert_eq!(next(&observed, &again).stragglers, []);
+    let replaced = next(&observed, &again);
+    assert_eq!(replaced.stragglers, []);
+    let remembered = |status: &ViTTrainingJobStatus| -> Vec<(String, f64)> {
+        let nodes = status.slow_nodes.iter();
+        nodes.map(|node| (node.node.clone(), node.slowdown)).collect()
+    };
+    assert_eq!(remembered(&replaced), [("a".into(), 1.5), ("b".into(), 2.35)]);
     observed.stragglers = Some(vec![]);
     assert_eq!(next(&observed, &Plan::Follow).stragglers, []);
+    observed.stragglers = None;
+    std::sync::Arc::make_mut(&mut observed.job).status = Some(replaced);
+    observed.now = at(100 + 3600);
+    assert_eq!(remembered(&next(&observed, &Plan::Follow)), []);
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::policy::gang::{PodState, PodView};
 use crate::policy::placement::{Gpus, Placement};
 use crate::policy::queue::is_news;
 use crate::policy::restart::Verdict;
-use crate::policy::{elastic, failed_nodes};
+use crate::policy::{elastic, failed_nodes, slow_nodes};
 use crate::reconcile::observe::Observation;
 
 fn placed_nodes(status: &ViTTrainingJobStatus) -> usize {
@@ -102,7 +102,8 @@ impl Next {
         };
         self.status.phase = Some(Phase::Starting);
         self.status.attempt = attempt;
-        self.status.stragglers.clear();
+        let stragglers = std::mem::take(&mut self.status.stragglers);
+        self.status.slow_nodes = slow_nodes::after(&self.status.slow_nodes, &stragglers, self.now);
         self.status.start_time.get_or_insert(Time(self.now));
         self.status.workers = Some(WorkersStatus {
             desired: count(placement.nodes.len()),
