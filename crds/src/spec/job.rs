@@ -242,7 +242,9 @@ pub struct FailurePolicy {
     pub stall_timeout_seconds: Option<i32>,
     /// excludeFailedNodes says whether the job's next gangs do without nodes on which its attempts failed: at once after a
     /// DeviceFault, else after two failures that may be the node's (Killed, Crashed, PodLost, StartFailed, Stalled), and
-    /// until an hour has gone by without another. A gang that fits nowhere else uses them nevertheless.
+    /// until an hour has gone by without another. Bad data at the start of an attempt are the node's, too, and tried again
+    /// elsewhere, where they are a hostPath that the job has trained on before. A gang that fits nowhere else uses such nodes
+    /// nevertheless.
     #[serde(default = "default_exclude_failed_nodes")]
     pub exclude_failed_nodes: bool,
     /// excludeStragglers says whether the next gangs do without the nodes of ranks that stayed slower than the others

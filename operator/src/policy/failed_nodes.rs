@@ -1,11 +1,13 @@
 //! Nodes on which attempts of a job failed: which of them its next gangs avoid, and until when that is forgotten.
 
-use contract::FailureClass;
-use crds::status::FailedNodeStatus;
+use contract::{FailureClass, Progress};
+use crds::ValidatedJob;
+use crds::status::{FailedNodeStatus, ViTTrainingJobStatus};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::failure::Failure;
+use super::restart::Verdict;
 
 /// What happened on a node is forgotten after so long without another failure there: nodes are repaired, and a job
 /// must not run out of them.
@@ -43,11 +45,51 @@ fn blame(class: FailureClass) -> Blame {
     }
 }
 
-/// The nodes that are remembered after another failure, by name.
-pub(crate) fn after(known: &[FailedNodeStatus], failure: &Failure, now: Timestamp) -> Vec<FailedNodeStatus> {
+/// Whether a failure that would repeat anywhere else is this node's alone: the data are on the nodes' own disks, the job has
+/// trained on them, and an attempt that has not got on yet cannot read them. `progress` is that of the attempt.
+pub(crate) fn is_of_the_node(
+    class: FailureClass,
+    job: &ValidatedJob,
+    status: &ViTTrainingJobStatus,
+    progress: Option<&Progress>,
+) -> bool {
+    let is_on_nodes = job
+        .pod
+        .data
+        .as_ref()
+        .is_some_and(|data| data.volume.host_path.is_some());
+    let Some(checkpoint) = &status.last_checkpoint else {
+        return false;
+    };
+    let began_at = progress.map_or(0, |progress| i64::try_from(progress.step).unwrap_or(i64::MAX));
+    let placed = status
+        .placement
+        .as_ref()
+        .and_then(|placement| placement.time.as_ref());
+    let has_saved = matches!((&checkpoint.time, placed), (Some(saved), Some(placed)) if saved.0 >= placed.0);
+    class == FailureClass::BadData
+        && is_on_nodes
+        && job.exclude_failed_nodes
+        && began_at <= checkpoint.step
+        && !has_saved
+}
+
+/// The nodes that are remembered after another failure and its verdict, by name.
+pub(crate) fn after(
+    known: &[FailedNodeStatus],
+    failure: &Failure,
+    verdict: Verdict,
+    now: Timestamp,
+) -> Vec<FailedNodeStatus> {
     let mut nodes = remembered(known, now);
-    let (Some(name), blame) = (&failure.node, blame(failure.class)) else {
+    let Some(name) = &failure.node else {
         return nodes;
+    };
+    let is_of_the_node = !failure.class.is_retryable() && verdict != Verdict::NotRetryable;
+    let blame = if is_of_the_node {
+        Blame::AtOnce
+    } else {
+        blame(failure.class)
     };
     if blame == Blame::Never {
         return nodes;
@@ -78,10 +120,12 @@ pub(crate) fn remembered(known: &[FailedNodeStatus], now: Timestamp) -> Vec<Fail
 
 #[cfg(test)]
 mod tests {
+    use crds::status::CheckpointStatus;
     use proptest::prelude::*;
 
     use super::*;
-    use crate::fixtures::at;
+    use crate::fixtures::{self, at};
+    use crate::policy::restart::verdict;
 
     const HOUR: i64 = 3600;
 
@@ -100,7 +144,12 @@ mod tests {
     /// After these failures, each at a second.
     fn nodes(failures: &[(FailureClass, &str, i64)]) -> Vec<FailedNodeStatus> {
         failures.iter().fold(vec![], |known, (class, node, second)| {
-            after(&known, &failure(*class, node), at(*second))
+            after(
+                &known,
+                &failure(*class, node),
+                verdict(*class, false, 1, 5),
+                at(*second),
+            )
         })
     }
 
@@ -151,7 +200,45 @@ mod tests {
             node: None,
             ..failure(FailureClass::DeviceFault, "b")
         };
-        assert_eq!(after(&[], &nowhere, at(0)), []);
+        assert_eq!(after(&[], &nowhere, Verdict::Restart, at(0)), []);
+    }
+
+    #[test]
+    fn a_node_without_the_data_that_a_job_has_trained_on_is_avoided_at_once() {
+        let failure = failure(FailureClass::BadData, "b");
+        let known = after(&[], &failure, Verdict::Restart, at(0));
+        assert_eq!(avoided_at(&known, HOUR - 1), ["b"]);
+        assert_eq!(after(&[], &failure, Verdict::NotRetryable, at(0)), []);
+    }
+
+    #[test]
+    fn data_on_nodes_are_a_node_s_fault_while_its_attempt_has_not_got_on() {
+        let on_nodes = serde_json::json!({"hostPath": {"path": "/data"}});
+        let shared = serde_json::json!({"persistentVolumeClaim": {"claimName": "digits"}});
+        let is_of_the_node = |volume: &serde_json::Value, class, step, saved_at: Option<i64>| {
+            let mut job = fixtures::job();
+            job.spec.data.volume = serde_json::from_value(volume.clone()).expect("a volume");
+            let mut status = fixtures::status(crds::Phase::Running, 2);
+            status.placement.as_mut().expect("placed").time = Some(Time(at(50)));
+            status.last_checkpoint = saved_at.map(|second| CheckpointStatus {
+                step: 40,
+                path: "/checkpoints/digits/40".into(),
+                time: Some(Time(at(second))),
+            });
+            let valid = crds::validate(&job).expect("valid");
+            let progress = Progress {
+                step,
+                ..Progress::default()
+            };
+            super::is_of_the_node(class, &valid, &status, Some(&progress))
+        };
+        let bad_data = FailureClass::BadData;
+        assert!(is_of_the_node(&on_nodes, bad_data, 40, Some(49)));
+        assert!(!is_of_the_node(&on_nodes, bad_data, 0, None), "never read");
+        assert!(!is_of_the_node(&on_nodes, bad_data, 41, Some(49)), "read here");
+        assert!(!is_of_the_node(&on_nodes, bad_data, 40, Some(51)), "read here");
+        assert!(!is_of_the_node(&shared, bad_data, 40, Some(49)));
+        assert!(!is_of_the_node(&on_nodes, FailureClass::Diverged, 40, Some(49)));
     }
 
     #[test]
@@ -173,7 +260,7 @@ mod tests {
             for (class, node, pause) in failures {
                 now += pause;
                 let failure = failure(FailureClass::ALL[class], &format!("node-{node}"));
-                known = after(&known, &failure, at(now));
+                known = after(&known, &failure, verdict(failure.class, false, 1, 5), at(now));
                 prop_assert!(known.len() <= MOST_NODES);
                 let mut names: Vec<&str> = known.iter().map(|node| node.node.as_str()).collect();
                 names.dedup();

@@ -14,10 +14,15 @@ pub(crate) enum Verdict {
     Exhausted,
 }
 
-/// Decides by the class of the failure to blame, and by the number of failed attempts since the last new checkpoint,
-/// this one included.
-pub(crate) fn verdict(class: FailureClass, failures_since_checkpoint: i32, max_restarts: u32) -> Verdict {
-    if !class.is_retryable() {
+/// Decides by the class of the failure to blame, whether it is [the node's](super::failed_nodes::is_of_the_node), and by the
+/// number of failed attempts since the last new checkpoint, this one included.
+pub(crate) fn verdict(
+    class: FailureClass,
+    is_of_the_node: bool,
+    failures_since_checkpoint: i32,
+    max_restarts: u32,
+) -> Verdict {
+    if !class.is_retryable() && !is_of_the_node {
         Verdict::NotRetryable
     } else if i64::from(failures_since_checkpoint) > i64::from(max_restarts) {
         Verdict::Exhausted
@@ -47,10 +52,13 @@ mod tests {
 
     #[test]
     fn the_budget_is_that_many_restarts() {
-        assert_eq!(verdict(FailureClass::Killed, 1, 1), Verdict::Restart);
-        assert_eq!(verdict(FailureClass::Killed, 2, 1), Verdict::Exhausted);
-        assert_eq!(verdict(FailureClass::Killed, 1, 0), Verdict::Exhausted);
-        assert_eq!(verdict(FailureClass::BadData, 1, 100), Verdict::NotRetryable);
+        let (killed, bad_data) = (FailureClass::Killed, FailureClass::BadData);
+        assert_eq!(verdict(killed, false, 1, 1), Verdict::Restart);
+        assert_eq!(verdict(killed, false, 2, 1), Verdict::Exhausted);
+        assert_eq!(verdict(killed, false, 1, 0), Verdict::Exhausted);
+        assert_eq!(verdict(bad_data, false, 1, 100), Verdict::NotRetryable);
+        assert_eq!(verdict(bad_data, true, 1, 1), Verdict::Restart);
+        assert_eq!(verdict(bad_data, true, 2, 1), Verdict::Exhausted);
     }
 
     #[test]

@@ -32,7 +32,7 @@ use crate::policy::gang::{PodState, PodView};
 use crate::policy::placement::Placement;
 use crate::policy::restart::{SETTLE, Verdict, back_off, verdict};
 use crate::policy::suspend::{Stop, stop_wanted};
-use crate::policy::{deadline, elastic, stall, start, ttl};
+use crate::policy::{deadline, elastic, failed_nodes, stall, start, ttl};
 
 /// What to do next.
 #[derive(Clone, Debug, PartialEq)]
@@ -133,10 +133,12 @@ pub(crate) fn plan(
         Phase::Suspended if valid.suspend => Plan::Rest(None),
         Phase::Pending | Phase::Suspended => place_now(),
         Phase::Suspending => drain(observation, valid.node_lost_after).unwrap_or(Plan::Park),
-        Phase::Restarting => settle(observation, &status, valid.max_restarts)
-            .or_else(|| drain(observation, valid.node_lost_after))
-            .or_else(|| backing_off(observation, &status).filter(|_| !is_evicted))
-            .unwrap_or_else(place_now),
+        Phase::Restarting => settle(observation, &status, |failure, failures| {
+            verdict_on(failure, observation, valid, failures)
+        })
+        .or_else(|| drain(observation, valid.node_lost_after))
+        .or_else(|| backing_off(observation, &status).filter(|_| !is_evicted))
+        .unwrap_or_else(place_now),
         Phase::Starting | Phase::Running => follow(observation, &status, valid),
         Phase::Succeeded | Phase::Failed => after_the_end(observation, &status),
     }
@@ -276,7 +278,7 @@ fn follow(observation: &Observation, status: &ViTTrainingJobStatus, valid: &Vali
     if let Some(failure) = blame(&gang).or_else(overdue).or_else(stalled) {
         let failures = failures_since_checkpoint(status, observation.progress.as_ref()) + 1;
         return Plan::End {
-            verdict: verdict(failure.class, failures, valid.max_restarts),
+            verdict: verdict_on(&failure, observation, valid, failures),
             failure,
             again: false,
         };
@@ -296,8 +298,33 @@ fn follow(observation: &Observation, status: &ViTTrainingJobStatus, valid: &Vali
     Plan::Follow
 }
 
-/// While only an echo is known of a failed attempt: whether the cause has turned up, or still may.
-fn settle(observation: &Observation, status: &ViTTrainingJobStatus, max_restarts: u32) -> Option<Plan> {
+fn verdict_on(
+    failure: &Failure,
+    observation: &Observation,
+    valid: &ValidatedJob,
+    failures_since_checkpoint: i32,
+) -> Verdict {
+    let is_of_the_node = failed_nodes::is_of_the_node(
+        failure.class,
+        valid,
+        &observation.status(),
+        observation.progress.as_ref(),
+    );
+    verdict(
+        failure.class,
+        is_of_the_node,
+        failures_since_checkpoint,
+        valid.max_restarts,
+    )
+}
+
+/// While only an echo is known of a failed attempt: whether the cause has turned up, or still may. `verdict` decides about
+/// the cause, by failures since the last checkpoint.
+fn settle(
+    observation: &Observation,
+    status: &ViTTrainingJobStatus,
+    verdict: impl Fn(&Failure, i32) -> Verdict,
+) -> Option<Plan> {
     let known = failure_of_attempt(status)?;
     let seen_at = known.time.as_ref()?.0;
     let is_echo = contract::FailureClass::ALL
@@ -320,7 +347,7 @@ fn settle(observation: &Observation, status: &ViTTrainingJobStatus, max_restarts
         // A restart was counted when the echo was seen, the end of the job was not.
         let failures = status.restarts_since_checkpoint + i32::from(has_failed);
         return Some(Plan::End {
-            verdict: match verdict(failure.class, failures, max_restarts) {
+            verdict: match verdict(&failure, failures) {
                 // What is over stays over, whatever its budget has become: only the blame moves.
                 Verdict::Restart if has_failed => Verdict::Exhausted,
                 verdict => verdict,
@@ -367,7 +394,9 @@ fn after_the_end(observation: &Observation, status: &ViTTrainingJobStatus) -> Pl
     let spec = &observation.job.spec;
     let max_restarts = u32::try_from(spec.failure_policy.max_restarts).unwrap_or(0);
     if status.phase == Some(Phase::Failed)
-        && let Some(plan) = settle(observation, status, max_restarts)
+        && let Some(plan) = settle(observation, status, |failure, failures| {
+            verdict(failure.class, false, failures, max_restarts)
+        })
     {
         return plan;
     }

@@ -6,7 +6,9 @@ use contract::{
     TerminationRecord,
 };
 use crds::ViTTrainingJob;
+use crds::status::CheckpointStatus;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use serde_json::json;
 
 use super::*;
 use crate::cluster::inventory::Inventory;
@@ -252,6 +254,34 @@ fn data_errors_are_never_retried() {
         panic!("not cleaned up");
     };
     assert_eq!(pods, ["digits-1-1"]);
+}
+
+#[test]
+fn a_job_that_has_trained_goes_elsewhere_where_a_node_s_own_disk_lacks_its_data() {
+    let mut job = job_in(Phase::Starting, 2);
+    job.spec.data.volume = serde_json::from_value(json!({"hostPath": {"path": "/data"}})).expect("a volume");
+    let status = job.status.as_mut().expect("a status");
+    status.last_checkpoint = Some(CheckpointStatus {
+        step: 40,
+        path: "/checkpoints/digits/40".into(),
+        time: None,
+    });
+    let mut observation = observation(job, vec![pod(2, 0), ended(pod(2, 1), 3, 99)]);
+    assert_eq!(
+        ended_attempt(step(&mut observation)),
+        (FailureClass::BadData, Verdict::Restart, false)
+    );
+    let status = observation.status();
+    assert_eq!((status.phase, status.restarts), (Some(Phase::Restarting), 1));
+    let avoided = &status.failed_nodes[0];
+    assert_eq!(
+        (
+            avoided.node.as_str(),
+            avoided.class.as_str(),
+            avoided.avoided_until.is_some()
+        ),
+        ("b", "BadData", true)
+    );
 }
 
 #[test]

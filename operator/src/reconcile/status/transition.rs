@@ -249,7 +249,7 @@ impl Next {
             message: failure.message.clone(),
             time: Some(seen_at.unwrap_or(Time(self.now))),
         });
-        self.status.failed_nodes = failed_nodes::after(&self.status.failed_nodes, failure, self.now);
+        self.status.failed_nodes = failed_nodes::after(&self.status.failed_nodes, failure, verdict, self.now);
         if observation.job.spec.elastic.is_some() && restarts > 0 {
             self.status.failed_size = elastic::failed_size(
                 self.status.failed_size.take(),
