@@ -29,6 +29,8 @@ pub mod types {
     pub const COMPLETE: &str = "Complete";
     /// The job failed and is not tried again.
     pub const FAILED: &str = "Failed";
+    /// False while what is to be done for the job cannot be; not there otherwise.
+    pub const RECONCILED: &str = "Reconciled";
 }
 
 /// Reasons of conditions and Events: one word a cause, the message tells the rest.
@@ -79,7 +81,7 @@ pub mod reasons {
     pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
     /// Event: an attempt failed.
     pub const ATTEMPT_FAILED: &str = "AttemptFailed";
-    /// Running is false, and Event: a call to the API server failed during reconciliation.
+    /// Reconciled and, of a gang that starts, Running are false, and Event: a call to the API server failed during reconciliation.
     pub const RECONCILE_FAILED: &str = "ReconcileFailed";
     /// Event: a rank stays slower than the others, which wait for it in every step.
     pub const STRAGGLER_FOUND: &str = "StragglerFound";

@@ -277,8 +277,8 @@ async fn write_status(
     let job = &*observation.job;
     let last = observation.status();
     let mut next = status::next(observation, plan);
-    if let Some(error) = hindrance.filter(|error| !error.is_conflict()) {
-        next = status::hindered(observation, next, error);
+    if !hindrance.is_some_and(Error::is_conflict) {
+        next = status::hindered(observation, next, hindrance);
     }
     // Where an earlier write may have promised something, only the server knows whether this is the last status.
     let is_open = context

@@ -36,7 +36,10 @@ pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStat
         take_over(&mut next.status, progress);
     }
     next.status.failed_nodes = failed_nodes::remembered(&next.status.failed_nodes, next.now);
-    next.status.slow_nodes = slow_nodes::remembered(&next.status.slow_nodes, next.now);
+    // Those that the gang does without are not forgotten while it trains: it would grow onto them, and be slow for good.
+    if next.status.phase != Some(Phase::Running) {
+        next.status.slow_nodes = slow_nodes::remembered(&next.status.slow_nodes, next.now);
+    }
     next.status.failed_size = elastic::remembered(next.status.failed_size.take(), next.now);
     if let Some(stragglers) = &observation.stragglers {
         next.status.stragglers = named(stragglers, &next.status, &observation.job.spec.workers);
@@ -130,24 +133,28 @@ pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStat
     next.status
 }
 
-/// The status where the plan could not be carried out: a gang that starts tells what is in its way.
+/// The status with what kept the plan from being carried out, if anything did. For a gang that starts that is also why it does
+/// not run yet.
 pub(crate) fn hindered(
     observation: &Observation,
     status: ViTTrainingJobStatus,
-    error: &Error,
+    error: Option<&Error>,
 ) -> ViTTrainingJobStatus {
     let mut next = Next {
         status,
         generation: observation.job.metadata.generation,
         now: observation.now,
     };
+    let Some(error) = error else {
+        next.status
+            .conditions
+            .retain(|condition| condition.type_ != types::RECONCILED);
+        return next.status;
+    };
+    let words = error.to_string();
+    next.set(types::RECONCILED, false, reasons::RECONCILE_FAILED, &words);
     if next.status.phase == Some(Phase::Starting) {
-        next.set(
-            types::RUNNING,
-            false,
-            reasons::RECONCILE_FAILED,
-            &error.to_string(),
-        );
+        next.set(types::RUNNING, false, reasons::RECONCILE_FAILED, &words);
     }
     next.status
 }

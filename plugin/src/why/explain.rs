@@ -109,8 +109,25 @@ pub(crate) fn explain(job: &ViTTrainingJob, place: &Place, now: Timestamp) -> Wh
         Some(Phase::Running) => trains(job, &status, &names, &mut why),
         _ => {}
     }
+    hindered(&status, &mut why);
     saved(&status, now, &mut why);
     why
+}
+
+/// What keeps the operator from doing what is to be done. Of a gang that starts it is told before.
+fn hindered(status: &ViTTrainingJobStatus, why: &mut Why) {
+    let condition = status
+        .conditions
+        .iter()
+        .find(|condition| condition.type_ == types::RECONCILED && condition.status == "False");
+    if let Some(condition) = condition
+        && why.message.as_ref() != Some(&condition.message)
+    {
+        why.findings.push(format!(
+            "the operator cannot do all that is to be done, and tries again: {}",
+            condition.message
+        ));
+    }
 }
 
 /// Whether nobody has looked at the job as it is now; that is told first.

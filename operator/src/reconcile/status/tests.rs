@@ -4,7 +4,7 @@ use crds::status::{CheckpointStatus, WorkersStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::*;
-use crate::fixtures::{self, at, conditions_of, gang, job_in, observation, pod};
+use crate::fixtures::{self, at, condition_of, conditions_of, gang, job_in, observation, pod};
 use crate::planner::Waiting;
 use crate::policy::failure::Failure;
 use crate::policy::gang::PodState;
@@ -340,7 +340,40 @@ fn stragglers_are_named_with_their_node_until_another_gang_takes_their_place() {
     observed.stragglers = None;
     std::sync::Arc::make_mut(&mut observed.job).status = Some(replaced);
     observed.now = at(100 + 3600);
-    assert_eq!(remembered(&next(&observed, &Plan::Follow)), []);
+    let forgotten = next(&observed, &Plan::Follow);
+    assert_eq!(remembered(&forgotten), []);
+    // A gang that trains without them does not come to grow onto them.
+    let status = std::sync::Arc::make_mut(&mut observed.job)
+        .status
+        .as_mut()
+        .expect("a status");
+    status.phase = Some(Phase::Running);
+    assert_eq!(remembered(&next(&observed, &Plan::Rest(None))).len(), 2);
+}
+
+#[test]
+fn what_keeps_a_plan_from_being_carried_out_is_told_in_every_phase_until_it_is_gone() {
+    let error = Error::NameTaken {
+        kind: "Service",
+        name: "digits".into(),
+    };
+    for phase in Phase::ALL {
+        let observed = observation(job_in(phase, 1), gang(1));
+        let status = observed.status();
+        let told = hindered(&observed, status.clone(), Some(&error));
+        let condition = condition_of(&told, types::RECONCILED).expect("told");
+        assert_eq!(
+            (condition.status.as_str(), &condition.message),
+            ("False", &error.to_string())
+        );
+        assert!(!only_moves(&status, &told), "{phase:?}: it is news");
+        assert_eq!(hindered(&observed, told.clone(), Some(&error)), told);
+        let gone = hindered(&observed, told, None);
+        assert!(condition_of(&gone, types::RECONCILED).is_none());
+        if phase != Phase::Starting {
+            assert_eq!(gone, status);
+        }
+    }
 }
 
 #[test]
