@@ -234,7 +234,6 @@ fn follow(observation: &Observation, status: &ViTTrainingJobStatus, valid: &Vali
             pod.lost = true;
         }
     }
-    let has_started = gang.iter().any(|pod| pod.state != PodState::Pending);
     let missing: Vec<usize> = (0..nodes.len())
         .filter(|node_rank| gang.iter().all(|pod| pod.node_rank != *node_rank))
         .filter(|node_rank| {
@@ -242,8 +241,9 @@ fn follow(observation: &Observation, status: &ViTTrainingJobStatus, valid: &Vali
             !observation.unseen_pods.contains(&name)
         })
         .collect();
-    let is_new = status.phase == Some(Phase::Starting) && !has_started && !observation.gang_was_created;
-    // A gang is created once. Whoever is missing later went away without being seen to go.
+    // A quota, or an operator that went away, may have left a part of the gang out: those that are there wait for it. Once the
+    // gang was whole, whoever is missing went away without being seen to go.
+    let is_new = status.phase == Some(Phase::Starting) && !observation.gang_was_created;
     gang.extend(missing.iter().map(|node_rank| PodView {
         name: build::pod::name(&observation.job, status.attempt, *node_rank),
         attempt: status.attempt,

@@ -218,9 +218,12 @@ pub(crate) fn slow_rank_is_named(context: &Context) -> Result<()> {
     let status = namespace.wait("digits", "trains again", |status| {
         status.attempt == 2 && status.phase == Some(Phase::Running)
     })?;
+    check_attempts(&status, 2, 1)?;
     let nodes = status.placement.context("placement is told")?.nodes;
     ensure!(!nodes.contains(slow), "{slow} was slow and is used: {nodes:?}");
-    Ok(())
+    let saved = namespace.steps("digits")?.saved;
+    namespace.wait_checkpoint_after("digits", saved)?;
+    namespace.steps("digits").map(drop)
 }
 
 pub(crate) fn leader_goes_away(context: &Context) -> Result<()> {
@@ -235,6 +238,38 @@ pub(crate) fn leader_goes_away(context: &Context) -> Result<()> {
     check_attempts(&status, 1, 0)?;
     let after = context.leader()?;
     ensure!(before != after, "{before} still leads");
+    namespace.check_steps("digits")
+}
+
+pub(crate) fn leader_dies_between_two_pods(context: &Context) -> Result<()> {
+    let namespace = context.namespace("between")?;
+    let quota = json!({
+        "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one"}, "spec": {"hard": {"pods": "1"}},
+    });
+    namespace.apply_all(&[&quota])?;
+    namespace.create("digits", json!({"training": {"epochs": 4}}))?;
+    namespace.wait("digits", "tells of the quota", |status| {
+        let mut conditions = status.conditions.iter();
+        let is_told = conditions.any(|condition| {
+            condition.type_ == "Reconciled" && condition.message.contains("exceeded quota: one")
+        });
+        is_told && namespace.pods().is_ok_and(|pods| pods.len() == 1)
+    })?;
+    let before = context.leader()?;
+    context.kill_leader()?;
+    namespace.kubectl(["delete", "resourcequota", "one"])?;
+    let status = namespace.wait_phase("digits", Phase::Succeeded)?;
+    let after = context.leader()?;
+    ensure!(before != after, "{before} still leads");
+    check_attempts(&status, 1, 0)?;
+    ensure!(
+        status
+            .conditions
+            .iter()
+            .all(|condition| condition.type_ != "Reconciled"),
+        "the quota is gone: {:?}",
+        status.conditions
+    );
     namespace.check_steps("digits")
 }
 

@@ -28,6 +28,14 @@ impl Context {
         Ok(pod.to_owned())
     }
 
+    /// Kills the pod that leads: it gives nothing back.
+    pub(crate) fn kill_leader(&self) -> Result<()> {
+        let pod = self.leading_pod()?;
+        let now = ["--grace-period=0", "--force"];
+        self.kubectl(["-n", NAMESPACE, "delete", "pod", &pod, now[0], now[1]])?;
+        Ok(())
+    }
+
     /// Makes a replica on this node the leader. The other one is elsewhere.
     pub(crate) fn lead_from(&self, node: &str) -> Result<()> {
         let others: Vec<String> = self

@@ -114,6 +114,10 @@ const TESTS: &[(&str, Test)] = &[
         faults::leader_goes_away,
     ),
     (
+        "leader_dies_between_two_pods_and_the_next_one_creates_the_rest",
+        faults::leader_dies_between_two_pods,
+    ),
+    (
         "plugin_shows_a_job_that_trains_and_steers_it",
         plugin::shows_a_job_that_trains_and_steers_it,
     ),

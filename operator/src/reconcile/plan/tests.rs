@@ -1,4 +1,5 @@
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use contract::exit::ExitCode;
 use contract::{
@@ -48,7 +49,7 @@ fn plan_on(observation: &Observation, inventory: &Inventory) -> Plan {
 fn step(observation: &mut Observation) -> Plan {
     let plan = decide(observation);
     let status = status::next(observation, &plan);
-    std::sync::Arc::make_mut(&mut observation.job).status = Some(status);
+    Arc::make_mut(&mut observation.job).status = Some(status);
     plan
 }
 
@@ -138,11 +139,39 @@ fn an_operator_that_stopped_between_two_pods_creates_the_other_one() {
     let mut observation = observation(job_in(Phase::Starting, 1), vec![waiting]);
     observation.gang_was_created = false;
     assert_eq!(decide(&observation), Plan::Create { node_ranks: vec![1] });
-    // Where its peer has started already, a pod that is missing has been there.
+    // Its peer may have started meanwhile, and waits for it.
     observation.pods = vec![pod(1, 0)];
+    assert_eq!(decide(&observation), Plan::Create { node_ranks: vec![1] });
+    // Where the whole gang was created, or the other one was seen, it has been there.
+    observation.gang_was_created = true;
+    let lost = (FailureClass::PodLost, Verdict::Restart, false);
+    assert_eq!(ended_attempt(decide(&observation)), lost);
+    observation.gang_was_created = false;
+    observation.departed = vec![PodView {
+        lost: true,
+        ..pod(1, 1)
+    }];
+    assert_eq!(ended_attempt(decide(&observation)), lost);
+}
+
+#[test]
+fn a_gang_of_which_a_pod_is_refused_has_its_time_and_a_failure_of_another_ends_it_at_once() {
+    let mut observation = observation(job_in(Phase::Starting, 1), vec![pod(1, 0)]);
+    observation.gang_was_created = false;
+    let status = Arc::make_mut(&mut observation.job)
+        .status
+        .as_mut()
+        .expect("a status");
+    status.placement.as_mut().expect("placed").time =
+        Some(Time(observation.now - SignedDuration::from_hours(1)));
     assert_eq!(
         ended_attempt(decide(&observation)),
-        (FailureClass::PodLost, Verdict::Restart, false)
+        (FailureClass::StartFailed, Verdict::Restart, false)
+    );
+    observation.pods = vec![ended(pod(1, 0), 3, 99)];
+    assert_eq!(
+        ended_attempt(decide(&observation)),
+        (FailureClass::BadData, Verdict::NotRetryable, false)
     );
 }
 

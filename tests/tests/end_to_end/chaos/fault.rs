@@ -107,9 +107,7 @@ impl Fault {
             }
             (Self::NodeTainted | Self::NodeKilled, None) => Ok(Outcome::Missed),
             (Self::LeaderKilled, _) => {
-                let pod = context.leading_pod()?;
-                let now = ["--grace-period=0", "--force"];
-                context.kubectl(["-n", "vit-operator", "delete", "pod", &pod, now[0], now[1]])?;
+                context.kill_leader()?;
                 Ok(Outcome::Struck(None))
             }
             (Self::ApiServerRestarted, _) => {
