@@ -41,7 +41,7 @@ impl Metrics {
         };
         let metrics = Self {
             reconciles: IntCounter::new(names::RECONCILES_TOTAL, "Reconciles that ended, well or not")?,
-            reconcile_seconds: exponential(names::RECONCILE_SECONDS, "Seconds a reconcile takes", 0.001, 14)?,
+            reconcile_seconds: exponential(names::RECONCILE_SECONDS, "Seconds a reconcile takes", 0.001, 18)?,
             reconcile_errors: IntCounterVec::new(
                 Opts::new(
                     names::RECONCILE_ERRORS_TOTAL,
@@ -88,7 +88,7 @@ impl Metrics {
                     names::API_REQUEST_SECONDS,
                     "Seconds until the API server answers; of a watch, until it begins",
                 )
-                .buckets(prometheus::exponential_buckets(0.001, 2.0, 14)?),
+                .buckets(prometheus::exponential_buckets(0.001, 2.0, 18)?),
                 &[names::LABEL_METHOD],
             )?,
             registry,
@@ -108,7 +108,9 @@ impl Metrics {
         for category in Error::CATEGORIES {
             metrics.reconcile_errors.with_label_values(&[category]);
         }
-        for class in FailureClass::ALL.into_iter().filter(|class| class.is_retryable()) {
+        // Bad data are tried again where they are a node's own.
+        let is_retried = |class: &FailureClass| class.is_retryable() || *class == FailureClass::BadData;
+        for class in FailureClass::ALL.into_iter().filter(is_retried) {
             metrics.restarts.with_label_values(&[class.as_str()]);
         }
         for kind in ["Node", "Pod", "PriorityClass"] {

@@ -3,10 +3,22 @@
 use std::time::Duration;
 
 use contract::FailureClass;
+use crds::{ViTTrainingJob, ViTTrainingJobStatus};
 use jiff::{SignedDuration, Timestamp};
 
 use super::failure::Failure;
 use super::gang::{PodState, PodView};
+
+/// Time until a gang that starts is given up.
+pub(crate) fn left(
+    job: &ViTTrainingJob,
+    status: &ViTTrainingJobStatus,
+    now: Timestamp,
+) -> Option<SignedDuration> {
+    let placed = status.placement.as_ref()?.time.as_ref()?.0;
+    let timeout = SignedDuration::from_secs(job.spec.scheduling.start_timeout_seconds.into());
+    Some((timeout - now.duration_since(placed)).max(SignedDuration::ZERO))
+}
 
 /// The failure of a gang, placed at `placed`, of which not every pod is ready after `timeout`. To blame is the first
 /// pod of which scheduler or kubelet say what is in its way, then the first that has not started.

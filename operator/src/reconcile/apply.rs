@@ -25,8 +25,13 @@ use crate::policy::gang::is_grouped;
 /// Calls under way at once for the pods of one gang.
 const PODS_AT_ONCE: usize = 16;
 
-/// Carries changes out. What is there already, or gone already, is as good as done.
-pub(crate) async fn apply(context: &Context, job: &ViTTrainingJob, changes: Changes) -> Result<(), Error> {
+/// Carries changes out by a client. What is there already, or gone already, is as good as done.
+pub(crate) async fn apply(
+    context: &Context,
+    client: &Client,
+    job: &ViTTrainingJob,
+    changes: Changes,
+) -> Result<(), Error> {
     let Changes {
         attempt,
         create_pod_group,
@@ -45,7 +50,6 @@ pub(crate) async fn apply(context: &Context, job: &ViTTrainingJob, changes: Chan
         delete_job,
     } = changes;
     let namespace = job.namespace().unwrap_or_default();
-    let client = &context.client;
     let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
     let pod_groups: Api<PodGroup> = Api::namespaced(client.clone(), &namespace);
     let config_maps: Api<ConfigMap> = Api::namespaced(client.clone(), &namespace);
@@ -77,7 +81,7 @@ pub(crate) async fn apply(context: &Context, job: &ViTTrainingJob, changes: Chan
         delete(&network_policies, job.name_any(), DeleteParams::default()).await?;
     }
     if let Some(change) = workload {
-        change_workload(context, job, change).await?;
+        change_workload(context, client, job, change).await?;
     }
     if let Some(pod_group) = create_pod_group {
         create_group(context, job, pod_group).await?;
@@ -119,10 +123,10 @@ pub(crate) async fn apply(context: &Context, job: &ViTTrainingJob, changes: Chan
 
 async fn change_workload(
     context: &Context,
+    client: &Client,
     job: &ViTTrainingJob,
     change: WorkloadChange,
 ) -> Result<(), Error> {
-    let client = &context.client;
     let api: Api<Workload> = Api::namespaced(client.clone(), &job.namespace().unwrap_or_default());
     match change {
         WorkloadChange::Create(workload) => create(client, job, workload).await.map(drop),

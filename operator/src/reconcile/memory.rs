@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use contract::{Heartbeats, Progress};
+use crds::Phase;
 use jiff::Timestamp;
 use tokio::sync::oneshot::{self, error::TryRecvError};
 use tokio::time::Instant;
@@ -24,6 +25,8 @@ struct JobMemory {
     /// Resource version that our last write gave.
     written: Option<String>,
     written_at: Option<Instant>,
+    /// Whether it said that the gang starts.
+    is_starting: bool,
     /// The attempt whose pods were created here.
     attempt: i32,
     /// Its pods that have not come into the cache yet, and since when.
@@ -99,9 +102,10 @@ impl Memory {
         change(self.lock().entry(uid.into()).or_default())
     }
 
-    /// Remembers the version that a write gave.
-    pub(crate) fn wrote(&self, uid: &str, version: Option<String>) {
+    /// Remembers a status that was written, and the version that it gave.
+    pub(crate) fn wrote(&self, uid: &str, phase: Option<Phase>, version: Option<String>) {
         self.with(uid, |job| {
+            job.is_starting = phase == Some(Phase::Starting);
             job.written = version;
             job.written_at = Some(Instant::now());
         });
@@ -206,10 +210,11 @@ impl Memory {
         })
     }
 
-    /// How many jobs were written within this time.
-    pub(crate) fn written_within(&self, time: Duration) -> usize {
-        let is_written = |job: &&JobMemory| job.written_at.is_some_and(|at| at.elapsed() <= time);
-        self.lock().values().filter(is_written).count()
+    /// How many jobs were written within this time to have a gang that starts.
+    pub(crate) fn starting_within(&self, time: Duration) -> usize {
+        let is_one =
+            |job: &&JobMemory| job.is_starting && job.written_at.is_some_and(|at| at.elapsed() <= time);
+        self.lock().values().filter(is_one).count()
     }
 
     /// How many jobs have agents that were asked within this time.
@@ -266,7 +271,7 @@ mod tests {
     fn a_cache_behind_our_own_write_is_noticed() {
         let memory = Memory::default();
         assert!(!memory.is_behind("job", Some("7")));
-        memory.wrote("job", Some("10".into()));
+        memory.wrote("job", None, Some("10".into()));
         assert!(memory.is_behind("job", Some("9")));
         assert!(!memory.is_behind("job", Some("10")));
         assert!(!memory.is_behind("job", Some("11")));

@@ -25,6 +25,7 @@ use kube::runtime::reflector::Store;
 use kube::{Api, Client, Resource as _, ResourceExt as _};
 use tokio::sync::mpsc;
 use tower::limit::ConcurrencyLimitLayer;
+use tower::timeout::TimeoutLayer;
 use tracing::{Instrument as _, debug, info, info_span, warn};
 
 use crate::cluster::caches::{Caches, Trigger};
@@ -32,6 +33,7 @@ use crate::cluster::pod_groups::PodGroups;
 use crate::error::{self, Error};
 use crate::metrics::Metrics;
 use crate::planner::SharedPlanner;
+use crate::policy::start;
 use agents::AgentClient;
 use memory::Memory;
 #[cfg(test)]
@@ -55,7 +57,7 @@ const PROGRESS_WRITES: u32 = 25;
 const START_WRITES: u32 = 5;
 /// ... but so often for each of them.
 const START_WRITTEN_EVERY: Duration = Duration::from_secs(60);
-/// Jobs count as running whose agents were asked within this time, and as starting with others that were written within it.
+/// Jobs count as running whose agents were asked within this time, and as starting that were written as such within it.
 const LATELY: Duration = Duration::from_secs(60);
 /// Between two looks at a job that waits; watches tell of new capacity before.
 const WAITING: Duration = Duration::from_secs(30);
@@ -74,11 +76,16 @@ pub(crate) struct Settings {
 /// Calls to the API server under way at once, of all rounds together. A server that is busy gets none faster through more of
 /// them, and each would be a connection of its own, with its TLS handshake and its buffers.
 const CALLS_AT_ONCE: usize = 32;
+/// A call that has no answer by then failed, and is made again: the server may have lost its power, which the connection does not
+/// tell. No call of a round is a watch.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// What every round works with.
 pub(crate) struct Context {
-    /// Lets no more than [`CALLS_AT_ONCE`] through.
+    /// Lets no more than [`CALLS_AT_ONCE`] through, for [`CALL_TIMEOUT`] each.
     pub(crate) client: Client,
+    /// The same again, for what lets go of GPUs: it must not queue behind a thousand pods that are being created.
+    urgent: Client,
     pub(crate) jobs: Store<GuardedJob>,
     pub(crate) caches: Caches,
     pub(crate) memory: Memory,
@@ -109,18 +116,13 @@ impl Context {
             controller: labels::MANAGER.into(),
             instance: Some(instance),
         };
-        let namespace = client.default_namespace().to_owned();
+        let urgent = limited(client.clone());
         // Only the rounds: whoever holds a lease must not queue behind a thousand pods.
-        let limited = tower::service_fn(move |request| {
-            let client = client.clone();
-            async move { client.send(request).await }
-        });
-        let client = ClientBuilder::new(limited, namespace)
-            .with_layer(&ConcurrencyLimitLayer::new(CALLS_AT_ONCE))
-            .build();
+        let client = limited(client);
         Self {
             recorder: Recorder::new(client.clone(), reporter),
             client,
+            urgent,
             jobs,
             planner: caches.planner().clone(),
             caches,
@@ -131,6 +133,15 @@ impl Context {
             rounds: AtomicU64::new(1),
             told_of_lost_groups: Once::new(),
             triggers,
+        }
+    }
+
+    /// The client that carries a plan out.
+    fn client_for(&self, plan: &Plan) -> &Client {
+        if plan.lets_go() {
+            &self.urgent
+        } else {
+            &self.client
         }
     }
 
@@ -152,6 +163,19 @@ impl Context {
         self.memory.retain(|uid| uids.contains(uid));
         self.caches.retain(|uid| uids.contains(uid));
     }
+}
+
+fn limited(client: Client) -> Client {
+    let namespace = client.default_namespace().to_owned();
+    let service = tower::service_fn(move |request| {
+        let client = client.clone();
+        async move { client.send(request).await }
+    });
+    ClientBuilder::new(service, namespace)
+        .with_layer(&TimeoutLayer::new(CALL_TIMEOUT))
+        // Around the other: who waits for his turn is not late yet.
+        .with_layer(&ConcurrencyLimitLayer::new(CALLS_AT_ONCE))
+        .build()
 }
 
 /// One round, timed, logged and counted.
@@ -215,7 +239,7 @@ async fn round(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error>
     // 4. Build: pure and infallible.
     let changes = changes::build(&observation, valid.as_ref().ok(), &plan);
     // 5. Apply: create and delete.
-    let applied = apply::apply(context, &observation.job, changes).await;
+    let applied = apply::apply(context, context.client_for(&plan), &observation.job, changes).await;
     if matches!((&plan, &applied), (Plan::Expire, Ok(()))) {
         return Ok(Action::await_change());
     }
@@ -224,7 +248,7 @@ async fn round(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error>
     settle_promise(context, &observation, &plan, &written);
     applied?;
     let status = written?;
-    Ok(Action::requeue(next_round(context, &plan, &status)))
+    Ok(Action::requeue(next_round(context, &observation, &plan, &status)))
 }
 
 /// Takes back a promise that is certainly not recorded, and tells the jobs that wait. Where that is not known, it stays.
@@ -289,8 +313,8 @@ async fn write_status(
         return Ok(next);
     }
     let name = job.name_any();
-    let api: Api<ViTTrainingJob> =
-        Api::namespaced(context.client.clone(), &job.namespace().unwrap_or_default());
+    let client = context.client_for(plan).clone();
+    let api: Api<ViTTrainingJob> = Api::namespaced(client, &job.namespace().unwrap_or_default());
     // All of it in the place of the last one. The resource version makes the server refuse a status that was made from an
     // outdated job.
     let object = ViTTrainingJob {
@@ -310,9 +334,11 @@ async fn write_status(
             name: name.clone(),
             source: Box::new(source),
         })?;
-    context
-        .memory
-        .wrote(&job.uid().unwrap_or_default(), written.resource_version());
+    context.memory.wrote(
+        &job.uid().unwrap_or_default(),
+        next.phase,
+        written.resource_version(),
+    );
     count(context, job, &last, &next, observation.now);
     if last.phase != next.phase {
         info!(
@@ -359,7 +385,7 @@ fn pace(least: Duration, jobs: usize, writes: u32) -> Duration {
 
 /// Time between two writes of how many pods of a gang that starts are ready.
 fn pace_of_starts(context: &Context) -> Duration {
-    pace(IN_MOTION, context.memory.written_within(LATELY), START_WRITES).min(START_WRITTEN_EVERY)
+    pace(IN_MOTION, context.memory.starting_within(LATELY), START_WRITES).min(START_WRITTEN_EVERY)
 }
 
 fn count(
@@ -393,11 +419,21 @@ fn restarted_after<'a>(last: &ViTTrainingJobStatus, next: &'a ViTTrainingJobStat
 }
 
 /// When to look again if nothing happens until then.
-fn next_round(context: &Context, plan: &Plan, status: &ViTTrainingJobStatus) -> Duration {
+fn next_round(
+    context: &Context,
+    observation: &Observation,
+    plan: &Plan,
+    status: &ViTTrainingJobStatus,
+) -> Duration {
     let after = |time: SignedDuration| Duration::try_from(time).unwrap_or(RESTING);
     match plan {
         Plan::Follow if status.phase == Some(Phase::Running) => PROGRESS_INTERVAL,
-        Plan::Follow => pace_of_starts(context),
+        // How long a node has been away, and how long the gang has taken, decides without anything happening.
+        Plan::Follow if !observation.unready_nodes.is_empty() => IN_MOTION,
+        Plan::Follow => {
+            let left = start::left(&observation.job, status, observation.now).map(after);
+            pace_of_starts(context).min(left.unwrap_or(RESTING).max(CATCH_UP))
+        }
         Plan::Wait(_) => WAITING,
         Plan::Rest(Some(time))
         | Plan::CleanUp {

@@ -77,6 +77,29 @@ pub(crate) enum Plan {
     Rest(Option<SignedDuration>),
 }
 
+impl Plan {
+    /// Whether it ends pods, or keeps the job from having any.
+    pub(crate) fn lets_go(&self) -> bool {
+        match self {
+            Self::Refuse(_)
+            | Self::Finish
+            | Self::End { .. }
+            | Self::Halt(_)
+            | Self::Drain { .. }
+            | Self::Park
+            | Self::TimeOut(_)
+            | Self::CleanUp { .. }
+            | Self::Expire => true,
+            Self::Admit(_)
+            | Self::Place { .. }
+            | Self::Wait(_)
+            | Self::Create { .. }
+            | Self::Follow
+            | Self::Rest(_) => false,
+        }
+    }
+}
+
 /// Until Kueue's objects may have been listed.
 const LISTING: SignedDuration = SignedDuration::from_secs(2);
 /// Until the planner knows of the change of a job that its round does not know of yet, or the other way round.

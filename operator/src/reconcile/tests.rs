@@ -519,11 +519,65 @@ async fn an_object_of_someone_else_is_left_alone() {
         "failed to create Service digits: there is one that does not belong to this job; delete it or rename the job"
     );
     let status = job.status.expect("a status");
-    let running = fixtures::condition_of(&status, conditions::types::RUNNING).expect("a condition");
-    assert_eq!(
-        (running.status.as_str(), running.reason.as_str(), &running.message),
-        ("False", conditions::reasons::RECONCILE_FAILED, &error.to_string())
-    );
+    for type_ in [conditions::types::RUNNING, conditions::types::RECONCILED] {
+        let condition = fixtures::condition_of(&status, type_).expect("a condition");
+        assert_eq!(
+            (
+                condition.status.as_str(),
+                condition.reason.as_str(),
+                &condition.message
+            ),
+            ("False", conditions::reasons::RECONCILE_FAILED, &error.to_string())
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_that_does_not_answer_holds_no_round_for_good() {
+    let (service, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
+    let (store, mut writer) = reflector::store();
+    let context = context(service, store, &Rounds::fresh().nodes, &[], &[]);
+    let guarded = DeserializeGuard(Ok(fixtures::job()));
+    tell(&context, &mut writer, &guarded);
+    let round = tokio::spawn(reconcile(Arc::new(guarded), Arc::clone(&context)));
+    let mut unanswered = Vec::new();
+    while !round.is_finished() {
+        let patience = tokio::time::timeout(CALL_TIMEOUT, handle.next_request()).await;
+        unanswered.extend(patience.ok().flatten());
+    }
+    let error = round.await.expect("ended").expect_err("not answered");
+    assert_eq!((error.category(), error.is_refusal()), ("Network", false));
+    assert!(!unanswered.is_empty());
+}
+
+#[tokio::test]
+async fn a_gang_that_starts_is_looked_at_when_its_time_is_over_however_many_others_start() {
+    let (service, _handle) = mock::pair::<Request<Body>, Response<Body>>();
+    let (store, _writer) = reflector::store();
+    let context = context(service, store, &[], &[], &[]);
+    let mut observation = fixtures::observation(fixtures::job_in(Phase::Starting, 1), vec![]);
+    let mut status = observation.status();
+    status.placement.as_mut().expect("placed").time = Some(Time(observation.now));
+    let next = |observation: &Observation| next_round(&context, observation, &Plan::Follow, &status);
+    // Jobs that train do not slow down those that start.
+    for job in 0..1000 {
+        let uid = format!("job-{job}");
+        context.memory.wrote(&uid, Some(Phase::Running), None);
+    }
+    assert_eq!(next(&observation), IN_MOTION);
+    for job in 0..1000 {
+        let uid = format!("job-{job}");
+        context.memory.wrote(&uid, Some(Phase::Starting), None);
+    }
+    assert_eq!(next(&observation), START_WRITTEN_EVERY);
+    let timeout = SignedDuration::from_secs(observation.job.spec.scheduling.start_timeout_seconds.into());
+    observation.now += timeout - SignedDuration::from_secs(7);
+    assert_eq!(next(&observation), Duration::from_secs(7));
+    observation.now += SignedDuration::from_secs(10);
+    assert_eq!(next(&observation), CATCH_UP);
+    observation.now -= SignedDuration::from_secs(100);
+    observation.unready_nodes = [("a".to_owned(), observation.now)].into();
+    assert_eq!(next(&observation), IN_MOTION);
 }
 
 #[test]
@@ -610,7 +664,7 @@ async fn a_job_older_than_our_own_last_write_is_not_acted_upon() {
     let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
     let (store, _writer) = reflector::store();
     let context = context(service, store, &[], &[], &[]);
-    context.memory.wrote(fixtures::UID, Some("101".into()));
+    context.memory.wrote(fixtures::UID, None, Some("101".into()));
     let outdated = Arc::new(DeserializeGuard(Ok(fixtures::job())));
     let action = reconcile(outdated, Arc::clone(&context))
         .await
