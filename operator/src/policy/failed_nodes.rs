@@ -61,17 +61,24 @@ pub(crate) fn is_of_the_node(
     let Some(checkpoint) = &status.last_checkpoint else {
         return false;
     };
-    let began_at = progress.map_or(0, |progress| i64::try_from(progress.step).unwrap_or(i64::MAX));
     let placed = status
         .placement
         .as_ref()
         .and_then(|placement| placement.time.as_ref());
-    let has_saved = matches!((&checkpoint.time, placed), (Some(saved), Some(placed)) if saved.0 >= placed.0);
+    let is_of_attempt =
+        |time: &Option<Time>| matches!((time, placed), (Some(time), Some(placed)) if time.0 >= placed.0);
+    let heard = progress.map(|progress| i64::try_from(progress.step).unwrap_or(i64::MAX));
+    // What was heard of an attempt that is being replaced is only in the status.
+    let told = status
+        .progress
+        .as_ref()
+        .filter(|progress| is_of_attempt(&progress.updated_at))
+        .map(|progress| progress.step);
     class == FailureClass::BadData
         && is_on_nodes
         && job.exclude_failed_nodes
-        && began_at <= checkpoint.step
-        && !has_saved
+        && heard.max(told).is_none_or(|step| step <= checkpoint.step)
+        && !is_of_attempt(&checkpoint.time)
 }
 
 /// The nodes that are remembered after another failure and its verdict, by name.
@@ -120,7 +127,7 @@ pub(crate) fn remembered(known: &[FailedNodeStatus], now: Timestamp) -> Vec<Fail
 
 #[cfg(test)]
 mod tests {
-    use crds::status::CheckpointStatus;
+    use crds::status::{CheckpointStatus, ProgressStatus};
     use proptest::prelude::*;
 
     use super::*;
@@ -215,30 +222,49 @@ mod tests {
     fn data_on_nodes_are_a_node_s_fault_while_its_attempt_has_not_got_on() {
         let on_nodes = serde_json::json!({"hostPath": {"path": "/data"}});
         let shared = serde_json::json!({"persistentVolumeClaim": {"claimName": "digits"}});
-        let is_of_the_node = |volume: &serde_json::Value, class, step, saved_at: Option<i64>| {
-            let mut job = fixtures::job();
-            job.spec.data.volume = serde_json::from_value(volume.clone()).expect("a volume");
-            let mut status = fixtures::status(crds::Phase::Running, 2);
-            status.placement.as_mut().expect("placed").time = Some(Time(at(50)));
-            status.last_checkpoint = saved_at.map(|second| CheckpointStatus {
-                step: 40,
-                path: "/checkpoints/digits/40".into(),
-                time: Some(Time(at(second))),
-            });
-            let valid = crds::validate(&job).expect("valid");
-            let progress = Progress {
-                step,
-                ..Progress::default()
+        let is_of_the_node =
+            |volume: &serde_json::Value, class, (heard, told): (Option<u64>, _), saved_at: Option<i64>| {
+                let mut job = fixtures::job();
+                job.spec.data.volume = serde_json::from_value(volume.clone()).expect("a volume");
+                let mut status = fixtures::status(crds::Phase::Running, 2);
+                status.placement.as_mut().expect("placed").time = Some(Time(at(50)));
+                status.last_checkpoint = saved_at.map(|second| CheckpointStatus {
+                    step: 40,
+                    path: "/checkpoints/digits/40".into(),
+                    time: Some(Time(at(second))),
+                });
+                let valid = crds::validate(&job).expect("valid");
+                status.progress = Some(ProgressStatus {
+                    step: 60,
+                    updated_at: Some(Time(at(told))),
+                    ..ProgressStatus::default()
+                });
+                let progress = heard.map(|step| Progress {
+                    step,
+                    ..Progress::default()
+                });
+                super::is_of_the_node(class, &valid, &status, progress.as_ref())
             };
-            super::is_of_the_node(class, &valid, &status, Some(&progress))
-        };
         let bad_data = FailureClass::BadData;
-        assert!(is_of_the_node(&on_nodes, bad_data, 40, Some(49)));
-        assert!(!is_of_the_node(&on_nodes, bad_data, 0, None), "never read");
-        assert!(!is_of_the_node(&on_nodes, bad_data, 41, Some(49)), "read here");
-        assert!(!is_of_the_node(&on_nodes, bad_data, 40, Some(51)), "read here");
-        assert!(!is_of_the_node(&shared, bad_data, 40, Some(49)));
-        assert!(!is_of_the_node(&on_nodes, FailureClass::Diverged, 40, Some(49)));
+        // What was heard of this attempt, and when that of the status was told: before or after its placement at second 50.
+        let not_on = (Some(40), 49);
+        assert!(is_of_the_node(&on_nodes, bad_data, not_on, Some(49)));
+        assert!(is_of_the_node(&on_nodes, bad_data, (None, 49), Some(49)));
+        assert!(!is_of_the_node(&on_nodes, bad_data, not_on, None), "never read");
+        for read in [(Some(41), 49), (None, 51), (Some(40), 51)] {
+            assert!(!is_of_the_node(&on_nodes, bad_data, read, Some(49)), "{read:?}");
+        }
+        assert!(
+            !is_of_the_node(&on_nodes, bad_data, not_on, Some(51)),
+            "saved here"
+        );
+        assert!(!is_of_the_node(&shared, bad_data, not_on, Some(49)));
+        assert!(!is_of_the_node(
+            &on_nodes,
+            FailureClass::Diverged,
+            not_on,
+            Some(49)
+        ));
     }
 
     #[test]

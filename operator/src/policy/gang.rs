@@ -3,7 +3,7 @@
 use contract::TerminationRecord;
 use contract::exit::ExitCode;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod};
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStateWaiting, Pod};
 use kube::ResourceExt as _;
 
 use crate::build::pod::{CONTAINER, METRICS_PORT};
@@ -100,7 +100,7 @@ impl PodView {
             lost: false,
             agent: agent(pod),
             stuck: stuck(pod),
-            cannot_start: waiting_reason(pod).and_then(cannot_start),
+            cannot_start: waiting(pod).and_then(cannot_start),
             disruption: disruption(pod),
             end: terminated.map(end).map(Box::new),
         })
@@ -162,11 +162,7 @@ fn stuck(pod: &Pod) -> Option<String> {
     if let Some(("False", words)) = condition(pod, "PodScheduled") {
         return Some(words);
     }
-    let waiting = pod
-        .status
-        .iter()
-        .flat_map(|status| status.container_statuses.iter().flatten())
-        .find_map(|container| container.state.as_ref()?.waiting.as_ref())?;
+    let waiting = waiting(pod)?;
     let reason = waiting.reason.as_deref().unwrap_or_default();
     if matches!(reason, "" | "ContainerCreating" | "PodInitializing") {
         return None;
@@ -179,19 +175,29 @@ fn stuck(pod: &Pod) -> Option<String> {
     })
 }
 
-fn waiting_reason(pod: &Pod) -> Option<&str> {
+fn waiting(pod: &Pod) -> Option<&ContainerStateWaiting> {
     pod.status
         .iter()
         .flat_map(|status| status.container_statuses.iter().flatten())
-        .find_map(|container| container.state.as_ref()?.waiting.as_ref()?.reason.as_deref())
+        .find_map(|container| container.state.as_ref()?.waiting.as_ref())
 }
 
+/// What of `CreateContainerConfigError` is the manifest's fault: a ConfigMap, a Secret or a key of one that there is not, and a user
+/// that may not be (`pkg/kubelet/kubelet_pods.go`, `pkg/kubelet/kuberuntime/security_context_others.go`).
+const MISCONFIGURATIONS: [&str; 3] = ["not found", "couldn't find key", "runAsNonRoot"];
+
 /// Reads the kubelet's reason (`pkg/kubelet/images/types.go`, `pkg/kubelet/kuberuntime`). A first `ErrImagePull` may be
-/// a moment's trouble of the network; the kubelet backs off only once it has come again.
-fn cannot_start(reason: &str) -> Option<CannotStart> {
-    match reason {
-        "InvalidImageName" | "ErrImageNeverPull" | "CreateContainerConfigError" => {
-            Some(CannotStart::Misconfigured)
+/// a moment's trouble of the network; the kubelet backs off only once it has come again. A `CreateContainerConfigError` may be
+/// one of the storage, or of the API server; the kubelet tries again by itself.
+fn cannot_start(waiting: &ContainerStateWaiting) -> Option<CannotStart> {
+    match waiting.reason.as_deref()? {
+        "InvalidImageName" | "ErrImageNeverPull" => Some(CannotStart::Misconfigured),
+        "CreateContainerConfigError" => {
+            let message = waiting.message.as_deref().unwrap_or_default();
+            MISCONFIGURATIONS
+                .iter()
+                .any(|words| message.contains(words))
+                .then_some(CannotStart::Misconfigured)
         }
         "ImagePullBackOff" | "ImageInspectError" | "CreateContainerError" | "RunContainerError" => {
             Some(CannotStart::Refused)
@@ -264,12 +270,33 @@ mod tests {
             Some("ImagePullBackOff")
         );
         assert_eq!(waiting("ContainerCreating", ""), None);
-        for (reason, expected) in [
-            ("ErrImagePull", None),
-            ("ImagePullBackOff", Some(CannotStart::Refused)),
-            ("ErrImageNeverPull", Some(CannotStart::Misconfigured)),
+        let config_error = "CreateContainerConfigError";
+        for (reason, message, expected) in [
+            ("ErrImagePull", "", None),
+            ("ImagePullBackOff", "", Some(CannotStart::Refused)),
+            ("ErrImageNeverPull", "", Some(CannotStart::Misconfigured)),
+            (
+                config_error,
+                r#"secret "token" not found"#,
+                Some(CannotStart::Misconfigured),
+            ),
+            (
+                config_error,
+                "couldn't find key a in ConfigMap research/settings",
+                Some(CannotStart::Misconfigured),
+            ),
+            (
+                config_error,
+                "container has runAsNonRoot and image will run as root",
+                Some(CannotStart::Misconfigured),
+            ),
+            (
+                config_error,
+                "failed to sync configmap cache: timed out waiting for the condition",
+                None,
+            ),
         ] {
-            let state = json!({"waiting": {"reason": reason}});
+            let state = json!({"waiting": {"reason": reason, "message": message}});
             let pod = view(json!({"containerStatuses": container(state)}));
             assert_eq!(pod.cannot_start, expected, "{reason}");
         }
