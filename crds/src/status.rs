@@ -355,7 +355,8 @@ pub struct SlowNodeStatus {
     pub node: String,
     /// slowdown is that of its slowest rank, as it was last reported; see status.stragglers.
     pub slowdown: f64,
-    /// avoidedUntil is until when gangs do without the node where they can, if failurePolicy.excludeStragglers is set.
+    /// avoidedUntil is until when gangs do without the node where they can, if failurePolicy.excludeStragglers is set. A gang that
+    /// trains then does not grow onto it later either.
     pub avoided_until: Time,
 }
 

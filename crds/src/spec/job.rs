@@ -179,7 +179,8 @@ impl Default for Parallelism {
 #[derive(KubeSchema, Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(
-    validation = Rule::new("has(self.queueName) == has(oldSelf.queueName) && (!has(self.queueName) || self.queueName == oldSelf.queueName)").message("queueName cannot be changed; create a new job")
+    validation = Rule::new("has(self.queueName) == has(oldSelf.queueName) && (!has(self.queueName) || self.queueName == oldSelf.queueName)").message("queueName cannot be changed; create a new job"),
+    validation = Rule::new("has(self.schedulerName) == has(oldSelf.schedulerName) && (!has(self.schedulerName) || self.schedulerName == oldSelf.schedulerName)").message("schedulerName cannot be changed; create a new job")
 )]
 pub struct Scheduling {
     /// queueName is the LocalQueue of Kueue (0.15 or newer) in the job's namespace in which the job waits for quota: it gets

@@ -10,7 +10,10 @@ use serde::{Deserialize, Serialize};
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(
-    validation = Rule::new("self.gpusPerNode == oldSelf.gpusPerNode && self.gpuResource == oldSelf.gpuResource && self.device == oldSelf.device").message("gpusPerNode, gpuResource and device cannot be changed; create a new job")
+    validation = Rule::new("self.gpusPerNode == oldSelf.gpusPerNode && self.gpuResource == oldSelf.gpuResource && self.device == oldSelf.device").message("gpusPerNode, gpuResource and device cannot be changed; create a new job"),
+    validation = Rule::new("self.env == oldSelf.env").message("env cannot be changed; create a new job"),
+    validation = Rule::new("has(self.priorityClassName) == has(oldSelf.priorityClassName) && (!has(self.priorityClassName) || self.priorityClassName == oldSelf.priorityClassName)").message("priorityClassName cannot be changed; create a new job"),
+    validation = Rule::new("has(self.runAsUser) == has(oldSelf.runAsUser) && (!has(self.runAsUser) || self.runAsUser == oldSelf.runAsUser) && has(self.fsGroup) == has(oldSelf.fsGroup) && (!has(self.fsGroup) || self.fsGroup == oldSelf.fsGroup)").message("runAsUser and fsGroup cannot be changed; create a new job")
 )]
 pub struct Workers {
     /// nodes is the number of pods, each on a node of its own. It can be changed (also by kubectl scale) where elastic is

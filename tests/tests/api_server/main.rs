@@ -168,6 +168,26 @@ const IMMUTABLE: &[(&str, &str, &str)] = &[
         "gpusPerNode, gpuResource and device cannot be changed",
     ),
     (
+        "gpusPerNode: 1",
+        "gpusPerNode: 1\n    env: [{name: NCCL_DEBUG, value: INFO}]",
+        "env cannot be changed",
+    ),
+    (
+        "gpusPerNode: 1",
+        "gpusPerNode: 1\n    priorityClassName: urgent",
+        "priorityClassName cannot be changed",
+    ),
+    (
+        "gpusPerNode: 1",
+        "gpusPerNode: 1\n    runAsUser: 1000",
+        "runAsUser and fsGroup cannot be changed",
+    ),
+    (
+        "spec:\n",
+        "spec:\n  scheduling: {schedulerName: other}\n",
+        "schedulerName cannot be changed",
+    ),
+    (
         "image: localhost/vit-trainer:dev",
         "image: other",
         "image, imagePullPolicy and imagePullSecrets cannot be changed",
