@@ -20,6 +20,8 @@ use vit_tests::{Cluster, GpuProduct, cgroup, cluster, command, digits, operator,
 const DEADLINE: Duration = Duration::from_secs(180);
 /// GPUs of every node.
 const GPUS_PER_NODE: u32 = 2;
+/// So many steps, of an epoch with its checkpoint at most, may not have come into the log yet when an attempt is killed.
+const UNLOGGED_STEPS: i64 = 100;
 
 pub(crate) struct Context {
     pub(crate) cluster: Cluster,
@@ -44,6 +46,7 @@ pub(crate) struct Namespace<'c> {
 }
 
 /// Optimizer steps of a job's training.
+#[derive(Debug)]
 pub(crate) struct Steps {
     pub(crate) done: i64,
     pub(crate) saved: i64,
@@ -387,6 +390,10 @@ impl Namespace<'_> {
                     ensure!(
                         step >= saved,
                         "the last checkpoint has step {saved}, and the attempt starts as {line}"
+                    );
+                    ensure!(
+                        step <= done.max(saved) + UNLOGGED_STEPS,
+                        "{done} steps were done and {saved} saved, and the attempt starts as {line}"
                     );
                     again += (done - step).max(0);
                     (attempt, done) = (attempt + 1, step);

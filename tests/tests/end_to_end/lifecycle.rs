@@ -14,7 +14,11 @@ pub(crate) fn suspend_and_resume(context: &Context) -> Result<()> {
     let suspended = namespace.wait_phase("digits", Phase::Suspended)?;
     namespace.wait_gone("pods")?;
     let saved = suspended.last_checkpoint.context("the checkpoint is told")?.step;
-    ensure!(saved > 0, "saved at step {saved}");
+    let steps = namespace.steps("digits")?;
+    ensure!(
+        steps.saved == saved && steps.done == saved,
+        "the checkpoint of step {saved} is told; by the log: {steps:?}"
+    );
     ensure!(
         suspended.last_failure.is_none(),
         "being told to stop is no failure: {:?}",
@@ -24,7 +28,12 @@ pub(crate) fn suspend_and_resume(context: &Context) -> Result<()> {
     namespace.patch("digits", json!({"suspend": false}))?;
     let status = namespace.wait_phase("digits", Phase::Succeeded)?;
     check_attempts(&status, 2, 0)?;
-    namespace.check_steps("digits")
+    let (_, again) = namespace.count_steps("digits")?;
+    ensure!(
+        again == 0,
+        "{again} steps were done again after they had been saved"
+    );
+    Ok(())
 }
 
 pub(crate) fn scale(context: &Context) -> Result<()> {

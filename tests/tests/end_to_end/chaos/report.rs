@@ -14,6 +14,7 @@ pub(crate) struct Report {
     seed: u64,
     /// Seconds from a fault until every job trained again, by what struck.
     recoveries: BTreeMap<String, Vec<f64>>,
+    faults: usize,
     jobs: u32,
     attempts: i64,
     steps: i64,
@@ -26,6 +27,8 @@ struct Written {
     seed: u64,
     seconds: f64,
     jobs_succeeded: u32,
+    /// Of one fault, or of two at once.
+    rounds: usize,
     faults: usize,
     attempts: i64,
     steps: i64,
@@ -62,6 +65,7 @@ impl Report {
         Self {
             seed,
             recoveries: BTreeMap::new(),
+            faults: 0,
             jobs: 0,
             attempts: 0,
             steps: 0,
@@ -71,6 +75,7 @@ impl Report {
 
     /// Every job trains again after these faults struck together.
     pub(crate) fn survived(&mut self, faults: &[Fault], seconds: f64) {
+        self.faults += faults.len();
         let mut names: Vec<String> = faults.iter().map(|fault| format!("{fault:?}")).collect();
         names.sort();
         self.recoveries
@@ -124,14 +129,16 @@ impl Report {
             println!("{faults:<40} {count:>5} {p50:>8.1} {p99:>8.1} {max:>8.1}");
         }
         println!(
-            "{} jobs succeeded in {} attempts; {} of {} steps were trained twice; nothing is stuck, nothing is left",
-            self.jobs, self.attempts, self.steps_again, self.steps
+            "{} faults in {rounds} rounds; {} jobs succeeded in {} attempts; {} of {} steps were trained twice; nothing is \
+             stuck, nothing is left",
+            self.faults, self.jobs, self.attempts, self.steps_again, self.steps
         );
         let written = Written {
             seed: self.seed,
             seconds: elapsed.as_secs_f64(),
             jobs_succeeded: self.jobs,
-            faults: rounds,
+            rounds,
+            faults: self.faults,
             attempts: self.attempts,
             steps: self.steps,
             steps_again: self.steps_again,
