@@ -267,13 +267,18 @@ fn follow(observation: &Observation, status: &ViTTrainingJobStatus, valid: &Vali
     // A quota, or an operator that went away, may have left a part of the gang out: those that are there wait for it. Once the
     // gang was whole, whoever is missing went away without being seen to go.
     let is_new = status.phase == Some(Phase::Starting) && !observation.gang_was_created;
+    let hindrance = status
+        .conditions
+        .iter()
+        .find(|condition| condition.type_ == conditions::types::RECONCILED)
+        .map_or("it could not be created", |condition| condition.message.as_str());
     gang.extend(missing.iter().map(|node_rank| PodView {
         name: build::pod::name(&observation.job, status.attempt, *node_rank),
         attempt: status.attempt,
         node_rank: *node_rank,
         gang_size: nodes.len(),
         node: Some(nodes[*node_rank].clone()),
-        stuck: is_new.then(|| "it could not be created".into()),
+        stuck: is_new.then(|| hindrance.into()),
         lost: !is_new,
         ..PodView::default()
     }));

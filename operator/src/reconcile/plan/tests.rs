@@ -13,6 +13,7 @@ use serde_json::json;
 
 use super::*;
 use crate::cluster::inventory::Inventory;
+use crate::error::Error;
 use crate::fixtures::{self, at, gang, job_in, observation, pod};
 use crate::policy::gang::End;
 use crate::policy::placement::{GangRequest, place};
@@ -164,9 +165,28 @@ fn a_gang_of_which_a_pod_is_refused_has_its_time_and_a_failure_of_another_ends_i
         .expect("a status");
     status.placement.as_mut().expect("placed").time =
         Some(Time(observation.now - SignedDuration::from_hours(1)));
-    assert_eq!(
-        ended_attempt(decide(&observation)),
-        (FailureClass::StartFailed, Verdict::Restart, false)
+    let Plan::End { failure, .. } = decide(&observation) else {
+        panic!("not ended");
+    };
+    assert_eq!(failure.class, FailureClass::StartFailed);
+    assert!(
+        failure
+            .message
+            .ends_with("pod digits-1-1: it could not be created")
+    );
+    let error = Error::NameTaken {
+        kind: "Pod",
+        name: "digits-1-1".into(),
+    };
+    let told = status::hindered(&observation, observation.status(), Some(&error));
+    Arc::make_mut(&mut observation.job).status = Some(told);
+    let Plan::End { failure, .. } = decide(&observation) else {
+        panic!("not ended");
+    };
+    assert!(
+        failure.message.ends_with(&format!("pod digits-1-1: {error}")),
+        "{}",
+        failure.message
     );
     observation.pods = vec![ended(pod(1, 0), 3, 99)];
     assert_eq!(
