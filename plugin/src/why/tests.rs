@@ -55,6 +55,31 @@ fn a_job_that_restarts() {
 }
 
 #[test]
+fn what_the_operator_cannot_do_for_a_job_is_told_once() {
+    let refusal = "failed to delete Pod digits-1-0: forbidden";
+    let hindered = |phase: &str, reason: &str, message: &str| {
+        let mut status = saying(phase, "Running", "False", reason, message);
+        let condition =
+            saying(phase, "Reconciled", "False", "ReconcileFailed", refusal)["conditions"][0].clone();
+        status["conditions"]
+            .as_array_mut()
+            .expect("conditions")
+            .push(condition);
+        shown(&job(status))
+    };
+    let restarting = hindered("Restarting", "Restarting", "attempt 1: Killed");
+    let told = restarting.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(
+        told.contains(&format!(
+            "the operator cannot do all that is to be done, and tries again: {refusal}"
+        )),
+        "{restarting}"
+    );
+    let starting = hindered("Starting", "ReconcileFailed", refusal);
+    assert_eq!(starting.matches(refusal).count(), 1, "{starting}");
+}
+
+#[test]
 fn a_job_that_trains_with_a_straggler() {
     let mut status = training();
     status["progress"]["syncShare"] = json!(0.47);
