@@ -15,10 +15,12 @@ use crate::state::State;
 /// Size of a log at which another one is begun, in megabytes. A run of all tests fills a part of one.
 const LOG_MEGABYTES: u32 = 512;
 /// Why an admission plugin refuses with 403, but not for want of a right: a namespace that is being deleted takes nothing new,
-/// and a server that has just started does not know all custom resources yet.
-const NOT_FOR_WANT_OF_A_RIGHT: [&str; 2] = [
+/// a server that has just started does not know all custom resources yet, and a ResourceQuota is used up, or not counted yet.
+const NOT_FOR_WANT_OF_A_RIGHT: [&str; 4] = [
     "because it is being terminated",
     "because cannot find RESTMapping",
+    "exceeded quota: ",
+    "status unknown for quota: ",
 ];
 
 /// What became of a request.
@@ -234,6 +236,9 @@ mod tests {
         assert_eq!(decision(status(403, terminating), "allow"), Decision::Allowed);
         let unknown = "cannot set blockOwnerDeletion in this case because cannot find RESTMapping for APIVersion a.b/v1 Kind A";
         assert_eq!(decision(status(403, unknown), "allow"), Decision::Allowed);
+        let used_up =
+            r#"pods "a" is forbidden: exceeded quota: one, requested: pods=1, used: pods=1, limited: pods=1"#;
+        assert_eq!(decision(status(403, used_up), "allow"), Decision::Allowed);
         assert_eq!(decision(status(409, "exists"), "allow"), Decision::Allowed);
     }
 }
