@@ -15,7 +15,7 @@ use crate::state::State;
 /// Size of a log at which another one is begun, in megabytes. A run of all tests fills a part of one.
 const LOG_MEGABYTES: u32 = 512;
 /// Why an admission plugin refuses with 403, but not for want of a right: a namespace that is being deleted takes nothing new,
-/// a server that has just started does not know all custom resources yet, and a ResourceQuota is used up, or not counted yet.
+/// a server that has just started does not know all custom resources yet, and a quota is used up, or not counted yet.
 const NOT_FOR_WANT_OF_A_RIGHT: [&str; 4] = [
     "because it is being terminated",
     "because cannot find RESTMapping",
