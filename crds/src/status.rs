@@ -68,7 +68,7 @@ pub struct ViTTrainingJobStatus {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub failed_nodes: Vec<FailedNodeStatus>,
     /// slowNodes are the nodes on which a rank of an earlier gang stayed slower than the others. Each is forgotten an hour after
-    /// that gang was replaced.
+    /// that gang was replaced, or when the gang that trains then is over.
     #[x_kube(merge_strategy = ListMerge::Map(vec!["node".into()]))]
     #[schemars(length(max = 16))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
