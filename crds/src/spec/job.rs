@@ -48,6 +48,9 @@ use crate::status::ViTTrainingJobStatus;
     validation = Rule::new("self.parallelism == oldSelf.parallelism").message("parallelism cannot be changed; create a new job"),
     validation = Rule::new("self.placement == oldSelf.placement").message("placement cannot be changed; create a new job"),
     validation = Rule::new("self.checkpoint == oldSelf.checkpoint").message("checkpoint cannot be changed; create a new job"),
+    validation = Rule::new("self.scheduling == oldSelf.scheduling").message("scheduling cannot be changed; create a new job"),
+    validation = Rule::new("self.failurePolicy == oldSelf.failurePolicy").message("failurePolicy cannot be changed; create a new job"),
+    validation = Rule::new("has(self.activeDeadlineSeconds) == has(oldSelf.activeDeadlineSeconds) && (!has(self.activeDeadlineSeconds) || self.activeDeadlineSeconds == oldSelf.activeDeadlineSeconds)").message("activeDeadlineSeconds cannot be changed; create a new job"),
     validation = Rule::new("self.data.format != 'cifar10' || self.model.numClasses >= 10").message("model.numClasses must be at least 10 for data.format cifar10"),
     validation = Rule::new("self.data.format != 'cifar100' || self.model.numClasses >= 100").message("model.numClasses must be at least 100 for data.format cifar100"),
     validation = Rule::new("!(self.data.format in ['cifar10', 'cifar100']) || self.model.channels == 3").message("model.channels must be 3 for CIFAR images"),
@@ -176,12 +179,8 @@ impl Default for Parallelism {
 }
 
 /// Scheduling says when pods are created, how they get to their nodes, and how long that may take.
-#[derive(KubeSchema, Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[x_kube(
-    validation = Rule::new("has(self.queueName) == has(oldSelf.queueName) && (!has(self.queueName) || self.queueName == oldSelf.queueName)").message("queueName cannot be changed; create a new job"),
-    validation = Rule::new("has(self.schedulerName) == has(oldSelf.schedulerName) && (!has(self.schedulerName) || self.schedulerName == oldSelf.schedulerName)").message("schedulerName cannot be changed; create a new job")
-)]
 pub struct Scheduling {
     /// queueName is the LocalQueue of Kueue (0.15 or newer) in the job's namespace in which the job waits for quota: it gets
     /// GPUs once Kueue has admitted its Workload, which has the job's name, and on nodes of the flavors that Kueue assigned.

@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(
     validation = Rule::new("self.gpusPerNode == oldSelf.gpusPerNode && self.gpuResource == oldSelf.gpuResource && self.device == oldSelf.device").message("gpusPerNode, gpuResource and device cannot be changed; create a new job"),
+    validation = Rule::new("self.resources == oldSelf.resources && self.nodeSelector == oldSelf.nodeSelector && self.tolerations == oldSelf.tolerations").message("resources, nodeSelector and tolerations cannot be changed; create a new job"),
     validation = Rule::new("self.env == oldSelf.env").message("env cannot be changed; create a new job"),
     validation = Rule::new("has(self.priorityClassName) == has(oldSelf.priorityClassName) && (!has(self.priorityClassName) || self.priorityClassName == oldSelf.priorityClassName)").message("priorityClassName cannot be changed; create a new job"),
     validation = Rule::new("has(self.runAsUser) == has(oldSelf.runAsUser) && (!has(self.runAsUser) || self.runAsUser == oldSelf.runAsUser) && has(self.fsGroup) == has(oldSelf.fsGroup) && (!has(self.fsGroup) || self.fsGroup == oldSelf.fsGroup)").message("runAsUser and fsGroup cannot be changed; create a new job")

@@ -129,11 +129,11 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
         reasons::INVALID_SPEC => (
             "Its manifest cannot be run. The message names field, value and what would be right.",
             vec![
+                words("delete it, and create it again with what would be right"),
                 kubectl(
-                    "correct it: a job that was refused gets a second chance",
+                    "where that is workers.nodes or elastic, edit it: it gets a second chance",
                     "edit vtj JOB",
                 ),
-                words("a field that cannot be changed takes a new job: delete this one first"),
             ],
         ),
         reasons::NOT_RETRYABLE => (

@@ -155,7 +155,7 @@ const IMMUTABLE: &[(&str, &str, &str)] = &[
     (
         "spec:\n",
         "spec:\n  scheduling: {queueName: team-a}\n",
-        "queueName cannot be changed",
+        "scheduling cannot be changed",
     ),
     (
         "format: cifar10",
@@ -184,8 +184,28 @@ const IMMUTABLE: &[(&str, &str, &str)] = &[
     ),
     (
         "spec:\n",
-        "spec:\n  scheduling: {schedulerName: other}\n",
-        "schedulerName cannot be changed",
+        "spec:\n  failurePolicy: {maxRestarts: 6}\n",
+        "failurePolicy cannot be changed",
+    ),
+    (
+        "spec:\n",
+        "spec:\n  activeDeadlineSeconds: 60\n",
+        "activeDeadlineSeconds cannot be changed",
+    ),
+    (
+        "gpusPerNode: 1",
+        "gpusPerNode: 1\n    resources: {limits: {memory: 1Gi}}",
+        "resources, nodeSelector and tolerations cannot be changed",
+    ),
+    (
+        "gpusPerNode: 1",
+        "gpusPerNode: 1\n    nodeSelector: {zone: a}",
+        "resources, nodeSelector and tolerations cannot be changed",
+    ),
+    (
+        "gpusPerNode: 1",
+        "gpusPerNode: 1\n    tolerations: [{operator: Exists}]",
+        "resources, nodeSelector and tolerations cannot be changed",
     ),
     (
         "image: localhost/vit-trainer:dev",
@@ -266,7 +286,11 @@ fn trials(cluster: Option<&Arc<Cluster>>) -> Result<Vec<Trial>> {
         ),
         trial("explain_reads_like_documentation".into(), explain, 0),
         trial("scale_changes_the_number_of_nodes".into(), scale, 0),
-        trial("suspend_and_time_to_live_can_be_changed".into(), mutable, 0),
+        trial(
+            "suspend_bounds_and_time_to_live_can_be_changed".into(),
+            mutable,
+            0,
+        ),
         trial(
             "manifests_of_the_chart_are_valid".into(),
             chart::manifests_are_valid,
@@ -289,8 +313,9 @@ fn trials(cluster: Option<&Arc<Cluster>>) -> Result<Vec<Trial>> {
     for (index, (what, ..)) in REFUSED.iter().enumerate() {
         trials.push(trial(format!("refused: {what}"), refused, index));
     }
-    for (index, (_, _, message)) in IMMUTABLE.iter().enumerate() {
-        trials.push(trial(format!("immutable: {message}"), immutable, index));
+    for (index, (_, to, _)) in IMMUTABLE.iter().enumerate() {
+        let change = to.lines().next_back().unwrap_or_default().trim();
+        trials.push(trial(format!("immutable: {change}"), immutable, index));
     }
     let examples = documentation::examples()?;
     for (index, path) in examples.iter().enumerate() {
@@ -438,7 +463,7 @@ fn mutable(cluster: &Cluster, _: usize) -> Result<()> {
         ["create", "-f", "-"],
         &VALID.replacen("name: digits\n", "name: mutable\n", 1),
     )?;
-    let patch = r#"{"spec":{"suspend":true,"ttlSecondsAfterFinished":5,"failurePolicy":{"maxRestarts":1},"elastic":{}}}"#;
+    let patch = r#"{"spec":{"suspend":true,"ttlSecondsAfterFinished":5,"elastic":{}}}"#;
     kubectl(cluster, ["patch", "vtj/mutable", "--type=merge", "-p", patch])?;
     let bounds = r#"{"spec":{"elastic":{"minNodes":2,"maxNodes":8}}}"#;
     kubectl(cluster, ["patch", "vtj/mutable", "--type=merge", "-p", bounds])?;
