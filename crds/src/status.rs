@@ -78,6 +78,13 @@ pub struct ViTTrainingJobStatus {
     pub failed_size: Option<FailedSizeStatus>,
 }
 
+impl ViTTrainingJobStatus {
+    /// The condition of that type ([`conditions::types`](crate::conditions::types)).
+    pub fn condition(&self, type_: &str) -> Option<&Condition> {
+        self.conditions.iter().find(|condition| condition.type_ == type_)
+    }
+}
+
 /// phase is the state of the job in one word.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub enum Phase {

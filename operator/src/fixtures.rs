@@ -197,14 +197,6 @@ pub(crate) fn priority_class(name: &str, value: i32, is_default: bool) -> Priori
         .expect("a class")
 }
 
-/// The condition of that type.
-pub(crate) fn condition_of<'a>(status: &'a ViTTrainingJobStatus, type_: &str) -> Option<&'a Condition> {
-    status
-        .conditions
-        .iter()
-        .find(|condition| condition.type_ == type_)
-}
-
 /// Types of all conditions with their values and reasons.
 pub(crate) fn conditions_of(status: &ViTTrainingJobStatus) -> BTreeMap<&str, (&str, &str)> {
     status

@@ -225,22 +225,20 @@ async fn follow(
 
 /// A job's state in a line.
 fn describe(status: &ViTTrainingJobStatus) -> String {
-    let condition = |type_: &str| {
-        let mut conditions = status.conditions.iter();
-        conditions.find(|condition| condition.type_ == type_)
-    };
     let Some(phase) = status.phase else {
         return "not looked at yet: is the operator running, and for this namespace?".into();
     };
     let mut line = phase.as_str().to_owned();
     match phase {
         Phase::Pending => {
-            if let Some(placed) = condition(types::PLACED) {
+            if let Some(placed) = status.condition(types::PLACED) {
                 let _ = write!(line, ": {}", placed.message);
             }
         }
         Phase::Failed => {
-            line = condition(types::FAILED).map_or_else(String::new, |failed| failed.message.clone());
+            line = status
+                .condition(types::FAILED)
+                .map_or_else(String::new, |failed| failed.message.clone());
             if let Some(failure) = &status.last_failure {
                 let node = failure.node.as_deref().unwrap_or("an unknown node");
                 let _ = write!(line, " ({} on {node}: {})", failure.class, failure.message);

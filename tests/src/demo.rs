@@ -155,9 +155,8 @@ fn progress_line(status: &ViTTrainingJobStatus) -> String {
     let phase = status.phase.map_or("Created", Phase::as_str);
     let Some(progress) = &status.progress else {
         let waits = status
-            .conditions
-            .iter()
-            .find(|condition| condition.type_ == "Placed" && condition.status == "False");
+            .condition("Placed")
+            .filter(|placed| placed.status == "False");
         return match waits {
             Some(condition) if status.phase == Some(Phase::Pending) => {
                 format!("{phase}: {}", condition.message)

@@ -131,11 +131,12 @@ impl JobMetrics {
 
 /// One of a closed set: a status may have been written by anyone.
 fn waiting_reason(job: &ViTTrainingJob) -> &'static str {
-    let conditions = job.status.iter().flat_map(|status| &status.conditions);
-    let placed = conditions
-        .filter(|condition| condition.type_ == types::PLACED && condition.status == "False")
-        .map(|condition| condition.reason.as_str())
-        .next();
+    let placed = job
+        .status
+        .as_ref()
+        .and_then(|status| status.condition(types::PLACED))
+        .filter(|placed| placed.status == "False")
+        .map(|placed| placed.reason.as_str());
     WAITING_REASONS
         .into_iter()
         .find(|reason| placed == Some(reason))

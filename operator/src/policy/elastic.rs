@@ -48,10 +48,9 @@ pub(crate) fn pays_off(
         .as_ref()
         .and_then(|placement| placement.time.as_ref());
     let runs_since = status
-        .conditions
-        .iter()
-        .find(|condition| condition.type_ == types::RUNNING && condition.status == "True")
-        .map(|condition| condition.last_transition_time.0);
+        .condition(types::RUNNING)
+        .filter(|running| running.status == "True")
+        .map(|running| running.last_transition_time.0);
     let cost = match (placed, runs_since) {
         (Some(placed), Some(runs_since)) => runs_since.duration_since(placed.0).as_secs_f64(),
         _ => 0.0,

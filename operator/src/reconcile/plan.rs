@@ -216,11 +216,9 @@ fn queue(
 
 /// Whether a job failed because its manifest could not be run.
 pub(crate) fn was_refused(status: &ViTTrainingJobStatus) -> bool {
-    status.conditions.iter().any(|condition| {
-        condition.type_ == conditions::types::FAILED
-            && condition.status == "True"
-            && condition.reason == conditions::reasons::INVALID_SPEC
-    })
+    status
+        .condition(conditions::types::FAILED)
+        .is_some_and(|failed| failed.status == "True" && failed.reason == conditions::reasons::INVALID_SPEC)
 }
 
 fn time_out(
@@ -268,9 +266,7 @@ fn follow(observation: &Observation, status: &ViTTrainingJobStatus, valid: &Vali
     // gang was whole, whoever is missing went away without being seen to go.
     let is_new = status.phase == Some(Phase::Starting) && !observation.gang_was_created;
     let hindrance = status
-        .conditions
-        .iter()
-        .find(|condition| condition.type_ == conditions::types::RECONCILED)
+        .condition(conditions::types::RECONCILED)
         .map_or("it could not be created", |condition| condition.message.as_str());
     gang.extend(missing.iter().map(|node_rank| PodView {
         name: build::pod::name(&observation.job, status.attempt, *node_rank),

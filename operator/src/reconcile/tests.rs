@@ -408,7 +408,7 @@ async fn a_job_that_fits_nowhere_waits_and_tells_so_once() {
     assert_eq!(calls, Scenario::NoCapacity.calls());
     assert_eq!(result.expect("reconciled"), Action::requeue(WAITING));
     let status = job.status.expect("a status");
-    let placed = fixtures::condition_of(&status, conditions::types::PLACED).expect("a condition");
+    let placed = status.condition(conditions::types::PLACED).expect("a condition");
     assert_eq!(
         placed.message,
         "needs 2 x 1 like nvidia.com/gpu: Tesla-T4 has 1 node with 1 free"
@@ -520,7 +520,7 @@ async fn an_object_of_someone_else_is_left_alone() {
     );
     let status = job.status.expect("a status");
     for type_ in [conditions::types::RUNNING, conditions::types::RECONCILED] {
-        let condition = fixtures::condition_of(&status, type_).expect("a condition");
+        let condition = status.condition(type_).expect("a condition");
         assert_eq!(
             (
                 condition.status.as_str(),
@@ -620,7 +620,7 @@ async fn what_is_in_the_way_of_a_gang_is_written_once() {
     let written = calls.iter().filter(|call| call.starts_with("PUT status"));
     assert_eq!(written.count(), 1, "{calls:?}");
     let status = job.status.expect("a status");
-    let running = fixtures::condition_of(&status, conditions::types::RUNNING).expect("a condition");
+    let running = status.condition(conditions::types::RUNNING).expect("a condition");
     assert!(
         running.message.starts_with("failed to create Pod digits-1-0: "),
         "{}",

@@ -61,10 +61,7 @@ pub(crate) fn telling(status: &ViTTrainingJobStatus) -> Option<&Condition> {
         Phase::Succeeded => types::COMPLETE,
         Phase::Failed => types::FAILED,
     };
-    status
-        .conditions
-        .iter()
-        .find(|condition| condition.type_ == type_)
+    status.condition(type_)
 }
 
 /// Why a job is as it is.
@@ -116,11 +113,8 @@ pub(crate) fn explain(job: &ViTTrainingJob, place: &Place, now: Timestamp) -> Wh
 
 /// What keeps the operator from doing what is to be done. Of a gang that starts it is told before.
 fn hindered(status: &ViTTrainingJobStatus, why: &mut Why) {
-    let condition = status
-        .conditions
-        .iter()
-        .find(|condition| condition.type_ == types::RECONCILED && condition.status == "False");
-    if let Some(condition) = condition
+    if let Some(condition) = status.condition(types::RECONCILED)
+        && condition.status == "False"
         && why.message.as_ref() != Some(&condition.message)
     {
         why.findings.push(format!(

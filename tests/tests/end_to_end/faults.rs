@@ -12,11 +12,7 @@ pub(crate) fn unknown_preset_fails(context: &Context) -> Result<()> {
     let namespace = context.namespace("preset")?;
     namespace.create("mega", json!({"model": {"name": "vit_mega_patch16_224"}}))?;
     let status = namespace.wait_phase("mega", Phase::Failed)?;
-    let failed = status
-        .conditions
-        .iter()
-        .find(|condition| condition.type_ == "Failed")
-        .context("has Failed")?;
+    let failed = status.condition("Failed").context("has Failed")?;
     ensure!(failed.reason == "InvalidSpec", "{failed:?}");
     for part in ["spec.model.name is vit_mega_patch16_224", "vit_base_patch16_384"] {
         ensure!(
@@ -249,10 +245,9 @@ pub(crate) fn leader_dies_between_two_pods(context: &Context) -> Result<()> {
     namespace.apply_all(&[&quota])?;
     namespace.create("digits", json!({"training": {"epochs": 4}}))?;
     namespace.wait("digits", "tells of the quota", |status| {
-        let mut conditions = status.conditions.iter();
-        let is_told = conditions.any(|condition| {
-            condition.type_ == "Reconciled" && condition.message.contains("exceeded quota: one")
-        });
+        let is_told = status
+            .condition("Reconciled")
+            .is_some_and(|reconciled| reconciled.message.contains("exceeded quota: one"));
         is_told && namespace.pods().is_ok_and(|pods| pods.len() == 1)
     })?;
     let before = context.leader()?;
@@ -263,10 +258,7 @@ pub(crate) fn leader_dies_between_two_pods(context: &Context) -> Result<()> {
     ensure!(before != after, "{before} still leads");
     check_attempts(&status, 1, 0)?;
     ensure!(
-        status
-            .conditions
-            .iter()
-            .all(|condition| condition.type_ != "Reconciled"),
+        status.condition("Reconciled").is_none(),
         "the quota is gone: {:?}",
         status.conditions
     );
@@ -308,11 +300,7 @@ pub(crate) fn job_over_its_deadline_is_stopped(context: &Context) -> Result<()> 
         json!({"training": {"epochs": 5000}, "activeDeadlineSeconds": 8}),
     )?;
     let status = namespace.wait_phase("digits", Phase::Failed)?;
-    let failed = status
-        .conditions
-        .iter()
-        .find(|condition| condition.type_ == "Failed")
-        .context("has Failed")?;
+    let failed = status.condition("Failed").context("has Failed")?;
     ensure!(
         failed.reason == "DeadlineExceeded" && failed.message.contains("8 s"),
         "{failed:?}"

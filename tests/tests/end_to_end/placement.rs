@@ -14,8 +14,8 @@ use vit_tests::GpuProduct;
 use crate::context::{Context, check_attempts};
 
 fn message(status: &crds::ViTTrainingJobStatus, condition: &str) -> String {
-    let found = status.conditions.iter().find(|found| found.type_ == condition);
-    found
+    status
+        .condition(condition)
         .map(|found| format!("{} {}: {}", found.status, found.reason, found.message))
         .unwrap_or_default()
 }

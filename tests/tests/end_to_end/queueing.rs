@@ -74,10 +74,7 @@ fn in_queue(context: &Context, namespace: &Namespace<'_>) -> Result<()> {
 
     leave_alone(namespace, || namespace.create("second", job(2, None)))?;
     namespace.wait("second", "waits for quota", |status| {
-        let placed = status
-            .conditions
-            .iter()
-            .find(|condition| condition.type_ == types::PLACED);
+        let placed = status.condition(types::PLACED);
         placed.is_some_and(|placed| placed.reason == reasons::IN_QUEUE && placed.message.contains("quota"))
     })?;
     namespace.kubectl(["delete", "vtj", "second"])?;

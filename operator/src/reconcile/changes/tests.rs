@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::cluster::kueue::{ResourceFlavor, conditions};
-use crate::fixtures::{self, at, condition_of, observation};
+use crate::fixtures::{self, at, observation};
 use crate::planner::Decision;
 use crate::policy::placement::{Gpus, Placement};
 use crate::policy::suspend::Stop;
@@ -134,7 +134,7 @@ fn phase(observation: &Observation) -> Phase {
 /// Reason and message of why the job has no place.
 fn why(observation: &Observation) -> (String, String) {
     let status = observation.status();
-    let placed = condition_of(&status, types::PLACED).expect("a condition");
+    let placed = status.condition(types::PLACED).expect("a condition");
     assert_eq!(placed.status, "False");
     (placed.reason.clone(), placed.message.clone())
 }
@@ -271,7 +271,7 @@ fn an_evicted_gang_saves_and_stops_before_its_quota_goes_back() {
         );
         assert_eq!(change, None);
         assert_eq!(observation.status().admission, None);
-        let running = condition_of(&observation.status(), types::RUNNING).cloned();
+        let running = observation.status().condition(types::RUNNING).cloned();
         assert_eq!(running.expect("one").reason, reasons::EVICTED);
 
         assert!(matches!(round(&mut observation).0, Plan::Drain { .. }));

@@ -387,7 +387,7 @@ fn a_cause_that_is_never_retried_is_told_of_a_job_that_is_over() {
     assert_eq!(end, (FailureClass::BadData, Verdict::NotRetryable, true));
     let status = observation.status();
     assert_eq!((status.phase, status.restarts), (Some(Phase::Failed), 0));
-    let failed = fixtures::condition_of(&status, conditions::types::FAILED).expect("a condition");
+    let failed = status.condition(conditions::types::FAILED).expect("a condition");
     assert_eq!(failed.reason, conditions::reasons::NOT_RETRYABLE);
 }
 
@@ -559,7 +559,7 @@ fn a_pod_that_does_not_end_is_not_waited_for_and_keeps_its_gpus() {
     ] {
         let plan = plan_on(&due(70), &inventory);
         let status = status::next(&due(70), &plan);
-        let placed = fixtures::condition_of(&status, conditions::types::PLACED).expect("a condition");
+        let placed = status.condition(conditions::types::PLACED).expect("a condition");
         assert_eq!(placed.message, format!("{expected}{words}"));
     }
     // Nor does it keep the job from being suspended.
@@ -568,7 +568,9 @@ fn a_pod_that_does_not_end_is_not_waited_for_and_keeps_its_gpus() {
     let plan = decide(&suspending);
     assert_eq!(plan, Plan::Park);
     let status = status::next(&suspending, &plan);
-    let suspended = fixtures::condition_of(&status, conditions::types::SUSPENDED).expect("a condition");
+    let suspended = status
+        .condition(conditions::types::SUSPENDED)
+        .expect("a condition");
     assert_eq!(suspended.message, format!("spec.suspend is set{words}"));
     // It is deleted by force only once its node is silent, too.
     suspending.unready_nodes = [("b".to_owned(), at(70))].into();
@@ -687,7 +689,9 @@ fn a_job_that_has_used_up_its_time_fails_and_its_pods_go() {
     observation.now = at(110);
     assert!(matches!(step(&mut observation), Plan::TimeOut(_)));
     let status = observation.status();
-    let failed = fixtures::condition_of(&status, crds::conditions::types::FAILED).expect("a condition");
+    let failed = status
+        .condition(crds::conditions::types::FAILED)
+        .expect("a condition");
     assert_eq!(failed.reason, crds::conditions::reasons::DEADLINE_EXCEEDED);
     assert_eq!(
         failed.message,
@@ -802,11 +806,10 @@ fn an_elastic_gang_of_an_allowed_size_stays_until_a_larger_one_is_worth_it() {
     failed.pods[1] = ended(pod(1, 1), 1, 99);
     assert!(matches!(decide(&failed), Plan::End { .. }));
     assert_eq!(step(&mut observation), Plan::Halt(Stop::Grow { to: 4 }));
-    let running = fixtures::condition_of(
-        &observation.job.status.clone().expect("a status"),
-        crds::conditions::types::RUNNING,
-    )
-    .map(|condition| condition.message.clone());
+    let status = observation.status();
+    let running = status
+        .condition(crds::conditions::types::RUNNING)
+        .map(|condition| condition.message.clone());
     assert_eq!(
         running.as_deref(),
         Some("the gang of 2 is replaced by one of 4 nodes, which are free; after the checkpoint of step 0")

@@ -4,7 +4,7 @@ use crds::status::{CheckpointStatus, WorkersStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::*;
-use crate::fixtures::{self, at, condition_of, conditions_of, gang, job_in, observation, pod};
+use crate::fixtures::{self, at, conditions_of, gang, job_in, observation, pod};
 use crate::planner::Waiting;
 use crate::policy::failure::Failure;
 use crate::policy::gang::PodState;
@@ -30,7 +30,7 @@ fn a_place_in_the_queue_is_told_but_no_news_by_itself() {
     let mut job = fixtures::job();
     let first = next(&observation(job.clone(), vec![]), &no_fit("needs 2", at(3)));
     let placed = |status: &ViTTrainingJobStatus| {
-        let condition = fixtures::condition_of(status, types::PLACED).expect("a condition");
+        let condition = status.condition(types::PLACED).expect("a condition");
         condition.message.clone()
     };
     assert_eq!(placed(&first), "needs 2 (3rd of 5 waiting)");
@@ -56,7 +56,7 @@ fn a_place_in_the_queue_is_told_but_no_news_by_itself() {
 fn a_priority_class_that_does_not_exist_is_told() {
     let plan = Plan::Wait(Waiting::NoPriorityClass("urgent".into()));
     let status = next(&observation(fixtures::job(), vec![]), &plan);
-    let placed = fixtures::condition_of(&status, types::PLACED).expect("a condition");
+    let placed = status.condition(types::PLACED).expect("a condition");
     assert_eq!(status.phase, Some(Phase::Pending));
     assert_eq!(placed.reason, reasons::NO_PRIORITY_CLASS);
     assert!(
@@ -143,8 +143,8 @@ fn times_of_transition_move_only_with_the_value() {
     observed.now = at(200);
     let second = next(&observed, &waiting("needs 3"));
     let (first, second) = (
-        fixtures::condition_of(&first, types::PLACED).expect("a condition"),
-        fixtures::condition_of(&second, types::PLACED).expect("a condition"),
+        first.condition(types::PLACED).expect("a condition"),
+        second.condition(types::PLACED).expect("a condition"),
     );
     assert_eq!(first.last_transition_time, second.last_transition_time);
     assert_eq!(
@@ -163,7 +163,7 @@ fn a_pod_that_cannot_start_is_told_in_the_kubelet_s_words() {
     };
     let observed = observation(job_in(Phase::Starting, 1), vec![pod(1, 0), stuck]);
     let status = next(&observed, &Plan::Follow);
-    let running = fixtures::condition_of(&status, types::RUNNING).expect("a condition");
+    let running = status.condition(types::RUNNING).expect("a condition");
     assert_eq!(
         running.message,
         "1 of 2 pods are ready; pod digits-1-1: ErrImagePull: not found"
@@ -361,7 +361,7 @@ fn what_keeps_a_plan_from_being_carried_out_is_told_in_every_phase_until_it_is_g
         let observed = observation(job_in(phase, 1), gang(1));
         let status = observed.status();
         let told = hindered(&observed, status.clone(), Some(&error));
-        let condition = condition_of(&told, types::RECONCILED).expect("told");
+        let condition = told.condition(types::RECONCILED).expect("told");
         assert_eq!(
             (condition.status.as_str(), &condition.message),
             ("False", &error.to_string())
@@ -369,7 +369,7 @@ fn what_keeps_a_plan_from_being_carried_out_is_told_in_every_phase_until_it_is_g
         assert!(!only_moves(&status, &told), "{phase:?}: it is news");
         assert_eq!(hindered(&observed, told.clone(), Some(&error)), told);
         let gone = hindered(&observed, told, None);
-        assert!(condition_of(&gone, types::RECONCILED).is_none());
+        assert!(gone.condition(types::RECONCILED).is_none());
         if phase != Phase::Starting {
             assert_eq!(gone, status);
         }

@@ -46,13 +46,6 @@ impl Next {
         conditions::set(&mut self.status.conditions, condition);
     }
 
-    fn has(&self, type_: &str) -> bool {
-        self.status
-            .conditions
-            .iter()
-            .any(|condition| condition.type_ == type_)
-    }
-
     pub(super) fn admitted(&mut self, granted: &AdmissionStatus) {
         self.revive();
         self.status.phase = Some(Phase::Pending);
@@ -170,12 +163,9 @@ impl Next {
             ..PlacementStatus::default()
         });
         // A place in the queue that moved is no news by itself: it is told with the next.
-        let last = self
+        let message = self
             .status
-            .conditions
-            .iter()
-            .find(|last| last.type_ == types::PLACED);
-        let message = last
+            .condition(types::PLACED)
             .filter(|last| last.reason == reason && !is_news(&last.message, &message))
             .map_or(message, |last| last.message.clone());
         self.set(types::PLACED, false, reason, &message);
@@ -283,17 +273,17 @@ impl Next {
         self.status.completion_time.get_or_insert(Time(self.now));
         self.let_go();
         let message = "the job is over";
-        if self.has(types::PLACED) {
+        if self.status.condition(types::PLACED).is_some() {
             self.set(types::PLACED, false, reasons::RELEASED, message);
         }
-        if self.has(types::RUNNING) {
+        if self.status.condition(types::RUNNING).is_some() {
             self.set(types::RUNNING, false, reasons::NO_PODS, message);
         }
     }
 
     /// The job wants GPUs: it is not suspended any more, and if it was refused, it got a second chance.
     pub(super) fn revive(&mut self) {
-        if self.has(types::SUSPENDED) {
+        if self.status.condition(types::SUSPENDED).is_some() {
             self.set(
                 types::SUSPENDED,
                 false,
