@@ -1,7 +1,5 @@
 //! When a gang is given up that does not start.
 
-use std::time::Duration;
-
 use contract::FailureClass;
 use crds::{ViTTrainingJob, ViTTrainingJobStatus};
 use jiff::{SignedDuration, Timestamp};
@@ -20,16 +18,15 @@ pub(crate) fn left(
     Some((timeout - now.duration_since(placed)).max(SignedDuration::ZERO))
 }
 
-/// The failure of a gang, placed at `placed`, of which not every pod is ready after `timeout`. To blame is the first
-/// pod of which scheduler or kubelet say what is in its way, then the first that has not started.
+/// The failure of a gang of which not every pod is ready when its time is over. To blame is the first pod of which scheduler
+/// or kubelet say what is in its way, then the first that has not started.
 pub(crate) fn overdue(
     gang: &[PodView],
-    placed: Option<Timestamp>,
-    timeout: Duration,
+    job: &ViTTrainingJob,
+    status: &ViTTrainingJobStatus,
     now: Timestamp,
 ) -> Option<Failure> {
-    let timeout = SignedDuration::try_from(timeout).unwrap_or(SignedDuration::MAX);
-    if now.duration_since(placed?) < timeout {
+    if left(job, status, now)?.is_positive() {
         return None;
     }
     let late = |pod: &&PodView| !pod.ready && pod.state != PodState::Succeeded;
@@ -52,7 +49,7 @@ pub(crate) fn overdue(
             "{} of {} pods were not ready {} s after their placement (scheduling.startTimeoutSeconds); pod {}: {what}",
             gang.iter().filter(late).count(),
             gang.len(),
-            timeout.as_secs(),
+            job.spec.scheduling.start_timeout_seconds,
             pod.name
         ),
         finished_at: None,
@@ -61,10 +58,20 @@ pub(crate) fn overdue(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use crate::fixtures::{at, gang, pod};
+    use crds::Phase;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-    const MINUTE: Duration = Duration::from_secs(60);
+    use super::*;
+    use crate::fixtures::{at, gang, job_in, pod};
+
+    /// Of a gang that was placed at second 0 and has a minute.
+    fn overdue_at(second: i64, gang: &[PodView]) -> Option<Failure> {
+        let mut job = job_in(Phase::Starting, 1);
+        job.spec.scheduling.start_timeout_seconds = 60;
+        let mut status = job.status.clone().expect("a status");
+        status.placement.as_mut().expect("placed").time = Some(Time(at(0)));
+        overdue(gang, &job, &status, at(second))
+    }
 
     #[test]
     fn a_gang_has_its_time_and_the_pod_that_is_stuck_is_to_blame() {
@@ -79,9 +86,13 @@ mod tests {
             ..waiting.clone()
         };
         let gang = [waiting, stuck];
-        assert_eq!(overdue(&gang, Some(at(0)), MINUTE, at(59)), None);
-        assert_eq!(overdue(&gang, None, MINUTE, at(1000)), None);
-        let failure = overdue(&gang, Some(at(0)), MINUTE, at(60)).expect("overdue");
+        assert_eq!(overdue_at(59, &gang), None);
+        let unplaced = ViTTrainingJobStatus::default();
+        assert_eq!(
+            overdue(&gang, &job_in(Phase::Starting, 1), &unplaced, at(1000)),
+            None
+        );
+        let failure = overdue_at(60, &gang).expect("overdue");
         assert_eq!(failure.class, FailureClass::StartFailed);
         assert!(
             failure
@@ -98,12 +109,12 @@ mod tests {
     #[test]
     fn pods_that_are_ready_or_done_are_not_late() {
         let mut gang = gang(1);
-        assert_eq!(overdue(&gang, Some(at(0)), MINUTE, at(1000)), None);
+        assert_eq!(overdue_at(1000, &gang), None);
         gang[1].ready = false;
         gang[1].state = PodState::Succeeded;
-        assert_eq!(overdue(&gang, Some(at(0)), MINUTE, at(1000)), None);
+        assert_eq!(overdue_at(1000, &gang), None);
         gang[1].state = PodState::Running;
-        let failure = overdue(&gang, Some(at(0)), MINUTE, at(1000)).expect("overdue");
+        let failure = overdue_at(1000, &gang).expect("overdue");
         assert!(failure.message.ends_with("its agent does not answer"));
     }
 }

@@ -278,21 +278,10 @@ fn follow(observation: &Observation, status: &ViTTrainingJobStatus, valid: &Vali
         lost: !is_new,
         ..PodView::default()
     }));
-    let placed = status
-        .placement
-        .as_ref()
-        .and_then(|placement| placement.time.as_ref());
     let overdue = || {
         let is_starting = status.phase == Some(Phase::Starting);
         is_starting
-            .then(|| {
-                start::overdue(
-                    &gang,
-                    placed.map(|time| time.0),
-                    valid.start_timeout,
-                    observation.now,
-                )
-            })
+            .then(|| start::overdue(&gang, &observation.job, status, observation.now))
             .flatten()
     };
     let stalled = || {
