@@ -371,11 +371,14 @@ fn progress_of_many_jobs_is_written_less_often() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn all_rounds_together_have_only_so_many_calls_under_way() {
+async fn all_rounds_together_have_only_so_many_calls_under_way_and_what_frees_gpus_has_its_own() {
     let (service, mut server) = mock::pair::<Request<Body>, Response<Body>>();
     let context = context(service, reflector::store().0, &[], &[], &[]);
     for index in 0..CALLS_AT_ONCE + 2 {
-        let pods: Api<Pod> = Api::namespaced(context.client.clone(), "research");
+        let client = context.client_for(&Plan::Create {
+            node_ranks: vec![index],
+        });
+        let pods: Api<Pod> = Api::namespaced(client.clone(), "research");
         tokio::spawn(async move { pods.get_opt(&format!("digits-1-{index}")).await });
     }
     let mut under_way = Vec::new();
@@ -383,6 +386,17 @@ async fn all_rounds_together_have_only_so_many_calls_under_way() {
         under_way.push(answer);
     }
     assert_eq!(under_way.len(), CALLS_AT_ONCE);
+
+    let pods: Api<Pod> = Api::namespaced(context.client_for(&Plan::Park).clone(), "research");
+    tokio::spawn(async move { pods.get_opt("suspended-1-0").await });
+    let next = tokio::time::timeout(IN_MOTION, server.next_request()).await;
+    let (request, _unanswered) = next.expect("it is let through").expect("a call");
+    assert!(
+        request.uri().path().ends_with("/suspended-1-0"),
+        "{}",
+        request.uri()
+    );
+
     let answer = under_way.pop().expect("a call");
     answer.send_error("the connection is gone");
     let next = tokio::time::timeout(IN_MOTION, server.next_request()).await;
