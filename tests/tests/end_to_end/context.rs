@@ -20,8 +20,6 @@ use vit_tests::{Cluster, GpuProduct, cgroup, cluster, command, digits, operator,
 const DEADLINE: Duration = Duration::from_secs(180);
 /// GPUs of every node.
 const GPUS_PER_NODE: u32 = 2;
-/// So many steps, of an epoch with its checkpoint at most, may not have come into the log yet when an attempt is killed.
-const UNLOGGED_STEPS: i64 = 100;
 
 pub(crate) struct Context {
     pub(crate) cluster: Cluster,
@@ -43,15 +41,6 @@ pub(crate) struct Namespace<'c> {
     pub(crate) context: &'c Context,
     pub(crate) name: String,
     pub(crate) folder: PathBuf,
-}
-
-/// Optimizer steps of a job's training.
-#[derive(Debug)]
-pub(crate) struct Steps {
-    pub(crate) done: i64,
-    pub(crate) saved: i64,
-    /// Done anew after a checkpoint from before them.
-    pub(crate) again: i64,
 }
 
 impl Context {
@@ -347,74 +336,6 @@ impl Namespace<'_> {
                 .await
                 .with_context(|| format!("{kinds} are still there"))?
         })
-    }
-
-    /// Asserts from the log of a job's training that no optimizer step is missing, and none is done twice but those
-    /// after the checkpoint that a later attempt continued from.
-    pub(crate) fn check_steps(&self, job: &str) -> Result<()> {
-        self.count_steps(job).map(drop)
-    }
-
-    /// Asserts the same; gives how many steps the job has, and how many of them were done twice.
-    pub(crate) fn count_steps(&self, job: &str) -> Result<(i64, i64)> {
-        let progress = self.status(job)?.progress.context("progress is told")?;
-        let total = progress.total_steps;
-        let Steps { done, saved, again } = self.steps(job)?;
-        ensure!(
-            done == total && saved == total,
-            "{job}: {done} of {total} steps done, {saved} saved"
-        );
-        Ok((total, again))
-    }
-
-    /// What the log of a job's training tells so far; asserts that no step is missing or done twice without need.
-    pub(crate) fn steps(&self, job: &str) -> Result<Steps> {
-        let path = self.folder.join("checkpoints").join(job).join("log.jsonl");
-        let log = fs_err::read_to_string(&path)?;
-        let (mut attempt, mut done, mut saved, mut again) = (0, 0, 0, 0);
-        // A line that is being written has no end yet.
-        let complete = log.rsplit_once('\n').map_or("", |(complete, _)| complete);
-        for line in complete.lines() {
-            let record: Value =
-                serde_json::from_str(line).with_context(|| format!("{}: {line}", path.display()))?;
-            let step = record["step"]
-                .as_i64()
-                .with_context(|| format!("{}: no step in {line}", path.display()))?;
-            match record["kind"].as_str() {
-                Some("start") => {
-                    ensure!(
-                        record["attempt"] == attempt + 1,
-                        "attempt {attempt} is followed by {line}"
-                    );
-                    // A checkpoint that was complete may not have been logged yet when its attempt ended.
-                    ensure!(
-                        step >= saved,
-                        "the last checkpoint has step {saved}, and the attempt starts as {line}"
-                    );
-                    ensure!(
-                        step <= done.max(saved) + UNLOGGED_STEPS,
-                        "{done} steps were done and {saved} saved, and the attempt starts as {line}"
-                    );
-                    again += (done - step).max(0);
-                    (attempt, done) = (attempt + 1, step);
-                }
-                Some("train") => {
-                    ensure!(step >= done, "step {done} is followed by {line}");
-                    done = step;
-                }
-                // Written beside training, which is further by then.
-                Some("checkpoint") => {
-                    ensure!(
-                        step > saved,
-                        "the checkpoint of step {saved} is followed by {line}"
-                    );
-                    saved = step;
-                    done = done.max(step);
-                }
-                _ => {}
-            }
-        }
-        Ok(Steps { done, saved, again })
     }
 }
 

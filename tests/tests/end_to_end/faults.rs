@@ -219,7 +219,7 @@ pub(crate) fn slow_rank_is_named(context: &Context) -> Result<()> {
     ensure!(!nodes.contains(slow), "{slow} was slow and is used: {nodes:?}");
     let saved = namespace.steps("digits")?.saved;
     namespace.wait_checkpoint_after("digits", saved)?;
-    namespace.steps("digits").map(drop)
+    namespace.finish_soon("digits")
 }
 
 pub(crate) fn leader_goes_away(context: &Context) -> Result<()> {

@@ -20,6 +20,7 @@ mod plugin;
 mod pod_groups;
 mod queueing;
 mod rights;
+mod steps;
 mod training;
 
 use std::sync::Arc;
