@@ -84,7 +84,7 @@ impl Namespace<'_> {
         let path = self.folder.join("checkpoints").join(job).join("log.jsonl");
         let log = fs_err::read_to_string(&path)?;
         let (mut begun, mut attempt) = (1, 0);
-        let (mut done, mut saved, mut again) = (0, 0, 0);
+        let (mut done, mut told, mut saved, mut again) = (0, 0, 0, 0);
         // A line that is being written has no end yet.
         let complete = log.rsplit_once('\n').map_or("", |(complete, _)| complete);
         for line in complete.lines() {
@@ -112,11 +112,15 @@ impl Namespace<'_> {
                         "{done} steps were done and {saved} saved, and the attempt starts as {line}"
                     );
                     again += (done - step).max(0);
-                    (attempt, done) = (attempt + 1, step);
+                    (attempt, done, told) = (attempt + 1, step, step);
                 }
                 Some("train") => {
                     ensure!(step >= done, "step {done} is followed by {line}");
-                    done = step;
+                    ensure!(
+                        record["steps"] == step - told,
+                        "the steps after {told} are not all in {line}"
+                    );
+                    (done, told) = (step, step);
                 }
                 // Written beside training, which is further by then.
                 Some("checkpoint") => {

@@ -31,6 +31,8 @@ pub(super) enum Record {
     Train {
         epoch: u32,
         step: u64,
+        /// Steps since the last line of this kind, or since the attempt began.
+        steps: u64,
         loss: f64,
         accuracy: f64,
         learning_rate: f64,

@@ -139,6 +139,7 @@ impl Observer {
         let Some(summary) = self.window.take() else { return };
         let Some(run) = &mut self.run else { return };
         let Summary {
+            steps,
             loss,
             images_per_second,
             step_seconds,
@@ -157,6 +158,7 @@ impl Observer {
         run.log.write(&Record::Train {
             epoch: step.epoch,
             step: step.step,
+            steps,
             loss,
             accuracy: step.train_accuracy,
             learning_rate: step.learning_rate,

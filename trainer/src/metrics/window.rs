@@ -21,6 +21,8 @@ pub(super) struct Window {
 /// Means over a window.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Summary {
+    /// Steps that were added.
+    pub(super) steps: u64,
     /// Mean loss.
     pub(super) loss: f64,
     /// Images a second of one rank.
@@ -76,6 +78,7 @@ impl Window {
         let count = steps as f64;
         let seconds = phases.sum().max(f64::MIN_POSITIVE);
         Some(Summary {
+            steps,
             loss: loss / count,
             images_per_second: images as f64 / seconds,
             step_seconds: seconds / count,
@@ -121,6 +124,7 @@ mod tests {
         let summary = window.take().expect("two steps");
         assert!((summary.loss - 2.0).abs() < 1e-12);
         assert!((summary.images_per_second - 2.0).abs() < 1e-12);
+        assert_eq!(summary.steps, 2);
         assert!((summary.step_seconds - 4.0).abs() < 1e-12);
         assert!((summary.sync_share - 0.25).abs() < 1e-12);
         assert_eq!(
