@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use vit_tests::{cgroup, process};
 
 use super::context::Context;
 
@@ -28,12 +29,20 @@ impl Context {
         Ok(pod.to_owned())
     }
 
-    /// Kills the pod that leads: it gives nothing back.
+    /// Kills the process that leads, which gives nothing back: the lease has to run out.
     pub(crate) fn kill_leader(&self) -> Result<()> {
-        let pod = self.leading_pod()?;
-        let now = ["--grace-period=0", "--force"];
-        self.kubectl(["-n", NAMESPACE, "delete", "pod", &pod, now[0], now[1]])?;
-        Ok(())
+        // Deleting its pod, by force too, would tell it to end first.
+        let variable = format!("POD_NAME={}", self.leading_pod()?);
+        let is_leader = |process: &i32| {
+            fs_err::read(format!("/proc/{process}/environ"))
+                .is_ok_and(|all| all.split(|byte| *byte == 0).any(|one| one == variable.as_bytes()))
+        };
+        let find = || {
+            let processes = cgroup::processes(self.cluster.name(), None)?;
+            Ok(processes.into_iter().filter(is_leader).collect::<Vec<i32>>())
+        };
+        ensure!(!find()?.is_empty(), "no process has {variable}");
+        process::kill_all("the leading operator", find)
     }
 
     /// Makes a replica on this node the leader. The other one is elsewhere.
