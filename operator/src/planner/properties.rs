@@ -172,7 +172,7 @@ fn node(index: usize) -> Node {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 2_500, ..ProptestConfig::default() })]
 
     #[test]
     fn whatever_happens_no_gpu_is_promised_twice_and_none_is_lost(

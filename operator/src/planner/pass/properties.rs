@@ -365,7 +365,7 @@ fn waiter(job: &str, nodes: usize, gpus: i64, second: i64) -> Waiter {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
 
     #[test]
     fn a_large_job_among_endless_short_ones_is_passed_by_so_often_and_then_has_its_turn(

@@ -40,6 +40,14 @@ pub(super) struct Refused {
     names: Vec<Arc<str>>,
 }
 
+impl GroupReasons {
+    /// GPUs of the nodes that fit, in use or not, which the gang would leave.
+    fn left_over(&self, request: &GangRequest) -> i64 {
+        let nodes = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
+        nodes(self.fitting) * self.group.gpus_per_node - nodes(request.nodes) * request.shape.gpus_per_node
+    }
+}
+
 impl Refused {
     pub(super) fn new(refusal: Refusal, names: &BTreeSet<Arc<str>>) -> Self {
         Self {
@@ -64,7 +72,7 @@ impl Reasons {
     pub(super) fn rejections(&self, request: &GangRequest, chosen: &[&GpuGroup]) -> Vec<RejectedGroup> {
         let of = |group: &GpuGroup| self.0.iter().find(|reasons| reasons.group == *group);
         let left_over = match chosen {
-            [only] => of(only).map(|reasons| reasons.fitting.saturating_sub(request.nodes)),
+            [only] => of(only).map(|reasons| reasons.left_over(request)),
             _ => None,
         };
         self.0
@@ -119,12 +127,7 @@ impl Reasons {
 }
 
 /// What is said of the nodes that would fit. `left_over` is what the chosen group leaves.
-fn fitting(
-    request: &GangRequest,
-    reasons: &GroupReasons,
-    left_over: Option<usize>,
-    is_placed: bool,
-) -> String {
+fn fitting(request: &GangRequest, reasons: &GroupReasons, left_over: Option<i64>, is_placed: bool) -> String {
     let fitting = reasons.fitting;
     let gpus_per_node = request.shape.gpus_per_node;
     if let (Some(key), Some(largest)) = (&request.shape.rules.required_topology, reasons.largest_domain)
@@ -138,8 +141,8 @@ fn fitting(
     }
     match left_over {
         Some(left_over) if fitting >= request.nodes => format!(
-            "fits too, with {} left over against {left_over}",
-            count(fitting - request.nodes, "node")
+            "fits too, with {} GPUs of its nodes left over against {left_over}",
+            reasons.left_over(request)
         ),
         _ if fitting > 0 || reasons.refused.is_empty() => {
             let only = if is_placed { "only " } else { "" };

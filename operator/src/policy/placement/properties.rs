@@ -234,9 +234,15 @@ proptest! {
         rules.homogeneity = Homogeneity::Required;
         rules.required_topology = None;
         let fitting = fitting(&inventory, &request);
-        let smallest = fitting.values().filter(|count| **count >= request.nodes).min();
+        let size = |group: &GpuGroup, nodes: usize| group.gpus_per_node * i64::try_from(nodes).unwrap_or(i64::MAX);
+        let smallest = fitting
+            .iter()
+            .filter(|((group, _), count)| **count >= request.nodes && !group.product.is_empty())
+            .map(|((group, _), count)| size(group, *count))
+            .min();
         if let Ok(Placement { gpus: Gpus::Like(group), .. }) = place(&request, &inventory) {
-            prop_assert_eq!(Some(&fitting[&(group, None)]), smallest);
+            let nodes = fitting[&(group.clone(), None)];
+            prop_assert_eq!(Some(size(&group, nodes)), smallest);
         }
     }
 

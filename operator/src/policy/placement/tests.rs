@@ -76,7 +76,19 @@ fn the_smallest_group_that_fits_is_taken() {
     assert_eq!(group(&placement).product, "NVIDIA-H200");
     assert_eq!(
         placement.rejected[0].reason,
-        "fits too, with 2 nodes left over against 1"
+        "fits too, with 2 GPUs of its nodes left over against 1"
+    );
+}
+
+#[test]
+fn whole_nodes_of_many_gpus_are_left_to_gangs_that_need_them() {
+    let mut nodes = names(&["t1", "t2", "t3", "t4"], "Tesla-T4", 1);
+    nodes.extend(names(&["h1", "h2", "h3"], "NVIDIA-H200", 8));
+    let placement = place(&request(2, 1), &inventory(nodes)).expect("placed");
+    assert_eq!(group(&placement).product, "Tesla-T4");
+    assert_eq!(
+        placement.rejected[0].reason,
+        "fits too, with 22 GPUs of its nodes left over against 2"
     );
 }
 

@@ -239,8 +239,8 @@ impl View {
     ///
     /// 1. Nodes are sorted into groups of like GPUs; each is fitting or refused for one reason.
     /// 2. Of the groups in which the whole gang fits (within one value of the required topology key, if there is one),
-    ///    the one is taken that has the fewest fitting nodes left over, so that large groups stay whole for large
-    ///    gangs; then the one with fewer GPUs a node; then by name.
+    ///    the one is taken whose fitting nodes have the fewest GPUs, so that large groups stay whole for large gangs,
+    ///    and nodes of many GPUs for those that need them; then the one with fewer GPUs a node; then by name.
     /// 3. In it, the nodes are taken that spread over the fewest values of the preferred topology keys; among equals
     ///    those with the fewest free GPUs, so that whole nodes stay free. Ranks follow the topology, then node names.
     /// 4. Where no group fits and the job allows a mix, the same is done with all groups together, the group being the
@@ -299,7 +299,10 @@ impl View {
             .iter()
             .filter(|group| group.is_alike() && group.fitting.len() >= nodes)
             .collect();
-        groups.sort_unstable_by_key(|group| (group.fitting.len(), group.gpus.gpus_per_node, &group.gpus));
+        groups.sort_unstable_by_key(|group| {
+            let gpus = i64::try_from(group.fitting.len()).unwrap_or(i64::MAX) * group.gpus.gpus_per_node;
+            (gpus, group.gpus.gpus_per_node, &group.gpus)
+        });
         groups.into_iter().find_map(|group| {
             let fits: Vec<Fit<'_>> = if required.is_none() && keys.is_empty() {
                 // Nothing else decides among them.
