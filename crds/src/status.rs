@@ -15,7 +15,8 @@ pub struct ViTTrainingJobStatus {
     /// phase is the state in one word.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
-    /// conditions are Placed, Running, Suspended, Complete and Failed.
+    /// conditions are Placed, Running, Suspended, Complete and Failed; and Reconciled while the operator cannot do what is to be
+    /// done.
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub conditions: Vec<Condition>,
@@ -227,6 +228,12 @@ pub struct GpuGroup {
     /// driverMajor is the major version of the GPU driver, where a label tells it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub driver_major: Option<String>,
+    /// sharingStrategy is how pods share a GPU (time-slicing or mps), where they do and a label tells it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sharing_strategy: Option<String>,
+    /// replicas is how many pods share a GPU, where they do.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<i64>,
     /// labels are the values of the labels of placement.groupBy.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub labels: BTreeMap<String, String>,

@@ -68,7 +68,8 @@ pub struct GpuRequirements {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub min_memory_mebibytes: Option<i64>,
-    /// allowShared lets time slices, MPS shares and MIG slices count as GPUs. Ranks on shares of one GPU share its speed.
+    /// allowShared lets time slices, MPS shares and MIG slices count as GPUs. Ranks on shares of one GPU share its speed; shares of
+    /// another kind or number to a GPU are not alike.
     #[serde(default)]
     pub allow_shared: bool,
 }

@@ -185,6 +185,9 @@ pub(crate) struct GpuLabels {
     product_label: &'static str,
     memory_mebibytes: Option<i64>,
     driver_major: Option<String>,
+    sharing_strategy: Option<String>,
+    /// Only where several pods share a GPU.
+    replicas: Option<i64>,
     /// Whether shares of GPUs are advertised as GPUs.
     is_shared: bool,
     /// GPUs by the count of NVIDIA's discovery, each as often as it is shared.
@@ -205,7 +208,9 @@ impl GpuLabels {
                 .filter(|value| !value.is_empty())
         };
         let number = |label: &str| value(label)?.parse::<i64>().ok();
-        let replicas = number("nvidia.com/gpu.replicas").unwrap_or(1).max(1);
+        let replicas = number("nvidia.com/gpu.replicas").filter(|replicas| *replicas > 1);
+        let sharing_strategy =
+            value("nvidia.com/gpu.sharing-strategy").filter(|strategy| *strategy != "none");
         let writer = WRITERS.iter().find(|writer| value(writer.product).is_some());
         let told = |labels: &[&'static str]| labels.iter().find_map(|label| value(label));
         let product = writer
@@ -220,11 +225,13 @@ impl GpuLabels {
             driver_major: writer
                 .and_then(|writer| told(writer.driver)?.split('.').next())
                 .map(Into::into),
-            is_shared: !matches!(value("nvidia.com/gpu.sharing-strategy"), None | Some("none"))
-                || replicas > 1
+            is_shared: sharing_strategy.is_some()
+                || replicas.is_some()
                 || product.ends_with("-SHARED")
                 || product.contains("-MIG-"),
-            nvidia_count: number("nvidia.com/gpu.count").map(|count| count * replicas),
+            nvidia_count: number("nvidia.com/gpu.count").map(|count| count * replicas.unwrap_or(1)),
+            sharing_strategy: sharing_strategy.map(Into::into),
+            replicas,
         }
     }
 }
@@ -249,6 +256,8 @@ pub(crate) fn group_of(node: &NodeFacts, shape: &Shape) -> Option<GpuGroup> {
         memory_mebibytes: told.memory_mebibytes,
         gpus_per_node: capacity,
         driver_major: told.driver_major.clone(),
+        sharing_strategy: told.sharing_strategy.clone(),
+        replicas: told.replicas,
         labels: shape
             .rules
             .group_by
@@ -267,6 +276,8 @@ pub(crate) fn is_of(group: &GpuGroup, node: &NodeFacts, shape: &Shape) -> bool {
         && group.product_label == told.product_label
         && group.memory_mebibytes == told.memory_mebibytes
         && group.driver_major == told.driver_major
+        && group.sharing_strategy == told.sharing_strategy
+        && group.replicas == told.replicas
         && group.labels.iter().all(|(key, value)| label(key) == value)
 }
 

@@ -76,6 +76,8 @@ fn described(group: &GpuGroup) -> String {
             .as_ref()
             .map(|driver| format!("driver {driver}")),
     );
+    more.extend(group.replicas.map(|replicas| format!("{replicas} pods a GPU")));
+    more.extend(group.sharing_strategy.clone());
     if more.is_empty() {
         product.into()
     } else {

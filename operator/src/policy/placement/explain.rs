@@ -119,6 +119,12 @@ impl Reasons {
         if let Some(driver) = &group.driver_major {
             let _ = write!(label, ", driver {driver}");
         }
+        if let Some(replicas) = group.replicas {
+            let _ = write!(label, ", {replicas} pods a GPU");
+        }
+        if let Some(strategy) = &group.sharing_strategy {
+            let _ = write!(label, ", {strategy}");
+        }
         for (key, value) in &group.labels {
             let _ = write!(label, ", {key} {value}");
         }

@@ -395,6 +395,32 @@ fn shares_of_gpus_are_taken_only_where_the_job_allows_it() {
 }
 
 #[test]
+fn gpus_that_are_shared_by_more_pods_are_not_alike() {
+    let node = |name, replicas, count| {
+        let node = fixtures::node(name, "Tesla-T4-SHARED", 4);
+        let node = labelled(node, "nvidia.com/gpu.sharing-strategy", "time-slicing");
+        labelled(
+            labelled(node, "nvidia.com/gpu.replicas", replicas),
+            "nvidia.com/gpu.count",
+            count,
+        )
+    };
+    let mixed = || inventory([node("halves", "2", "2"), node("quarters", "4", "1")]);
+    let mut request = request(2, 1);
+    shape(&mut request).rules.allow_shared = true;
+    let why = place(&request, &mixed()).expect_err("not alike").message;
+    assert!(
+        why.contains("Tesla-T4-SHARED (4 a node, 2 pods a GPU, time-slicing) has 1 node with 1 free"),
+        "{why}"
+    );
+    request.nodes = 1;
+    assert_eq!(
+        group(&place(&request, &mixed()).expect("placed")).replicas,
+        Some(2)
+    );
+}
+
+#[test]
 fn a_mix_is_taken_only_where_the_job_prefers_like_gpus_and_they_do_not_fit() {
     let mut nodes = names(&["t1", "t2", "t3"], "Tesla-T4", 1);
     nodes.extend(names(&["h1", "h2"], "NVIDIA-H200", 1));
