@@ -186,19 +186,20 @@ fn waiting(pod: &Pod) -> Option<&ContainerStateWaiting> {
 /// that may not be (`pkg/kubelet/kubelet_pods.go`, `pkg/kubelet/kuberuntime/security_context_others.go`).
 const MISCONFIGURATIONS: [&str; 3] = ["not found", "couldn't find key", "runAsNonRoot"];
 
+/// What of an image that cannot be pulled is the manifest's fault, in the words of the container runtime: there is no such image, or
+/// no right to it.
+const NO_SUCH_IMAGE: [&str; 2] = ["code = NotFound", "pull access denied"];
+
 /// Reads the kubelet's reason (`pkg/kubelet/images/types.go`, `pkg/kubelet/kuberuntime`). A first `ErrImagePull` may be
 /// a moment's trouble of the network; the kubelet backs off only once it has come again. A `CreateContainerConfigError` may be
 /// one of the storage, or of the API server; the kubelet tries again by itself.
 fn cannot_start(waiting: &ContainerStateWaiting) -> Option<CannotStart> {
+    let message = waiting.message.as_deref().unwrap_or_default();
+    let told = |words: &[&str]| words.iter().any(|words| message.contains(words));
     match waiting.reason.as_deref()? {
         "InvalidImageName" | "ErrImageNeverPull" => Some(CannotStart::Misconfigured),
-        "CreateContainerConfigError" => {
-            let message = waiting.message.as_deref().unwrap_or_default();
-            MISCONFIGURATIONS
-                .iter()
-                .any(|words| message.contains(words))
-                .then_some(CannotStart::Misconfigured)
-        }
+        "CreateContainerConfigError" => told(&MISCONFIGURATIONS).then_some(CannotStart::Misconfigured),
+        "ImagePullBackOff" if told(&NO_SUCH_IMAGE) => Some(CannotStart::Misconfigured),
         "ImagePullBackOff" | "ImageInspectError" | "CreateContainerError" | "RunContainerError" => {
             Some(CannotStart::Refused)
         }
@@ -274,6 +275,21 @@ mod tests {
         for (reason, message, expected) in [
             ("ErrImagePull", "", None),
             ("ImagePullBackOff", "", Some(CannotStart::Refused)),
+            (
+                "ImagePullBackOff",
+                r#"Back-off pulling image "ghcr.io/a/b:1": ErrImagePull: rpc error: code = Unknown desc = failed to pull and unpack image "ghcr.io/a/b:1": dial tcp 10.0.0.1:443: connect: connection refused"#,
+                Some(CannotStart::Refused),
+            ),
+            (
+                "ImagePullBackOff",
+                r#"Back-off pulling image "ghcr.io/a/b:1": ErrImagePull: rpc error: code = NotFound desc = failed to pull and unpack image "ghcr.io/a/b:1": failed to resolve reference "ghcr.io/a/b:1": ghcr.io/a/b:1: not found"#,
+                Some(CannotStart::Misconfigured),
+            ),
+            (
+                "ImagePullBackOff",
+                r#"Back-off pulling image "a/b:1": ErrImagePull: rpc error: code = Unknown desc = failed to pull and unpack image "docker.io/a/b:1": pull access denied, repository does not exist or may require authorization"#,
+                Some(CannotStart::Misconfigured),
+            ),
             ("ErrImageNeverPull", "", Some(CannotStart::Misconfigured)),
             (
                 config_error,
