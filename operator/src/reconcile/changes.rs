@@ -112,9 +112,10 @@ fn of_gang(observation: &Observation, valid: Option<&ValidatedJob>, plan: &Plan)
             force_delete_pods: force.clone(),
             ..Changes::default()
         },
-        (Plan::CleanUp { pods, .. }, _) => Changes {
+        (Plan::CleanUp { pods, force, .. }, _) => Changes {
             delete_pods: pods.clone(),
             stop_seconds: stop_seconds(observation),
+            force_delete_pods: force.clone(),
             delete_service: observation.has_service,
             delete_network_policy: observation.network_policy == Isolation::There,
             ..Changes::default()

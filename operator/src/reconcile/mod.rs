@@ -434,6 +434,7 @@ fn next_round(
             let left = start::left(&observation.job, status, observation.now).map(after);
             pace_of_starts(context).min(left.unwrap_or(RESTING).max(CATCH_UP))
         }
+        Plan::CleanUp { .. } if observation.is_on_unready_node() => IN_MOTION,
         Plan::Wait(_) => WAITING,
         Plan::Rest(Some(time))
         | Plan::CleanUp {

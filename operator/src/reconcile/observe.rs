@@ -93,6 +93,13 @@ impl Observation {
         (self.now.duration_since(*since) >= bound).then_some(node)
     }
 
+    /// Whether a pod that has not ended is on a node whose kubelet is not fine.
+    pub(crate) fn is_on_unready_node(&self) -> bool {
+        let is_unready = |node: &String| self.unready_nodes.contains_key(node);
+        let mut running = self.pods.iter().filter(|pod| !pod.has_ended());
+        running.any(|pod| pod.node.as_ref().is_some_and(is_unready))
+    }
+
     /// Whether a pod may still use its GPUs: it has not ended, and its node or its kubelet can be waited for.
     pub(crate) fn holds_gpus(&self, pod: &PodView) -> bool {
         let bound = u64::try_from(self.job.spec.failure_policy.node_lost_seconds).unwrap_or(0);

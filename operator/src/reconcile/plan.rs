@@ -66,9 +66,10 @@ pub(crate) enum Plan {
     Park,
     /// The job has used up its time: record that.
     TimeOut(String),
-    /// The job is over: delete what still runs, then, after that time, the job.
+    /// The job is over: delete what still runs, by `force` where its node is dead, then, after that time, the job.
     CleanUp {
         pods: Vec<String>,
+        force: Vec<String>,
         expires_in: Option<SignedDuration>,
     },
     /// The job's time after finishing is over: delete it.
@@ -249,10 +250,10 @@ fn follow(observation: &Observation, status: &ViTTrainingJobStatus, valid: &Vali
             && let Some(node) = observation.node_lost_for(pod, valid.node_lost_after)
         {
             let seconds = valid.node_lost_after.as_secs();
-            pod.disruption = Some(format!(
-                "node {node} has not been ready for {seconds} s (failurePolicy.nodeLostSeconds)"
-            ));
-            pod.lost = true;
+            *pod = lost(
+                pod,
+                format!("node {node} has not been ready for {seconds} s (failurePolicy.nodeLostSeconds)"),
+            );
         }
     }
     let missing: Vec<usize> = (0..nodes.len())
@@ -355,7 +356,14 @@ fn settle(
             !failure.class.is_echo() && failure.finished_at.is_some_and(|time| time <= seen_at + SETTLE)
         })
         .min_by_key(|failure| failure.finished_at);
-    if let Some(failure) = cause {
+    let silent = || {
+        let mut present = observation
+            .pods
+            .iter()
+            .filter(|pod| pod.attempt == status.attempt);
+        present.find_map(|pod| fallen_silent(observation, pod))
+    };
+    if let Some(failure) = cause.or_else(silent) {
         let has_failed = status.phase == Some(Phase::Failed);
         // A restart was counted when the echo was seen, the end of the job was not.
         let failures = status.restarts_since_checkpoint + i32::from(has_failed);
@@ -376,6 +384,42 @@ fn settle(
     (left.is_positive() && may_come).then_some(Plan::Rest(Some(left)))
 }
 
+/// The failure of a pod whose end nobody tells: its node went away, is not ready, or cannot end it. Where others have lost a peer and
+/// nobody has failed, that is the one.
+fn fallen_silent(observation: &Observation, pod: &PodView) -> Option<Failure> {
+    if pod.has_ended() {
+        return None;
+    }
+    if pod.lost {
+        return failure_of(pod);
+    }
+    let node = pod.node.as_deref()?;
+    let words = if observation.unready_nodes.contains_key(node) {
+        format!("node {node} is not ready")
+    } else if observation.is_overdue(pod) {
+        format!("node {node} has not ended it in the time it had")
+    } else {
+        return None;
+    };
+    failure_of(&lost(pod, words))
+}
+
+fn lost(pod: &PodView, words: String) -> PodView {
+    PodView {
+        disruption: Some(words),
+        lost: true,
+        ..pod.clone()
+    }
+}
+
+/// Pods that a dead node's kubelet will not end.
+fn beyond_reach(observation: &Observation, node_lost_after: Duration) -> Vec<String> {
+    let is_silent =
+        |pod: &&PodView| pod.leaving.is_some() && observation.node_lost_for(pod, node_lost_after).is_some();
+    let silent = observation.pods.iter().filter(is_silent);
+    silent.map(|pod| pod.name.clone()).collect()
+}
+
 /// Deletes what there is of any gang, and waits until all GPUs are free again; `None` once they are. Pods that ended
 /// hold no GPU; those of a node that is gone, or silent for long, cannot be waited for: such a node gets no new pods.
 /// Nor can those that do not end on a node that is there: their GPUs are in use, and nobody is placed on them.
@@ -387,12 +431,7 @@ fn drain(observation: &Observation, node_lost_after: Duration) -> Option<Plan> {
         .map(|pod| pod.name.clone())
         .collect();
     let holding = observation.pods.iter().any(|pod| observation.holds_gpus(pod));
-    let force: Vec<String> = observation
-        .pods
-        .iter()
-        .filter(|pod| pod.leaving.is_some() && observation.node_lost_for(pod, node_lost_after).is_some())
-        .map(|pod| pod.name.clone())
-        .collect();
+    let force = beyond_reach(observation, node_lost_after);
     (!pods.is_empty() || holding || !force.is_empty()).then_some(Plan::Drain { pods, force })
 }
 
@@ -419,10 +458,14 @@ fn after_the_end(observation: &Observation, status: &ViTTrainingJobStatus) -> Pl
         status.completion_time.as_ref().map(|time| time.0),
         observation.now,
     );
-    if expires_in == Some(SignedDuration::ZERO) {
+    let node_lost_after = u64::try_from(spec.failure_policy.node_lost_seconds).unwrap_or(0);
+    let force = beyond_reach(observation, Duration::from_secs(node_lost_after));
+    // Once the job is gone, nobody takes the pods off a dead node.
+    if expires_in == Some(SignedDuration::ZERO) && !observation.is_on_unready_node() {
         return Plan::Expire;
     }
     Plan::CleanUp {
+        force,
         pods: observation
             .pods
             .iter()

@@ -337,6 +337,11 @@ pub(crate) fn gang_of_a_dead_node_trains_on_elsewhere(context: &Context) -> Resu
         "{dead} is dead, and the gang went to {:?}",
         placement.nodes
     );
+    let failure = status.last_failure.context("the failure is told")?;
+    ensure!(
+        failure.class == "PodLost" && failure.node.as_ref() == Some(&dead),
+        "{dead} is dead, and this is blamed: {failure:?}"
+    );
     let of_first_attempt = left?
         .iter()
         .filter(|pod| pod.name_any().starts_with("digits-1-"))

@@ -440,6 +440,67 @@ fn an_echo_without_a_cause_is_waited_for_only_so_long() {
 }
 
 #[test]
+fn a_node_that_died_without_a_word_is_the_cause_of_an_echo() {
+    let echo = || {
+        let mut observation = observation(
+            job_in(Phase::Running, 1),
+            vec![ended(pod(1, 0), 75, 99), pod(1, 1)],
+        );
+        step(&mut observation);
+        observation.now = at(150);
+        observation.pods[1].leaving = Some(at(130));
+        observation
+    };
+    assert!(matches!(decide(&echo()), Plan::Drain { .. }));
+    let told = |mut observation: Observation| {
+        let end = ended_attempt(step(&mut observation));
+        assert_eq!(end, (FailureClass::PodLost, Verdict::Restart, true));
+        let status = observation.status();
+        assert_eq!((status.restarts, status.failed_nodes.len()), (1, 1));
+        assert_eq!(status.failed_nodes[0].node, "b");
+        // Once: then it is waited for as before.
+        assert!(matches!(
+            decide(&observation),
+            Plan::Drain { .. } | Plan::Place { .. }
+        ));
+        let failure = status.last_failure.expect("a failure");
+        assert_eq!(failure.node.as_deref(), Some("b"));
+        failure.message
+    };
+    let mut unready = echo();
+    unready.unready_nodes = [("b".to_owned(), at(149))].into();
+    assert_eq!(told(unready), "node b is not ready");
+
+    let mut gone = echo();
+    gone.pods[1].lost = true;
+    gone.pods[1].disruption = Some("node b is gone".into());
+    assert_eq!(told(gone), "node b is gone");
+
+    let mut overdue = echo();
+    overdue.now = at(160);
+    assert_eq!(told(overdue), "node b has not ended it in the time it had");
+}
+
+#[test]
+fn a_job_that_is_over_takes_its_pods_off_a_dead_node_before_it_goes() {
+    let mut job = with_spec(Phase::Failed, |job| job.spec.ttl_seconds_after_finished = Some(0));
+    job.status.as_mut().expect("a status").completion_time = Some(Time(at(100)));
+    let mut observation = observation(job, vec![pod(1, 0)]);
+    observation.unready_nodes = [("a".to_owned(), at(90))].into();
+    let cleaned_up = |observation: &Observation| match decide(observation) {
+        Plan::CleanUp { pods, force, .. } => (pods.len(), force.len()),
+        plan => panic!("{plan:?}"),
+    };
+    assert_eq!(cleaned_up(&observation), (1, 0));
+    observation.pods[0].leaving = Some(at(110));
+    assert_eq!(cleaned_up(&observation), (0, 0));
+    observation.now = at(120);
+    assert_eq!(cleaned_up(&observation), (0, 1));
+    observation.pods.clear();
+    assert_eq!(decide(&observation), Plan::Expire);
+}
+
+#[test]
 fn a_cause_that_is_seen_only_after_its_pod_is_gone_still_counts() {
     let mut observation = observation(job_in(Phase::Running, 1), vec![ended(pod(1, 0), 75, 99)]);
     observation.departed = vec![PodView {
@@ -731,6 +792,7 @@ fn a_gang_succeeds_when_all_of_it_has() {
         decide(&observation),
         Plan::CleanUp {
             pods: vec![],
+            force: vec![],
             expires_in: None
         }
     );
@@ -831,6 +893,7 @@ fn a_finished_job_is_deleted_when_its_time_is_over() {
         decide(&observation),
         Plan::CleanUp {
             pods: vec![],
+            force: vec![],
             expires_in: Some(SignedDuration::from_secs(10))
         }
     );
