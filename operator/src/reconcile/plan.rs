@@ -387,7 +387,8 @@ fn settle(
 /// The failure of a pod whose end nobody tells: its node went away, is not ready, or cannot end it. Where others have lost a peer and
 /// nobody has failed, that is the one.
 fn fallen_silent(observation: &Observation, pod: &PodView) -> Option<Failure> {
-    if pod.has_ended() {
+    // Its container may have ended before its kubelet told so of the pod.
+    if pod.has_ended() || pod.end.is_some() {
         return None;
     }
     if pod.lost {

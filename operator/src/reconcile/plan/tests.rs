@@ -471,6 +471,11 @@ fn a_node_that_died_without_a_word_is_the_cause_of_an_echo() {
     unready.unready_nodes = [("b".to_owned(), at(149))].into();
     assert_eq!(told(unready), "node b is not ready");
 
+    let mut other_echo = echo();
+    other_echo.unready_nodes = [("b".to_owned(), at(149))].into();
+    other_echo.pods[1].end = ended(pod(1, 1), 75, 99).end;
+    assert!(matches!(decide(&other_echo), Plan::Drain { .. }));
+
     let mut gone = echo();
     gone.pods[1].lost = true;
     gone.pods[1].disruption = Some("node b is gone".into());
