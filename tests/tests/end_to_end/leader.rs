@@ -29,20 +29,31 @@ impl Context {
         Ok(pod.to_owned())
     }
 
-    /// Kills the process that leads, which gives nothing back: the lease has to run out.
+    /// Kills the process that leads, which gives nothing back: the lease has to run out. Deleting its pod, by force too, would
+    /// tell it to end first.
     pub(crate) fn kill_leader(&self) -> Result<()> {
-        // Deleting its pod, by force too, would tell it to end first.
-        let variable = format!("POD_NAME={}", self.leading_pod()?);
-        let is_leader = |process: &i32| {
+        let began = Instant::now();
+        loop {
+            let leader = self.leading_pod();
+            let find = || self.processes_of(leader.as_deref().unwrap_or_default());
+            if leader.is_ok() && !find()?.is_empty() {
+                return process::kill_all("the leading operator", find);
+            }
+            // One that died with its node holds the lease for a while.
+            ensure!(began.elapsed() < DEADLINE, "no process leads: {leader:?}");
+            std::thread::sleep(POLL);
+        }
+    }
+
+    /// The processes of an operator's pod.
+    fn processes_of(&self, pod: &str) -> Result<Vec<i32>> {
+        let variable = format!("POD_NAME={pod}");
+        let is_its = |process: &i32| {
             fs_err::read(format!("/proc/{process}/environ"))
                 .is_ok_and(|all| all.split(|byte| *byte == 0).any(|one| one == variable.as_bytes()))
         };
-        let find = || {
-            let processes = cgroup::processes(self.cluster.name(), None)?;
-            Ok(processes.into_iter().filter(is_leader).collect::<Vec<i32>>())
-        };
-        ensure!(!find()?.is_empty(), "no process has {variable}");
-        process::kill_all("the leading operator", find)
+        let processes = cgroup::processes(self.cluster.name(), None)?;
+        Ok(processes.into_iter().filter(is_its).collect())
     }
 
     /// Makes a replica on this node the leader. The other one is elsewhere.
