@@ -131,11 +131,13 @@ pub const CONTROLLER: &str = "vit-operator.dev/vit-operator";
 impl ViTTrainingJob {
     /// Whether this project's operator is to run the job.
     pub fn is_for_vit_operator(&self) -> bool {
-        self.spec
-            .managed_by
-            .as_deref()
-            .is_none_or(|controller| controller == CONTROLLER)
+        is_for_vit_operator(self.spec.managed_by.as_deref())
     }
+}
+
+/// Whether a job whose `spec.managedBy` is this is for this project's operator to run.
+pub fn is_for_vit_operator(managed_by: Option<&str>) -> bool {
+    managed_by.is_none_or(|controller| controller == CONTROLLER)
 }
 
 /// Parallelism sets how gradients are reduced over the ranks.

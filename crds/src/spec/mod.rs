@@ -17,7 +17,7 @@ pub use data::{Data, DataFormat, Interpolation, Normalization};
 pub use elastic::Elastic;
 pub use job::{
     CONTROLLER, FailurePolicy, GradientCompression, Parallelism, Scheduling, ViTTrainingJob,
-    ViTTrainingJobSpec,
+    ViTTrainingJobSpec, is_for_vit_operator,
 };
 pub use model::{Model, Pooling, Pretrained};
 pub use placement::{GpuRequirements, Homogeneity, Placement, Topology};

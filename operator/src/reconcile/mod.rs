@@ -8,6 +8,7 @@ mod memory;
 mod observe;
 mod plan;
 mod status;
+mod unreadable;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Once};
@@ -196,7 +197,11 @@ pub(crate) async fn reconcile(guarded: Arc<GuardedJob>, context: Arc<Context>) -
     let uid = guarded.uid().unwrap_or_default();
     let result = match &guarded.0 {
         Ok(job) => round(&context, job).instrument(span.clone()).await,
-        Err(invalid) => Err(Error::InvalidObject(Box::new(invalid.clone()))),
+        Err(invalid) => {
+            unreadable::round(&context, invalid)
+                .instrument(span.clone())
+                .await
+        }
     };
     context.metrics.reconciled(started.elapsed());
     match &result {

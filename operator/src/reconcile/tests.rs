@@ -92,7 +92,7 @@ impl Scenario {
     }
 }
 
-type MockService = mock::Mock<Request<Body>, Response<Body>>;
+pub(super) type MockService = mock::Mock<Request<Body>, Response<Body>>;
 type ServerHandle = Handle<Request<Body>, Response<Body>>;
 
 /// Answers as an API server would, keeps the job as it was written last, and writes down what it was asked. `foreign` are
@@ -160,7 +160,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-fn failure(code: u16, reason: &str) -> Value {
+pub(super) fn failure(code: u16, reason: &str) -> Value {
     json!({"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": reason})
 }
 
@@ -250,7 +250,7 @@ impl Rounds {
 }
 
 /// What rounds work with, over a cluster of these objects.
-fn context(
+pub(super) fn context(
     service: MockService,
     jobs: Store<GuardedJob>,
     nodes: &[Node],
@@ -640,28 +640,6 @@ async fn what_is_in_the_way_of_a_gang_is_written_once() {
         "{}",
         running.message
     );
-}
-
-#[tokio::test]
-async fn a_job_that_cannot_be_read_is_told_so_and_left_until_it_changes() {
-    let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
-    let (store, _writer) = reflector::store();
-    let context = context(service, store, &[], &[], &[]);
-    let stored = Arc::new(Mutex::new(fixtures::job()));
-    let server = tokio::spawn(serve(handle, stored, &[]));
-    let mut object = serde_json::to_value(fixtures::job()).expect("a job");
-    object["spec"]["workers"] = json!("two");
-    let guarded: Arc<GuardedJob> = Arc::new(serde_json::from_value(object).expect("at least its metadata"));
-    let error = reconcile(Arc::clone(&guarded), Arc::clone(&context))
-        .await
-        .expect_err("not a job");
-    assert_eq!(error.category(), "InvalidObject");
-    assert_eq!(
-        error_policy(guarded, &error, Arc::clone(&context)),
-        Action::await_change()
-    );
-    drop(context);
-    assert_eq!(server.await.expect("served"), ["POST event ReconcileFailed"]);
 }
 
 #[tokio::test]
