@@ -55,7 +55,7 @@ struct Running {
     said: Option<FailureRecord>,
     /// Whether the agent gave it up.
     given_up: bool,
-    /// Whether it writes a checkpoint while it trains.
+    /// Whether it is writing a checkpoint.
     writes: bool,
     ended: Option<ExitCode>,
 }
@@ -196,11 +196,8 @@ impl Gang {
                 shown.pulses.stepped(rank, step.step, step.phases.sum());
             }
             Report::Activity { activity } => shown.pulses.turned_to(rank, activity),
-            Report::Writing => self.ranks[rank].writes = true,
-            Report::Checkpoint(cost) => {
-                self.ranks[rank].writes = false;
-                shown.metrics.checkpoint(&cost);
-            }
+            Report::Writing { under_way } => self.ranks[rank].writes = under_way,
+            Report::Checkpoint(cost) => shown.metrics.checkpoint(&cost),
             Report::Progress(progress) => {
                 shown.metrics.progress(&progress);
                 output.progress(&mut self.pace, &progress);

@@ -118,7 +118,7 @@ mod tests {
         let place = tempfile::tempdir().expect("a folder");
         let mut writer = Writer::new(CheckpointFolder::open(place.path(), 9, owner(1)).expect("opens"));
         for step in [9, 10] {
-            writer.begin(snapshot(step)).expect("begins");
+            writer.begin(snapshot(step), ()).expect("begins");
         }
         writer.wait().expect("writes");
         place

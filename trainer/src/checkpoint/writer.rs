@@ -50,8 +50,13 @@ impl Writer {
         self.under_way.is_some()
     }
 
-    /// Begins to write, once the write before it has ended; gives what came of that one.
-    pub(crate) fn begin(&mut self, snapshot: Snapshot) -> Result<Option<Written>, CheckpointError> {
+    /// Begins to write, once the write before it has ended; gives what came of that one. `meanwhile` is kept while it writes, and
+    /// dropped before the end can be heard of.
+    pub(crate) fn begin(
+        &mut self,
+        snapshot: Snapshot,
+        meanwhile: impl Send + 'static,
+    ) -> Result<Option<Written>, CheckpointError> {
         let before = self.wait()?;
         let folder = Arc::clone(&self.folder);
         let (sender, result) = sync_channel(1);
@@ -62,8 +67,10 @@ impl Writer {
         std::thread::Builder::new()
             .name("checkpoint".into())
             .spawn(move || {
+                let written = write(&folder, &snapshot);
+                drop(meanwhile);
                 // Nobody listens any more where training has failed meanwhile and patience is over.
-                let _ = sender.send(write(&folder, &snapshot));
+                let _ = sender.send(written);
             })
             .map_err(CheckpointError::Folder)?;
         Ok(before)
@@ -148,7 +155,7 @@ mod tests {
         assert!(writer.wait().expect("nothing to wait for").is_none());
         let mut told = Vec::new();
         for step in 1..=5 {
-            told.extend(writer.begin(snapshot(step)).expect("begins"));
+            told.extend(writer.begin(snapshot(step), ()).expect("begins"));
             assert!(writer.is_busy());
         }
         while writer.is_busy() {
@@ -170,7 +177,7 @@ mod tests {
         let mut writer = writer(place.path());
         fs_err::write(place.path().join(".partial-step-00000002"), "").expect("writes");
         for step in 1..=2 {
-            writer.begin(snapshot(step)).expect("begins");
+            writer.begin(snapshot(step), ()).expect("begins");
         }
         let message = loop {
             match writer.poll() {
@@ -185,7 +192,7 @@ mod tests {
                 ),
             "{message}"
         );
-        writer.begin(snapshot(3)).expect("goes on");
+        writer.begin(snapshot(3), ()).expect("goes on");
     }
 
     #[test]
@@ -193,7 +200,7 @@ mod tests {
         let place = tempfile::tempdir().expect("a folder");
         let mut writer = writer(place.path());
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(move || {
-            writer.begin(snapshot(4)).expect("begins");
+            writer.begin(snapshot(4), ()).expect("begins");
             panic!("out of memory");
         }));
         assert!(panicked.is_err());

@@ -21,9 +21,10 @@ pub(crate) enum Report {
     Step(StepReport),
     /// The training loop turns to an activity, or gets on with it; steps have a report of their own.
     Activity { activity: Activity },
-    /// A checkpoint is being written from now on, while training goes on; only from rank 0.
-    Writing,
-    /// A checkpoint is complete on storage; only from rank 0.
+    /// A checkpoint is being written from now on, or no more; only from rank 0. Told by whoever writes: training may be waiting
+    /// for a rank that is gone.
+    Writing { under_way: bool },
+    /// Training has heard that a checkpoint is complete on storage; only from rank 0.
     Checkpoint(CheckpointCost),
     /// Progress of the run; only from rank 0.
     Progress(Progress),

@@ -45,6 +45,16 @@ struct RunObserver {
     compute_times: ComputeTimes,
 }
 
+/// That a checkpoint is being written, for as long as it lives.
+#[derive(Debug)]
+pub(crate) struct Writing(Reporter);
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        self.0.send(&Report::Writing { under_way: false });
+    }
+}
+
 /// The present time, RFC 3339 in UTC.
 pub(super) fn now() -> String {
     jiff::Timestamp::now().to_string()
@@ -108,9 +118,10 @@ impl Observer {
         self.reporter.send(&Report::Activity { activity });
     }
 
-    /// A checkpoint is being written from now on.
-    pub(crate) fn writes(&self) {
-        self.reporter.send(&Report::Writing);
+    /// A checkpoint is being written from now on, until what this gives is dropped.
+    pub(crate) fn writes(&self) -> Writing {
+        self.reporter.send(&Report::Writing { under_way: true });
+        Writing(self.reporter.clone())
     }
 
     /// Seconds that each rank computed in a step before it waited for others.

@@ -66,11 +66,11 @@ impl Trainer {
             self.validation_accuracy,
         );
         let tensors = Tensors::of(&self.weights, &self.optimizer, self.average.as_ref());
-        saver.writer.begin(Snapshot::take(state, &tensors.parts())?)?;
+        let snapshot = Snapshot::take(state, &tensors.parts())?;
+        saver.writer.begin(snapshot, self.observer.writes())?;
         saver.cadence.taken(self.position.step);
         saver.newest = Some(self.position);
         self.tell(before);
-        self.observer.writes();
         self.observer.turn_to(Activity::Training);
         Ok(())
     }

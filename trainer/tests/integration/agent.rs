@@ -288,8 +288,20 @@ fn an_agent_tells_of_a_rank_that_is_stopped_and_of_those_that_wait_for_it() {
 
 #[test]
 fn ranks_that_wait_for_one_that_is_gone_are_given_up_when_they_are_told_to_stop() {
+    given_up_after(|_| {});
+}
+
+/// Of a checkpoint that was begun before the last step, training has not heard that it is written.
+#[test]
+fn a_rank_that_has_written_its_checkpoint_meanwhile_is_given_up_too() {
+    given_up_after(|config| config["checkpoint"]["everySteps"] = json!(1));
+}
+
+fn given_up_after(change: impl FnOnce(&mut serde_json::Value)) {
     let folder = tempfile::tempdir().expect("a folder");
-    let agent = Agent::start(folder.path(), &run_config(folder.path(), 1_000_000));
+    let mut config = run_config(folder.path(), 1_000_000);
+    change(&mut config);
+    let agent = Agent::start(folder.path(), &config);
     let trains = || {
         let heartbeats: Heartbeats = serde_json::from_str(&agent.get("/heartbeats")?).ok()?;
         let trains = |rank: &Heartbeat| rank.activity == Activity::Training && rank.step >= Some(3);
