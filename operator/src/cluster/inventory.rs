@@ -272,11 +272,16 @@ fn add(total: &mut Requests, more: &Requests) {
     }
 }
 
-/// Resources that placement counts: cpu, memory, ephemeral storage, pods and extended ones (their names have a domain).
+/// Resources that placement counts: cpu, memory, ephemeral storage, pods, huge pages and extended ones (their names have a
+/// domain).
 fn amounts(quantities: &BTreeMap<String, Quantity>) -> Requests {
     quantities
         .iter()
-        .filter(|(name, _)| matches!(name.as_str(), CPU | MEMORY | STORAGE | PODS) || name.contains('/'))
+        .filter(|(name, _)| {
+            matches!(name.as_str(), CPU | MEMORY | STORAGE | PODS)
+                || name.starts_with("hugepages-")
+                || name.contains('/')
+        })
         .filter_map(|(name, quantity)| {
             let amount = if name == CPU {
                 quantity::milli(quantity)

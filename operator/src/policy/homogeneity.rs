@@ -114,13 +114,15 @@ pub enum Refusal {
     NoStorage,
     /// It has as many pods as it takes.
     NoPodSlot,
+    /// It has too little of another resource that pods ask for: network devices, huge pages.
+    NoOtherResource,
     /// It is kept for another job.
     Kept,
 }
 
 impl Refusal {
     /// Every one, in order.
-    pub const ALL: [Self; 23] = [
+    pub const ALL: [Self; 24] = [
         Self::Excluded,
         Self::FailedBefore,
         Self::WasSlow,
@@ -143,6 +145,7 @@ impl Refusal {
         Self::NoMemory,
         Self::NoStorage,
         Self::NoPodSlot,
+        Self::NoOtherResource,
         Self::Kept,
     ];
 }
@@ -172,6 +175,7 @@ impl fmt::Display for Refusal {
             Self::NoMemory => "with too little free memory",
             Self::NoStorage => "with too little free ephemeral-storage",
             Self::NoPodSlot => "with no room for another pod",
+            Self::NoOtherResource => "with too little of another resource that a pod asks for",
             Self::Kept => "kept for a job that waits longer or has a higher priority",
         })
     }
@@ -395,6 +399,20 @@ fn occupied(node: &NodeFacts, gpus: Amount, shape: &Shape, free: fn(Amount) -> i
     ]
     .into_iter()
     .find_map(|(resource, refusal)| lacks(resource).then_some(refusal))
+    .or_else(|| lacks_other(node, shape, free).then_some(Refusal::NoOtherResource))
+}
+
+/// Whether a node has too little of what pods ask for beside GPUs and what every node has.
+fn lacks_other(node: &NodeFacts, shape: &Shape, free: fn(Amount) -> i64) -> bool {
+    let is_told = |resource: &str| [CPU, MEMORY, STORAGE, PODS, &shape.gpu_resource].contains(&resource);
+    shape
+        .requests
+        .iter()
+        .filter(|(resource, _)| !is_told(resource))
+        .any(|(resource, asked)| {
+            let has = node.resources.get(&**resource).copied().unwrap_or_default();
+            *asked > 0 && free(has) < *asked
+        })
 }
 
 /// Memory of a GPU as labels tell it: MiB as a plain number (NVIDIA, Karpenter), or with a unit such as "64G" (AMD).

@@ -263,6 +263,9 @@ pub(crate) fn of_refusal(refusal: Refusal) -> Option<Advice> {
         Refusal::NoCpu | Refusal::NoMemory | Refusal::NoStorage | Refusal::NoPodSlot => {
             words("lower workers.resources, or free some on those nodes")
         }
+        Refusal::NoOtherResource => words(
+            "see what workers.resources asks for beside cpu and memory: network devices and huge pages are missing or in use there",
+        ),
         Refusal::NotReady => kubectl_cluster("see why the node is not ready", "describe node NODE"),
         Refusal::Cordoned => kubectl_cluster("uncordon it, when its maintenance is over", "uncordon NODE"),
         Refusal::Tainted => {

@@ -143,6 +143,26 @@ fn set_label(node: &mut Node, key: &str, value: &str) {
     *node = labelled(node.clone(), key, value);
 }
 
+fn set_amount(node: &mut Node, resource: &str, amount: &str) {
+    let status = node.status.as_mut().expect("a status");
+    for amounts in [&mut status.capacity, &mut status.allocatable] {
+        let amounts = amounts.as_mut().expect("amounts");
+        amounts.insert(resource.into(), Quantity(amount.into()));
+    }
+}
+
+#[test]
+fn a_gang_goes_where_its_network_devices_are() {
+    let mut nodes = names(&["a", "b", "c", "d"], "Tesla-T4", 1);
+    for node in &mut nodes[2..] {
+        set_amount(node, "rdma/hca", "1");
+    }
+    let mut wanted = request(2, 1);
+    shape(&mut wanted).requests.extend([("rdma/hca".into(), 1)]);
+    let placement = place(&wanted, &inventory(nodes)).expect("placed");
+    assert_eq!(placement.nodes, ["c", "d"]);
+}
+
 #[test]
 fn every_reason_refuses_a_node_and_is_named() {
     let taint = |effect: &str| Taint {
@@ -238,14 +258,23 @@ fn every_reason_refuses_a_node_and_is_named() {
         (
             "too little free ephemeral-storage",
             refusal_of(|node, request| {
-                let status = node.status.as_mut().expect("a status");
-                for amounts in [&mut status.capacity, &mut status.allocatable] {
-                    let amounts = amounts.as_mut().expect("amounts");
-                    amounts.insert("ephemeral-storage".into(), Quantity("10Gi".into()));
-                }
+                set_amount(node, "ephemeral-storage", "10Gi");
                 shape(request)
                     .requests
                     .extend([("ephemeral-storage".into(), 11 << 30)]);
+            }),
+        ),
+        (
+            "too little of another resource that a pod asks for",
+            refusal_of(|_, request| shape(request).requests.extend([("rdma/hca".into(), 1)])),
+        ),
+        (
+            "too little of another resource that a pod asks for",
+            refusal_of(|node, request| {
+                set_amount(node, "hugepages-2Mi", "1Gi");
+                shape(request)
+                    .requests
+                    .extend([("hugepages-2Mi".into(), 2 << 30)]);
             }),
         ),
     ];
