@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use crds::spec::Homogeneity;
 use jiff::Timestamp;
 
 use super::board::Board;
 use crate::policy::avoidance::Avoidance;
-use crate::policy::placement::{Choice, Claim, GangRequest, Reasons, Shape, View};
+use crate::policy::placement::{Choice, Claim, GangRequest, Gpus, Reasons, Shape, View};
 use crate::policy::queue::{Order, PASSED_BY, PASSED_FOR, Placed, Standing, Waiter};
 use crate::policy::slow_nodes::speed;
 
@@ -217,27 +218,49 @@ impl Pass {
     }
 }
 
-/// What a job gets: the first of its shapes decides in which it fits. But where an elastic gang without slow nodes would be so
-/// much smaller that it is slower, the next one that has them.
-fn choose(job: &Waiter, board: &mut Board) -> Option<(Choice, Arc<Reasons>)> {
+/// The shapes of a job in which it fits, in their order, with what it would get.
+fn fitting<'a>(
+    job: &'a Waiter,
+    board: &'a mut Board,
+) -> impl Iterator<Item = (&'a Shape, Choice, Arc<Reasons>)> {
     let request = &job.request;
-    let mut fits = job.stricter.iter().chain([&request.shape]).filter_map(|shape| {
+    job.stricter.iter().chain([&request.shape]).filter_map(|shape| {
         let view = board.view(shape);
         let reasons = view.reasons();
-        Some((shape, view.choose(request)?, reasons))
-    });
+        Some((&**shape, view.choose(request)?, reasons))
+    })
+}
+
+/// What a job gets: the first of its shapes decides in which it fits. But rather than mixed GPUs it gets as many like ones with
+/// nodes that it would avoid; and where an elastic gang without slow nodes would be so much smaller that it is slower, the next
+/// shape that has them.
+fn choose(job: &Waiter, board: &mut Board) -> Option<(Choice, Arc<Reasons>)> {
+    let request = &job.request;
+    let is_mixed = |choice: &Choice| matches!(choice.gpus, Gpus::Mixed(_));
     let avoids_slow_nodes = |shape: &Shape| shape.avoided.values().any(|why| *why == Avoidance::WasSlow);
+    let mut fits = fitting(job, board);
     let (shape, first, reasons) = fits.next()?;
-    let could_be_larger = first.nodes.len() < request.most_nodes();
-    if could_be_larger && avoids_slow_nodes(shape) {
-        let speed = |choice: &Choice| speed(choice.nodes.iter().map(|node| &**node), &job.slow_nodes);
-        if let Some((_, with, reasons)) = fits.find(|(shape, ..)| !avoids_slow_nodes(shape))
-            && speed(&with) > speed(&first)
-        {
-            return Some((with, reasons));
-        }
+    let could_be_like = is_mixed(&first) && request.shape.rules.homogeneity == Homogeneity::Preferred;
+    let could_be_faster = first.nodes.len() < request.most_nodes() && avoids_slow_nodes(shape);
+    if !could_be_like && !could_be_faster {
+        return Some((first, reasons));
     }
-    Some((first, reasons))
+    let others: Vec<_> = fits.collect();
+    let like = others
+        .iter()
+        .find(|(_, other, _)| !is_mixed(other) && other.nodes.len() >= first.nodes.len())
+        .filter(|_| could_be_like);
+    let faster = || {
+        let speed = |choice: &Choice| speed(choice.nodes.iter().map(|node| &**node), &job.slow_nodes);
+        others
+            .iter()
+            .find(|(shape, ..)| !avoids_slow_nodes(shape))
+            .filter(|(_, with, _)| could_be_faster && speed(with) > speed(&first))
+    };
+    match like.or_else(faster) {
+        Some((_, choice, reasons)) => Some((choice.clone(), Arc::clone(reasons))),
+        None => Some((first, reasons)),
+    }
 }
 
 /// By how many a job has been passed since it began to wait, as far as it matters.

@@ -1,4 +1,5 @@
-use crds::status::SlowNodeStatus;
+use crds::spec::Homogeneity;
+use crds::status::{FailedNodeStatus, SlowNodeStatus};
 use crds::{Phase, ViTTrainingJob};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::DeserializeGuard;
@@ -423,6 +424,41 @@ fn an_elastic_gang_leaves_a_slow_node_out_and_does_not_grow_back_onto_it() {
     assert_eq!(planner.growth(&uid("elastic"), at(100)), None);
     planner.follow_nodes(&Event::Apply(fixtures::node("e", "Tesla-T4", 1)));
     assert_eq!(planner.growth(&uid("elastic"), at(100)), Some(4));
+}
+
+#[test]
+fn like_gpus_with_a_node_where_the_job_failed_are_better_than_a_mix_without() {
+    let mut planner = planner(&["t1", "t2"]);
+    for name in ["h1", "h2"] {
+        planner.follow_nodes(&Event::Apply(fixtures::node(name, "NVIDIA-H200", 1)));
+    }
+    let failed_on = |node: &str, homogeneity| {
+        let mut job = in_phase(job("picky", 2, 0), Phase::Restarting, 1);
+        job.spec.placement.homogeneity = homogeneity;
+        job.spec.placement.gpu.products = vec![];
+        let status = job.status.as_mut().expect("a status");
+        status.failed_nodes = vec![FailedNodeStatus {
+            node: node.into(),
+            failures: 2,
+            class: "Killed".into(),
+            time: Time(at(0)),
+            avoided_until: Some(Time(at(3600))),
+        }];
+        job
+    };
+    planner.tell(&[&failed_on("h1", Homogeneity::Preferred)]);
+    assert_eq!(
+        planner.nodes_for("picky"),
+        ["t1", "t2"],
+        "like GPUs without that node"
+    );
+    let busy = running_on(job("busy", 1, 0), &["t1"]);
+    planner.tell(&[&busy, &failed_on("h1", Homogeneity::Preferred)]);
+    let nodes = planner.place(&uid("picky"), 2, at(100));
+    let Decision::Placed(placement) = nodes else {
+        panic!("{nodes:?}")
+    };
+    assert_eq!(placement.nodes, ["h1", "h2"], "rather than h2 and t2");
 }
 
 #[test]
