@@ -30,6 +30,17 @@ pub(crate) enum Error {
         /// Its name.
         name: String,
     },
+    /// An object of a job of the same name, which was deleted, is still there.
+    #[error(
+        "failed to create {kind} {name}: the one of a deleted job of this name is still there; it goes with that job, or when its \
+         container has stopped, and is waited for"
+    )]
+    LastJobsObject {
+        /// Kind of the object.
+        kind: &'static str,
+        /// Its name.
+        name: String,
+    },
 }
 
 impl Error {
@@ -37,7 +48,7 @@ impl Error {
     pub(crate) fn category(&self) -> &'static str {
         match self {
             Self::InvalidObject(_) => "InvalidObject",
-            Self::NameTaken { .. } => "NameTaken",
+            Self::NameTaken { .. } | Self::LastJobsObject { .. } => "NameTaken",
             Self::Api { source, .. } => match &**source {
                 kube::Error::Api(status) => match status.code {
                     401 | 403 => "Forbidden",
@@ -79,7 +90,7 @@ impl Error {
     /// of the server, may have been done nevertheless; a conflict may be with an earlier call of our own.
     pub(crate) fn is_refusal(&self) -> bool {
         match self {
-            Self::InvalidObject(_) | Self::NameTaken { .. } => true,
+            Self::InvalidObject(_) | Self::NameTaken { .. } | Self::LastJobsObject { .. } => true,
             Self::Api { source, .. } => match &**source {
                 kube::Error::Api(status) => {
                     (400..500).contains(&status.code) && !matches!(status.code, 408 | 409 | 429)

@@ -101,7 +101,18 @@ pub(crate) struct Place {
     pub(crate) coordinator_host: String,
     pub(crate) coordinator_port: u16,
     pub(crate) address: IpAddr,
+    /// Uid of the job, where it has one.
+    pub(crate) job: Option<String>,
     pub(crate) attempt: u32,
+}
+
+impl Place {
+    /// What no other gang has, were it to find this one's rank 0: not another attempt of the job, nor a job of the same name that
+    /// was deleted and has not stopped yet.
+    fn prefix(&self) -> String {
+        let job = self.job.as_deref().unwrap_or("job");
+        format!("{job}-attempt-{}", self.attempt)
+    }
 }
 
 /// All ranks, from the point of view of one.
@@ -124,7 +135,7 @@ impl World {
             port: place.coordinator_port,
             rank: place.rank,
             world_size: place.world_size,
-            prefix: format!("attempt-{}", place.attempt),
+            prefix: place.prefix(),
             timeout: RENDEZVOUS_TIMEOUT,
         })?;
         let control = ProcessGroup::gloo(&store, "control", place.address, COLLECTIVE_TIMEOUT)?;

@@ -3,11 +3,12 @@
 use std::fmt::Debug;
 
 use crds::{ViTTrainingJob, conditions, labels};
-use futures::{StreamExt as _, TryStreamExt as _, stream};
+use futures::{StreamExt as _, stream};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::scheduling::v1alpha2::PodGroup;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::{DeleteParams, PostParams, Preconditions};
 use kube::runtime::events::EventType;
 use kube::{Api, Client, Resource, ResourceExt as _};
@@ -63,11 +64,13 @@ pub(crate) async fn apply(
     let gracefully = delete_pods.into_iter().map(|name| (name, gracefully.clone()));
     let at_once = DeleteParams::default().grace_period(0);
     let by_force = force_delete_pods.into_iter().map(|name| (name, at_once.clone()));
-    stream::iter(gracefully.chain(by_force))
+    // All of them are tried: one that fails must not leave others with their GPUs.
+    let deleted: Vec<Result<(), Error>> = stream::iter(gracefully.chain(by_force))
         .map(|(name, parameters)| delete(&pods, name, parameters))
-        .buffer_unordered(PODS_AT_ONCE)
-        .try_collect::<()>()
-        .await?;
+        .buffered(PODS_AT_ONCE)
+        .collect()
+        .await;
+    deleted.into_iter().collect::<Result<(), Error>>()?;
     for name in delete_pod_groups {
         delete(&pod_groups, name, DeleteParams::default()).await?;
     }
@@ -246,13 +249,16 @@ where
                 .get_metadata(&name)
                 .await
                 .map_err(|error| failed("get", &name, error))?;
-            let uid = job.uid();
-            let is_ours = existing
-                .owner_references()
-                .iter()
-                .any(|owner| Some(&owner.uid) == uid.as_ref());
-            if is_ours {
+            let owners = existing.owner_references();
+            let is_of =
+                |owner: &OwnerReference| owner.kind == "ViTTrainingJob" && owner.name == job.name_any();
+            if owners.iter().any(|owner| Some(&owner.uid) == job.uid().as_ref()) {
                 Ok(None)
+            } else if owners.iter().any(is_of) {
+                Err(Error::LastJobsObject {
+                    kind: kind::<K>(),
+                    name,
+                })
             } else {
                 Err(Error::NameTaken {
                     kind: kind::<K>(),

@@ -95,12 +95,22 @@ impl Scenario {
 pub(super) type MockService = mock::Mock<Request<Body>, Response<Body>>;
 type ServerHandle = Handle<Request<Body>, Response<Body>>;
 
-/// Answers as an API server would, keeps the job as it was written last, and writes down what it was asked. `foreign` are
-/// resources of which every name is taken by someone else.
+/// What an API server does not do.
+#[derive(Clone, Copy, Debug, Default)]
+struct Refusals {
+    /// Resources of which every name is taken by someone else.
+    foreign: &'static [&'static str],
+    /// Resources of which every name is taken by a job of the same name that was deleted.
+    of_last_job: &'static [&'static str],
+    /// Names that it fails to delete.
+    undeletable: &'static [&'static str],
+}
+
+/// Answers as an API server would, keeps the job as it was written last, and writes down what it was asked.
 async fn serve(
     mut handle: ServerHandle,
     stored: Arc<Mutex<ViTTrainingJob>>,
-    foreign: &[&str],
+    refusals: Refusals,
 ) -> Vec<String> {
     let mut calls = Vec::new();
     while let Some((request, answer)) = handle.next_request().await {
@@ -119,19 +129,30 @@ async fn serve(
             }
             (&Method::POST, [.., resource]) => {
                 let object = format!("{resource} {}", text(&body["metadata"]["name"]));
-                if foreign.contains(resource) {
+                if refusals.foreign.contains(resource) || refusals.of_last_job.contains(resource) {
                     (409, failure(409, "AlreadyExists"), object)
                 } else {
                     (201, body.clone(), object)
                 }
             }
             (&Method::GET, [.., resource, name]) => {
-                let of_another = json!({
+                let mut of_another = json!({
                     "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
                     "metadata": {"name": name, "uid": "of-another"},
                 });
+                if refusals.of_last_job.contains(resource) {
+                    of_another["metadata"]["ownerReferences"] = json!([{
+                        "apiVersion": "vit-operator.dev/v1alpha1", "kind": "ViTTrainingJob",
+                        "name": "digits", "uid": "of-the-last-job",
+                    }]);
+                }
                 (200, of_another, format!("{resource} {name}"))
             }
+            (&Method::DELETE, [.., resource, name]) if refusals.undeletable.contains(name) => (
+                500,
+                failure(500, "InternalError"),
+                format!("{resource} {name} fails"),
+            ),
             (&Method::DELETE, [.., resource, name]) => {
                 let done = json!({"kind": "Status", "status": "Success"});
                 let within = &body["gracePeriodSeconds"];
@@ -182,7 +203,7 @@ struct Rounds {
     nodes: Vec<Node>,
     pods: Vec<Pod>,
     services: Vec<Service>,
-    foreign: &'static [&'static str],
+    refusals: Refusals,
     pod_groups: bool,
 }
 
@@ -196,7 +217,7 @@ impl Rounds {
             ],
             pods: vec![],
             services: vec![],
-            foreign: &[],
+            refusals: Refusals::default(),
             pod_groups: false,
         }
     }
@@ -230,7 +251,7 @@ impl Rounds {
                 self.pod_groups,
             );
             let stored = Arc::new(Mutex::new(job));
-            let server = tokio::spawn(serve(handle, Arc::clone(&stored), self.foreign));
+            let server = tokio::spawn(serve(handle, Arc::clone(&stored), self.refusals));
             let mut result = Ok(Action::await_change());
             for _ in 0..rounds {
                 let guarded = DeserializeGuard(Ok(stored.lock().expect("a job").clone()));
@@ -521,7 +542,10 @@ async fn a_job_whose_time_is_over_is_deleted() {
 #[tokio::test]
 async fn an_object_of_someone_else_is_left_alone() {
     let rounds = Rounds {
-        foreign: &["services"],
+        refusals: Refusals {
+            foreign: &["services"],
+            ..Refusals::default()
+        },
         ..Rounds::fresh()
     };
     let (calls, job, result) = rounds.run(fixtures::job_in(Phase::Starting, 1), 1).await;
@@ -544,6 +568,52 @@ async fn an_object_of_someone_else_is_left_alone() {
             ("False", conditions::reasons::RECONCILE_FAILED, &error.to_string())
         );
     }
+}
+
+#[tokio::test]
+async fn what_the_last_job_of_the_name_has_left_is_waited_for() {
+    let rounds = Rounds {
+        refusals: Refusals {
+            of_last_job: &["pods"],
+            ..Refusals::default()
+        },
+        ..Rounds::fresh()
+    };
+    let (_, job, result) = rounds.run(fixtures::job_in(Phase::Starting, 1), 1).await;
+    let error = result.expect_err("refused");
+    assert_eq!(
+        error.to_string(),
+        "failed to create Pod digits-1-0: the one of a deleted job of this name is still there; it goes with that job, or when \
+         its container has stopped, and is waited for"
+    );
+    assert!(error.is_refusal());
+    let (service, _server) = mock::pair::<Request<Body>, Response<Body>>();
+    let context = context(service, reflector::store().0, &[], &[], &[]);
+    for _ in 0..9 {
+        context.memory.failed(fixtures::UID);
+    }
+    let next = error_policy(Arc::new(DeserializeGuard(Ok(job))), &error, context);
+    assert_eq!(next, Action::requeue(IN_MOTION), "however often");
+}
+
+#[tokio::test]
+async fn a_pod_that_cannot_be_deleted_keeps_no_other_from_it() {
+    let rounds = Rounds {
+        refusals: Refusals {
+            undeletable: &["digits-1-0"],
+            ..Refusals::default()
+        },
+        ..Rounds::with_gang(pods([("Running", None); 2]))
+    };
+    let mut job = fixtures::job_in(Phase::Suspending, 1);
+    job.spec.suspend = true;
+    let (calls, _, result) = rounds.run(job, 1).await;
+    let mut deleted = calls.iter().filter(|call| call.starts_with("DELETE"));
+    assert_eq!(
+        sorted(deleted.by_ref().cloned().collect::<Vec<_>>()),
+        ["DELETE pods digits-1-0 fails", "DELETE pods digits-1-1"]
+    );
+    assert!(result.is_err());
 }
 
 #[tokio::test(start_paused = true)]
@@ -626,7 +696,10 @@ fn a_restart_is_counted_by_its_cause_when_the_next_gang_is_placed() {
 #[tokio::test]
 async fn what_is_in_the_way_of_a_gang_is_written_once() {
     let rounds = Rounds {
-        foreign: &["pods"],
+        refusals: Refusals {
+            foreign: &["pods"],
+            ..Refusals::default()
+        },
         ..Rounds::fresh()
     };
     let (calls, job, result) = rounds.run(fixtures::job_in(Phase::Starting, 1), 3).await;

@@ -104,6 +104,7 @@ fn place(config: &RunConfig) -> Result<Place, TrainError> {
         coordinator_host: variable(torchrun::MASTER_ADDR)?,
         coordinator_port: variable(torchrun::MASTER_PORT)?,
         address: variable::<IpAddr>(environment::POD_ADDRESS)?,
+        job: config.job.uid.clone(),
         attempt: variable(environment::ATTEMPT)?,
     };
     if place.world_size != config.world_size() || place.rank >= place.world_size {
