@@ -133,7 +133,7 @@ fn stop_seconds(observation: &Observation) -> Option<u32> {
     failure_of_attempt(&observation.status()).map(|_| STOP_AFTER_FAILURE_SECONDS)
 }
 
-/// What an attempt needs and does not have; ConfigMaps of older attempts go.
+/// What an attempt needs and does not have; what there is of older attempts goes.
 fn gang(observation: &Observation, valid: &ValidatedJob, node_ranks: &[usize]) -> Changes {
     let job = &*observation.job;
     let status = observation.status();
@@ -180,6 +180,14 @@ fn gang(observation: &Observation, valid: &ValidatedJob, node_ranks: &[usize]) -
                 Some(pod::build(job, valid, member))
             })
             .collect(),
+        // They came into sight, or were created by another operator, after the gang had been found gone.
+        delete_pods: observation
+            .pods
+            .iter()
+            .filter(|pod| pod.attempt < attempt && pod.leaving.is_none())
+            .map(|pod| pod.name.clone())
+            .collect(),
+        stop_seconds: Some(STOP_AFTER_FAILURE_SECONDS),
         // Of one attempt both have the same name.
         delete_pod_groups: outdated
             .clone()

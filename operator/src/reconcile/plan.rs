@@ -15,6 +15,8 @@
 //! written down before its pods are deleted, a placement before its pods are created. So an operator that stops in
 //! between goes on where it was.
 
+mod stopping;
+
 use std::time::Duration;
 
 use crds::status::{AdmissionStatus, ViTTrainingJobStatus};
@@ -27,12 +29,13 @@ use crate::build;
 use crate::build::workload::is_current;
 use crate::planner::{Decision, Waiting};
 use crate::policy::admission::{Admission, admission, is_recorded};
-use crate::policy::failure::{Failure, blame, failure_of};
+use crate::policy::failure::{Failure, blame};
 use crate::policy::gang::{PodState, PodView};
 use crate::policy::placement::Placement;
-use crate::policy::restart::{SETTLE, Verdict, back_off, verdict};
+use crate::policy::restart::{Verdict, verdict};
 use crate::policy::suspend::{Stop, stop_wanted};
 use crate::policy::{deadline, elastic, failed_nodes, stall, start, ttl};
+use stopping::{backing_off, beyond_reach, drain, failed_stop, lost, settle};
 
 /// What to do next.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,6 +65,8 @@ pub(crate) enum Plan {
     /// Delete these pods, and wait until the gang has let go of its GPUs. Those of a dead node have no kubelet that
     /// could confirm it: they are deleted by `force`.
     Drain { pods: Vec<String>, force: Vec<String> },
+    /// A gang that was told to stop failed to: record that.
+    RecordFailedStop(Failure),
     /// The gang of a suspended job is gone: record that.
     Park,
     /// The job has used up its time: record that.
@@ -87,6 +92,7 @@ impl Plan {
             | Self::End { .. }
             | Self::Halt(_)
             | Self::Drain { .. }
+            | Self::RecordFailedStop(_)
             | Self::Park
             | Self::TimeOut(_)
             | Self::CleanUp { .. }
@@ -125,6 +131,10 @@ pub(crate) fn plan(
         Ok(valid) => valid,
         Err(invalid) => return Plan::Refuse(invalid.to_string()),
     };
+    // Whatever else is wanted of a gang that has ended well: nothing is left to be done.
+    if has_finished(observation, &status) {
+        return Plan::Finish;
+    }
     if let Some(plan) = time_out(&status, valid, phase, observation.now) {
         return plan;
     }
@@ -154,13 +164,19 @@ pub(crate) fn plan(
         }
     };
     match phase {
-        Phase::Suspended if valid.suspend => Plan::Rest(None),
+        // Pods may have come into sight since.
+        Phase::Suspended if valid.suspend => {
+            drain(observation, valid.node_lost_after).unwrap_or(Plan::Rest(None))
+        }
         Phase::Pending | Phase::Suspended => place_now(),
-        Phase::Suspending => drain(observation, valid.node_lost_after).unwrap_or(Plan::Park),
+        Phase::Suspending => drain(observation, valid.node_lost_after)
+            .or_else(|| failed_stop(observation, &status))
+            .unwrap_or(Plan::Park),
         Phase::Restarting => settle(observation, &status, |failure, failures| {
             verdict_on(failure, observation, valid, failures)
         })
         .or_else(|| drain(observation, valid.node_lost_after))
+        .or_else(|| failed_stop(observation, &status))
         .or_else(|| backing_off(observation, &status).filter(|_| !is_evicted))
         .unwrap_or_else(place_now),
         Phase::Starting | Phase::Running => follow(observation, &status, valid),
@@ -237,6 +253,25 @@ fn time_out(
     })
 }
 
+/// Whether every pod of the attempt ended well.
+fn has_finished(observation: &Observation, status: &ViTTrainingJobStatus) -> bool {
+    let could_have = match status.phase {
+        Some(Phase::Starting | Phase::Running | Phase::Suspending) => true,
+        // It was to be replaced by another, and not because it had failed.
+        Some(Phase::Restarting) => failure_of_attempt(status).is_none(),
+        _ => false,
+    };
+    let nodes = status
+        .placement
+        .as_ref()
+        .map_or(0, |placement| placement.nodes.len());
+    let ended_well = |node_rank| {
+        let mut gang = observation.gang(status.attempt);
+        gang.any(|pod| pod.node_rank == node_rank && pod.state == PodState::Succeeded)
+    };
+    could_have && nodes > 0 && (0..nodes).all(ended_well)
+}
+
 /// One round of an attempt that has its place.
 fn follow(observation: &Observation, status: &ViTTrainingJobStatus, valid: &ValidatedJob) -> Plan {
     let nodes = status
@@ -300,10 +335,6 @@ fn follow(observation: &Observation, status: &ViTTrainingJobStatus, valid: &Vali
     if !missing.is_empty() && is_new {
         return Plan::Create { node_ranks: missing };
     }
-    let finished = gang.iter().filter(|pod| pod.state == PodState::Succeeded).count();
-    if !nodes.is_empty() && finished == nodes.len() {
-        return Plan::Finish;
-    }
     if let (Some(to), Some(progress)) = (observation.growth, &observation.progress)
         && elastic::pays_off(status, progress, valid.start_timeout, nodes.len(), to)
     {
@@ -330,116 +361,6 @@ fn verdict_on(
         failures_since_checkpoint,
         valid.max_restarts,
     )
-}
-
-/// While only an echo is known of a failed attempt: whether the cause has turned up, or still may. `verdict` decides about
-/// the cause, by failures since the last checkpoint.
-fn settle(
-    observation: &Observation,
-    status: &ViTTrainingJobStatus,
-    verdict: impl Fn(&Failure, i32) -> Verdict,
-) -> Option<Plan> {
-    let known = failure_of_attempt(status)?;
-    let seen_at = known.time.as_ref()?.0;
-    let is_echo = contract::FailureClass::ALL
-        .iter()
-        .any(|class| class.as_str() == known.class && class.is_echo());
-    if !is_echo {
-        return None;
-    }
-    let gang: Vec<PodView> = observation.gang(status.attempt).cloned().collect();
-    // What ends later than that may have been ended by ourselves.
-    let cause = gang
-        .iter()
-        .filter_map(failure_of)
-        .filter(|failure| {
-            !failure.class.is_echo() && failure.finished_at.is_some_and(|time| time <= seen_at + SETTLE)
-        })
-        .min_by_key(|failure| failure.finished_at);
-    let silent = || {
-        let mut present = observation
-            .pods
-            .iter()
-            .filter(|pod| pod.attempt == status.attempt);
-        present.find_map(|pod| fallen_silent(observation, pod))
-    };
-    if let Some(failure) = cause.or_else(silent) {
-        let has_failed = status.phase == Some(Phase::Failed);
-        // A restart was counted when the echo was seen, the end of the job was not.
-        let failures = status.restarts_since_checkpoint + i32::from(has_failed);
-        return Some(Plan::End {
-            verdict: match verdict(&failure, failures) {
-                // What is over stays over, whatever its budget has become: only the blame moves.
-                Verdict::Restart if has_failed => Verdict::Exhausted,
-                verdict => verdict,
-            },
-            failure,
-            again: true,
-        });
-    }
-    let left = (seen_at + SETTLE).duration_since(observation.now);
-    let may_come = gang
-        .iter()
-        .any(|pod| !pod.has_ended() && pod.leaving.is_none() && !pod.lost);
-    (left.is_positive() && may_come).then_some(Plan::Rest(Some(left)))
-}
-
-/// The failure of a pod whose end nobody tells: its node went away, is not ready, or cannot end it. Where others have lost a peer and
-/// nobody has failed, that is the one.
-fn fallen_silent(observation: &Observation, pod: &PodView) -> Option<Failure> {
-    // Its container may have ended before its kubelet told so of the pod.
-    if pod.has_ended() || pod.end.is_some() {
-        return None;
-    }
-    if pod.lost {
-        return failure_of(pod);
-    }
-    let node = pod.node.as_deref()?;
-    let words = if observation.unready_nodes.contains_key(node) {
-        format!("node {node} is not ready")
-    } else if observation.is_overdue(pod) {
-        format!("node {node} has not ended it in the time it had")
-    } else {
-        return None;
-    };
-    failure_of(&lost(pod, words))
-}
-
-fn lost(pod: &PodView, words: String) -> PodView {
-    PodView {
-        disruption: Some(words),
-        lost: true,
-        ..pod.clone()
-    }
-}
-
-/// Pods that a dead node's kubelet will not end.
-fn beyond_reach(observation: &Observation, node_lost_after: Duration) -> Vec<String> {
-    let is_silent =
-        |pod: &&PodView| pod.leaving.is_some() && observation.node_lost_for(pod, node_lost_after).is_some();
-    let silent = observation.pods.iter().filter(is_silent);
-    silent.map(|pod| pod.name.clone()).collect()
-}
-
-/// Deletes what there is of any gang, and waits until all GPUs are free again; `None` once they are. Pods that ended
-/// hold no GPU; those of a node that is gone, or silent for long, cannot be waited for: such a node gets no new pods.
-/// Nor can those that do not end on a node that is there: their GPUs are in use, and nobody is placed on them.
-fn drain(observation: &Observation, node_lost_after: Duration) -> Option<Plan> {
-    let pods: Vec<String> = observation
-        .pods
-        .iter()
-        .filter(|pod| pod.leaving.is_none())
-        .map(|pod| pod.name.clone())
-        .collect();
-    let holding = observation.pods.iter().any(|pod| observation.holds_gpus(pod));
-    let force = beyond_reach(observation, node_lost_after);
-    (!pods.is_empty() || holding || !force.is_empty()).then_some(Plan::Drain { pods, force })
-}
-
-fn backing_off(observation: &Observation, status: &ViTTrainingJobStatus) -> Option<Plan> {
-    let seen_at = failure_of_attempt(status)?.time.as_ref()?.0;
-    let left = (seen_at + back_off(status.restarts_since_checkpoint)).duration_since(observation.now);
-    left.is_positive().then_some(Plan::Rest(Some(left)))
 }
 
 /// Pods that ended stay for their logs; what still runs goes.

@@ -112,6 +112,9 @@ pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStat
                 &format!("Kueue: {words}"),
             );
         }
+        Plan::RecordFailedStop(failure) => {
+            next.status.last_failure = Some(next.failure(failure, None));
+        }
         Plan::Park => {
             next.status.phase = Some(Phase::Suspended);
             next.status.admission = None;

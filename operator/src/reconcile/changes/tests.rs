@@ -480,3 +480,16 @@ fn where_kueue_is_not_known_the_job_says_what_to_do() {
     assert_eq!(round(&mut observation).1, None);
     assert_eq!(why(&observation).0, reasons::NO_PRIORITY_CLASS);
 }
+
+#[test]
+fn pods_of_older_attempts_that_came_into_sight_late_are_deleted() {
+    for phase in [Phase::Starting, Phase::Running] {
+        let mut pods = fixtures::gang(1);
+        pods.extend(fixtures::gang(2));
+        let observation = observation(fixtures::job_in(phase, 2), pods);
+        let valid = crds::validate(&observation.job).expect("valid");
+        let changes = build(&observation, Some(&valid), &Plan::Follow);
+        assert_eq!(changes.delete_pods, ["digits-1-0", "digits-1-1"]);
+        assert_eq!(changes.stop_seconds, Some(STOP_AFTER_FAILURE_SECONDS));
+    }
+}

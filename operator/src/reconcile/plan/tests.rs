@@ -17,6 +17,7 @@ use crate::error::Error;
 use crate::fixtures::{self, at, gang, job_in, observation, pod};
 use crate::policy::gang::End;
 use crate::policy::placement::{GangRequest, place};
+use crate::policy::restart::SETTLE;
 use crate::policy::stall::Standstill;
 use crate::reconcile::status;
 
@@ -435,8 +436,10 @@ fn an_echo_without_a_cause_is_waited_for_only_so_long() {
     observation.now = at(100) + SETTLE;
     assert!(matches!(decide(&observation), Plan::Drain { .. }));
     // What we ended ourselves is not the cause.
-    observation.pods[1] = ended(pod(1, 1), 137, 104);
+    observation.pods[1] = ended(pod(1, 1), 137, 103);
     assert!(matches!(decide(&observation), Plan::Drain { .. }));
+    observation.pods[1] = ended(pod(1, 1), 137, 102);
+    assert!(matches!(decide(&observation), Plan::End { again: true, .. }));
 }
 
 #[test]
@@ -820,6 +823,103 @@ fn suspend_saves_stops_and_resumes_as_a_new_attempt_that_is_no_restart() {
     std::sync::Arc::make_mut(&mut observation.job).spec.suspend = false;
     assert!(matches!(step(&mut observation), Plan::Place { attempt: 2, .. }));
     assert_eq!(observation.status().restarts, 0);
+}
+
+#[test]
+fn a_gang_that_fails_to_save_when_it_is_stopped_is_told_before_the_job_rests() {
+    let mut observation = observation(with_spec(Phase::Running, |job| job.spec.suspend = true), gang(1));
+    step(&mut observation);
+    step(&mut observation);
+    // Its volume was full; the other one stopped, and its watch has told of its deletion already.
+    observation.departed = vec![
+        PodView {
+            lost: true,
+            ..ended(pod(1, 0), 79, 99)
+        },
+        PodView {
+            lost: true,
+            ..ended(pod(1, 1), 143, 98)
+        },
+    ];
+    observation.pods.clear();
+    assert!(matches!(step(&mut observation), Plan::RecordFailedStop(_)));
+    let failure = observation.status().last_failure.expect("told");
+    assert_eq!((failure.class.as_str(), failure.exit_code), ("Storage", Some(79)));
+    assert_eq!(step(&mut observation), Plan::Park);
+    let status = observation.status();
+    assert_eq!((status.phase, status.restarts), (Some(Phase::Suspended), 0));
+    // Nor does it keep the next gang from starting.
+    Arc::make_mut(&mut observation.job).spec.suspend = false;
+    assert!(matches!(step(&mut observation), Plan::Place { attempt: 2, .. }));
+    assert_eq!(observation.status().restarts, 0);
+}
+
+#[test]
+fn a_gang_that_has_ended_well_is_done_whatever_else_was_wanted_of_it() {
+    let done = || {
+        gang(1)
+            .into_iter()
+            .map(|pod| ended(pod, 0, 99))
+            .collect::<Vec<_>>()
+    };
+    let suspended = |job: &mut ViTTrainingJob| job.spec.suspend = true;
+    let out_of_time = |job: &mut ViTTrainingJob| {
+        job.spec.active_deadline_seconds = Some(1);
+        let status = job.status.as_mut().expect("a status");
+        status.start_time = Some(Time(at(0)));
+    };
+    let smaller = |job: &mut ViTTrainingJob| job.spec.workers.nodes = 1;
+    for phase in [Phase::Starting, Phase::Running] {
+        let jobs = [
+            with_spec(phase, suspended),
+            with_spec(phase, out_of_time),
+            with_spec(phase, smaller),
+        ];
+        for job in jobs {
+            assert_eq!(decide(&observation(job, done())), Plan::Finish, "{phase:?}");
+        }
+    }
+    // Its last epoch was over when it was to save and stop.
+    for phase in [Phase::Suspending, Phase::Restarting] {
+        let mut observation = observation(with_spec(phase, suspended), vec![]);
+        observation.departed = done();
+        assert_eq!(step(&mut observation), Plan::Finish, "{phase:?}");
+        let status = observation.status();
+        assert_eq!(status.phase, Some(Phase::Succeeded));
+        let suspended = status.condition(conditions::types::SUSPENDED);
+        assert_ne!(
+            suspended.map(|condition| condition.reason.as_str()),
+            Some(conditions::reasons::SUSPENDING)
+        );
+    }
+    // Of a gang of which one has failed, the other's end says nothing.
+    let mut half = done();
+    half[1] = ended(pod(1, 1), 79, 99);
+    assert!(matches!(
+        decide(&observation(job_in(Phase::Running, 1), half)),
+        Plan::End { .. }
+    ));
+}
+
+#[test]
+fn pods_that_have_not_come_into_sight_are_deleted_and_waited_for() {
+    let mut observation = observation(
+        with_spec(Phase::Suspending, |job| job.spec.suspend = true),
+        vec![],
+    );
+    observation.unseen_pods = ["digits-1-1".to_owned(), "digits-1-0".to_owned()].into();
+    let drained = Plan::Drain {
+        pods: vec!["digits-1-0".into(), "digits-1-1".into()],
+        force: vec![],
+    };
+    assert_eq!(decide(&observation), drained);
+    observation.unseen_pods.clear();
+    assert_eq!(step(&mut observation), Plan::Park);
+    // They came into sight later than anyone would wait.
+    observation.pods = gang(1);
+    assert_eq!(decide(&observation), drained);
+    observation.pods.clear();
+    assert_eq!(decide(&observation), Plan::Rest(None));
 }
 
 #[test]

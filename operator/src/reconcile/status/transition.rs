@@ -229,16 +229,7 @@ impl Next {
             ready: 0,
             failed: count(failed),
         });
-        self.status.last_failure = Some(FailureStatus {
-            attempt,
-            rank: failure.rank.and_then(|rank| i32::try_from(rank).ok()),
-            pod: Some(failure.pod.clone()),
-            node: failure.node.clone(),
-            exit_code: failure.exit_code.map(i32::from),
-            class: failure.class.as_str().into(),
-            message: failure.message.clone(),
-            time: Some(seen_at.unwrap_or(Time(self.now))),
-        });
+        self.status.last_failure = Some(self.failure(failure, seen_at));
         self.status.failed_nodes = failed_nodes::after(&self.status.failed_nodes, failure, verdict, self.now);
         if observation.job.spec.elastic.is_some() && restarts > 0 {
             self.status.failed_size = elastic::failed_size(
@@ -267,11 +258,29 @@ impl Next {
         self.set(types::FAILED, true, reason, &cause);
     }
 
+    /// A failure of the present attempt, seen now if not before.
+    pub(super) fn failure(&self, failure: &Failure, seen_at: Option<Time>) -> FailureStatus {
+        FailureStatus {
+            attempt: self.status.attempt,
+            rank: failure.rank.and_then(|rank| i32::try_from(rank).ok()),
+            pod: Some(failure.pod.clone()),
+            node: failure.node.clone(),
+            exit_code: failure.exit_code.map(i32::from),
+            class: failure.class.as_str().into(),
+            message: failure.message.clone(),
+            time: Some(seen_at.unwrap_or(Time(self.now))),
+        }
+    }
+
     /// The job is over and lets go of its GPUs. Where it was stays in the status.
     pub(super) fn finish(&mut self, phase: Phase) {
         self.status.phase = Some(phase);
         self.status.completion_time.get_or_insert(Time(self.now));
         self.let_go();
+        // A gang that was to save and stop may have come to its end.
+        self.status
+            .conditions
+            .retain(|condition| condition.reason != reasons::SUSPENDING);
         let message = "the job is over";
         if self.status.condition(types::PLACED).is_some() {
             self.set(types::PLACED, false, reasons::RELEASED, message);
