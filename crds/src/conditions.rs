@@ -81,7 +81,8 @@ pub mod reasons {
     pub const DEADLINE_EXCEEDED: &str = "DeadlineExceeded";
     /// Event: an attempt failed.
     pub const ATTEMPT_FAILED: &str = "AttemptFailed";
-    /// Reconciled and, of a gang that starts, Running are false, and Event: a call to the API server failed during reconciliation.
+    /// Reconciled and, of a gang that starts, Running are false, and Event: a call to the API server failed during reconciliation, or the job
+    /// cannot be read.
     pub const RECONCILE_FAILED: &str = "ReconcileFailed";
     /// Event: a rank stays slower than the others, which wait for it in every step.
     pub const STRAGGLER_FOUND: &str = "StragglerFound";

@@ -218,19 +218,6 @@ impl Pass {
     }
 }
 
-/// The shapes of a job in which it fits, in their order, with what it would get.
-fn fitting<'a>(
-    job: &'a Waiter,
-    board: &'a mut Board,
-) -> impl Iterator<Item = (&'a Shape, Choice, Arc<Reasons>)> {
-    let request = &job.request;
-    job.stricter.iter().chain([&request.shape]).filter_map(|shape| {
-        let view = board.view(shape);
-        let reasons = view.reasons();
-        Some((&**shape, view.choose(request)?, reasons))
-    })
-}
-
 /// What a job gets: the first of its shapes decides in which it fits. But rather than mixed GPUs it gets as many like ones with
 /// nodes that it would avoid; and where an elastic gang without slow nodes would be so much smaller that it is slower, the next
 /// shape that has them.
@@ -238,7 +225,11 @@ fn choose(job: &Waiter, board: &mut Board) -> Option<(Choice, Arc<Reasons>)> {
     let request = &job.request;
     let is_mixed = |choice: &Choice| matches!(choice.gpus, Gpus::Mixed(_));
     let avoids_slow_nodes = |shape: &Shape| shape.avoided.values().any(|why| *why == Avoidance::WasSlow);
-    let mut fits = fitting(job, board);
+    let mut fits = job.stricter.iter().chain([&request.shape]).filter_map(|shape| {
+        let view = board.view(shape);
+        let reasons = view.reasons();
+        Some((shape, view.choose(request)?, reasons))
+    });
     let (shape, first, reasons) = fits.next()?;
     let could_be_like = is_mixed(&first) && request.shape.rules.homogeneity == Homogeneity::Preferred;
     let could_be_faster = first.nodes.len() < request.most_nodes() && avoids_slow_nodes(shape);

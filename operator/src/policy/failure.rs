@@ -25,8 +25,8 @@ const MESSAGE_BYTES: usize = 1500;
 
 /// The failure to blame for the attempt: the first by time among those that are not the echo of another; a pod that
 /// went away without an end of its container comes after those, an echo last.
-pub(crate) fn blame(gang: &[PodView]) -> Option<Failure> {
-    gang.iter().filter_map(failure_of).min_by_key(|failure| {
+pub(crate) fn blame<'a>(gang: impl IntoIterator<Item = &'a PodView>) -> Option<Failure> {
+    gang.into_iter().filter_map(failure_of).min_by_key(|failure| {
         let time = failure.finished_at;
         (failure.class.is_echo(), time.is_none(), time, failure.pod.clone())
     })

@@ -140,10 +140,12 @@ async fn change_workload(
             });
             delete(&api, workload.name_any(), only_this).await
         }
-        WorkloadChange::Write(workload) => write(&api, &workload).await,
+        WorkloadChange::Write(workload) => replace_status(&api, kind::<Workload>(), &workload)
+            .await
+            .map(drop),
         // Kueue's webhook may be away: that is no reason to leave a gang alone.
         WorkloadChange::Tell(workload) => {
-            if let Err(error) = write(&api, &workload).await {
+            if let Err(error) = replace_status(&api, kind::<Workload>(), &workload).await {
                 context.metrics.failed(error.category());
                 debug!(%error, "Kueue does not know yet whether pods are ready");
             }
@@ -152,20 +154,27 @@ async fn change_workload(
     }
 }
 
-/// Writes a Workload's status. The resource version makes the server refuse one that was made from an outdated Workload.
-async fn write(api: &Api<Workload>, workload: &Workload) -> Result<(), Error> {
-    let parameters = PostParams {
-        field_manager: Some(labels::MANAGER.into()),
-        ..PostParams::default()
-    };
-    let name = workload.name_any();
-    let written = api.replace_status(&name, &parameters, workload).await;
-    written.map(drop).map_err(|source| Error::Api {
+/// Writes an object's status in the place of the last one, and returns the object as the server took it. Its resource version makes
+/// the server refuse a status that was made from an outdated object.
+pub(super) async fn replace_status<K>(api: &Api<K>, kind: &'static str, object: &K) -> Result<K, Error>
+where
+    K: Resource + Clone + Debug + Serialize + DeserializeOwned,
+{
+    let name = object.name_any();
+    let written = api.replace_status(&name, &written_by_us(), object).await;
+    written.map_err(|source| Error::Api {
         verb: "write the status of",
-        kind: "Workload",
+        kind,
         name,
         source: Box::new(source),
     })
+}
+
+fn written_by_us() -> PostParams {
+    PostParams {
+        field_manager: Some(labels::MANAGER.into()),
+        ..PostParams::default()
+    }
 }
 
 /// Creates the PodGroup. Where the server serves none any more, gangs get none from the next round on.
@@ -232,17 +241,13 @@ where
 {
     let api: Api<K> = Api::namespaced(client.clone(), &job.namespace().unwrap_or_default());
     let name = object.name_any();
-    let parameters = PostParams {
-        field_manager: Some(labels::MANAGER.into()),
-        ..PostParams::default()
-    };
     let failed = |verb: &'static str, name: &str, source: kube::Error| Error::Api {
         verb,
         kind: kind::<K>(),
         name: name.into(),
         source: Box::new(source),
     };
-    match api.create(&parameters, &object).await {
+    match api.create(&written_by_us(), &object).await {
         Ok(created) => Ok(Some(created)),
         Err(kube::Error::Api(status)) if status.is_already_exists() => {
             let existing = api
@@ -287,7 +292,7 @@ where
 }
 
 /// The kinds that are handled here have names known when compiling.
-fn kind<K: Resource<DynamicType = ()>>() -> &'static str {
+pub(super) fn kind<K: Resource<DynamicType = ()>>() -> &'static str {
     match K::kind(&()) {
         std::borrow::Cow::Borrowed(kind) => kind,
         std::borrow::Cow::Owned(_) => "object",

@@ -17,7 +17,6 @@ use std::time::{Duration, Instant};
 use crds::status::ViTTrainingJobStatus;
 use crds::{InvalidJob, Phase, ValidatedJob, ViTTrainingJob, conditions, labels};
 use jiff::SignedDuration;
-use kube::api::PostParams;
 use kube::client::ClientBuilder;
 use kube::core::DeserializeGuard;
 use kube::runtime::controller::Action;
@@ -317,28 +316,13 @@ async fn write_status(
     if !is_open && (next == last || can_wait(context, job, &last, &next)) {
         return Ok(next);
     }
-    let name = job.name_any();
     let client = context.client_for(plan).clone();
     let api: Api<ViTTrainingJob> = Api::namespaced(client, &job.namespace().unwrap_or_default());
-    // All of it in the place of the last one. The resource version makes the server refuse a status that was made from an
-    // outdated job.
     let object = ViTTrainingJob {
         status: Some(next.clone()),
         ..job.clone()
     };
-    let parameters = PostParams {
-        field_manager: Some(labels::MANAGER.into()),
-        ..PostParams::default()
-    };
-    let written = api
-        .replace_status(&name, &parameters, &object)
-        .await
-        .map_err(|source| Error::Api {
-            verb: "write the status of",
-            kind: "ViTTrainingJob",
-            name: name.clone(),
-            source: Box::new(source),
-        })?;
+    let written = apply::replace_status(&api, apply::kind::<ViTTrainingJob>(), &object).await?;
     context.memory.wrote(
         &job.uid().unwrap_or_default(),
         next.phase,

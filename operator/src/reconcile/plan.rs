@@ -265,11 +265,8 @@ fn has_finished(observation: &Observation, status: &ViTTrainingJobStatus) -> boo
         .placement
         .as_ref()
         .map_or(0, |placement| placement.nodes.len());
-    let ended_well = |node_rank| {
-        let mut gang = observation.gang(status.attempt);
-        gang.any(|pod| pod.node_rank == node_rank && pod.state == PodState::Succeeded)
-    };
-    could_have && nodes > 0 && (0..nodes).all(ended_well)
+    let ended_well = |pod: &&PodView| pod.state == PodState::Succeeded;
+    could_have && nodes > 0 && observation.gang(status.attempt).filter(ended_well).count() == nodes
 }
 
 /// One round of an attempt that has its place.

@@ -92,7 +92,7 @@ impl Scenario {
     }
 }
 
-pub(super) type MockService = mock::Mock<Request<Body>, Response<Body>>;
+type MockService = mock::Mock<Request<Body>, Response<Body>>;
 type ServerHandle = Handle<Request<Body>, Response<Body>>;
 
 /// What an API server does not do.
@@ -608,9 +608,12 @@ async fn a_pod_that_cannot_be_deleted_keeps_no_other_from_it() {
     let mut job = fixtures::job_in(Phase::Suspending, 1);
     job.spec.suspend = true;
     let (calls, _, result) = rounds.run(job, 1).await;
-    let mut deleted = calls.iter().filter(|call| call.starts_with("DELETE"));
+    let deleted: Vec<String> = calls
+        .into_iter()
+        .filter(|call| call.starts_with("DELETE"))
+        .collect();
     assert_eq!(
-        sorted(deleted.by_ref().cloned().collect::<Vec<_>>()),
+        sorted(deleted),
         ["DELETE pods digits-1-0 fails", "DELETE pods digits-1-1"]
     );
     assert!(result.is_err());

@@ -1,19 +1,19 @@
 //! The round of a job that cannot be read, because another version wrote it: its condition `Reconciled` tells why. It is read and
 //! written as plain JSON, and nothing else of the job is touched.
 
+use crds::ViTTrainingJob;
 use crds::conditions::{self, reasons, types};
 use crds::spec::is_for_vit_operator;
-use crds::{ViTTrainingJob, labels};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
 use kube::Api;
-use kube::api::{ApiResource, DynamicObject, ListParams, PostParams};
+use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::core::error_boundary::InvalidObject;
 use kube::runtime::controller::Action;
 use serde_json::{Value, json};
 use tracing::warn;
 
-use super::Context;
+use super::{Context, apply};
 use crate::error::Error;
 
 /// An error where it is news that the job cannot be read, or could not be told.
@@ -35,20 +35,17 @@ pub(super) async fn round(context: &Context, invalid: &InvalidObject) -> Result<
 async fn tell(context: &Context, metadata: &ObjectMeta, error: &Error) -> Result<bool, Error> {
     let name = metadata.name.clone().unwrap_or_default();
     let namespace = metadata.namespace.as_deref().unwrap_or_default();
-    let failed = |verb, source| Error::Api {
-        verb,
-        kind: "ViTTrainingJob",
-        name: name.clone(),
-        source: Box::new(source),
-    };
-    let kind = ApiResource::erase::<ViTTrainingJob>(&());
-    let api: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), namespace, &kind);
+    let resource = ApiResource::erase::<ViTTrainingJob>(&());
+    let api: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), namespace, &resource);
+    let kind = apply::kind::<ViTTrainingJob>();
     // To get it by name, the operator would need another right.
     let by_name = ListParams::default().fields(&format!("metadata.name={name}"));
-    let listed = api
-        .list(&by_name)
-        .await
-        .map_err(|source| failed("read", source))?;
+    let listed = api.list(&by_name).await.map_err(|source| Error::Api {
+        verb: "read",
+        kind,
+        name,
+        source: Box::new(source),
+    })?;
     let same = |job: &DynamicObject| job.metadata.uid == metadata.uid;
     let Some(mut job) = listed.items.into_iter().find(same) else {
         return Ok(false);
@@ -56,13 +53,7 @@ async fn tell(context: &Context, metadata: &ObjectMeta, error: &Error) -> Result
     if !set_condition(&mut job, &error.to_string(), Timestamp::now()) {
         return Ok(false);
     }
-    let parameters = PostParams {
-        field_manager: Some(labels::MANAGER.into()),
-        ..PostParams::default()
-    };
-    api.replace_status(&name, &parameters, &job)
-        .await
-        .map_err(|source| failed("write the status of", source))?;
+    apply::replace_status(&api, kind, &job).await?;
     Ok(true)
 }
 

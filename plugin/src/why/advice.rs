@@ -163,7 +163,7 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
             vec![vit("see which rank, and why", "status JOB")],
         ),
         reasons::RECONCILE_FAILED => (
-            "A call of the operator to the API server failed; it is tried again after 1 to 60 seconds.",
+            "A call of the operator to the API server failed, and is tried again after 1 to 60 seconds; or it cannot read the job.",
             vec![words(
                 "the message names verb, object and answer: look for a quota, a missing PriorityClass, or a policy that \
                  refuses its pods",

@@ -28,10 +28,9 @@ pub(super) fn settle(
     if !is_echo {
         return None;
     }
-    let gang: Vec<PodView> = observation.gang(status.attempt).cloned().collect();
     // What ends later than that may have been ended by ourselves. Both times are told in whole seconds.
-    let cause = gang
-        .iter()
+    let cause = observation
+        .gang(status.attempt)
         .filter_map(failure_of)
         .filter(|failure| {
             !failure.class.is_echo() && failure.finished_at.is_some_and(|time| time < seen_at + SETTLE)
@@ -59,8 +58,8 @@ pub(super) fn settle(
         });
     }
     let left = (seen_at + SETTLE).duration_since(observation.now);
-    let may_come = gang
-        .iter()
+    let may_come = observation
+        .gang(status.attempt)
         .any(|pod| !pod.has_ended() && pod.leaving.is_none() && !pod.lost);
     (left.is_positive() && may_come).then_some(Plan::Rest(Some(left)))
 }
@@ -104,12 +103,7 @@ pub(super) fn failed_stop(observation: &Observation, status: &ViTTrainingJobStat
         let end = pod.end.as_deref();
         end.is_some_and(|end| !matches!(end.exit, ExitCode::Done | ExitCode::Stopped))
     };
-    let gang: Vec<PodView> = observation
-        .gang(status.attempt)
-        .filter(did_not_stop)
-        .cloned()
-        .collect();
-    blame(&gang).map(Plan::RecordFailedStop)
+    blame(observation.gang(status.attempt).filter(did_not_stop)).map(Plan::RecordFailedStop)
 }
 
 /// Pods that a dead node's kubelet will not end.
@@ -120,9 +114,9 @@ pub(super) fn beyond_reach(observation: &Observation, node_lost_after: Duration)
     silent.map(|pod| pod.name.clone()).collect()
 }
 
-/// Deletes what there is of any gang, and waits until all GPUs are free again; `None` once they are. So are those that were
-/// created and have not come into sight. Pods that ended hold no GPU; those of a node that is gone, or silent for long, cannot be waited for: such a node gets no new pods.
-/// Nor can those that do not end on a node that is there: their GPUs are in use, and nobody is placed on them.
+/// Deletes what there is of any gang, with what was created and has not come into sight, and waits until all GPUs are free again;
+/// `None` once they are. Pods that ended hold no GPU; those of a node that is gone, or silent for long, cannot be waited for: such
+/// a node gets no new pods. Nor can those that do not end on a node that is there: their GPUs are in use, and nobody is placed on them.
 pub(super) fn drain(observation: &Observation, node_lost_after: Duration) -> Option<Plan> {
     let mut pods: Vec<String> = observation
         .pods
