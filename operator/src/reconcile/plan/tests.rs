@@ -876,12 +876,13 @@ fn a_gang_that_has_ended_well_is_done_whatever_else_was_wanted_of_it() {
             with_spec(phase, smaller),
         ];
         for job in jobs {
-            assert_eq!(decide(&observation(job, done())), Plan::Finish, "{phase:?}");
+            let observation = fixtures::observation(job, done());
+            assert_eq!(decide(&observation), Plan::Finish, "{phase:?}");
         }
     }
     // Its last epoch was over when it was to save and stop.
     for phase in [Phase::Suspending, Phase::Restarting] {
-        let mut observation = observation(with_spec(phase, suspended), vec![]);
+        let mut observation = fixtures::observation(with_spec(phase, suspended), vec![]);
         observation.departed = done();
         assert_eq!(step(&mut observation), Plan::Finish, "{phase:?}");
         let status = observation.status();
@@ -892,11 +893,20 @@ fn a_gang_that_has_ended_well_is_done_whatever_else_was_wanted_of_it() {
             Some(conditions::reasons::SUSPENDING)
         );
     }
+    // The whole way, on which Running is false because of the suspension.
+    let mut observation = observation(with_spec(Phase::Running, suspended), gang(1));
+    assert_eq!(step(&mut observation), Plan::Halt(Stop::Suspend));
+    observation.pods = done();
+    assert_eq!(step(&mut observation), Plan::Finish);
+    let status = observation.status();
+    assert_eq!(status.condition(conditions::types::SUSPENDED), None);
+    let running = status.condition(conditions::types::RUNNING).expect("it ran");
+    assert_eq!(running.reason, conditions::reasons::NO_PODS);
     // Of a gang of which one has failed, the other's end says nothing.
     let mut half = done();
     half[1] = ended(pod(1, 1), 79, 99);
     assert!(matches!(
-        decide(&observation(job_in(Phase::Running, 1), half)),
+        decide(&fixtures::observation(job_in(Phase::Running, 1), half)),
         Plan::End { .. }
     ));
 }

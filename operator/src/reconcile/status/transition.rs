@@ -278,9 +278,9 @@ impl Next {
         self.status.completion_time.get_or_insert(Time(self.now));
         self.let_go();
         // A gang that was to save and stop may have come to its end.
-        self.status
-            .conditions
-            .retain(|condition| condition.reason != reasons::SUSPENDING);
+        self.status.conditions.retain(|condition| {
+            (condition.type_.as_str(), condition.reason.as_str()) != (types::SUSPENDED, reasons::SUSPENDING)
+        });
         let message = "the job is over";
         if self.status.condition(types::PLACED).is_some() {
             self.set(types::PLACED, false, reasons::RELEASED, message);
