@@ -13,13 +13,13 @@ use crate::progress::step;
 /// The oldest Go that the pinned modules accept.
 const GO: (u32, u32) = (1, 26);
 
-/// A pinned Go module of `tests/binaries` and the packages that are built with it.
+/// A pinned Go module of `tests/binaries`, and the programs that are built with it.
 #[derive(Clone, Copy, Debug)]
 struct Module {
     /// The folder's name.
     name: &'static str,
-    go_mod: &'static str,
-    go_sum: &'static str,
+    /// `go.mod`, `go.sum`, and the sources of programs of our own: path and content.
+    files: &'static [(&'static str, &'static str)],
     /// Program name and Go package.
     programs: &'static [(&'static str, &'static str)],
     /// Linker flags beside `-s -w`.
@@ -27,18 +27,24 @@ struct Module {
 }
 
 macro_rules! module {
-    ($name:literal, $linker_flags:expr, [$($program:tt)*]) => {
+    ($name:literal, [$($source:literal),*], $linker_flags:expr, [$($program:tt)*]) => {
         Module {
             name: $name,
-            go_mod: include_str!(concat!("../binaries/", $name, "/go.mod")),
-            go_sum: include_str!(concat!("../binaries/", $name, "/go.sum")),
+            files: &[
+                $((
+                    $source,
+                    include_str!(concat!("../binaries/", $name, "/", $source)),
+                ),)*
+                ("go.mod", include_str!(concat!("../binaries/", $name, "/go.mod"))),
+                ("go.sum", include_str!(concat!("../binaries/", $name, "/go.sum"))),
+            ],
             linker_flags: $linker_flags,
             programs: &[$($program)*],
         }
     };
 }
 
-/// The Kubernetes version that its programs report; the one in `binaries/kubernetes/go.mod`.
+/// The Kubernetes version that its programs report; the one in `binaries/cluster/go.mod`.
 const KUBERNETES_LINKER_FLAGS: &str = concat!(
     "-X k8s.io/component-base/version.gitVersion=v1.36.3 -X k8s.io/component-base/version.gitMajor=1 ",
     "-X k8s.io/component-base/version.gitMinor=36 -X k8s.io/component-base/version.gitTreeState=clean ",
@@ -46,118 +52,93 @@ const KUBERNETES_LINKER_FLAGS: &str = concat!(
     "-X k8s.io/client-go/pkg/version.gitMinor=36 -X k8s.io/client-go/pkg/version.gitTreeState=clean",
 );
 
-const MODULES: [Module; 5] = [
-    module!(
-        "kubernetes",
-        KUBERNETES_LINKER_FLAGS,
-        [
-            ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
-            (
-                "kube-controller-manager",
-                "k8s.io/kubernetes/cmd/kube-controller-manager"
-            ),
-            ("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"),
-            ("kubelet", "k8s.io/kubernetes/cmd/kubelet"),
-            ("kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy"),
-            ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
-        ]
-    ),
-    module!(
-        "containerd",
-        "",
-        [
-            ("containerd", "github.com/containerd/containerd/v2/cmd/containerd"),
-            (
-                "containerd-shim-runc-v2",
-                "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2"
-            ),
-            ("ctr", "github.com/containerd/containerd/v2/cmd/ctr"),
-        ]
-    ),
-    module!("etcd", "", [("etcd", "go.etcd.io/etcd/server/v3")]),
-    module!("coredns", "", [("coredns", "github.com/coredns/coredns")]),
-    module!("helm", "", [("helm", "helm.sh/helm/v3/cmd/helm")]),
-];
+/// All that a cluster runs, in one module: what its programs have in common, Kubernetes' client above all, is then of one
+/// version and compiled once.
+const CLUSTER: Module = module!(
+    "cluster",
+    ["coredns/main.go", "etcd/main.go"],
+    KUBERNETES_LINKER_FLAGS,
+    [
+        ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
+        (
+            "kube-controller-manager",
+            "k8s.io/kubernetes/cmd/kube-controller-manager"
+        ),
+        ("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"),
+        ("kubelet", "k8s.io/kubernetes/cmd/kubelet"),
+        ("kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy"),
+        ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
+        ("containerd", "github.com/containerd/containerd/v2/cmd/containerd"),
+        (
+            "containerd-shim-runc-v2",
+            "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2"
+        ),
+        ("ctr", "github.com/containerd/containerd/v2/cmd/ctr"),
+        ("etcd", "./etcd"),
+        ("helm", "helm.sh/helm/v3/cmd/helm"),
+        ("coredns", "./coredns"),
+    ]
+);
 
-/// What only measurements need: kubelets that are played, and a peer of the operator. No cluster waits for them.
-const MEASURING_MODULES: [Module; 2] = [
-    module!("kwok", "", [("kwok", "sigs.k8s.io/kwok/cmd/kwok")]),
-    module!(
+/// Kubelets that are played, for measurements.
+const KWOK: Module = module!("kwok", [], "", [("kwok", "sigs.k8s.io/kwok/cmd/kwok")]);
+
+/// A peer that the operator is measured beside.
+const TRAINING_OPERATOR: Module = module!(
+    "training-operator",
+    [],
+    "",
+    [(
         "training-operator",
-        "",
-        [(
-            "training-operator",
-            "github.com/kubeflow/training-operator/cmd/training-operator.v1"
-        )]
-    ),
-];
+        "github.com/kubeflow/training-operator/cmd/training-operator.v1"
+    )]
+);
 
 /// What writes the chart's README from its values.
-const DOCUMENTING_MODULES: [Module; 1] = [module!(
+const HELM_DOCS: Module = module!(
     "helm-docs",
+    [],
     "",
     [("helm-docs", "github.com/norwoodj/helm-docs/cmd/helm-docs")]
-)];
-
-/// Of the Prometheus operator only the definitions of its resources are needed.
-const PROMETHEUS_OPERATOR: Module = module!("prometheus-operator", "", []);
+);
 
 /// What shares quota among jobs, where they ask for it.
-const QUEUEING_MODULES: [Module; 1] = [module!("kueue", "", [("kueue", "sigs.k8s.io/kueue/cmd/kueue")])];
+const KUEUE: Module = module!("kueue", [], "", [("kueue", "sigs.k8s.io/kueue/cmd/kueue")]);
 
-/// The folder of the built programs.
+/// Of the Prometheus operator only the definitions of its resources are needed.
+const PROMETHEUS_OPERATOR: Module = module!("prometheus-operator", [], "", []);
+
+/// The folder of a module's built programs.
 #[derive(Clone, Debug)]
 pub struct Binaries {
     folder: PathBuf,
 }
 
 impl Binaries {
-    /// The cluster's programs. Builds what is not in the cache: cold this takes about nine minutes on two cores; else
+    /// The cluster's programs. Builds what is not in the cache: cold this takes about six minutes on two cores; else
     /// nothing.
     pub fn build() -> Result<Self> {
-        Self::build_set(&MODULES)
+        CLUSTER.build()
     }
 
-    /// The programs `kwok` and `training-operator`, which no cluster needs of itself.
-    pub fn build_for_measuring() -> Result<Self> {
-        Self::build_set(&MEASURING_MODULES)
+    /// The program `kwok`.
+    pub fn build_kwok() -> Result<Self> {
+        KWOK.build()
     }
 
-    /// The program `kueue`, which no cluster needs of itself.
-    pub fn build_for_queueing() -> Result<Self> {
-        Self::build_set(&QUEUEING_MODULES)
+    /// The program `training-operator`.
+    pub fn build_training_operator() -> Result<Self> {
+        TRAINING_OPERATOR.build()
     }
 
-    /// The program `helm-docs`, which no cluster needs.
-    pub fn build_for_documenting() -> Result<Self> {
-        Self::build_set(&DOCUMENTING_MODULES)
+    /// The program `kueue`.
+    pub fn build_kueue() -> Result<Self> {
+        KUEUE.build()
     }
 
-    fn build_set(modules: &[Module]) -> Result<Self> {
-        let go = go_version()?;
-        let root = cache::directory()?.join("bin");
-        let all = modules
-            .iter()
-            .fold(Key::new().part("go", go.as_bytes()), |key, module| {
-                key.part(module.name, module.key(&go).as_bytes())
-            });
-        // One folder of links for the whole set, so that one PATH entry serves it.
-        let folder = root.join(format!("set-{}", all.finish()));
-        if folder.exists() {
-            return Ok(Self { folder });
-        }
-        let _lock = cache::lock(&root.join(".lock"))?;
-        let staging = tempfile::Builder::new().prefix(".set-").tempdir_in(&root)?;
-        for module in modules {
-            let built = module.build(&root, &go)?;
-            for (program, _) in module.programs {
-                fs::hard_link(built.join(program), staging.path().join(program))?;
-            }
-        }
-        if !folder.exists() {
-            fs::rename(staging.keep(), &folder)?;
-        }
-        Ok(Self { folder })
+    /// The program `helm-docs`.
+    pub fn build_helm_docs() -> Result<Self> {
+        HELM_DOCS.build()
     }
 
     /// The folder with all programs.
@@ -186,20 +167,24 @@ impl Module {
 
     fn key(&self, go: &str) -> String {
         let programs = format!("{:?}", self.programs);
-        Key::new()
-            .part("go.mod", self.go_mod.as_bytes())
-            .part("go.sum", self.go_sum.as_bytes())
+        let key = Key::new()
             .part("go", go.as_bytes())
             .part("ldflags", self.linker_flags().as_bytes())
-            .part("programs", programs.as_bytes())
+            .part("programs", programs.as_bytes());
+        let files = self.files.iter();
+        files
+            .fold(key, |key, (path, content)| key.part(path, content.as_bytes()))
             .finish()
     }
 
     /// A folder in which Go finds what is pinned.
     fn pins(&self) -> Result<tempfile::TempDir> {
         let folder = tempfile::tempdir()?;
-        fs::write(folder.path().join("go.mod"), self.go_mod)?;
-        fs::write(folder.path().join("go.sum"), self.go_sum)?;
+        for (path, content) in self.files {
+            let path = folder.path().join(path);
+            fs::create_dir_all(path.parent().unwrap_or(folder.path()))?;
+            fs::write(path, content)?;
+        }
         Ok(folder)
     }
 
@@ -215,14 +200,20 @@ impl Module {
         Ok(folder.into())
     }
 
-    /// The folder with this module's programs, built if it is not there.
-    fn build(&self, root: &Path, go: &str) -> Result<PathBuf> {
-        let folder = root.join(self.key(go));
+    /// This module's programs, built if they are not in the cache.
+    fn build(&self) -> Result<Binaries> {
+        let go = go_version()?;
+        let root = cache::directory()?.join("bin");
+        let folder = root.join(self.key(&go));
         if folder.exists() {
-            return Ok(folder);
+            return Ok(Binaries { folder });
+        }
+        let _lock = cache::lock(&root.join(".lock"))?;
+        if folder.exists() {
+            return Ok(Binaries { folder });
         }
         let source = self.pins()?;
-        let staging = tempfile::Builder::new().prefix(".build-").tempdir_in(root)?;
+        let staging = tempfile::Builder::new().prefix(".build-").tempdir_in(&root)?;
         let log = root.join(format!("{}.log", self.name));
         fs::write(&log, "")?;
         let names: Vec<_> = self.programs.iter().map(|(program, _)| *program).collect();
@@ -233,10 +224,17 @@ impl Module {
                 log.display()
             ),
             || {
-                let mut build = command("go", ["build", "-mod=readonly", "-trimpath", "-ldflags"]);
+                // `-s -w` leaves debug information out of the programs; that it is not made at all saves an eighth.
+                let flags = [
+                    "-mod=readonly",
+                    "-trimpath",
+                    "-gcflags=all=-dwarf=false",
+                    "-ldflags",
+                ];
+                let mut build = command("go", ["build"]);
                 build
+                    .args(flags)
                     .arg(self.linker_flags())
-                    .arg("-o")
                     .current_dir(source.path());
                 build
                     .env("CGO_ENABLED", "0")
@@ -244,9 +242,10 @@ impl Module {
                     .env_remove("GOOS")
                     .env_remove("GOARCH");
                 match self.programs {
-                    [(program, package)] => build.arg(staging.path().join(program)).arg(package),
+                    [(program, package)] => build.arg("-o").arg(staging.path().join(program)).arg(package),
                     // All at once, so that linking one overlaps compiling the next; Go names each after its folder.
                     many => build
+                        .arg("-o")
                         .arg(staging.path())
                         .args(many.iter().map(|(_, package)| package)),
                 };
@@ -261,20 +260,27 @@ impl Module {
             },
         )?;
         fs::rename(staging.keep(), &folder)?;
-        Ok(folder)
+        Ok(Binaries { folder })
+    }
+
+    #[cfg(test)]
+    fn go_mod(&self) -> &'static str {
+        let mut files = self.files.iter();
+        files
+            .find(|(path, _)| *path == "go.mod")
+            .expect("every module has one")
+            .1
     }
 }
 
 /// The source of the pinned training-operator, which holds the definitions of its resources.
 pub fn training_operator_source() -> Result<PathBuf> {
-    let [_, module] = &MEASURING_MODULES;
-    module.source_of("github.com/kubeflow/training-operator")
+    TRAINING_OPERATOR.source_of("github.com/kubeflow/training-operator")
 }
 
 /// The source of the pinned Kueue, which holds its chart.
 pub fn kueue_source() -> Result<PathBuf> {
-    let [module] = &QUEUEING_MODULES;
-    module.source_of("sigs.k8s.io/kueue")
+    KUEUE.source_of("sigs.k8s.io/kueue")
 }
 
 /// The source of the pinned Prometheus operator, which holds the definitions of its resources.
@@ -311,8 +317,7 @@ fn parse_go_version(text: &str) -> Option<(u32, u32)> {
 #[cfg(test)]
 mod tests {
     use super::{
-        DOCUMENTING_MODULES, KUBERNETES_LINKER_FLAGS, MEASURING_MODULES, MODULES, QUEUEING_MODULES,
-        parse_go_version,
+        CLUSTER, HELM_DOCS, KUBERNETES_LINKER_FLAGS, KUEUE, KWOK, TRAINING_OPERATOR, parse_go_version,
     };
 
     #[test]
@@ -327,9 +332,8 @@ mod tests {
 
     #[test]
     fn the_reported_kubernetes_version_is_the_pinned_one() {
-        let kubernetes = MODULES.iter().find(|module| module.name == "kubernetes").unwrap();
-        let pinned = kubernetes
-            .go_mod
+        let pinned = CLUSTER
+            .go_mod()
             .lines()
             .find_map(|line| line.trim().strip_prefix("k8s.io/kubernetes "))
             .unwrap();
@@ -345,15 +349,11 @@ mod tests {
 
     #[test]
     fn every_program_belongs_to_a_pinned_tool() {
-        for module in MODULES
-            .iter()
-            .chain(&MEASURING_MODULES)
-            .chain(&QUEUEING_MODULES)
-            .chain(&DOCUMENTING_MODULES)
-        {
-            for (_, package) in module.programs {
+        for module in [CLUSTER, KWOK, TRAINING_OPERATOR, KUEUE, HELM_DOCS] {
+            let packages = module.programs.iter().map(|(_, package)| package);
+            for package in packages.filter(|package| !package.starts_with("./")) {
                 assert!(
-                    module.go_mod.contains(package),
+                    module.go_mod().contains(package),
                     "{package} is no tool of {}",
                     module.name
                 );
@@ -363,9 +363,9 @@ mod tests {
 
     #[test]
     fn the_key_follows_the_compiler_and_the_pins() {
-        let key = MODULES[0].key("go1");
-        assert_eq!(key, MODULES[0].key("go1"));
-        assert_ne!(key, MODULES[0].key("go2"));
-        assert_ne!(key, MODULES[1].key("go1"));
+        let key = CLUSTER.key("go1");
+        assert_eq!(key, CLUSTER.key("go1"));
+        assert_ne!(key, CLUSTER.key("go2"));
+        assert_ne!(key, KWOK.key("go1"));
     }
 }

@@ -36,7 +36,7 @@ pub fn manifests(text: &str) -> Result<Vec<Value>> {
 pub fn readme() -> Result<String> {
     let chart = folder();
     let mut helm_docs = command(
-        Binaries::build_for_documenting()?.path("helm-docs"),
+        Binaries::build_helm_docs()?.path("helm-docs"),
         [
             "--dry-run",
             "--sort-values-order=file",

@@ -12,7 +12,7 @@ const IMAGE: &str = "localhost/kueue:dev";
 
 /// Installs Kueue with its chart's own configuration, and waits until it is ready.
 pub fn install(cluster: &Cluster) -> Result<()> {
-    let programs = Binaries::build_for_queueing()?;
+    let programs = Binaries::build_kueue()?;
     let context = tempfile::tempdir_in(operator::root().join("target"))?;
     let program = programs.path("kueue");
     image::stage(context.path(), [(program.as_path(), "kueue")])?;

@@ -50,8 +50,9 @@ podIPs: [{ip: {{ index . 0 | Quote }}}]
 {{ end }}
 "#;
 
-/// Starts KWOK in the cluster's network. `programs` are those for measuring.
-pub fn start(cluster: &Cluster, programs: &Binaries) -> Result<()> {
+/// Starts KWOK in the cluster's network.
+pub fn start(cluster: &Cluster) -> Result<()> {
+    let programs = Binaries::build_kwok()?;
     let state = cluster.state();
     let pods = state.addresses().pods();
     let namespace = state.namespace();

@@ -11,7 +11,6 @@ use kube::api::ListParams;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use vit_tests::binaries::Binaries;
 use vit_tests::progress::say;
 
 use crate::report::{Bar, Report};
@@ -35,24 +34,24 @@ struct Run {
     requests: Requests,
 }
 
-pub(crate) async fn measure(programs: &Binaries) -> Result<Report> {
+pub(crate) async fn measure() -> Result<Report> {
     let (mut ours, mut raw) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        let (run, made) = on_testbed(programs, NODES, ControllerRate::Raised, ours_on).await?;
+        let (run, made) = on_testbed(NODES, ControllerRate::Raised, ours_on).await?;
         ours.push(run.told("ours"));
-        let run = on_testbed(programs, NODES, ControllerRate::Raised, async |testbed| {
+        let run = on_testbed(NODES, ControllerRate::Raised, async |testbed| {
             until_running(testbed, &Api::namespaced(testbed.client.clone(), NAMESPACE), made).await
         })
         .await?;
         raw.push(run.told("raw_create"));
     }
-    let training_operator = on_testbed(programs, NODES, ControllerRate::Raised, training_operator_on)
+    let training_operator = on_testbed(NODES, ControllerRate::Raised, training_operator_on)
         .await?
         .told("training_operator");
-    let indexed_job = on_testbed(programs, NODES, ControllerRate::Shipped, indexed_jobs_on)
+    let indexed_job = on_testbed(NODES, ControllerRate::Shipped, indexed_jobs_on)
         .await?
         .told("indexed_job");
-    let raised = on_testbed(programs, NODES, ControllerRate::Raised, indexed_jobs_on)
+    let raised = on_testbed(NODES, ControllerRate::Raised, indexed_jobs_on)
         .await?
         .told("indexed_job_raised_rate");
 

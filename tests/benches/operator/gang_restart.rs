@@ -12,7 +12,6 @@ use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::runtime::watcher;
 use serde_json::json;
-use vit_tests::binaries::Binaries;
 use vit_tests::progress::say;
 
 use crate::pods;
@@ -61,14 +60,14 @@ struct Plain {
     restart: Restart,
 }
 
-pub(crate) async fn measure(programs: &Binaries) -> Result<Report> {
-    let (ours, made) = on_testbed(programs, NODES, ControllerRate::Raised, ours_on).await?;
+pub(crate) async fn measure() -> Result<Report> {
+    let (ours, made) = on_testbed(NODES, ControllerRate::Raised, ours_on).await?;
     say(format_args!(
         "gang restart, ours: {:.1} s, {}",
         ours.seconds(),
         ours.phases()
     ));
-    let plain = on_testbed(programs, NODES, ControllerRate::Raised, async |testbed| {
+    let plain = on_testbed(NODES, ControllerRate::Raised, async |testbed| {
         plain_on(testbed, made).await
     })
     .await?;

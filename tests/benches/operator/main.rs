@@ -17,7 +17,6 @@ mod workload;
 
 use anyhow::Result;
 use clap::{Parser, ValueEnum};
-use vit_tests::binaries::Binaries;
 use vit_tests::packages;
 
 use report::Report;
@@ -53,11 +52,11 @@ impl Part {
         }
     }
 
-    async fn measure(self, programs: &Binaries) -> Result<Report> {
+    async fn measure(self) -> Result<Report> {
         match self {
-            Self::Create => create::measure(programs).await,
-            Self::GangRestart => gang_restart::measure(programs).await,
-            Self::Scale => scale::measure(programs).await,
+            Self::Create => create::measure().await,
+            Self::GangRestart => gang_restart::measure().await,
+            Self::Scale => scale::measure().await,
         }
     }
 }
@@ -68,10 +67,9 @@ async fn main() -> Result<()> {
     let is_chosen = |part: &Part| parts.is_empty() || parts.contains(part);
     packages::check_machine()?;
     packages::install_missing()?;
-    let programs = Binaries::build_for_measuring()?;
     let mut tables = Vec::new();
     for part in Part::value_variants().iter().copied().filter(is_chosen) {
-        let report = part.measure(&programs).await?;
+        let report = part.measure().await?;
         // Each at once: what was measured is not lost with a later part.
         report.save(part.key())?;
         tables.push(report.to_string());

@@ -10,7 +10,8 @@ use fs_err as fs;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Api;
 use serde_json::json;
-use vit_tests::{binaries, process};
+use vit_tests::binaries::{self, Binaries};
+use vit_tests::process;
 
 use crate::testbed::Testbed;
 
@@ -41,7 +42,8 @@ pub(crate) async fn start_training_operator(testbed: &Testbed) -> Result<()> {
     fs::write(&webhooks, configuration.to_string())?;
     kubectl(&["apply", "-f", &webhooks.display().to_string()])?;
 
-    let program = testbed.programs.path(TRAINING_OPERATOR).display().to_string();
+    let program = Binaries::build_training_operator()?.path(TRAINING_OPERATOR);
+    let program = program.display().to_string();
     let kubeconfig = format!("KUBECONFIG={}", testbed.cluster.kubeconfig().display());
     let threads = format!("--controller-threads={THREADS}");
     let words = [
@@ -58,7 +60,7 @@ pub(crate) async fn start_training_operator(testbed: &Testbed) -> Result<()> {
         &threads,
     ]
     .map(str::to_owned);
-    let path = testbed.programs.search_path();
+    let path = testbed.cluster.binaries().search_path();
     let pid = process::start(state, TRAINING_OPERATOR, None, &words, &path)?;
     hand_over_certificate(testbed, Path::new(&format!("/proc/{pid}/root"))).await?;
     let ready = format!("http://{}:8081/readyz", state.addresses().api());

@@ -6,7 +6,6 @@ use anyhow::{Context as _, Result};
 use crds::ViTTrainingJob;
 use kube::Api;
 use serde_json::json;
-use vit_tests::binaries::Binaries;
 use vit_tests::progress::say;
 
 use crate::report::{Bar, Report};
@@ -20,8 +19,8 @@ const PODS_PER_JOB: usize = 16;
 const PODS: usize = JOBS * PODS_PER_JOB;
 const MEBIBYTE: f64 = 1024.0 * 1024.0;
 
-pub(crate) async fn measure(programs: &Binaries) -> Result<Report> {
-    on_testbed(programs, NODES, ControllerRate::Raised, measure_on).await
+pub(crate) async fn measure() -> Result<Report> {
+    on_testbed(NODES, ControllerRate::Raised, measure_on).await
 }
 
 async fn measure_on(testbed: &Testbed) -> Result<Report> {

@@ -11,7 +11,6 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use kube::runtime::wait::{await_condition, conditions};
 use kube::{Api, Client};
 use serde_json::{Value, json};
-use vit_tests::binaries::Binaries;
 use vit_tests::exposition::Exposition;
 use vit_tests::operator::{self, OPERATOR};
 use vit_tests::progress::say;
@@ -66,12 +65,10 @@ impl ControllerRate {
 pub(crate) struct Testbed {
     pub(crate) cluster: Cluster,
     pub(crate) client: Client,
-    pub(crate) programs: Binaries,
 }
 
 /// Runs a measurement on a new testbed, and takes that down, whatever comes of it.
 pub(crate) async fn on_testbed<T>(
-    programs: &Binaries,
     nodes: usize,
     rate: ControllerRate,
     measure: impl AsyncFnOnce(&Testbed) -> Result<T>,
@@ -79,7 +76,7 @@ pub(crate) async fn on_testbed<T>(
     let name: ClusterName = "bench".parse()?;
     cluster::down(&name)?;
     let result = async {
-        let testbed = Testbed::up(name.clone(), programs, nodes, rate).await?;
+        let testbed = Testbed::up(name.clone(), nodes, rate).await?;
         measure(&testbed).await
     }
     .await;
@@ -90,17 +87,16 @@ pub(crate) async fn on_testbed<T>(
 }
 
 impl Testbed {
-    async fn up(name: ClusterName, programs: &Binaries, nodes: usize, rate: ControllerRate) -> Result<Self> {
+    async fn up(name: ClusterName, nodes: usize, rate: ControllerRate) -> Result<Self> {
         let cluster = Cluster::up(ClusterConfig::control_plane(name)).await?;
         let testbed = Self {
             client: cluster.client(),
             cluster,
-            programs: programs.clone(),
         };
         testbed.restart_control_plane(rate).await?;
         testbed.install_operator_resources().await?;
         kwok::add_nodes(&testbed.client, nodes, &GpuProduct::H200, GPUS_PER_NODE).await?;
-        kwok::start(&testbed.cluster, programs)?;
+        kwok::start(&testbed.cluster)?;
         testbed.at_rest().await?;
         say(format_args!(
             "{nodes} fake nodes are there, and the API server is at rest"
@@ -188,7 +184,13 @@ impl Testbed {
             "--metrics-address=0.0.0.0:8080".to_owned(),
         ];
         let state = self.cluster.state();
-        process::start(state, OPERATOR, None, &words, &self.programs.search_path())?;
+        process::start(
+            state,
+            OPERATOR,
+            None,
+            &words,
+            &self.cluster.binaries().search_path(),
+        )?;
         self.until("the operator does not lead", || {
             process::check(state, OPERATOR)?;
             let leads = self.operator_metrics().ok();
