@@ -44,6 +44,7 @@ pub mod plugin;
 pub mod process;
 pub mod progress;
 pub mod prometheus;
+pub mod report;
 pub mod rights;
 pub mod state;
 pub mod volumes;

@@ -1,7 +1,7 @@
 //! What the tests share: the cluster with the operator on it, and a fresh namespace with data for each of them.
 
-use std::collections::HashMap;
 use std::future::Future;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -21,7 +21,8 @@ const DEADLINE: Duration = Duration::from_secs(180);
 /// GPUs of every node.
 const GPUS_PER_NODE: u32 = 2;
 
-pub(crate) struct Context {
+/// What all tests share.
+pub(crate) struct Suite {
     pub(crate) cluster: Cluster,
     pub(crate) client: Client,
     runtime: Runtime,
@@ -29,21 +30,32 @@ pub(crate) struct Context {
     digits: PathBuf,
     /// Whether every test is run.
     pub(crate) is_whole: bool,
-    namespaces: Mutex<Vec<String>>,
     /// From when until when a release of the operator went.
     unsettled: Mutex<Vec<(Timestamp, Timestamp)>>,
-    /// How often a namespace of each name was asked for.
-    asked: Mutex<HashMap<String, u32>>,
+}
+
+/// One test's view of the suite: it also knows the namespaces that the test has made.
+pub(crate) struct Context<'s> {
+    suite: &'s Suite,
+    namespaces: Mutex<Vec<String>>,
 }
 
 /// A namespace of one test, with the claims `digits` and `checkpoints`.
 pub(crate) struct Namespace<'c> {
-    pub(crate) context: &'c Context,
+    pub(crate) context: &'c Context<'c>,
     pub(crate) name: String,
     pub(crate) folder: PathBuf,
 }
 
-impl Context {
+impl Deref for Context<'_> {
+    type Target = Suite;
+
+    fn deref(&self) -> &Suite {
+        self.suite
+    }
+}
+
+impl Suite {
     /// Starts the cluster: three nodes of one GPU product and one of another, two GPUs each; installs the operator.
     pub(crate) fn set_up(is_whole: bool) -> Result<Self> {
         let runtime = Runtime::new()?;
@@ -60,17 +72,13 @@ impl Context {
             folder,
             digits,
             is_whole,
-            namespaces: Mutex::default(),
             unsettled: Mutex::default(),
-            asked: Mutex::default(),
         })
     }
 
-    /// Takes the cluster down, if it is still there, and asserts that nothing of it is left.
+    /// Takes the cluster down, and asserts that nothing of it is left.
     pub(crate) fn tear_down(&self) -> Result<()> {
-        if std::env::var_os("VIT_KEEP_CLUSTER").is_some()
-            || cluster::leftovers(self.cluster.name())?.is_empty()
-        {
+        if std::env::var_os("VIT_KEEP_CLUSTER").is_some() {
             return Ok(());
         }
         cluster::down(self.cluster.name())?;
@@ -129,41 +137,49 @@ impl Context {
         self.runtime.block_on(future)
     }
 
+    /// A folder for data that a test makes itself.
+    pub(crate) fn data_folder(&self, name: &str) -> Result<PathBuf> {
+        let folder = self.folder.path().join("data").join(name);
+        fs_err::create_dir_all(&folder)?;
+        Ok(folder)
+    }
+
+    pub(crate) fn digits(&self) -> &Path {
+        &self.digits
+    }
+}
+
+impl<'s> Context<'s> {
+    pub(crate) fn new(suite: &'s Suite) -> Self {
+        Self {
+            suite,
+            namespaces: Mutex::default(),
+        }
+    }
+
     /// A fresh namespace whose claim `digits` holds the digits.
     pub(crate) fn namespace(&self, name: &str) -> Result<Namespace<'_>> {
         self.namespace_with_data(name, &self.digits)
     }
 
-    /// A fresh namespace whose claim `digits` holds what is in `data`. A test that is tried again gets one of another name,
-    /// and so another folder.
+    /// A fresh namespace whose claim `digits` holds what is in `data`.
     pub(crate) fn namespace_with_data(&self, name: &str, data: &Path) -> Result<Namespace<'_>> {
-        let name = self.unique(name);
-        let folder = self.folder.path().join(&name);
+        let folder = self.folder.path().join(name);
         fs_err::create_dir_all(&folder)?;
         self.namespaces
             .lock()
             .expect("no test holds it and panics")
-            .push(name.clone());
+            .push(name.to_owned());
         self.block_on(async {
-            volumes::restricted_namespace(&self.client, &name).await?;
-            volumes::claim_folder(&self.client, &name, "digits", data).await?;
-            volumes::claim_folder(&self.client, &name, "checkpoints", &folder.join("checkpoints")).await
+            volumes::restricted_namespace(&self.client, name).await?;
+            volumes::claim_folder(&self.client, name, "digits", data).await?;
+            volumes::claim_folder(&self.client, name, "checkpoints", &folder.join("checkpoints")).await
         })?;
         Ok(Namespace {
             context: self,
-            name,
+            name: name.to_owned(),
             folder,
         })
-    }
-
-    fn unique(&self, name: &str) -> String {
-        let mut asked = self.asked.lock().expect("no test holds it and panics");
-        let times = asked.entry(name.to_owned()).or_default();
-        *times += 1;
-        match times {
-            1 => name.to_owned(),
-            _ => format!("{name}-{times}"),
-        }
     }
 
     /// Deletes what a test has made, whether it passed or not, and waits until its GPUs are free.
@@ -180,17 +196,6 @@ impl Context {
         }
         Ok(())
     }
-
-    /// A folder for data that a test makes itself.
-    pub(crate) fn data_folder(&self, name: &str) -> Result<PathBuf> {
-        let folder = self.folder.path().join("data").join(name);
-        fs_err::create_dir_all(&folder)?;
-        Ok(folder)
-    }
-
-    pub(crate) fn digits(&self) -> &Path {
-        &self.digits
-    }
 }
 
 impl Namespace<'_> {
@@ -199,8 +204,7 @@ impl Namespace<'_> {
     pub(crate) fn create(&self, name: &str, spec: Value) -> Result<()> {
         let mut job: Value = serde_saphyr::from_str(include_str!("../../../examples/digits.yaml"))?;
         job["metadata"]["name"] = name.into();
-        let quicker =
-            serde_json::json!({"model": {"hiddenSize": 128}, "training": {"schedule": {"warmupEpochs": 1}}});
+        let quicker = serde_json::json!({"model": {"hiddenSize": 64, "depth": 2}, "training": {"schedule": {"warmupEpochs": 1}}});
         merge(&mut job["spec"], quicker);
         merge(&mut job["spec"], spec);
         let job: ViTTrainingJob = serde_json::from_value(job)?;

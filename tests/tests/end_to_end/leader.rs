@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use vit_tests::{cgroup, process};
 
-use super::context::Context;
+use super::context::Suite;
 
 const DEPLOYMENT: &str = "deployment/vit-operator";
 const NAMESPACE: &str = "vit-operator";
@@ -13,7 +13,7 @@ const NAMESPACE: &str = "vit-operator";
 const DEADLINE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(200);
 
-impl Context {
+impl Suite {
     /// Who holds the lease: a pod's name and what tells its processes apart.
     pub(crate) fn leader(&self) -> Result<String> {
         let holder = "jsonpath={.spec.holderIdentity}";
@@ -106,6 +106,11 @@ impl Context {
         let before = self.leading_pod()?;
         self.kubectl(["-n", NAMESPACE, "rollout", "restart", DEPLOYMENT])?;
         self.kubectl(["-n", NAMESPACE, "rollout", "status", DEPLOYMENT, "--timeout=120s"])?;
+        self.wait_leader_other_than(&before)
+    }
+
+    /// Waits until another pod than this one leads.
+    pub(crate) fn wait_leader_other_than(&self, before: &str) -> Result<()> {
         let began = Instant::now();
         loop {
             let leads = self.leading_pod();
@@ -115,7 +120,7 @@ impl Context {
             }
             ensure!(
                 began.elapsed() < DEADLINE,
-                "none of the new replicas leads: {leads:?}"
+                "no other pod than {before} leads: {leads:?}"
             );
             std::thread::sleep(POLL);
         }

@@ -1,9 +1,8 @@
 //! The product on a real cluster: kubelets, containers, networks, Prometheus, the operator from the chart, and images
-//! built from the shipped Dockerfiles. Needs root. One cluster serves all tests, which run one after another.
+//! built from the shipped Dockerfiles. Needs root. One cluster serves all tests: first those that share it, two at a time,
+//! then one after another those that need it for themselves. `target/junit/end_to_end.xml` has the seconds of each.
 //!
 //! With `VIT_KEEP_CLUSTER` set the cluster stays, to look at: `vit-cluster exec --name e2e -- kubectl get vtj -A`.
-//! `VIT_E2E_TRIES` says how often a test may be tried (1); one that passes only later is told as flaky. Continuous
-//! integration allows two, since its machine may stand still for longer than a test waits.
 
 mod chaos;
 mod context;
@@ -23,17 +22,19 @@ mod rights;
 mod steps;
 mod training;
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use libtest_mimic::{Arguments, Trial};
 use vit_tests::progress::say;
+use vit_tests::report::Report;
 
-use context::Context;
+use context::{Context, Suite};
 
-type Test = fn(&Context) -> Result<()>;
+type Test = fn(&Context<'_>) -> Result<()>;
 
-const TESTS: &[(&str, Test)] = &[
+/// Tests that use a namespace of their own, at most one GPU of each node, and nothing else of the cluster.
+const SHARED: &[(&str, Test)] = &[
     (
         "one_manifest_trains_on_like_gpus",
         training::one_manifest_trains_on_like_gpus,
@@ -45,26 +46,6 @@ const TESTS: &[(&str, Test)] = &[
     (
         "synthetic_example_runs_without_a_data_set",
         training::synthetic_example_runs_without_a_data_set,
-    ),
-    (
-        "gang_waits_with_counted_reasons_and_starts_by_itself",
-        placement::gang_waits_and_starts_by_itself,
-    ),
-    (
-        "mixed_gpus_are_taken_where_the_job_allows_it",
-        placement::mixed_gpus_are_taken_where_the_job_allows_it,
-    ),
-    (
-        "gang_stays_within_one_rack",
-        placement::gang_stays_within_one_rack,
-    ),
-    (
-        "two_jobs_applied_at_once_never_share_a_gpu",
-        placement::two_jobs_never_share_a_gpu,
-    ),
-    (
-        "job_of_higher_priority_goes_first",
-        placement::higher_priority_goes_first,
     ),
     (
         "unknown_preset_fails_with_the_known_ones",
@@ -87,20 +68,54 @@ const TESTS: &[(&str, Test)] = &[
         faults::stopped_rank_is_a_stall,
     ),
     (
-        "rank_that_is_slow_is_named_with_its_node_until_it_recovers",
-        faults::slow_rank_is_named,
-    ),
-    (
-        "alerts_fire_and_every_panel_shows_data",
-        monitoring::alerts_fire_and_panels_show_data,
-    ),
-    (
         "image_that_cannot_be_had_fails_in_the_kubelets_words",
         faults::image_that_cannot_be_had_fails_in_the_kubelets_words,
     ),
     (
         "job_over_its_deadline_is_stopped",
         faults::job_over_its_deadline_is_stopped,
+    ),
+    (
+        "plugin_shows_a_job_that_trains_and_steers_it",
+        plugin::shows_a_job_that_trains_and_steers_it,
+    ),
+    (
+        "suspended_job_saves_and_resumes_where_it_stopped",
+        lifecycle::suspend_and_resume,
+    ),
+    ("scaled_job_continues_in_its_new_size", lifecycle::scale),
+    ("deleted_job_leaves_nothing_behind", lifecycle::deletion),
+];
+
+/// Tests that change the cluster, need most of its GPUs, or measure time.
+const ALONE: &[(&str, Test)] = &[
+    (
+        "gang_waits_with_counted_reasons_and_starts_by_itself",
+        placement::gang_waits_and_starts_by_itself,
+    ),
+    (
+        "mixed_gpus_are_taken_where_the_job_allows_it",
+        placement::mixed_gpus_are_taken_where_the_job_allows_it,
+    ),
+    (
+        "gang_stays_within_one_rack",
+        placement::gang_stays_within_one_rack,
+    ),
+    (
+        "two_jobs_applied_at_once_never_share_a_gpu",
+        placement::two_jobs_never_share_a_gpu,
+    ),
+    (
+        "job_of_higher_priority_goes_first",
+        placement::higher_priority_goes_first,
+    ),
+    (
+        "rank_that_is_slow_is_named_with_its_node_until_it_recovers",
+        faults::slow_rank_is_named,
+    ),
+    (
+        "alerts_fire_and_every_panel_shows_data",
+        monitoring::alerts_fire_and_panels_show_data,
     ),
     (
         "gang_of_a_dead_node_trains_on_elsewhere",
@@ -117,14 +132,6 @@ const TESTS: &[(&str, Test)] = &[
     (
         "leader_dies_between_two_pods_and_the_next_one_creates_the_rest",
         faults::leader_dies_between_two_pods,
-    ),
-    (
-        "plugin_shows_a_job_that_trains_and_steers_it",
-        plugin::shows_a_job_that_trains_and_steers_it,
-    ),
-    (
-        "suspended_job_saves_and_resumes_where_it_stopped",
-        lifecycle::suspend_and_resume,
     ),
     (
         "training_outlives_the_control_plane",
@@ -149,8 +156,6 @@ const TESTS: &[(&str, Test)] = &[
     ),
     ("commands_of_getting_started_work", documentation::getting_started),
     ("commands_of_how_tos_work", documentation::how_tos),
-    ("scaled_job_continues_in_its_new_size", lifecycle::scale),
-    ("deleted_job_leaves_nothing_behind", lifecycle::deletion),
     (
         "commands_that_are_told_after_an_installation_work",
         install::next_commands_work,
@@ -168,63 +173,71 @@ const TESTS: &[(&str, Test)] = &[
         "operator_has_the_rights_it_uses_and_no_others",
         rights::rights_are_those_that_are_used,
     ),
-    // The last one: it takes the cluster down.
-    ("cluster_goes_and_leaves_nothing_behind", Context::tear_down),
 ];
 
 /// In place of the tests, where `VIT_CHAOS_MINUTES` is set.
 const CHAOS: &[(&str, Test)] = &[("jobs_survive_random_faults", chaos::run)];
 
+/// So many shared tests run at once: most of a test is waiting for containers, and two gangs keep two processors busy.
+const THREADS: usize = 2;
+
 fn main() -> Result<()> {
     let mut arguments = Arguments::from_args();
-    arguments.test_threads = Some(1);
-    if arguments.list {
-        libtest_mimic::run(&arguments, trials(TESTS, None)).exit();
-    }
+    arguments.test_threads = Some(THREADS);
     let is_chaos = chaos::wanted()?.is_some();
+    let (shared, alone) = if is_chaos {
+        (&[][..], CHAOS)
+    } else {
+        (SHARED, ALONE)
+    };
+    if arguments.list {
+        libtest_mimic::run(&arguments, trials(shared, alone, None)).exit();
+    }
     let is_whole = !is_chaos && arguments.filter.is_none() && arguments.skip.is_empty();
-    let context = Arc::new(Context::set_up(is_whole)?);
-    let tests = if is_chaos { CHAOS } else { TESTS };
-    let conclusion = libtest_mimic::run(&arguments, trials(tests, Some(&context)));
-    context.tear_down()?;
+    let run = Arc::new(Run {
+        suite: Suite::set_up(is_whole)?,
+        report: Report::new("end_to_end"),
+        order: RwLock::default(),
+    });
+    let conclusion = libtest_mimic::run(&arguments, trials(shared, alone, Some(&run)));
+    let junit = run.report.write()?;
+    say(format_args!("seconds of each test: {}", junit.display()));
+    run.suite.tear_down()?;
     conclusion.exit();
 }
 
-fn trials(tests: &'static [(&'static str, Test)], context: Option<&Arc<Context>>) -> Vec<Trial> {
-    tests
-        .iter()
-        .map(|(name, test)| {
-            let context = context.cloned();
-            Trial::test(*name, move || {
-                let context = context.ok_or("the cluster is only there when tests run")?;
-                let tries = tries()?;
-                for number in 1..tries {
-                    let Err(error) = try_once(&context, *test) else {
-                        return Ok(());
-                    };
-                    say(format_args!(
-                        "{error}\n\n{name} is FLAKY if it passes now: try {number} of {tries} failed"
-                    ));
-                }
-                Ok(try_once(&context, *test)?)
-            })
-        })
-        .collect()
+/// What all tests of a run share.
+struct Run {
+    suite: Suite,
+    report: Report,
+    /// Held for reading by shared tests, for writing by those that run alone.
+    order: RwLock<()>,
 }
 
-/// How often a test may be tried.
-fn tries() -> Result<u32> {
-    const VARIABLE: &str = "VIT_E2E_TRIES";
-    let Ok(given) = std::env::var(VARIABLE) else {
-        return Ok(1);
+fn trials(
+    shared: &'static [(&str, Test)],
+    alone: &'static [(&str, Test)],
+    run: Option<&Arc<Run>>,
+) -> Vec<Trial> {
+    let trial = |(name, test): (&'static str, Test), is_alone: bool| {
+        let run = run.cloned();
+        Trial::test(name, move || {
+            let run = run.ok_or("the cluster is only there when tests run")?;
+            // A test that panics has failed, and hinders no other.
+            let _shared = (!is_alone).then(|| run.order.read().unwrap_or_else(PoisonError::into_inner));
+            let _alone = is_alone.then(|| run.order.write().unwrap_or_else(PoisonError::into_inner));
+            Ok(run.report.time(name, || attempt(&run.suite, test))?)
+        })
     };
-    let tries = given.parse().ok().filter(|tries| *tries > 0);
-    tries.with_context(|| format!("{VARIABLE} is {given}, and should be a number of at least 1"))
+    let shared = shared.iter().map(|test| trial(*test, false));
+    let alone = alone.iter().map(|test| trial(*test, true));
+    shared.chain(alone).collect()
 }
 
 /// The failure comes last in its text, after the state of the cluster, where the end of a log shows it.
-fn try_once(context: &Context, test: Test) -> Result<(), String> {
-    let outcome = test(context).map_err(|error| format!("{}\n\n{error:#}", context.dump()));
+fn attempt(suite: &Suite, test: Test) -> Result<(), String> {
+    let context = Context::new(suite);
+    let outcome = test(&context).map_err(|error| format!("{}\n\n{error:#}", context.dump()));
     let cleaned = context
         .clean_up()
         .map_err(|error| format!("cleaning up: {error:#}"));
