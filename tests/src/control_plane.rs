@@ -221,6 +221,7 @@ fn arguments(state: &State, component: &str) -> Result<Vec<String>> {
         "kube-controller-manager" => BTreeMap::from([
             ("kubeconfig", kubeconfig),
             ("leader-elect", "false".to_owned()),
+            ("node-monitor-grace-period", "20s".to_owned()),
             // The default of 20 makes its controllers wait four seconds for their tokens.
             ("kube-api-qps", "500".to_owned()),
             ("kube-api-burst", "1000".to_owned()),

@@ -66,7 +66,7 @@ struct Before {
 }
 
 /// Strikes until the time is over, lets the jobs end, and reports.
-pub(crate) fn run(context: &Context) -> Result<()> {
+pub(crate) fn run(context: &Context<'_>) -> Result<()> {
     let (duration, seed) = wanted()?.context("VIT_CHAOS_MINUTES is not set")?;
     let namespace = context.namespace("chaos")?;
     let mut rng = Rng::with_seed(seed);
@@ -101,7 +101,7 @@ pub(crate) fn run(context: &Context) -> Result<()> {
 
 /// One fault or two, and the wait until every job trains again.
 fn round(
-    context: &Context,
+    context: &Context<'_>,
     namespace: &Namespace<'_>,
     slots: &[Slot],
     rng: &mut Rng,

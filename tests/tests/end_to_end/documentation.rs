@@ -9,13 +9,13 @@ use crate::context::Context;
 
 const GETTING_STARTED: &str = "docs/getting-started.md";
 
-pub(crate) fn getting_started(context: &Context) -> Result<()> {
+pub(crate) fn getting_started(context: &Context<'_>) -> Result<()> {
     let page = documentation::page(GETTING_STARTED)?;
     follow(context, &[page])
 }
 
 /// All other pages with such commands.
-pub(crate) fn how_tos(context: &Context) -> Result<()> {
+pub(crate) fn how_tos(context: &Context<'_>) -> Result<()> {
     let is_for_cluster = |page: &Page| {
         let is = |block| matches!(fate(block), Ok(Fate::Run(Place::Cluster)));
         !page.path.ends_with(GETTING_STARTED) && page.blocks.iter().any(is)
@@ -29,7 +29,7 @@ pub(crate) fn how_tos(context: &Context) -> Result<()> {
 }
 
 /// Runs the commands of pages in a namespace with the claims of the examples, which is the default one of `kubectl`.
-fn follow(context: &Context, pages: &[Page]) -> Result<()> {
+fn follow(context: &Context<'_>, pages: &[Page]) -> Result<()> {
     let namespace = context.namespace("docs")?;
     let kubeconfig = namespace.folder.join("kubeconfig");
     fs_err::copy(context.cluster.kubeconfig(), &kubeconfig)?;

@@ -13,7 +13,7 @@ const LIKE: [&str; 3] = ["node0", "node1", "node2"];
 /// Optimizer steps between checkpoints.
 const EVERY_STEPS: i64 = 50;
 
-pub(crate) fn shrinks_with_a_node_and_grows_again(context: &Context) -> Result<()> {
+pub(crate) fn shrinks_with_a_node_and_grows_again(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("elastic")?;
     namespace.create(
         "digits",
@@ -41,7 +41,7 @@ pub(crate) fn shrinks_with_a_node_and_grows_again(context: &Context) -> Result<(
 }
 
 fn shrink_and_grow(
-    context: &Context,
+    context: &Context<'_>,
     namespace: &Namespace<'_>,
     lost: &str,
     whole: &RunConfig,
@@ -62,11 +62,9 @@ fn shrink_and_grow(
 
     let grown = namespace.wait("digits", "has grown again", |status| status.attempt == 3)?;
     ensure!(nodes_of(&grown)?.len() == 2, "{:?}", grown.placement);
-    let saved = namespace.steps("digits")?.saved;
-    let status = namespace.wait_checkpoint_after("digits", saved)?;
+    let steps = namespace.check_continues("digits")?;
     // Growing is no failure.
-    check_attempts(&status, 3, 1)?;
-    let steps = namespace.steps("digits")?;
+    check_attempts(&namespace.status("digits")?, 3, 1)?;
     // It stops to grow right after a checkpoint; the node's death cost what followed the last one, or the one before it
     // if that was still being written.
     ensure!(
@@ -74,7 +72,7 @@ fn shrink_and_grow(
         "{} steps were done again",
         steps.again
     );
-    namespace.finish_soon("digits")
+    Ok(())
 }
 
 fn nodes_of(status: &ViTTrainingJobStatus) -> Result<Vec<String>> {

@@ -8,7 +8,7 @@ use vit_tests::cgroup;
 
 use crate::context::{Context, check_attempts};
 
-pub(crate) fn unknown_preset_fails(context: &Context) -> Result<()> {
+pub(crate) fn unknown_preset_fails(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("preset")?;
     namespace.create("mega", json!({"model": {"name": "vit_mega_patch16_224"}}))?;
     let status = namespace.wait_phase("mega", Phase::Failed)?;
@@ -25,7 +25,7 @@ pub(crate) fn unknown_preset_fails(context: &Context) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn missing_data_fails_once_and_expires(context: &Context) -> Result<()> {
+pub(crate) fn missing_data_fails_once_and_expires(context: &Context<'_>) -> Result<()> {
     let empty = context.data_folder("empty")?;
     let namespace = context.namespace_with_data("missing", &empty)?;
     namespace.create("digits", json!({}))?;
@@ -46,7 +46,7 @@ pub(crate) fn missing_data_fails_once_and_expires(context: &Context) -> Result<(
     namespace.wait_gone("vtj,pods,configmaps")
 }
 
-pub(crate) fn truncated_record_is_named(context: &Context) -> Result<()> {
+pub(crate) fn truncated_record_is_named(context: &Context<'_>) -> Result<()> {
     let data = context.data_folder("truncated")?;
     for entry in fs_err::read_dir(context.digits())? {
         let entry = entry?;
@@ -72,7 +72,7 @@ pub(crate) fn truncated_record_is_named(context: &Context) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn killed_rank_restarts_the_gang(context: &Context) -> Result<()> {
+pub(crate) fn killed_rank_restarts_the_gang(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("killed")?;
     namespace.create("digits", json!({"training": {"epochs": 24}}))?;
     let first = namespace.wait_checkpoint("digits")?;
@@ -126,14 +126,15 @@ pub(crate) fn killed_rank_restarts_the_gang(context: &Context) -> Result<()> {
         progress.step == progress.total_steps && before.step < progress.step,
         "{progress:?}"
     );
-    namespace.check_steps("digits")
+    namespace.check_steps("digits")?;
+    Ok(())
 }
 
-pub(crate) fn stopped_rank_is_a_stall(context: &Context) -> Result<()> {
+pub(crate) fn stopped_rank_is_a_stall(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("stalled")?;
     namespace.create(
         "digits",
-        json!({"training": {"epochs": 24}, "failurePolicy": {"stallTimeoutSeconds": 10}}),
+        json!({"training": {"epochs": 5000}, "failurePolicy": {"stallTimeoutSeconds": 10}}),
     )?;
     let nodes = namespace
         .wait_checkpoint("digits")?
@@ -141,8 +142,9 @@ pub(crate) fn stopped_rank_is_a_stall(context: &Context) -> Result<()> {
         .context("placement is told")?
         .nodes;
     namespace.signal_rank("digits", 1, "STOP")?;
-    namespace.wait("digits", "is on its second attempt", |status| status.attempt == 2)?;
-    let status = namespace.wait_phase("digits", Phase::Succeeded)?;
+    let status = namespace.wait("digits", "trains again", |status| {
+        status.attempt == 2 && status.phase == Some(Phase::Running)
+    })?;
     check_attempts(&status, 2, 1)?;
     let failure = status.last_failure.context("the failure is told")?;
     ensure!(
@@ -160,10 +162,11 @@ pub(crate) fn stopped_rank_is_a_stall(context: &Context) -> Result<()> {
             failure.message
         );
     }
-    namespace.check_steps("digits")
+    namespace.check_continues("digits")?;
+    Ok(())
 }
 
-pub(crate) fn slow_rank_is_named(context: &Context) -> Result<()> {
+pub(crate) fn slow_rank_is_named(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("straggler")?;
     namespace.create(
         "digits",
@@ -217,27 +220,23 @@ pub(crate) fn slow_rank_is_named(context: &Context) -> Result<()> {
     check_attempts(&status, 2, 1)?;
     let nodes = status.placement.context("placement is told")?.nodes;
     ensure!(!nodes.contains(slow), "{slow} was slow and is used: {nodes:?}");
-    let saved = namespace.steps("digits")?.saved;
-    namespace.wait_checkpoint_after("digits", saved)?;
-    namespace.finish_soon("digits")
+    namespace.check_continues("digits")?;
+    Ok(())
 }
 
-pub(crate) fn leader_goes_away(context: &Context) -> Result<()> {
+pub(crate) fn leader_goes_away(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("leader")?;
-    namespace.create("digits", json!({"training": {"epochs": 24}}))?;
+    namespace.create("digits", json!({"training": {"epochs": 5000}}))?;
     namespace.wait_phase("digits", Phase::Running)?;
 
-    let before = context.leader()?;
-    let pod = context.leading_pod()?;
-    context.kubectl(["-n", "vit-operator", "delete", "pod", &pod, "--wait=false"])?;
-    let status = namespace.wait_phase("digits", Phase::Succeeded)?;
-    check_attempts(&status, 1, 0)?;
-    let after = context.leader()?;
-    ensure!(before != after, "{before} still leads");
-    namespace.check_steps("digits")
+    let before = context.leading_pod()?;
+    context.kubectl(["-n", "vit-operator", "delete", "pod", &before, "--wait=false"])?;
+    context.wait_leader_other_than(&before)?;
+    namespace.check_continues("digits")?;
+    check_attempts(&namespace.status("digits")?, 1, 0)
 }
 
-pub(crate) fn leader_dies_between_two_pods(context: &Context) -> Result<()> {
+pub(crate) fn leader_dies_between_two_pods(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("between")?;
     let quota = json!({
         "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one"}, "spec": {"hard": {"pods": "1"}},
@@ -262,10 +261,11 @@ pub(crate) fn leader_dies_between_two_pods(context: &Context) -> Result<()> {
         "the quota is gone: {:?}",
         status.conditions
     );
-    namespace.check_steps("digits")
+    namespace.check_steps("digits")?;
+    Ok(())
 }
 
-pub(crate) fn image_that_cannot_be_had_fails_in_the_kubelets_words(context: &Context) -> Result<()> {
+pub(crate) fn image_that_cannot_be_had_fails_in_the_kubelets_words(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("image")?;
     let image = "localhost/no-such-trainer:1";
     namespace.create("never", json!({"image": image, "imagePullPolicy": "Never"}))?;
@@ -293,7 +293,7 @@ pub(crate) fn image_that_cannot_be_had_fails_in_the_kubelets_words(context: &Con
     Ok(())
 }
 
-pub(crate) fn job_over_its_deadline_is_stopped(context: &Context) -> Result<()> {
+pub(crate) fn job_over_its_deadline_is_stopped(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("deadline")?;
     namespace.create(
         "digits",
@@ -311,11 +311,11 @@ pub(crate) fn job_over_its_deadline_is_stopped(context: &Context) -> Result<()> 
     namespace.wait_gone("service")
 }
 
-pub(crate) fn gang_of_a_dead_node_trains_on_elsewhere(context: &Context) -> Result<()> {
+pub(crate) fn gang_of_a_dead_node_trains_on_elsewhere(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("dead-node")?;
     namespace.create(
         "digits",
-        json!({"training": {"epochs": 24}, "failurePolicy": {"nodeLostSeconds": 5}}),
+        json!({"training": {"epochs": 5000}, "failurePolicy": {"nodeLostSeconds": 5}}),
     )?;
     let status = namespace.wait_checkpoint("digits")?;
     let nodes = status.placement.context("placement is told")?.nodes;
@@ -323,13 +323,13 @@ pub(crate) fn gang_of_a_dead_node_trains_on_elsewhere(context: &Context) -> Resu
     // The worst node to lose: the operator leads from it.
     context.lead_from(&dead)?;
     context.cluster.kill_node(&dead)?;
-    let finished = namespace
-        .wait("digits", "is on its second attempt", |status| status.attempt == 2)
-        .and_then(|_| namespace.wait_phase("digits", Phase::Succeeded));
+    let again = namespace.wait("digits", "trains again", |status| {
+        status.attempt == 2 && status.phase == Some(Phase::Running)
+    });
     let left = namespace.pods();
     context.block_on(context.cluster.start_node(&dead))?;
 
-    let status = finished?;
+    let status = again?;
     check_attempts(&status, 2, 1)?;
     let placement = status.placement.context("placement is told")?;
     ensure!(
@@ -350,5 +350,6 @@ pub(crate) fn gang_of_a_dead_node_trains_on_elsewhere(context: &Context) -> Resu
         of_first_attempt == 0,
         "{of_first_attempt} pods of the first attempt are left, which no kubelet will ever end"
     );
-    namespace.check_steps("digits")
+    namespace.check_continues("digits")?;
+    Ok(())
 }

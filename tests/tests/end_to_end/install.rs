@@ -19,7 +19,7 @@ const DEADLINE: Duration = Duration::from_secs(30);
 const NEWER_FIELD: &str = "elastic";
 
 /// Runs the three commands that are told after an installation; the second of them is `helm test`.
-pub(crate) fn next_commands_work(context: &Context) -> Result<()> {
+pub(crate) fn next_commands_work(context: &Context<'_>) -> Result<()> {
     let folder = context.data_folder("helm-test")?.join("volume");
     context.block_on(volumes::offer_folder(
         &context.client,
@@ -68,7 +68,7 @@ pub(crate) fn next_commands_work(context: &Context) -> Result<()> {
 }
 
 /// Runs a line as whoever reads it would.
-fn shell(context: &Context, line: &str) -> Result<String> {
+fn shell(context: &Context<'_>, line: &str) -> Result<String> {
     let mut shell = command::command("sh", ["-c", &format!("{line} 2>&1")]);
     shell
         .env("KUBECONFIG", context.cluster.kubeconfig())
@@ -76,7 +76,7 @@ fn shell(context: &Context, line: &str) -> Result<String> {
     command::run(&mut shell)
 }
 
-pub(crate) fn release_goes_and_another_takes_over(context: &Context) -> Result<()> {
+pub(crate) fn release_goes_and_another_takes_over(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("release")?;
     namespace.create("digits", json!({"training": {"epochs": 500}}))?;
     namespace.wait_checkpoint("digits")?;
@@ -89,7 +89,7 @@ pub(crate) fn release_goes_and_another_takes_over(context: &Context) -> Result<(
 }
 
 /// Uninstalls the operator; of all that it was made of, the definition of its resource is left.
-fn goes(context: &Context) -> Result<()> {
+fn goes(context: &Context<'_>) -> Result<()> {
     let release =
         command::run(
             context
@@ -121,7 +121,7 @@ fn goes(context: &Context) -> Result<()> {
 }
 
 /// Installs what an older chart would be, for one namespace: the resource lacks a field, and no replica runs.
-fn comes_older(context: &Context, namespace: &Namespace<'_>) -> Result<()> {
+fn comes_older(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
     let older = older_chart(&context.data_folder("release")?)?;
     let values = [format!("namespace={}", namespace.name), "replicas=0".to_owned()];
     install(context, &older, &values)?;
@@ -135,7 +135,7 @@ fn comes_older(context: &Context, namespace: &Namespace<'_>) -> Result<()> {
 }
 
 /// Upgrades to the shipped chart. Its operator takes the job over, and the job does not notice.
-fn is_upgraded(context: &Context, namespace: &Namespace<'_>) -> Result<()> {
+fn is_upgraded(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
     let values = [
         format!("namespace={}", namespace.name),
         "test.gpuResource=example.com/not-there".to_owned(),
@@ -152,7 +152,7 @@ fn is_upgraded(context: &Context, namespace: &Namespace<'_>) -> Result<()> {
 }
 
 /// A cluster on which no job can be run does not pass the test, is told why, and is left as it was.
-fn test_tells_what_is_missing(context: &Context, namespace: &Namespace<'_>) -> Result<()> {
+fn test_tells_what_is_missing(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
     let outcome = command::run(
         context
             .cluster
@@ -177,7 +177,7 @@ fn test_tells_what_is_missing(context: &Context, namespace: &Namespace<'_>) -> R
 }
 
 /// Installs the operator as it was before.
-fn restore(context: &Context) -> Result<()> {
+fn restore(context: &Context<'_>) -> Result<()> {
     let release = context
         .cluster
         .helm()
@@ -193,13 +193,13 @@ fn restore(context: &Context) -> Result<()> {
     Ok(())
 }
 
-fn install(context: &Context, chart: &Path, values: &[String]) -> Result<()> {
+fn install(context: &Context<'_>, chart: &Path, values: &[String]) -> Result<()> {
     operator::install_from(&context.cluster, chart, ELSEWHERE, values)?;
     Ok(())
 }
 
 /// Waits until the server's schema of the resource has the newer field, or has it not.
-fn wait_field(context: &Context, wanted: bool) -> Result<()> {
+fn wait_field(context: &Context<'_>, wanted: bool) -> Result<()> {
     let began = Instant::now();
     let field = format!("vittrainingjobs.spec.{NEWER_FIELD}");
     while context.kubectl(["explain", &field]).is_ok() != wanted {

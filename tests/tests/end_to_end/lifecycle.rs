@@ -6,9 +6,9 @@ use serde_json::json;
 
 use crate::context::{Context, check_attempts};
 
-pub(crate) fn suspend_and_resume(context: &Context) -> Result<()> {
+pub(crate) fn suspend_and_resume(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("suspend")?;
-    namespace.create("digits", json!({"training": {"epochs": 24}}))?;
+    namespace.create("digits", json!({"training": {"epochs": 5000}}))?;
     namespace.wait_checkpoint("digits")?;
     namespace.patch("digits", json!({"suspend": true}))?;
     let suspended = namespace.wait_phase("digits", Phase::Suspended)?;
@@ -26,34 +26,37 @@ pub(crate) fn suspend_and_resume(context: &Context) -> Result<()> {
     );
 
     namespace.patch("digits", json!({"suspend": false}))?;
-    let status = namespace.wait_phase("digits", Phase::Succeeded)?;
-    check_attempts(&status, 2, 0)?;
-    let (_, again) = namespace.count_steps("digits")?;
+    let steps = namespace.check_continues("digits")?;
     ensure!(
-        again == 0,
-        "{again} steps were done again after they had been saved"
+        steps.again == 0 && steps.unlogged == 0,
+        "it does not continue from what it saved: {steps:?}"
+    );
+    check_attempts(&namespace.status("digits")?, 2, 0)
+}
+
+pub(crate) fn scale(context: &Context<'_>) -> Result<()> {
+    let namespace = context.namespace("scale")?;
+    namespace.create(
+        "digits",
+        json!({"workers": {"nodes": 1}, "training": {"epochs": 5000}}),
+    )?;
+    namespace.wait_checkpoint("digits")?;
+    namespace.kubectl(["scale", "vtj/digits", "--replicas=2"])?;
+    let status = namespace.wait("digits", "trains in its new size", |status| {
+        status.attempt == 2 && status.phase == Some(Phase::Running)
+    })?;
+    check_attempts(&status, 2, 0)?;
+    let nodes = status.placement.context("placement is told")?.nodes;
+    ensure!(nodes.len() == 2, "nodes: {nodes:?}");
+    let steps = namespace.check_continues("digits")?;
+    ensure!(
+        steps.again == 0 && steps.unlogged == 0,
+        "it does not continue from what it saved: {steps:?}"
     );
     Ok(())
 }
 
-pub(crate) fn scale(context: &Context) -> Result<()> {
-    let namespace = context.namespace("scale")?;
-    namespace.create(
-        "digits",
-        json!({"workers": {"nodes": 1}, "training": {"epochs": 30}}),
-    )?;
-    namespace.wait_checkpoint("digits")?;
-    namespace.kubectl(["scale", "vtj/digits", "--replicas=2"])?;
-    let status = namespace.wait_phase("digits", Phase::Succeeded)?;
-    check_attempts(&status, 2, 0)?;
-    let nodes = status.placement.context("placement is told")?.nodes;
-    ensure!(nodes.len() == 2, "nodes: {nodes:?}");
-    let progress = status.progress.context("progress is told")?;
-    ensure!(progress.epoch == 30, "{progress:?}");
-    namespace.check_steps("digits")
-}
-
-pub(crate) fn deletion(context: &Context) -> Result<()> {
+pub(crate) fn deletion(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("deletion")?;
     namespace.create("digits", json!({"training": {"epochs": 500}}))?;
     namespace.wait_phase("digits", Phase::Running)?;

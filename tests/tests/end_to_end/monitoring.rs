@@ -22,7 +22,7 @@ const SHORT: &str = "2s";
 
 /// In phases: a rank is killed, a gang cannot be placed, a rank is slowed down. Then alerts fire and panels show it; in
 /// the end the alerts are over.
-pub(crate) fn alerts_fire_and_panels_show_data(context: &Context) -> Result<()> {
+pub(crate) fn alerts_fire_and_panels_show_data(context: &Context<'_>) -> Result<()> {
     let shipped = fs_err::read_to_string(operator::root().join("charts/vit-operator/files/rules.yaml"))?;
     context.cluster.load_rules(&shortened(&shipped)?)?;
     let outcome = watch_jobs(context);
@@ -30,7 +30,7 @@ pub(crate) fn alerts_fire_and_panels_show_data(context: &Context) -> Result<()> 
     outcome
 }
 
-fn watch_jobs(context: &Context) -> Result<()> {
+fn watch_jobs(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("monitoring")?;
     let from = now();
     namespace.create("digits", json!({"training": {"epochs": 5000}}))?;
@@ -82,7 +82,7 @@ fn watch_jobs(context: &Context) -> Result<()> {
 }
 
 /// Without an operator the alert for that fires, and jobs go on.
-fn lead_by_nobody(context: &Context, namespace: &Namespace<'_>) -> Result<()> {
+fn lead_by_nobody(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
     let replicas = |count: &str| {
         let replicas = format!("--replicas={count}");
         context.kubectl([
@@ -141,7 +141,7 @@ fn shortened(rules: &str) -> Result<String> {
 }
 
 /// Waits until such an alert fires, as Prometheus itself tells.
-fn fires(context: &Context, what: &str, is_it: impl Fn(&Alert) -> bool) -> Result<Alert> {
+fn fires(context: &Context<'_>, what: &str, is_it: impl Fn(&Alert) -> bool) -> Result<Alert> {
     until(&format!("an alert tells of {what}"), || {
         let alerts = prometheus::alerts(&context.cluster.prometheus_url()?)?;
         Ok(alerts

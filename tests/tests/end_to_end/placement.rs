@@ -20,7 +20,7 @@ fn message(status: &crds::ViTTrainingJobStatus, condition: &str) -> String {
         .unwrap_or_default()
 }
 
-pub(crate) fn gang_waits_and_starts_by_itself(context: &Context) -> Result<()> {
+pub(crate) fn gang_waits_and_starts_by_itself(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("waiting")?;
     namespace.create(
         "large",
@@ -48,7 +48,7 @@ pub(crate) fn gang_waits_and_starts_by_itself(context: &Context) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn two_jobs_never_share_a_gpu(context: &Context) -> Result<()> {
+pub(crate) fn two_jobs_never_share_a_gpu(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("race")?;
     // Two nodes with both GPUs each: of three such nodes only one job at a time can have them.
     let spec = || json!({"workers": {"nodes": 2, "gpusPerNode": 2}, "training": {"epochs": 3, "microBatchSize": 16}});
@@ -86,7 +86,7 @@ pub(crate) fn two_jobs_never_share_a_gpu(context: &Context) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn higher_priority_goes_first(context: &Context) -> Result<()> {
+pub(crate) fn higher_priority_goes_first(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("priority")?;
     let class = |name: &str, value: i32| PriorityClass {
         metadata: ObjectMeta {
@@ -143,7 +143,7 @@ pub(crate) fn higher_priority_goes_first(context: &Context) -> Result<()> {
     ran
 }
 
-pub(crate) fn mixed_gpus_are_taken_where_the_job_allows_it(context: &Context) -> Result<()> {
+pub(crate) fn mixed_gpus_are_taken_where_the_job_allows_it(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("mixed")?;
     namespace.create(
         "mixed",
@@ -167,7 +167,7 @@ pub(crate) fn mixed_gpus_are_taken_where_the_job_allows_it(context: &Context) ->
     Ok(())
 }
 
-pub(crate) fn gang_stays_within_one_rack(context: &Context) -> Result<()> {
+pub(crate) fn gang_stays_within_one_rack(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("rack")?;
     let label = |node: &str, rack: Option<&str>| {
         context.block_on(context.cluster.set_labels(node, [("example.com/rack", rack)]))

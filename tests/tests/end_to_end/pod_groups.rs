@@ -18,7 +18,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 /// A pod that keeps those of gangs away from its node, which only kube-scheduler knows.
 const HERMIT: &str = "hermit";
 
-pub(crate) fn gang_is_bound_as_one(context: &Context) -> Result<()> {
+pub(crate) fn gang_is_bound_as_one(context: &Context<'_>) -> Result<()> {
     let gates = "--feature-gates=GenericWorkload=true,GangScheduling=true".to_owned();
     let served = "--runtime-config=scheduling.k8s.io/v1alpha2=true".to_owned();
     let outcome = switch(context, &[served, gates.clone()], &[gates])
@@ -30,7 +30,7 @@ pub(crate) fn gang_is_bound_as_one(context: &Context) -> Result<()> {
 
 /// Restarts the control plane with these flags beside its usual ones: the API server, and those that know what a gang is. The
 /// controller manager lets go of PodGroups whose pods are gone.
-fn switch(context: &Context, server: &[String], gates: &[String]) -> Result<()> {
+fn switch(context: &Context<'_>, server: &[String], gates: &[String]) -> Result<()> {
     let cluster = &context.cluster;
     let began = Timestamp::now();
     let outcome = context.block_on(async {
@@ -44,7 +44,7 @@ fn switch(context: &Context, server: &[String], gates: &[String]) -> Result<()> 
     outcome
 }
 
-fn train(context: &Context) -> Result<()> {
+fn train(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("pod-groups")?;
     hold_back(context, &namespace)?;
     wait_scheduled(&namespace, "True")?;
@@ -64,7 +64,7 @@ fn train(context: &Context) -> Result<()> {
 }
 
 /// Creates a gang of which one pod cannot be bound, sees that none is, and lets it go.
-fn hold_back(context: &Context, namespace: &Namespace<'_>) -> Result<()> {
+fn hold_back(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
     let hermit: Pod = serde_json::from_value(json!({
         "metadata": {"name": HERMIT},
         "spec": {

@@ -21,7 +21,7 @@ const QUEUE: &str = "team-a";
 /// A class above the default.
 const URGENT: &str = "urgent-for-kueue";
 
-pub(crate) fn queue_grants_takes_and_grants_again(context: &Context) -> Result<()> {
+pub(crate) fn queue_grants_takes_and_grants_again(context: &Context<'_>) -> Result<()> {
     kueue::install(&context.cluster)?;
     label(context, Some("a"))?;
     let outcome = context
@@ -45,14 +45,14 @@ pub(crate) fn queue_grants_takes_and_grants_again(context: &Context) -> Result<(
     outcome.and(cleaned)
 }
 
-fn label(context: &Context, value: Option<&str>) -> Result<()> {
+fn label(context: &Context<'_>, value: Option<&str>) -> Result<()> {
     for node in POOL_NODES {
         context.block_on(context.cluster.set_labels(node, [(POOL, value)]))?;
     }
     Ok(())
 }
 
-fn in_queue(context: &Context, namespace: &Namespace<'_>) -> Result<()> {
+fn in_queue(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
     apply(context, namespace)?;
     let job = |epochs: u32, class: Option<&str>| {
         json!({
@@ -131,7 +131,7 @@ fn leave_alone(namespace: &Namespace<'_>, create: impl Fn() -> Result<()>) -> Re
 }
 
 /// A flavor of the pool's nodes, quota for two GPUs of it, and the way to it from the namespace.
-fn apply(context: &Context, namespace: &Namespace<'_>) -> Result<()> {
+fn apply(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
     let kueue = |kind: &str, metadata: Value, spec: Value| json!({"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": metadata, "spec": spec});
     let quota = |name: &str, amount: &str| json!({"name": name, "nominalQuota": amount});
     let items = [

@@ -66,7 +66,7 @@ fn objects_of_others() -> [(&'static str, &'static str, Value); 4] {
     ]
 }
 
-pub(crate) fn objects_of_others_are_left_alone(context: &Context) -> Result<()> {
+pub(crate) fn objects_of_others_are_left_alone(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("taken")?;
     let others = objects_of_others();
     let items: Vec<&Value> = others.iter().map(|(.., object)| object).collect();
@@ -108,7 +108,7 @@ fn without_request() -> [Right; 1] {
 }
 
 /// Compares what the chart grants with all that was asked for until now, by whom it was granted to.
-pub(crate) fn rights_are_those_that_are_used(context: &Context) -> Result<()> {
+pub(crate) fn rights_are_those_that_are_used(context: &Context<'_>) -> Result<()> {
     let coverage = if context.is_whole {
         Coverage::Whole
     } else {

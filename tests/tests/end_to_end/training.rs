@@ -6,9 +6,12 @@ use serde_json::json;
 
 use crate::context::{Context, check_attempts};
 
-pub(crate) fn one_manifest_trains_on_like_gpus(context: &Context) -> Result<()> {
+pub(crate) fn one_manifest_trains_on_like_gpus(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("training")?;
-    namespace.create("digits", json!({"training": {"epochs": 8}}))?;
+    namespace.create(
+        "digits",
+        json!({"model": {"hiddenSize": 128, "depth": 4}, "training": {"epochs": 8}}),
+    )?;
     let status = namespace.wait_phase("digits", Phase::Succeeded)?;
     check_attempts(&status, 1, 0)?;
 
@@ -64,14 +67,7 @@ pub(crate) fn one_manifest_trains_on_like_gpus(context: &Context) -> Result<()> 
     // What is no longer needed is gone, what ended well stays for its logs.
     namespace.wait_gone("service")?;
     ensure!(namespace.pods()?.len() == 2, "pods stay for their logs");
-    let logs = context.kubectl([
-        "-n",
-        "training",
-        "logs",
-        "-l",
-        "vit-operator.dev/node-rank=0",
-        "--tail=20",
-    ])?;
+    let logs = namespace.kubectl(["logs", "-l", "vit-operator.dev/node-rank=0", "--tail=20"])?;
     ensure!(
         logs.contains("epoch 8/8") && logs.contains("validation 0."),
         "rank 0 tells how it ended: {logs}"
@@ -94,7 +90,7 @@ pub(crate) fn one_manifest_trains_on_like_gpus(context: &Context) -> Result<()> 
     Ok(())
 }
 
-pub(crate) fn prometheus_has_what_synchronisation_cost(context: &Context) -> Result<()> {
+pub(crate) fn prometheus_has_what_synchronisation_cost(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("metrics")?;
     namespace.create("digits", json!({"training": {"epochs": 12}}))?;
     namespace.wait_phase("digits", Phase::Succeeded)?;
@@ -133,7 +129,7 @@ pub(crate) fn prometheus_has_what_synchronisation_cost(context: &Context) -> Res
     Ok(())
 }
 
-pub(crate) fn synthetic_example_runs_without_a_data_set(context: &Context) -> Result<()> {
+pub(crate) fn synthetic_example_runs_without_a_data_set(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("synthetic")?;
     let manifest = vit_tests::operator::root()
         .join("examples/synthetic.yaml")

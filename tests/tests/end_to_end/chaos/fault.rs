@@ -72,7 +72,7 @@ impl Fault {
     /// Strikes the pod of a node rank of a job, the node it was placed on, or the cluster.
     pub(crate) fn strike(
         self,
-        context: &Context,
+        context: &Context<'_>,
         namespace: &Namespace<'_>,
         job: &str,
         node_rank: usize,
@@ -132,7 +132,7 @@ fn missed_unless(struck: bool) -> Outcome {
 }
 
 impl Repair {
-    pub(crate) fn done(self, context: &Context) -> Result<()> {
+    pub(crate) fn done(self, context: &Context<'_>) -> Result<()> {
         match self {
             Self::StartNode(node) => context.block_on(context.cluster.start_node(&node)),
             Self::RemoveTaint(node) => context.kubectl(["taint", "node", &node, "chaos-"]).map(drop),

@@ -87,11 +87,11 @@ impl Report {
     /// A job has succeeded: its log must have every step, and no step twice but those after a checkpoint.
     pub(crate) fn ended(&mut self, namespace: &Namespace<'_>, job: &str) -> Result<()> {
         let status = namespace.status(job)?;
-        let (total, again) = namespace.count_steps(job)?;
+        let steps = namespace.check_steps(job)?;
         self.jobs += 1;
         self.attempts += i64::from(status.attempt);
-        self.steps += total;
-        self.steps_again += again;
+        self.steps += steps.done;
+        self.steps_again += steps.again;
         Ok(())
     }
 

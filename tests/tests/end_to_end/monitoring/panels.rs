@@ -29,7 +29,7 @@ struct Asked {
 /// Loads the dashboards as Grafana's sidecar would, and asserts that every panel, variable and annotation shows something
 /// of the time since `from`.
 pub(super) fn all_show_data(
-    context: &Context,
+    context: &Context<'_>,
     namespace: &Namespace<'_>,
     job: &str,
     from: f64,
@@ -63,7 +63,7 @@ pub(super) fn all_show_data(
 }
 
 /// The dashboards of the ConfigMaps that the chart makes, found by the label that the sidecar looks for.
-fn installed(context: &Context) -> Result<Vec<Value>> {
+fn installed(context: &Context<'_>) -> Result<Vec<Value>> {
     operator::install(&context.cluster, &["metrics.dashboards.enabled=true".into()])?;
     let found = context.kubectl([
         "get",
@@ -127,7 +127,7 @@ fn filled_in(expression: &str, variables: &BTreeMap<&str, &str>) -> String {
 }
 
 /// The queries that Prometheus has no number for, or for GPUs some. One that it refuses is an error.
-fn missing_in(context: &Context, asked: &[Asked], from: f64) -> Result<Vec<String>> {
+fn missing_in(context: &Context<'_>, asked: &[Asked], from: f64) -> Result<Vec<String>> {
     let url = context.cluster.prometheus_url()?;
     let mut missing = Vec::new();
     for Asked {
@@ -157,7 +157,7 @@ fn missing_in(context: &Context, asked: &[Asked], from: f64) -> Result<Vec<Strin
 
 /// A variable of a label's values offers the one that is asked for here.
 fn check_variable(
-    context: &Context,
+    context: &Context<'_>,
     title: &str,
     variable: &Value,
     variables: &BTreeMap<&str, &str>,
