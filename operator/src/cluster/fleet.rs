@@ -170,6 +170,12 @@ impl Fleet {
         self.forget_stray(node);
     }
 
+    /// Lets go of what the planner's pass holds for a job that has been promised what it got. What was held beyond that is free
+    /// from here on, and the node has changed.
+    pub(crate) fn hand_over(&mut self, node: &str, requests: &Requests) {
+        self.count(node, requests, Holder::Gang, -1);
+    }
+
     /// Keeps a node for a job, or for nobody any more.
     pub(crate) fn keep_for(&mut self, node: &str, job: Option<Arc<str>>) {
         if let Some(facts) = self.inventory.nodes.get_mut(node) {

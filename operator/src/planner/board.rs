@@ -88,7 +88,13 @@ impl Board {
     pub(crate) fn of(fleet: Fleet) -> Self {
         Self {
             fleet,
-            views: Vec::new(),
+            ..Self::default()
         }
+    }
+
+    /// Whether every view equals one made anew.
+    pub(crate) fn is_current(&mut self) -> bool {
+        let inventory = self.fleet.inventory();
+        self.views.iter_mut().all(|view| view.is_current(inventory))
     }
 }

@@ -135,6 +135,12 @@ impl Job {
         self.waiter.as_ref().filter(|_| self.has_class)
     }
 
+    /// Whether its gang, which was being replaced, has fewer nodes now: a pass held the others for it until then.
+    pub(super) fn has_shrunk_since(&self, old: &Self) -> bool {
+        let waited = old.waiter().zip(self.recorded.as_ref());
+        waited.is_some_and(|(waiter, recorded)| recorded.nodes.len() < waiter.had.len())
+    }
+
     /// The job's priority class, where there is no such class.
     pub(super) fn missing_class(&self) -> Option<&str> {
         self.class.as_deref().filter(|_| !self.has_class)

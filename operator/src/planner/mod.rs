@@ -137,7 +137,7 @@ impl Planner {
     }
 
     /// Takes in what the watch of jobs tells; whether it may matter to jobs that wait: one waits no more, or lets go of
-    /// GPUs that no pod of it held.
+    /// GPUs that no pod of it held, or of nodes that were kept for it until it had its place.
     pub(crate) fn follow_jobs(&mut self, event: &Event<GuardedJob>) -> bool {
         match event {
             Event::Init => self.listed_jobs.clear(),
@@ -292,9 +292,10 @@ impl Planner {
             }
             self.join(&uid, &new);
         }
+        let has_shrunk = old.is_some_and(|old| new.has_shrunk_since(&old));
         self.jobs.insert(uid.clone(), new);
         let waits_no_more = queued.is_some() && wanted.is_none();
-        self.promise(&uid) || waits_no_more
+        self.promise(&uid) || waits_no_more || has_shrunk
     }
 
     /// A job that cannot be read any more keeps what it was promised, and waits no longer; whether it did.

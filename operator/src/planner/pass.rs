@@ -84,12 +84,12 @@ impl Pass {
         }
     }
 
-    /// A job takes what it got: the board holds it for the job by a promise from here on, not for the pass.
+    /// A job takes what it got: a promise holds it on the board already.
     pub(crate) fn hand_over(&mut self, job: &Order, board: &mut Board) {
         self.outcomes.remove(job);
         if let Some((shape, nodes)) = self.holds.remove(job) {
             for node in &nodes {
-                board.fleet_mut().hold_for_pass(node, &shape.requests, -1);
+                board.fleet_mut().hand_over(node, &shape.requests);
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use crds::status::PlacementStatus;
+use crds::status::{FailedNodeStatus, PlacementStatus};
 use crds::{Phase, ViTTrainingJob};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::core::DeserializeGuard;
@@ -27,8 +27,9 @@ enum Step {
     Record(usize),
     /// The write of that status is refused.
     Refuse(usize),
-    /// A job that has its place ends in this phase, if it waits again of another number of nodes.
-    End(usize, Phase, i32),
+    /// A job that has its place ends in this phase. If it waits again, then for another number of nodes, and without the node on
+    /// which it failed.
+    End(usize, Phase, i32, usize),
     Delete(usize),
     /// The PriorityClass comes or goes.
     Class(bool),
@@ -36,16 +37,17 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     let ends = prop::sample::select(vec![Phase::Succeeded, Phase::Restarting, Phase::Pending]);
-    let job = || 0_usize..5;
+    let job = || 0_usize..3;
     prop_oneof![
         2 => (0_usize..4).prop_map(Step::Node),
         1 => (0_usize..4).prop_map(Step::NodeGone),
         4 => (job(), 1_i32..4, 1_i32..=2, any::<bool>())
             .prop_map(|(index, nodes, gpus, class)| Step::New(index, nodes, gpus, class)),
         8 => job().prop_map(Step::Ask),
-        4 => job().prop_map(Step::Record),
+        6 => job().prop_map(Step::Record),
         1 => job().prop_map(Step::Refuse),
-        3 => (job(), ends, 1_i32..4).prop_map(|(index, phase, nodes)| Step::End(index, phase, nodes)),
+        6 => (job(), ends, 1_i32..4, 0_usize..4)
+            .prop_map(|(index, phase, nodes, failed)| Step::End(index, phase, nodes, failed)),
         1 => job().prop_map(Step::Delete),
         1 => any::<bool>().prop_map(Step::Class),
     ]
@@ -106,7 +108,7 @@ impl World {
                 let attempt = self.jobs.get(&index).map_or(0, attempt) + 1;
                 self.planner.release(&uid(index), attempt);
             }
-            Step::End(index, phase, nodes) => {
+            Step::End(index, phase, nodes, failed) => {
                 if let Some(mut job) = self.jobs.get(&index).cloned()
                     && let Some(status) = &mut job.status
                     && status.phase == Some(Phase::Starting)
@@ -114,6 +116,13 @@ impl World {
                     status.phase = Some(phase);
                     if phase != Phase::Succeeded {
                         job.spec.workers.nodes = nodes;
+                        status.failed_nodes = vec![FailedNodeStatus {
+                            node: NODES[failed].into(),
+                            failures: 2,
+                            class: "Killed".into(),
+                            time: Time(at(60)),
+                            avoided_until: Some(Time(at(3660))),
+                        }];
                     }
                     self.tell(index, job);
                 }
@@ -179,8 +188,12 @@ proptest! {
         steps in prop::collection::vec(step(), 1..60),
     ) {
         let mut world = World::default();
-        for step in steps {
+        for step in (0..NODES.len()).map(Step::Node).chain(steps) {
             world.take(step);
+            let planner = &mut world.planner;
+            // What the next decision would do first.
+            planner.is_stale |= planner.board.catch_up();
+            prop_assert!(planner.board.is_current());
             for (name, node) in world.counted_anew().nodes {
                 let gpus = node.resources[GPU];
                 prop_assert!(gpus.used <= GPUS, "{name}: {gpus:?}");

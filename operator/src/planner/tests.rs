@@ -217,6 +217,36 @@ fn a_gpu_that_one_pod_of_a_stopping_gang_has_left_stays_with_its_job() {
 }
 
 #[test]
+fn nodes_that_a_gang_leaves_when_it_shrinks_go_to_the_next_job() {
+    let mut planner = planner(&["a", "b"]);
+    planner.tell(&[
+        &in_phase(job("shrinks", 1, 1), Phase::Restarting, 1),
+        &job("younger", 1, 2),
+    ]);
+    assert_eq!(planner.nodes_for("younger"), [""; 0]);
+    assert_eq!(planner.nodes_for("shrinks"), ["a"]);
+    assert_eq!(planner.nodes_for("younger"), ["b"]);
+}
+
+#[test]
+fn jobs_that_wait_are_told_when_a_gang_shrinks() {
+    for (nodes, is_news) in [(1, true), (2, false)] {
+        let mut planner = planner(&["a", "b"]);
+        planner.tell(&[&in_phase(job("restarts", nodes, 1), Phase::Restarting, 1)]);
+        let Decision::Placed(placed) = planner.place(&uid("restarts"), 2, at(100)) else {
+            panic!("it fits")
+        };
+        let mut starting = in_phase(job("restarts", nodes, 1), Phase::Starting, 2);
+        let placement = starting
+            .status
+            .as_mut()
+            .and_then(|status| status.placement.as_mut());
+        placement.expect("a placement").nodes = placed.nodes;
+        assert_eq!(planner.follow_jobs(&event(&starting)), is_news, "{nodes} nodes");
+    }
+}
+
+#[test]
 fn a_job_that_fits_nowhere_or_does_not_want_to_start_holds_nothing_back() {
     let changes: [fn(&mut ViTTrainingJob); 4] = [
         |job| job.spec.workers.nodes = 3,

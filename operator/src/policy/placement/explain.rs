@@ -16,11 +16,11 @@ const NODES_IN_REASON: usize = 3;
 
 /// The groups of a cluster as one shape of gang sees them, counted; by group. Words are made of it where a status needs
 /// them.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub(crate) struct Reasons(pub(super) Vec<GroupReasons>);
 
 /// One group.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub(super) struct GroupReasons {
     pub(super) group: GpuGroup,
     /// Nodes that can take a pod.
@@ -32,7 +32,7 @@ pub(super) struct GroupReasons {
 }
 
 /// Nodes refused for one reason.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub(super) struct Refused {
     refusal: Refusal,
     nodes: usize,

@@ -1,6 +1,8 @@
 //! A cluster as gangs of one shape see it: which nodes fit, group by group, and why the others do not. It is made once
 //! for a shape and then follows its nodes one by one.
 
+#[cfg(test)]
+mod current;
 mod keep;
 
 use std::cmp::Reverse;
@@ -40,7 +42,7 @@ struct Seen {
 }
 
 /// The nodes with GPUs of one kind.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 struct Group {
     gpus: GpuGroup,
     /// In the order in which they are taken: those with the fewest free GPUs first, so that whole nodes stay free.
