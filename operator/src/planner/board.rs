@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::cluster::fleet::Fleet;
+use crate::policy::homogeneity::{Verdict, verdict};
 use crate::policy::placement::{Choice, GangRequest, Shape, View};
 
 /// Views held at once, at most. At 15,000 nodes one takes about 2 MB, and some milliseconds to make.
@@ -12,8 +13,10 @@ const VIEWS: usize = 32;
 #[derive(Debug, Default)]
 pub(crate) struct Board {
     fleet: Fleet,
-    /// In the order in which they were made.
+    /// The one that was used last is the last.
     views: Vec<View>,
+    #[cfg(test)]
+    views_made: usize,
 }
 
 impl Board {
@@ -34,21 +37,32 @@ impl Board {
         !changed.is_empty()
     }
 
-    /// The fleet as gangs of a shape see it.
+    /// The fleet as gangs of a shape see it. Shapes that differ only in the nodes that they avoid share a view.
     pub(crate) fn view(&mut self, shape: &Arc<Shape>) -> &mut View {
-        let found = self
-            .views
-            .iter()
-            .position(|view| Arc::ptr_eq(view.shape(), shape) || view.shape() == shape);
-        let index = found.unwrap_or_else(|| {
+        let inventory = self.fleet.inventory();
+        if let Some(index) = self.views.iter().position(|view| view.is_of(shape)) {
+            self.views[index..].rotate_left(1);
+        } else {
             if self.views.len() == VIEWS {
                 self.views.remove(0);
             }
-            self.views
-                .push(View::new(Arc::clone(shape), self.fleet.inventory()));
-            self.views.len() - 1
-        });
-        &mut self.views[index]
+            #[cfg(test)]
+            {
+                self.views_made += 1;
+            }
+            self.views.push(View::new(Arc::clone(shape), inventory));
+        }
+        let last = self.views.len() - 1;
+        let view = &mut self.views[last];
+        view.turn_to(shape, inventory);
+        view
+    }
+
+    /// Whether a node will do for a pod of a gang of a shape, now or once gangs that hold it have ended. For a look at a few nodes
+    /// this needs no view.
+    pub(crate) fn can_use(&self, shape: &Shape, node: &str) -> bool {
+        let verdict = self.fleet.node(node).map(|facts| verdict(node, facts, shape));
+        matches!(verdict, Some(Verdict::Fits { .. } | Verdict::Busy { .. }))
     }
 
     fn show(&mut self, node: &Arc<str>) {
@@ -90,6 +104,11 @@ impl Board {
             fleet,
             ..Self::default()
         }
+    }
+
+    /// How many views have been made.
+    pub(crate) fn views_made(&self) -> usize {
+        self.views_made
     }
 
     /// Whether every view equals one made anew.

@@ -201,17 +201,15 @@ impl Planner {
         let own: Vec<Arc<str>> = recorded.nodes.iter().map(|node| node.as_str().into()).collect();
         self.replan(now);
         let choice = self.board.choose_instead_of(&own, &wish)?;
-        let mut asked: Vec<(Arc<Shape>, usize)> = Vec::new();
+        let mut asked: Vec<(&Arc<Shape>, usize)> = Vec::new();
         let is_wanted = self.queue.values().any(|waiter| {
             let GangRequest { nodes, shape, .. } = &waiter.request;
-            let view = self.board.view(shape);
-            let is_known =
-                |(known, size): &(Arc<Shape>, usize)| Arc::ptr_eq(known, view.shape()) && size == nodes;
-            if asked.iter().any(is_known) {
+            if asked.iter().any(|(known, size)| size == nodes && *known == shape) {
                 return false;
             }
-            asked.push((Arc::clone(view.shape()), *nodes));
-            own.iter().chain(&choice.nodes).any(|node| view.can_use(node)) && view.may_ever_fit(*nodes)
+            asked.push((shape, *nodes));
+            let mut freed = own.iter().chain(&choice.nodes);
+            freed.any(|node| self.board.can_use(shape, node)) && self.board.view(shape).may_ever_fit(*nodes)
         });
         (!is_wanted).then_some(choice.nodes.len())
     }

@@ -176,8 +176,8 @@ impl Pass {
     fn pass_by(&mut self, nodes: &[Arc<str>], board: &mut Board) {
         let mut patient = Vec::with_capacity(self.patient.len());
         for mut other in std::mem::take(&mut self.patient) {
-            let view = board.view(&other.request.shape);
-            other.passed_by += usize::from(nodes.iter().any(|node| view.can_use(node)));
+            let shape = &other.request.shape;
+            other.passed_by += usize::from(nodes.iter().any(|node| board.can_use(shape, node)));
             if other.passed_by >= PASSED_BY {
                 self.keep(&other, board);
             } else {

@@ -548,3 +548,60 @@ fn a_job_that_cannot_be_read_any_more_keeps_its_nodes_and_waits_no_longer() {
     planner.tell(&[&job("last", 1, 3)]);
     assert_eq!(planner.nodes_for("last"), ["a"]);
 }
+
+/// A job that has failed on a node, and waits for more nodes than there are.
+fn failed_on(name: &str, node: &str) -> ViTTrainingJob {
+    let mut job = in_phase(job(name, 100, 0), Phase::Pending, 1);
+    job.status.as_mut().expect("a status").failed_nodes = vec![FailedNodeStatus {
+        node: node.into(),
+        failures: 2,
+        class: "Killed".into(),
+        time: Time(at(0)),
+        avoided_until: Some(Time(at(3600))),
+    }];
+    job
+}
+
+#[test]
+fn jobs_that_avoid_different_nodes_share_a_view() {
+    let nodes = ["a", "b", "c", "d"];
+    let mut planner = planner(&nodes);
+    for node in nodes {
+        planner.tell(&[&failed_on(&format!("failed-on-{node}"), node)]);
+    }
+    for node in nodes {
+        let Decision::Waits(Waiting::NoFit { .. }) = planner.ask(&format!("failed-on-{node}")) else {
+            panic!("a hundred nodes of four");
+        };
+    }
+    assert_eq!(planner.board.views_made(), 1);
+}
+
+#[test]
+fn a_placement_makes_no_views_of_the_jobs_that_it_passes_by() {
+    let mut planner = planner(&["a", "b", "c"]);
+    // Each has a shape of its own, and there are more of them than views are held.
+    for index in 0..40 {
+        let mut large = job(&format!("large-{index}"), 100, index);
+        large.spec.placement.exclude_nodes = vec![format!("unknown-{index}")];
+        planner.tell(&[&large]);
+    }
+    for name in ["first", "second", "third"] {
+        planner.tell(&[&job(name, 1, 100)]);
+    }
+    assert_eq!(planner.nodes_for("third"), ["c"]);
+    assert_eq!(planner.board.views_made(), 41);
+}
+
+#[test]
+fn a_shape_that_many_jobs_have_keeps_its_view() {
+    let mut planner = planner(&["a"]);
+    for index in 0..40 {
+        let mut other = job(&format!("other-{index}"), 100, 2 * index);
+        other.spec.placement.exclude_nodes = vec![format!("unknown-{index}")];
+        let common = job(&format!("common-{index}"), 100, 2 * index + 1);
+        planner.tell(&[&other, &common]);
+    }
+    assert_eq!(planner.nodes_for("common-39"), [""; 0]);
+    assert_eq!(planner.board.views_made(), 41);
+}

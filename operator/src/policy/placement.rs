@@ -103,6 +103,27 @@ impl From<&ValidatedJob> for GangRequest {
 }
 
 impl Shape {
+    /// Whether another is the same, but for the nodes that they avoid.
+    fn is_alike(&self, other: &Self) -> bool {
+        let Self {
+            gpus_per_node,
+            gpu_resource,
+            rules,
+            node_selector,
+            tolerations,
+            requests,
+            avoided: _,
+            only,
+        } = self;
+        *gpus_per_node == other.gpus_per_node
+            && *requests == other.requests
+            && *rules == other.rules
+            && *gpu_resource == other.gpu_resource
+            && *node_selector == other.node_selector
+            && *tolerations == other.tolerations
+            && *only == other.only
+    }
+
     /// The word that says whether GPUs must be alike.
     fn likeness(&self) -> &'static str {
         match self.rules.homogeneity {

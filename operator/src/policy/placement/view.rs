@@ -161,8 +161,22 @@ impl View {
         view
     }
 
-    pub(crate) fn shape(&self) -> &Arc<Shape> {
-        &self.shape
+    /// Whether it is of a shape, but for the nodes that the shape avoids.
+    pub(crate) fn is_of(&self, shape: &Arc<Shape>) -> bool {
+        Arc::ptr_eq(&self.shape, shape) || self.shape.is_alike(shape)
+    }
+
+    /// Goes over to a shape that differs only in the nodes that it avoids.
+    pub(crate) fn turn_to(&mut self, shape: &Arc<Shape>, inventory: &Inventory) {
+        let last = std::mem::replace(&mut self.shape, Arc::clone(shape));
+        if last.avoided == shape.avoided {
+            return;
+        }
+        for node in last.avoided.keys().chain(shape.avoided.keys()) {
+            if let Some((name, facts)) = inventory.nodes.get_key_value(node.as_str()) {
+                self.update(name, Some(facts));
+            }
+        }
     }
 
     /// Looks at a node again, or finds that it is gone.
