@@ -17,6 +17,7 @@ use kube::{Api, Client, Config, Resource as _};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, info, warn};
 
 use crate::api_calls::CountCalls;
@@ -62,6 +63,9 @@ pub(crate) enum RunError {
     /// A watch ended; decisions would be made on what is no longer so.
     #[error("a watch ended: {0}")]
     Watch(String),
+    /// The rounds ended, with an error of the program.
+    #[error("the rounds ended with an error of the program")]
+    Work(#[source] tokio::task::JoinError),
     /// The lease was lost.
     #[error("the lease was lost; another replica may lead now")]
     LeaseLost,
@@ -179,11 +183,11 @@ async fn run_on(
         }
         info!("this replica leads");
         metrics.leads();
-        let work = control(controller, context, triggered, stop.clone());
-        tokio::select! {
-            () = work => {}
-            () = candidate.hold() => return Err(RunError::LeaseLost),
-        }
+        work_while(
+            candidate.hold(),
+            control(controller, context, triggered, stop.clone()),
+        )
+        .await?;
         info!("all rounds have ended");
         if let Err(error) = candidate.release().await {
             warn!(%error, "failed to give the lease back; other replicas wait for its end");
@@ -199,6 +203,18 @@ async fn run_on(
     serving.cancel();
     watches.abort();
     result
+}
+
+/// Works for as long as the lease is held. The work has a task of its own: where it waits for the planner, the lease is renewed all
+/// the same.
+async fn work_while(
+    hold: impl Future<Output = ()>,
+    work: impl Future<Output = ()> + Send + 'static,
+) -> Result<(), RunError> {
+    tokio::select! {
+        ended = AbortOnDropHandle::new(tokio::spawn(work)) => ended.map_err(RunError::Work),
+        () = hold => Err(RunError::LeaseLost),
+    }
 }
 
 /// Forgets what the watches ask for: a new leader looks at every job anyway. How pods ended that are gone it wants to know
@@ -375,6 +391,20 @@ mod tests {
             names.push(job.name);
         }
         assert_eq!(names, ["running", "waiting"]);
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn the_lease_is_renewed_while_work_holds_its_thread() {
+        let (renewed, is_renewed) = std::sync::mpsc::channel();
+        let hold = async move {
+            tokio::task::yield_now().await;
+            renewed.send(()).expect("heard");
+            std::future::pending::<()>().await;
+        };
+        let work = async move {
+            is_renewed.recv_timeout(Duration::from_secs(10)).expect("renewed");
+        };
+        work_while(hold, work).await.expect("the work ends well");
     }
 
     #[test]

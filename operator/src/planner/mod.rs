@@ -13,7 +13,7 @@ mod standalone;
 use std::cell::LazyCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Bound;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -58,9 +58,17 @@ pub(crate) enum Waiting {
 pub(crate) struct SharedPlanner(Arc<Mutex<Planner>>);
 
 impl SharedPlanner {
+    /// Waits for the planner where it is busy, and leaves the thread to other tasks meanwhile: a long pass must not keep the lease
+    /// from being renewed.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Planner> {
         // Promises are put in and taken out whole, and what is left of a pass holds too much rather than too little.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        match self.0.try_lock() {
+            Ok(planner) => planner,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                tokio::task::block_in_place(|| self.0.lock().unwrap_or_else(PoisonError::into_inner))
+            }
+        }
     }
 }
 

@@ -605,3 +605,32 @@ fn a_shape_that_many_jobs_have_keeps_its_view() {
     assert_eq!(planner.nodes_for("common-39"), [""; 0]);
     assert_eq!(planner.board.views_made(), 41);
 }
+
+/// The lease is renewed by the same threads.
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn whoever_waits_for_the_planner_leaves_the_thread_to_others() {
+    let planner = SharedPlanner::default();
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let (locked, is_locked) = std::sync::mpsc::channel();
+    let (waits, is_waiting) = tokio::sync::oneshot::channel();
+    let holder = planner.clone();
+    std::thread::spawn(move || {
+        let _guard = holder.lock();
+        locked.send(()).expect("heard");
+        // Until the test lets go, or fails.
+        released.recv().unwrap_or_default();
+    });
+    is_locked.recv().expect("locked");
+    let waiter = tokio::spawn(async move {
+        waits.send(()).expect("heard");
+        drop(planner.lock());
+    });
+    is_waiting.await.expect("it begins");
+    let (runs, is_running) = std::sync::mpsc::channel();
+    tokio::spawn(async move { runs.send(()) });
+    is_running
+        .recv_timeout(std::time::Duration::from_secs(10))
+        .expect("the only thread is free");
+    drop(release);
+    waiter.await.expect("it got the planner");
+}
