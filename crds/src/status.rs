@@ -187,7 +187,7 @@ pub struct PlacementStatus {
     /// time at which it was decided.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time: Option<Time>,
-    /// rejected are the groups that were not chosen, and why.
+    /// rejected are the groups that were not chosen, and why: 32 of them at most.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rejected: Vec<RejectedGroup>,
 }

@@ -4,7 +4,7 @@
 mod explain;
 mod view;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crds::ValidatedJob;
@@ -156,8 +156,8 @@ pub(crate) struct Choice {
 impl Choice {
     /// The same with the reasons for which it is not another.
     pub(crate) fn explained(&self, request: &GangRequest, reasons: &Reasons) -> Placement {
-        let chosen: Vec<&GpuGroup> = match &self.gpus {
-            Gpus::Like(group) => vec![group],
+        let chosen: BTreeSet<&GpuGroup> = match &self.gpus {
+            Gpus::Like(group) => BTreeSet::from([group]),
             Gpus::Mixed(groups) => groups.keys().collect(),
         };
         Placement {
@@ -188,9 +188,9 @@ pub(crate) struct Unplaceable {
 
 impl Unplaceable {
     pub(crate) fn new(request: &GangRequest, reasons: &Reasons) -> Self {
-        let rejected = reasons.rejections(request, &[]);
+        let rejected = reasons.rejections(request, &BTreeSet::new());
         Self {
-            message: explain::message(request, &rejected),
+            message: explain::message(request, reasons, &rejected),
             rejected,
         }
     }

@@ -11,6 +11,8 @@ use crate::policy::homogeneity::Refusal;
 
 /// Groups named in a message, at most.
 const GROUPS_IN_MESSAGE: usize = 12;
+/// Groups named in a status, at most: with `placement.groupBy` there may be as many as nodes.
+const GROUPS_IN_STATUS: usize = 32;
 /// Nodes named for a reason, at most.
 const NODES_IN_REASON: usize = 3;
 
@@ -68,16 +70,21 @@ impl Refused {
 }
 
 impl Reasons {
-    /// Every group that was not chosen, with the reason.
-    pub(super) fn rejections(&self, request: &GangRequest, chosen: &[&GpuGroup]) -> Vec<RejectedGroup> {
-        let of = |group: &GpuGroup| self.0.iter().find(|reasons| reasons.group == *group);
-        let left_over = match chosen {
-            [only] => of(only).map(|reasons| reasons.left_over(request)),
-            _ => None,
-        };
+    /// The first groups that were not chosen, with the reason.
+    pub(super) fn rejections(
+        &self,
+        request: &GangRequest,
+        chosen: &BTreeSet<&GpuGroup>,
+    ) -> Vec<RejectedGroup> {
+        let is_chosen = |reasons: &&GroupReasons| chosen.contains(&reasons.group);
+        let left_over = (chosen.len() == 1)
+            .then(|| self.0.iter().find(is_chosen))
+            .flatten()
+            .map(|reasons| reasons.left_over(request));
         self.0
             .iter()
-            .filter(|reasons| !chosen.contains(&&reasons.group))
+            .filter(|reasons| !is_chosen(reasons))
+            .take(GROUPS_IN_STATUS)
             .map(|reasons| {
                 let refused: usize = reasons.refused.iter().map(|refused| refused.nodes).sum();
                 let mut reason = fitting(request, reasons, left_over, !chosen.is_empty());
@@ -158,8 +165,8 @@ fn fitting(request: &GangRequest, reasons: &GroupReasons, left_over: Option<i64>
     }
 }
 
-/// All reasons in one sentence.
-pub(super) fn message(request: &GangRequest, rejected: &[RejectedGroup]) -> String {
+/// All reasons in one sentence, where no group was chosen.
+pub(super) fn message(request: &GangRequest, reasons: &Reasons, rejected: &[RejectedGroup]) -> String {
     let up_to = request.larger.first().map(|most| format!(" to {most}"));
     let mut message = format!(
         "needs {}{} x {} {}{}: ",
@@ -180,12 +187,9 @@ pub(super) fn message(request: &GangRequest, rejected: &[RejectedGroup]) -> Stri
             write!(message, "{separator}{} has {}", group.group, group.reason)
         };
     }
-    if rejected.len() > GROUPS_IN_MESSAGE {
-        let _ = write!(
-            message,
-            "; and {} more groups",
-            rejected.len() - GROUPS_IN_MESSAGE
-        );
+    let groups = reasons.0.len();
+    if groups > GROUPS_IN_MESSAGE {
+        let _ = write!(message, "; and {} more groups", groups - GROUPS_IN_MESSAGE);
     }
     message
 }

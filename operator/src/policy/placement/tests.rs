@@ -547,3 +547,28 @@ fn a_required_topology_key_holds_the_gang_in_one_domain_or_says_why_not() {
          1 node without the label of placement.topology.required (f)"
     );
 }
+
+#[test]
+fn what_is_told_of_thousands_of_groups_is_short() {
+    let key = "kubernetes.io/hostname";
+    let nodes = (0..5_000).map(|index| {
+        let name = format!("gpu-node-{index:05}.rack-17.example.com");
+        labelled(fixtures::node(&name, "Tesla-T4", 1), key, &name)
+    });
+    let inventory = inventory(nodes);
+    let told = |rejected: &[RejectedGroup]| serde_json::to_string(rejected).expect("serializes").len();
+    let mut request = request(2, 1);
+    shape(&mut request).rules.group_by = vec![key.into()];
+    let refused = place(&request, &inventory).expect_err("a group has one node");
+    assert!(
+        refused.message.ends_with("; and 4988 more groups"),
+        "{}",
+        refused.message
+    );
+    assert!(refused.message.len() < 4_096, "{}", refused.message.len());
+    assert!(told(&refused.rejected) < 8_192, "{}", told(&refused.rejected));
+    shape(&mut request).rules.homogeneity = Homogeneity::Off;
+    request.nodes = 2_000;
+    let placed = place(&request, &inventory).expect("placed");
+    assert!(told(&placed.rejected) < 8_192, "{}", told(&placed.rejected));
+}
