@@ -1,7 +1,7 @@
 //! Watches of Nodes, pods, PriorityClasses, Services, NetworkPolicies and ConfigMaps, and what is kept of them in memory.
 //!
 //! Of nodes, pods and PriorityClasses only what [planning](crate::planner) needs is kept. Own pods are indexed by their
-//! job's uid, and their last state is kept when they go: a record of why a pod failed must not be lost because the pod
+//! job, and their last state is kept when they go: a record of why a pod failed must not be lost because the pod
 //! was deleted between two looks.
 
 use std::collections::BTreeSet;
@@ -25,7 +25,7 @@ use tokio::sync::{mpsc, watch as latest};
 use tracing::warn;
 
 use super::gangs::Gangs;
-use super::inventory::{NodeHealth, bound_node, has_ended, requests_of};
+use super::inventory::{JobKey, NodeHealth, bound_node, has_ended, requests_of};
 use super::kueue::Kueue;
 use super::unreadable::{Told, Unreadable};
 use crate::metrics::Metrics;
@@ -169,8 +169,8 @@ impl Caches {
 
     /// The pods of a job that exist, of all attempts, and those of one attempt that are gone. What is gone of other
     /// attempts is forgotten.
-    pub(crate) fn pods_of(&self, uid: &str, attempt: i32) -> (Vec<PodView>, Vec<PodView>) {
-        lock(&self.gangs).pods_of(uid, attempt)
+    pub(crate) fn pods_of(&self, job: &ViTTrainingJob, attempt: i32) -> (Vec<PodView>, Vec<PodView>) {
+        lock(&self.gangs).pods_of(&JobKey::of(job), attempt)
     }
 
     pub(crate) fn has_service(&self, job: &ViTTrainingJob) -> bool {
@@ -277,12 +277,10 @@ where
 }
 
 pub(super) fn is_owned_by(metadata: &ObjectMeta, job: &ViTTrainingJob) -> bool {
-    let uid = job.uid();
-    metadata
-        .owner_references
-        .iter()
-        .flatten()
-        .any(|owner| Some(&owner.uid) == uid.as_ref())
+    let job = &job.metadata;
+    let mut owners = metadata.owner_references.iter().flatten();
+    // An owner is of the namespace of what it owns; its uid alone could be named anywhere.
+    metadata.namespace == job.namespace && owners.any(|owner| Some(&owner.uid) == job.uid.as_ref())
 }
 
 /// What happens to all objects of a kind.

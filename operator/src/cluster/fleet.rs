@@ -15,7 +15,7 @@ use kube::ResourceExt as _;
 use kube::runtime::watcher::Event;
 
 use super::inventory::{
-    Holder, Inventory, Membership, NodeFacts, NodeHealth, Requests, Reservation, Resources, Shared,
+    Holder, Inventory, JobKey, Membership, NodeFacts, NodeHealth, Requests, Reservation, Resources, Shared,
     bound_node, facts, has_ended, hold, pinned_node, requests_of,
 };
 
@@ -51,7 +51,7 @@ struct PodUse {
 /// Which pod of which gang.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 struct Member {
-    job: String,
+    job: JobKey,
     attempt: i32,
     node_rank: usize,
 }
@@ -268,8 +268,8 @@ impl Fleet {
     fn appeared(&mut self, member: &Member, times: i64) {
         let promise = self
             .promises
-            .get(&member.job)
-            .filter(|promise| promise.attempt == member.attempt);
+            .get(&member.job.uid)
+            .filter(|promise| promise.job == member.job && promise.attempt == member.attempt);
         let Some((node, requests)) = promise
             .and_then(|promise| Some((promise.nodes.get(member.node_rank)?, &promise.requests)))
             .map(|(node, requests)| (node.clone(), requests.clone()))

@@ -8,18 +8,18 @@ use kube::ResourceExt as _;
 use kube::runtime::watcher::Event;
 use tokio::time::Instant;
 
-use super::inventory::Membership;
+use super::inventory::{JobKey, Membership};
 use crate::policy::gang::PodView;
 
-/// Own pods by their job's uid.
+/// Own pods by their job.
 #[derive(Debug, Default)]
 pub(crate) struct Gangs {
     /// Pods that exist, by job and name.
-    present: HashMap<String, HashMap<String, PodView>>,
+    present: HashMap<JobKey, HashMap<String, PodView>>,
     /// Pods that are gone, as they were last.
-    departed: HashMap<String, Departed>,
+    departed: HashMap<JobKey, Departed>,
     /// What a list that is under way has brought so far.
-    listed: HashMap<String, HashSet<String>>,
+    listed: HashMap<JobKey, HashSet<String>>,
 }
 
 /// The pods of a job that are gone, by name.
@@ -32,15 +32,15 @@ struct Departed {
 
 impl Gangs {
     /// The pods of a job that exist, and those of one attempt that are gone; what is gone of older ones is forgotten.
-    pub(crate) fn pods_of(&mut self, uid: &str, attempt: i32) -> (Vec<PodView>, Vec<PodView>) {
-        let present = self.present.get(uid);
-        if let Some(departed) = self.departed.get_mut(uid) {
+    pub(crate) fn pods_of(&mut self, job: &JobKey, attempt: i32) -> (Vec<PodView>, Vec<PodView>) {
+        let present = self.present.get(job);
+        if let Some(departed) = self.departed.get_mut(job) {
             departed.pods.retain(|_, pod| pod.attempt >= attempt);
         }
         (
             present.into_iter().flat_map(HashMap::values).cloned().collect(),
             self.departed
-                .get(uid)
+                .get(job)
                 .into_iter()
                 .flat_map(|departed| departed.pods.values())
                 .filter(|pod| pod.attempt == attempt)
@@ -55,19 +55,19 @@ impl Gangs {
             Event::Init => self.listed.clear(),
             Event::InitApply(pod) => {
                 self.keep(pod);
-                if let Some((uid, view)) = own(pod) {
-                    self.put(uid, view);
+                if let Some((job, view)) = own(pod) {
+                    self.put(job, view);
                 }
             }
             Event::InitDone => self.keep_listed(),
             Event::Apply(pod) => {
-                if let Some((uid, view)) = own(pod) {
-                    self.put(uid, view);
+                if let Some((job, view)) = own(pod) {
+                    self.put(job, view);
                 }
             }
             Event::Delete(pod) => {
-                if let Some((uid, view)) = own(pod) {
-                    self.depart(uid, view);
+                if let Some((job, view)) = own(pod) {
+                    self.depart(job, view);
                 }
             }
         }
@@ -80,9 +80,9 @@ impl Gangs {
         }
     }
 
-    /// Forgets what is gone of jobs that are gone.
+    /// Forgets what is gone of jobs that are gone, which are asked for by uid.
     pub(crate) fn retain(&mut self, exists: impl Fn(&str) -> bool) {
-        self.departed.retain(|uid, _| exists(uid));
+        self.departed.retain(|job, _| exists(&job.uid));
     }
 
     /// Forgets what is gone of jobs of which nothing went for so long.
@@ -90,50 +90,50 @@ impl Gangs {
         self.departed.retain(|_, departed| departed.at.elapsed() < after);
     }
 
-    fn put(&mut self, uid: String, view: PodView) {
+    fn put(&mut self, job: JobKey, view: PodView) {
         self.present
-            .entry(uid)
+            .entry(job)
             .or_default()
             .insert(view.name.clone(), view);
     }
 
-    fn depart(&mut self, uid: String, view: PodView) {
-        if let Some(pods) = self.present.get_mut(&uid) {
+    fn depart(&mut self, job: JobKey, view: PodView) {
+        if let Some(pods) = self.present.get_mut(&job) {
             pods.remove(&view.name);
             if pods.is_empty() {
-                self.present.remove(&uid);
+                self.present.remove(&job);
             }
         }
         let view = PodView { lost: true, ..view };
         let at = Instant::now();
         let pods = HashMap::new();
-        let departed = self.departed.entry(uid).or_insert(Departed { pods, at });
+        let departed = self.departed.entry(job).or_insert(Departed { pods, at });
         departed.at = at;
         departed.pods.insert(view.name.clone(), view);
     }
 
     /// Whatever a complete list does not hold any more went while the watch was broken.
     fn keep_listed(&mut self) {
-        let gone: Vec<(String, PodView)> = self
+        let gone: Vec<(JobKey, PodView)> = self
             .present
             .iter()
-            .flat_map(|(uid, pods)| pods.values().map(move |pod| (uid, pod)))
-            .filter(|(uid, pod)| {
+            .flat_map(|(job, pods)| pods.values().map(move |pod| (job, pod)))
+            .filter(|(job, pod)| {
                 !self
                     .listed
-                    .get(*uid)
+                    .get(*job)
                     .is_some_and(|names| names.contains(&pod.name))
             })
-            .map(|(uid, pod)| (uid.clone(), pod.clone()))
+            .map(|(job, pod)| (job.clone(), pod.clone()))
             .collect();
-        for (uid, view) in gone {
-            self.depart(uid, view);
+        for (job, view) in gone {
+            self.depart(job, view);
         }
         self.listed.clear();
     }
 }
 
-fn own(pod: &Pod) -> Option<(String, PodView)> {
+fn own(pod: &Pod) -> Option<(JobKey, PodView)> {
     Some((Membership::of(pod)?.job, PodView::of(pod)?))
 }
 
@@ -141,6 +141,10 @@ fn own(pod: &Pod) -> Option<(String, PodView)> {
 mod tests {
     use super::*;
     use crate::fixtures;
+
+    fn key() -> JobKey {
+        JobKey::of(&fixtures::job())
+    }
 
     fn names(pods: &[PodView]) -> Vec<&str> {
         let mut names: Vec<&str> = pods.iter().map(|pod| pod.name.as_str()).collect();
@@ -155,15 +159,15 @@ mod tests {
         gangs.follow(&Event::Apply(pods[0].clone()));
         gangs.follow(&Event::Apply(pods[1].clone()));
         gangs.follow(&Event::Delete(fixtures::pod_objects(1, "Failed")[1].clone()));
-        let (present, departed) = gangs.pods_of(fixtures::UID, 1);
+        let (present, departed) = gangs.pods_of(&key(), 1);
         assert_eq!(
             (names(&present), names(&departed)),
             (vec!["digits-1-0"], vec!["digits-1-1"])
         );
         assert!(departed[0].lost && departed[0].has_ended());
         // Of an older attempt nobody wants to know any more.
-        assert_eq!(gangs.pods_of(fixtures::UID, 2).1, []);
-        assert_eq!(gangs.pods_of(fixtures::UID, 1).1, []);
+        assert_eq!(gangs.pods_of(&key(), 2).1, []);
+        assert_eq!(gangs.pods_of(&key(), 1).1, []);
     }
 
     #[test]
@@ -175,9 +179,9 @@ mod tests {
         gangs.follow(&Event::Init);
         gangs.follow(&Event::InitApply(pods[0].clone()));
         // Until the list is complete, nothing follows from it.
-        assert_eq!(gangs.pods_of(fixtures::UID, 1).0.len(), 2);
+        assert_eq!(gangs.pods_of(&key(), 1).0.len(), 2);
         gangs.follow(&Event::InitDone);
-        let (present, departed) = gangs.pods_of(fixtures::UID, 1);
+        let (present, departed) = gangs.pods_of(&key(), 1);
         assert_eq!(
             (names(&present), names(&departed)),
             (vec!["digits-1-0"], vec!["digits-1-1"])
@@ -193,10 +197,10 @@ mod tests {
             tokio::time::advance(almost).await;
             gangs.forget_departed(bound);
         }
-        assert_eq!(gangs.pods_of(fixtures::UID, 1).1.len(), 2);
+        assert_eq!(gangs.pods_of(&key(), 1).1.len(), 2);
         tokio::time::advance(rest).await;
         gangs.forget_departed(bound);
-        assert_eq!(gangs.pods_of(fixtures::UID, 1).1, []);
+        assert_eq!(gangs.pods_of(&key(), 1).1, []);
         assert!(gangs.departed.is_empty());
     }
 
@@ -206,6 +210,17 @@ mod tests {
         foreign.metadata.owner_references = None;
         let mut gangs = Gangs::default();
         gangs.follow(&Event::Apply(foreign));
-        assert_eq!(gangs.pods_of(fixtures::UID, 1).0, []);
+        assert_eq!(gangs.pods_of(&key(), 1).0, []);
+    }
+
+    #[test]
+    fn a_pod_of_another_namespace_is_of_no_gang_whatever_owner_it_names() {
+        let mut forged = fixtures::pod_objects(1, "Failed").remove(0);
+        forged.metadata.namespace = Some("elsewhere".into());
+        let mut gangs = Gangs::default();
+        gangs.follow(&Event::Apply(forged.clone()));
+        assert_eq!(gangs.pods_of(&key(), 1).0, []);
+        gangs.follow(&Event::Delete(forged));
+        assert_eq!(gangs.pods_of(&key(), 1).1, []);
     }
 }

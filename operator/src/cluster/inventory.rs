@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use crds::labels;
+use crds::{ViTTrainingJob, labels};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod, PodSpec, ResourceRequirements, Taint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -148,8 +148,7 @@ pub(crate) fn hold(resources: &mut Resources, requests: &Requests, holder: Holde
 /// GPUs promised to an attempt whose pods may not be in the caches yet.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Reservation {
-    /// The job's uid.
-    pub(crate) job: String,
+    pub(crate) job: JobKey,
     pub(crate) attempt: i32,
     /// Nodes by node rank.
     pub(crate) nodes: Vec<String>,
@@ -157,11 +156,27 @@ pub(crate) struct Reservation {
     pub(crate) requests: Requests,
 }
 
+/// Which job an object belongs to. An owner is of the namespace of what it owns, so that nobody can make objects of a job
+/// elsewhere, whatever uid an owner reference names.
+#[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
+pub(crate) struct JobKey {
+    pub(crate) namespace: String,
+    pub(crate) uid: String,
+}
+
+impl JobKey {
+    pub(crate) fn of(job: &ViTTrainingJob) -> Self {
+        Self {
+            namespace: job.namespace().unwrap_or_default(),
+            uid: job.uid().unwrap_or_default(),
+        }
+    }
+}
+
 /// Which gang one of our own pods belongs to.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Membership {
-    /// The job's uid.
-    pub(crate) job: String,
+    pub(crate) job: JobKey,
     pub(crate) attempt: i32,
     pub(crate) node_rank: usize,
     pub(crate) gang_size: usize,
@@ -173,10 +188,13 @@ impl Membership {
         let owner = pod
             .owner_references()
             .iter()
-            .find(|owner| owner.controller == Some(true) && owner.kind == crds::ViTTrainingJob::kind(&()))?;
+            .find(|owner| owner.controller == Some(true) && owner.kind == ViTTrainingJob::kind(&()))?;
         let label = |key: &str| pod.labels().get(key);
         Some(Self {
-            job: owner.uid.clone(),
+            job: JobKey {
+                namespace: pod.namespace().unwrap_or_default(),
+                uid: owner.uid.clone(),
+            },
             attempt: label(labels::ATTEMPT)?.parse().ok()?,
             node_rank: label(labels::NODE_RANK)?.parse().ok()?,
             gang_size: label(labels::GANG_SIZE)?.parse().ok()?,

@@ -9,7 +9,7 @@ use crds::{Phase, ViTTrainingJob, validate};
 use jiff::Timestamp;
 use kube::ResourceExt as _;
 
-use crate::cluster::inventory::Reservation;
+use crate::cluster::inventory::{JobKey, Reservation};
 use crate::cluster::priority::PriorityClasses;
 use crate::policy::avoidance;
 use crate::policy::placement::GangRequest;
@@ -20,6 +20,7 @@ use crate::reconcile::was_refused;
 /// A job as its last event told of it.
 #[derive(Debug)]
 pub(super) struct Job {
+    pub(super) key: JobKey,
     pub(super) attempt: i32,
     /// Its priority class, if it names one.
     class: Option<String>,
@@ -67,6 +68,7 @@ impl Job {
             .first()
             .or(request.as_ref().map(|request| &request.shape));
         let mut own = Self {
+            key: JobKey::of(job),
             wish: request
                 .as_ref()
                 .zip(strictest)
@@ -91,7 +93,7 @@ impl Job {
             recorded: request
                 .filter(|_| matches!(phase, Some(Phase::Starting | Phase::Running)))
                 .map(|request| Reservation {
-                    job: job.uid().unwrap_or_default(),
+                    job: JobKey::of(job),
                     attempt: status.map_or(0, |status| status.attempt),
                     nodes: nodes.to_vec(),
                     requests: request.shape.requests.clone(),

@@ -177,6 +177,7 @@ impl Planner {
         let Some(waiter) = job.waiter().cloned() else {
             return Decision::Outdated;
         };
+        let key = job.key.clone();
         self.replan(now);
         match self.pass.outcome(&waiter.order) {
             None => Decision::Outdated,
@@ -187,7 +188,7 @@ impl Planner {
             Some(Outcome::Fits { choice, reasons }) => {
                 let placement = choice.explained(&waiter.request, reasons);
                 let promise = Reservation {
-                    job: uid.into(),
+                    job: key,
                     attempt,
                     nodes: placement.nodes.clone(),
                     requests: waiter.request.shape.requests.clone(),

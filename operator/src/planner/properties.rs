@@ -9,7 +9,7 @@ use kube::core::DeserializeGuard;
 use proptest::prelude::*;
 
 use super::*;
-use crate::cluster::inventory::Inventory;
+use crate::cluster::inventory::{Inventory, JobKey};
 use crate::fixtures::{self, at};
 
 const GPU: &str = "nvidia.com/gpu";
@@ -154,7 +154,7 @@ impl World {
             let status = job.status.as_ref();
             if let Some(status) = status.filter(|status| status.phase == Some(Phase::Starting)) {
                 let promise = Reservation {
-                    job: uid(*index),
+                    job: JobKey::of(job),
                     attempt: status.attempt,
                     nodes: status.placement.clone().expect("a placement").nodes,
                     requests: [

@@ -123,7 +123,7 @@ pub(crate) fn observe(context: &Context, job: Arc<ViTTrainingJob>) -> Option<Obs
     }
     let caches = &context.caches;
     let attempt = job.status.as_ref().map_or(0, |status| status.attempt);
-    let (mut pods, departed) = caches.pods_of(&uid, attempt);
+    let (mut pods, departed) = caches.pods_of(&job, attempt);
     let now = Timestamp::now();
     let mut unready_nodes = HashMap::new();
     for pod in &mut pods {

@@ -24,6 +24,15 @@ fn own_pods_ask_for_a_look_at_their_job() {
     assert_eq!(triggers_of(&Event::Apply(ended)), [job, Trigger::Waiting]);
 }
 
+#[test]
+fn an_object_belongs_to_a_job_of_its_own_namespace_only() {
+    let job = fixtures::job();
+    let mut metadata = fixtures::pod_objects(1, "Running").remove(0).metadata;
+    assert!(is_owned_by(&metadata, &job));
+    metadata.namespace = Some("elsewhere".into());
+    assert!(!is_owned_by(&metadata, &job));
+}
+
 /// An object of which only the metadata can be read.
 fn unreadable<K: Resource + DeserializeOwned>(kind: &str, metadata: &ObjectMeta) -> DeserializeGuard<K> {
     let object = serde_json::json!({"apiVersion": "v1", "kind": kind, "metadata": metadata, "spec": 7});
@@ -109,7 +118,7 @@ async fn a_pod_that_cannot_be_read_holds_its_gpus_and_its_place_in_the_gang() {
         latest::Sender::new(false),
     ))
     .await;
-    let (present, departed) = lock(&gangs).pods_of(fixtures::UID, 1);
+    let (present, departed) = lock(&gangs).pods_of(&JobKey::of(&fixtures::job()), 1);
     assert_eq!((present.len(), departed.len()), (1, 0));
     assert_eq!(planner.lock().used("a"), 1);
 }

@@ -49,7 +49,10 @@ fn pod(name: usize, of: Option<(usize, i32, usize)>, node: Option<usize>, phase:
 
 fn promise(job: usize, attempt: i32, nodes: &[usize]) -> Reservation {
     Reservation {
-        job: JOBS[job].into(),
+        job: JobKey {
+            namespace: String::new(),
+            uid: JOBS[job].into(),
+        },
         attempt,
         nodes: nodes.iter().map(|node| NODES[*node].to_owned()).collect(),
         requests: [(GPU.to_owned(), 1)].into(),
@@ -182,7 +185,7 @@ fn used(pods: &[Pod]) -> [i64; 2] {
         fleet.follow_nodes(&Event::Apply(node(name, 1, true)));
     }
     let promise = Reservation {
-        job: fixtures::UID.into(),
+        job: JobKey::of(&fixtures::job()),
         attempt: 1,
         nodes: vec!["a".into(), "b".into()],
         requests: [(GPU.to_owned(), 1)].into(),
@@ -203,6 +206,13 @@ fn what_is_promised_is_not_free_and_is_counted_once() {
     // A pod that ended holds nothing, and its promise is fulfilled; one of another attempt holds what it has.
     assert_eq!(used(&fixtures::pod_objects(1, "Failed")), [0, 0]);
     assert_eq!(used(&fixtures::pod_objects(2, "Running")[..1]), [2, 1]);
+}
+
+#[test]
+fn a_pod_of_another_namespace_does_not_stand_for_one_that_was_promised_gpus() {
+    let mut forged = fixtures::pod_objects(1, "Succeeded").remove(0);
+    forged.metadata.namespace = Some("elsewhere".into());
+    assert_eq!(used(&[forged]), [1, 1]);
 }
 
 #[test]
