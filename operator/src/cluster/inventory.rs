@@ -240,14 +240,15 @@ pub(crate) fn pinned_node(pod: &Pod) -> Option<&str> {
         .map(String::as_str)
 }
 
-/// What a pod asks of its node, as kube-scheduler counts it: its containers together, or its largest init container,
-/// plus overhead; a limit without a request counts as the request.
+/// What a pod asks of its node, as kube-scheduler counts it: its containers together, or its largest init container, or what is
+/// asked for the pod as a whole, plus overhead; a limit without a request counts as the request.
 pub(crate) fn requests_of(spec: &PodSpec) -> Requests {
     let mut total = Requests::new();
     for container in &spec.containers {
         add(&mut total, &requests(container.resources.as_ref()));
     }
     let mut sidecars = Requests::new();
+    let mut while_starting = Requests::new();
     for container in spec.init_containers.iter().flatten() {
         let own = requests(container.resources.as_ref());
         if container.restart_policy.as_deref() == Some("Always") {
@@ -256,17 +257,31 @@ pub(crate) fn requests_of(spec: &PodSpec) -> Requests {
         } else {
             let mut beside = sidecars.clone();
             add(&mut beside, &own);
-            for (resource, amount) in beside {
-                let entry = total.entry(resource).or_default();
-                *entry = amount.max(*entry);
-            }
+            raise(&mut while_starting, beside);
         }
+    }
+    raise(&mut total, while_starting);
+    if let Some(of_pod) = &spec.resources {
+        let amounts = |quantities: &Option<BTreeMap<String, Quantity>>| {
+            let mut amounts = amounts(quantities.as_ref().unwrap_or(&BTreeMap::new()));
+            amounts.retain(|resource, _| is_asked_for_pods(resource));
+            amounts
+        };
+        for (resource, limit) in amounts(&of_pod.limits) {
+            total.entry(resource).or_insert(limit);
+        }
+        total.extend(amounts(&of_pod.requests));
     }
     if let Some(overhead) = &spec.overhead {
         add(&mut total, &amounts(overhead));
     }
     total.insert(PODS.into(), 1);
     total
+}
+
+/// Whether a resource can be asked for a pod as a whole (KEP-2837).
+fn is_asked_for_pods(resource: &str) -> bool {
+    matches!(resource, CPU | MEMORY) || resource.starts_with(HUGE_PAGES)
 }
 
 /// Requests of one container.
@@ -283,10 +298,18 @@ pub(crate) const CPU: &str = "cpu";
 pub(crate) const MEMORY: &str = "memory";
 pub(crate) const STORAGE: &str = "ephemeral-storage";
 pub(crate) const PODS: &str = "pods";
+const HUGE_PAGES: &str = "hugepages-";
 
 fn add(total: &mut Requests, more: &Requests) {
     for (resource, amount) in more {
         *total.entry(resource.clone()).or_default() += amount;
+    }
+}
+
+fn raise(total: &mut Requests, least: Requests) {
+    for (resource, amount) in least {
+        let entry = total.entry(resource).or_default();
+        *entry = amount.max(*entry);
     }
 }
 
@@ -297,7 +320,7 @@ fn amounts(quantities: &BTreeMap<String, Quantity>) -> Requests {
         .iter()
         .filter(|(name, _)| {
             matches!(name.as_str(), CPU | MEMORY | STORAGE | PODS)
-                || name.starts_with("hugepages-")
+                || name.starts_with(HUGE_PAGES)
                 || name.contains('/')
         })
         .filter_map(|(name, quantity)| {
@@ -403,6 +426,44 @@ mod tests {
                 (CPU.into(), 3100),
                 (MEMORY.into(), (1 << 30) + (1 << 20)),
                 (STORAGE.into(), 1 << 30),
+                (PODS.into(), 1),
+                ("nvidia.com/gpu".into(), 2),
+            ])
+        );
+    }
+
+    #[test]
+    fn a_sidecar_that_starts_after_an_init_container_does_not_run_beside_it() {
+        let asked = requests_of(&spec(json!({
+            "containers": [{"name": "a", "resources": {"requests": {"cpu": "1"}}}],
+            "initContainers": [
+                {"name": "big", "resources": {"requests": {"cpu": "3"}}},
+                {"name": "sidecar", "restartPolicy": "Always", "resources": {"requests": {"cpu": "100m"}}},
+            ],
+        })));
+        assert_eq!(asked, Requests::from([(CPU.into(), 3000), (PODS.into(), 1)]));
+    }
+
+    #[test]
+    fn what_a_pod_asks_for_as_a_whole_counts_instead_of_its_containers() {
+        let asked = requests_of(&spec(json!({
+            "containers": [
+                {"name": "a", "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"nvidia.com/gpu": "2"}}},
+            ],
+            "resources": {
+                "requests": {"cpu": "4", "hugepages-2Mi": "8Mi"},
+                // As the API server fills in what is not asked for: the containers' requests, or else the limits.
+                "limits": {"cpu": "8", "memory": "2Gi", "hugepages-1Gi": "1Gi"},
+            },
+            "overhead": {"cpu": "250m"},
+        })));
+        assert_eq!(
+            asked,
+            Requests::from([
+                (CPU.into(), 4250),
+                (MEMORY.into(), 1 << 30),
+                ("hugepages-2Mi".into(), 8 << 20),
+                ("hugepages-1Gi".into(), 1 << 30),
                 (PODS.into(), 1),
                 ("nvidia.com/gpu".into(), 2),
             ])
