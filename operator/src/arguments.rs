@@ -42,8 +42,8 @@ pub(crate) struct RunArguments {
     /// open to everyone.
     #[arg(long, env = "VIT_OPERATOR_NETWORK_POLICIES", default_value_t = true, action = clap::ArgAction::Set)]
     pub network_policies: bool,
-    /// Whether each gang gets a PodGroup, where the API server serves them (scheduling.k8s.io/v1alpha2) when this replica
-    /// begins to lead: kube-scheduler then binds all pods of a gang or none.
+    /// Whether each gang gets a PodGroup, where the API server serves them (scheduling.k8s.io/v1beta1, v1alpha3 or v1alpha2) when
+    /// this replica begins to lead: kube-scheduler then binds all pods of a gang or none.
     #[arg(long, env = "VIT_OPERATOR_POD_GROUPS", default_value_t = true, action = clap::ArgAction::Set)]
     pub pod_groups: bool,
     /// Whether jobs may wait in queues of Kueue (scheduling.queueName): Workloads and ResourceFlavors of

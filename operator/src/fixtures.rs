@@ -157,7 +157,7 @@ pub(crate) fn observation(job: ViTTrainingJob, pods: Vec<PodView>) -> Observatio
         unready_nodes: std::collections::HashMap::new(),
         has_service: true,
         network_policy: Isolation::There,
-        pod_groups: false,
+        pod_groups: None,
         config_maps: BTreeSet::new(),
         progress: None,
         standstill: None,

@@ -84,7 +84,7 @@ fn a_pod_with_everything_that_can_be_set() {
 fn the_pod_group_of_an_attempt() {
     let job = fixtures::job();
     let valid = crds::validate(&job).expect("valid");
-    let group = pod_group::build(&job, 3, 2);
+    let group = pod_group::build(pod_group::Version("v1beta1"), &job, 3, 2);
     let grouped = Member {
         is_grouped: true,
         ..member()

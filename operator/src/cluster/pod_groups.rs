@@ -1,12 +1,12 @@
 //! Whether the cluster can bind the pods of a gang together.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use k8s_openapi::Resource as _;
-use k8s_openapi::api::scheduling::v1alpha2::PodGroup;
 use kube::Client;
 use tracing::{info, warn};
+
+use crate::build::pod_group::Version;
 
 /// How long an answer may take.
 const CALL: Duration = Duration::from_secs(5);
@@ -17,7 +17,7 @@ const RETRY: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct PodGroups {
     are_wanted: bool,
-    are_served: AtomicBool,
+    served: Mutex<Option<Version>>,
 }
 
 impl PodGroups {
@@ -25,22 +25,22 @@ impl PodGroups {
     pub(crate) fn new(are_wanted: bool) -> Self {
         Self {
             are_wanted,
-            are_served: AtomicBool::new(false),
+            served: Mutex::default(),
         }
     }
 
     /// As if the server had answered.
     #[cfg(test)]
-    pub(crate) fn known(are_served: bool) -> Self {
+    pub(crate) fn known(served: Option<Version>) -> Self {
         Self {
             are_wanted: true,
-            are_served: AtomicBool::new(are_served),
+            served: Mutex::new(served),
         }
     }
 
-    /// Whether gangs get them.
-    pub(crate) fn are_used(&self) -> bool {
-        self.are_wanted && self.are_served.load(Ordering::Relaxed)
+    /// The version of the PodGroups that gangs get, if they get any.
+    pub(crate) fn used(&self) -> Option<Version> {
+        *self.lock()
     }
 
     /// Asks the API server until it has answered.
@@ -50,7 +50,12 @@ impl PodGroups {
         }
         loop {
             match tokio::time::timeout(CALL, self.ask(client)).await {
-                Ok(Ok(())) => return,
+                Ok(Ok(())) => {
+                    if self.used().is_none() {
+                        tell(None);
+                    }
+                    return;
+                }
                 Ok(Err(error)) => warn!(%error, "failed to ask whether the API server serves PodGroups"),
                 Err(_) => warn!("the API server does not say in time whether it serves PodGroups"),
             }
@@ -60,26 +65,46 @@ impl PodGroups {
 
     /// Asks the API server once: it may have been restarted with other flags, or upgraded.
     pub(crate) async fn ask(&self, client: &Client) -> Result<(), kube::Error> {
-        let are_served = are_served(client).await?;
-        let were_served = self.are_served.swap(are_served, Ordering::Relaxed);
-        if are_served != were_served {
-            info!(are_served, "PodGroups of {}", PodGroup::API_VERSION);
+        let served = served(client).await?;
+        let last = std::mem::replace(&mut *self.lock(), served);
+        if served != last {
+            tell(served);
         }
         Ok(())
     }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Version>> {
+        self.served.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
-/// Whether the API server serves PodGroups (alpha in Kubernetes 1.36, off by default).
-async fn are_served(client: &Client) -> Result<bool, kube::Error> {
-    match client.list_api_group_resources(PodGroup::API_VERSION).await {
-        Ok(list) => Ok(list
-            .resources
-            .iter()
-            .any(|resource| resource.kind == PodGroup::KIND)),
-        // In plain text, so that it has no reason but the code.
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(false),
-        Err(error) => Err(error),
+fn tell(served: Option<Version>) {
+    if let Some(Version(version)) = served {
+        info!(version, "gangs get PodGroups");
+    } else {
+        info!(
+            "the API server serves no PodGroups of a version of scheduling.k8s.io that is known here ({}): the pods of a gang are \
+             bound one by one",
+            Version::ALL.map(|Version(version)| version).join(", ")
+        );
     }
+}
+
+/// The newest version in which the API server serves PodGroups, if any: all are off by default.
+async fn served(client: &Client) -> Result<Option<Version>, kube::Error> {
+    for version in Version::ALL {
+        let resource = version.resource();
+        match client.list_api_group_resources(&resource.api_version).await {
+            Ok(list) if list.resources.iter().any(|served| served.kind == resource.kind) => {
+                return Ok(Some(version));
+            }
+            Ok(_) => {}
+            // In plain text, so that it has no reason but the code.
+            Err(kube::Error::Api(status)) if status.code == 404 => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(None)
 }
 
 #[cfg(test)]
@@ -90,43 +115,47 @@ mod tests {
 
     use super::*;
 
-    /// What a server is taken for that answers with this.
-    async fn served(code: u16, answer: String) -> Result<bool, kube::Error> {
-        let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
-        let server = tokio::spawn(async move {
-            let (request, send) = handle.next_request().await.expect("a question");
-            assert_eq!(request.uri().path(), "/apis/scheduling.k8s.io/v1alpha2");
-            let body = Body::from(answer.into_bytes());
-            send.send_response(Response::builder().status(code).body(body).expect("a response"));
-        });
-        let answer = are_served(&Client::new(service, "default")).await;
-        server.await.expect("served");
-        answer
-    }
-
-    fn resources(kinds: &[&str]) -> String {
+    /// What is found at a server that answers with this for each of these versions, and knows no other.
+    async fn found(
+        versions: &'static [&str],
+        code: u16,
+        kinds: &[&str],
+    ) -> Result<Option<Version>, kube::Error> {
         let resource = |kind: &&str| json!({"name": kind.to_lowercase(), "singularName": "", "kind": kind, "namespaced": true, "verbs": []});
-        json!({
-            "kind": "APIResourceList", "groupVersion": "scheduling.k8s.io/v1alpha2",
+        let known = json!({
+            "kind": "APIResourceList", "groupVersion": "scheduling.k8s.io/any",
             "resources": kinds.iter().map(resource).collect::<Vec<_>>(),
         })
-        .to_string()
+        .to_string();
+        let (service, mut handle) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        tokio::spawn(async move {
+            while let Some((request, send)) = handle.next_request().await {
+                let version = request.uri().path().strip_prefix("/apis/scheduling.k8s.io/");
+                let (code, answer) = match version.expect("a version of the group") {
+                    version if versions.contains(&version) => (code, known.clone()),
+                    _ => (404, "404 page not found\n".into()),
+                };
+                let body = Body::from(answer.into_bytes());
+                send.send_response(Response::builder().status(code).body(body).expect("a response"));
+            }
+        });
+        served(&Client::new(service, "default")).await
     }
 
     #[tokio::test]
-    async fn a_server_says_whether_it_has_pod_groups() {
-        assert!(
-            served(200, resources(&["Workload", "PodGroup"]))
-                .await
-                .expect("an answer")
-        );
-        assert!(!served(200, resources(&["Workload"])).await.expect("an answer"));
-        assert!(
-            !served(404, "404 page not found\n".into())
-                .await
-                .expect("an answer")
-        );
-        served(503, "apiserver is shutting down".into())
+    async fn the_newest_pod_groups_that_a_server_has_are_used() {
+        let both = &["Workload", "PodGroup"][..];
+        for (versions, kinds, expected) in [
+            (&["v1alpha2"][..], both, Some("v1alpha2")),
+            (&["v1alpha3", "v1beta1"], both, Some("v1beta1")),
+            (&["v1alpha3"], both, Some("v1alpha3")),
+            (&["v1alpha2"], &["Workload"], None),
+            (&[], both, None),
+        ] {
+            let found = found(versions, 200, kinds).await.expect("an answer");
+            assert_eq!(found, expected.map(Version), "{versions:?} with {kinds:?}");
+        }
+        found(&["v1alpha2"], 503, &[])
             .await
             .expect_err("nothing is known");
     }

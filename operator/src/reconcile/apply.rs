@@ -7,9 +7,8 @@ use futures::{StreamExt as _, stream};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
-use k8s_openapi::api::scheduling::v1alpha2::PodGroup;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, DynamicObject, PostParams, Preconditions};
 use kube::runtime::events::EventType;
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::Serialize;
@@ -19,6 +18,7 @@ use tracing::{debug, warn};
 use super::Context;
 use super::changes::{Changes, WorkloadChange};
 use super::events;
+use crate::build::pod_group::{POD_GROUP, Version};
 use crate::cluster::kueue::Workload;
 use crate::error::Error;
 use crate::policy::gang::is_grouped;
@@ -35,6 +35,7 @@ pub(crate) async fn apply(
 ) -> Result<(), Error> {
     let Changes {
         attempt,
+        pod_groups,
         create_pod_group,
         create_config_map,
         create_service,
@@ -52,7 +53,6 @@ pub(crate) async fn apply(
     } = changes;
     let namespace = job.namespace().unwrap_or_default();
     let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
-    let pod_groups: Api<PodGroup> = Api::namespaced(client.clone(), &namespace);
     let config_maps: Api<ConfigMap> = Api::namespaced(client.clone(), &namespace);
     let services: Api<Service> = Api::namespaced(client.clone(), &namespace);
     let network_policies: Api<NetworkPolicy> = Api::namespaced(client.clone(), &namespace);
@@ -71,8 +71,11 @@ pub(crate) async fn apply(
         .collect()
         .await;
     deleted.into_iter().collect::<Result<(), Error>>()?;
-    for name in delete_pod_groups {
-        delete(&pod_groups, name, DeleteParams::default()).await?;
+    if let Some(version) = pod_groups {
+        let pod_groups = api_of_groups(client, job, version);
+        for name in delete_pod_groups {
+            delete_of_kind(&pod_groups, POD_GROUP, name, DeleteParams::default()).await?;
+        }
     }
     for name in delete_config_maps {
         delete(&config_maps, name, DeleteParams::default()).await?;
@@ -86,8 +89,8 @@ pub(crate) async fn apply(
     if let Some(change) = workload {
         change_workload(context, client, job, change).await?;
     }
-    if let Some(pod_group) = create_pod_group {
-        create_group(context, job, pod_group).await?;
+    if let (Some(version), Some(pod_group)) = (pod_groups, create_pod_group) {
+        create_group(context, job, version, pod_group).await?;
     }
     if let Some(config_map) = create_config_map {
         create(client, job, config_map).await?;
@@ -177,9 +180,20 @@ fn written_by_us() -> PostParams {
     }
 }
 
-/// Creates the PodGroup. Where the server serves none any more, gangs get none from the next round on.
-async fn create_group(context: &Context, job: &ViTTrainingJob, group: PodGroup) -> Result<(), Error> {
-    let result = create(&context.client, job, group).await;
+fn api_of_groups(client: &Client, job: &ViTTrainingJob, version: Version) -> Api<DynamicObject> {
+    let namespace = job.namespace().unwrap_or_default();
+    Api::namespaced_with(client.clone(), &namespace, &version.resource())
+}
+
+/// Creates the PodGroup. Where the server no longer serves those, gangs get others, or none, from the next round on.
+async fn create_group(
+    context: &Context,
+    job: &ViTTrainingJob,
+    version: Version,
+    group: DynamicObject,
+) -> Result<(), Error> {
+    let api = api_of_groups(&context.client, job, version);
+    let result = create_of_kind(api, POD_GROUP, job, group).await;
     if result.as_ref().is_err_and(Error::is_not_found)
         && let Err(error) = context.settings.pod_groups.ask(&context.client).await
     {
@@ -229,9 +243,11 @@ fn tell_of_lost_group(context: &Context) {
     });
 }
 
-/// Creates an object and returns it as the server took it, or finds that this job has it already. An object of someone else
-/// is left alone.
-async fn create<K>(client: &Client, job: &ViTTrainingJob, object: K) -> Result<Option<K>, Error>
+fn create<K>(
+    client: &Client,
+    job: &ViTTrainingJob,
+    object: K,
+) -> impl Future<Output = Result<Option<K>, Error>>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone
@@ -239,11 +255,25 @@ where
         + Serialize
         + DeserializeOwned,
 {
-    let api: Api<K> = Api::namespaced(client.clone(), &job.namespace().unwrap_or_default());
+    let api = Api::namespaced(client.clone(), &job.namespace().unwrap_or_default());
+    create_of_kind(api, kind::<K>(), job, object)
+}
+
+/// Creates an object and returns it as the server took it, or finds that this job has it already. An object of someone else
+/// is left alone.
+async fn create_of_kind<K>(
+    api: Api<K>,
+    kind: &'static str,
+    job: &ViTTrainingJob,
+    object: K,
+) -> Result<Option<K>, Error>
+where
+    K: Resource + Clone + Debug + Serialize + DeserializeOwned,
+{
     let name = object.name_any();
     let failed = |verb: &'static str, name: &str, source: kube::Error| Error::Api {
         verb,
-        kind: kind::<K>(),
+        kind,
         name: name.into(),
         source: Box::new(source),
     };
@@ -260,31 +290,37 @@ where
             if owners.iter().any(|owner| Some(&owner.uid) == job.uid().as_ref()) {
                 Ok(None)
             } else if owners.iter().any(is_of) {
-                Err(Error::LastJobsObject {
-                    kind: kind::<K>(),
-                    name,
-                })
+                Err(Error::LastJobsObject { kind, name })
             } else {
-                Err(Error::NameTaken {
-                    kind: kind::<K>(),
-                    name,
-                })
+                Err(Error::NameTaken { kind, name })
             }
         }
         Err(error) => Err(failed("create", &name, error)),
     }
 }
 
-async fn delete<K>(api: &Api<K>, name: String, parameters: DeleteParams) -> Result<(), Error>
+fn delete<K>(api: &Api<K>, name: String, parameters: DeleteParams) -> impl Future<Output = Result<(), Error>>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    delete_of_kind(api, kind::<K>(), name, parameters)
+}
+
+async fn delete_of_kind<K>(
+    api: &Api<K>,
+    kind: &'static str,
+    name: String,
+    parameters: DeleteParams,
+) -> Result<(), Error>
+where
+    K: Clone + Debug + DeserializeOwned,
 {
     match api.delete(&name, &parameters).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
         Err(source) => Err(Error::Api {
             verb: "delete",
-            kind: kind::<K>(),
+            kind,
             name,
             source: Box::new(source),
         }),

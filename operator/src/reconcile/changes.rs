@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crds::{Phase, ValidatedJob};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
-use k8s_openapi::api::scheduling::v1alpha2::PodGroup;
+use kube::core::DynamicObject;
 
 use super::observe::{Isolation, Observation};
 use super::plan::Plan;
@@ -23,7 +23,9 @@ use crate::policy::restart::STOP_AFTER_FAILURE_SECONDS;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Changes {
     pub(crate) attempt: i32,
-    pub(crate) create_pod_group: Option<PodGroup>,
+    /// The version of the PodGroups that gangs get, if they get any.
+    pub(crate) pod_groups: Option<pod_group::Version>,
+    pub(crate) create_pod_group: Option<DynamicObject>,
     pub(crate) create_config_map: Option<ConfigMap>,
     pub(crate) create_service: Option<Service>,
     pub(crate) create_network_policy: Option<NetworkPolicy>,
@@ -149,7 +151,7 @@ fn gang(observation: &Observation, valid: &ValidatedJob, node_ranks: &[usize]) -
     let mut existing = observation.gang(attempt).peekable();
     let is_grouped = match existing.peek() {
         Some(_) => existing.any(|pod| pod.is_grouped),
-        None => observation.pod_groups && nodes.len() > 1,
+        None => observation.pod_groups.is_some() && nodes.len() > 1,
     };
     let outdated = observation
         .config_maps
@@ -159,8 +161,11 @@ fn gang(observation: &Observation, valid: &ValidatedJob, node_ranks: &[usize]) -
     let run_config = valid.run_config_on(u32::try_from(nodes.len()).unwrap_or(u32::MAX));
     Changes {
         attempt,
-        create_pod_group: (is_grouped && !node_ranks.is_empty())
-            .then(|| pod_group::build(job, attempt, nodes.len())),
+        pod_groups: observation.pod_groups,
+        create_pod_group: observation
+            .pod_groups
+            .filter(|_| is_grouped && !node_ranks.is_empty())
+            .map(|version| pod_group::build(version, job, attempt, nodes.len())),
         create_config_map: (!observation.config_maps.contains(&config_map_name))
             .then(|| config_map::build(job, &run_config, attempt)),
         // The ranks of one pod meet within it.
@@ -189,11 +194,7 @@ fn gang(observation: &Observation, valid: &ValidatedJob, node_ranks: &[usize]) -
             .collect(),
         stop_seconds: Some(STOP_AFTER_FAILURE_SECONDS),
         // Of one attempt both have the same name.
-        delete_pod_groups: outdated
-            .clone()
-            .filter(|_| observation.pod_groups)
-            .cloned()
-            .collect(),
+        delete_pod_groups: outdated.clone().cloned().collect(),
         delete_config_maps: outdated.cloned().collect(),
         ..Changes::default()
     }

@@ -14,6 +14,7 @@ use kube::ResourceExt as _;
 use super::Context;
 use super::agents::Question;
 use super::status::has_new_checkpoint;
+use crate::build::pod_group;
 use crate::cluster::caches::Trigger;
 use crate::cluster::inventory::NodeHealth;
 use crate::policy::admission::Queue;
@@ -39,8 +40,8 @@ pub(crate) struct Observation {
     pub(crate) unready_nodes: HashMap<String, Timestamp>,
     pub(crate) has_service: bool,
     pub(crate) network_policy: Isolation,
-    /// Whether gangs get PodGroups.
-    pub(crate) pod_groups: bool,
+    /// The version of the PodGroups that gangs get, if they get any.
+    pub(crate) pod_groups: Option<pod_group::Version>,
     /// Names of its ConfigMaps.
     pub(crate) config_maps: BTreeSet<String>,
     /// The newest record of the present attempt.
@@ -146,7 +147,7 @@ pub(crate) fn observe(context: &Context, job: Arc<ViTTrainingJob>) -> Option<Obs
     let mut observation = Observation {
         has_service: caches.has_service(&job),
         network_policy: isolation(context, &job),
-        pod_groups: context.settings.pod_groups.are_used(),
+        pod_groups: context.settings.pod_groups.used(),
         config_maps: caches.config_maps_of(&job),
         pods,
         departed,

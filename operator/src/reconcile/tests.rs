@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use tower_test::mock::{self, Handle};
 
 use super::*;
+use crate::build::pod_group::Version;
 use crate::fixtures;
 
 /// A story of one job, as the calls that its rounds make.
@@ -297,7 +298,7 @@ fn context_with(
         Arc::new(Metrics::new().expect("metrics")),
         Settings {
             network_policies: true,
-            pod_groups: PodGroups::known(pod_groups),
+            pod_groups: PodGroups::known(pod_groups.then_some(Version("v1beta1"))),
         },
         "test".into(),
     ))
