@@ -27,7 +27,7 @@ demo-down: ## Remove the demo's cluster and all it left
 	@scripts/demo --down
 
 .PHONY: test
-test: toolchain format lint generated unit docs nccl-plugin chart e2e ## Run every check and every test (as root)
+test: toolchain format lint deny generated unit docs nccl-plugin chart e2e ## Run every check and every test (as root)
 
 .PHONY: toolchain
 toolchain: ## Install what Debian packages are missing (as root), fetch libtorch
@@ -45,6 +45,10 @@ format: ## Check the formatting
 .PHONY: lint
 lint: libtorch ## Check with clippy; a warning is an error
 	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+.PHONY: deny
+deny: ## Check licences, versions and sources of dependencies, and known vulnerabilities where RustSec can be reached
+	@scripts/deny
 
 .PHONY: generate
 generate: ## Make the CRD and the references from the types, and the dashboards from the metrics, the chart's README from its values
