@@ -205,8 +205,8 @@ impl Namespace<'_> {
         let mut job: Value = serde_saphyr::from_str(include_str!("../../../examples/digits.yaml"))?;
         job["metadata"]["name"] = name.into();
         let quicker = serde_json::json!({"model": {"hiddenSize": 64, "depth": 2}, "training": {"schedule": {"warmupEpochs": 1}}});
-        merge(&mut job["spec"], quicker);
-        merge(&mut job["spec"], spec);
+        json_patch::merge(&mut job["spec"], &quicker);
+        json_patch::merge(&mut job["spec"], &spec);
         let job: ViTTrainingJob = serde_json::from_value(job)?;
         self.context
             .block_on(async { self.jobs().create(&PostParams::default(), &job).await })?;
@@ -352,22 +352,6 @@ pub(crate) fn check_attempts(status: &ViTTrainingJobStatus, attempt: i32, restar
         status.restarts
     );
     Ok(())
-}
-
-/// JSON merge patch (RFC 7386), for objects.
-fn merge(target: &mut Value, patch: Value) {
-    match (target, patch) {
-        (Value::Object(target), Value::Object(patch)) => {
-            for (key, value) in patch {
-                if value.is_null() {
-                    target.remove(&key);
-                } else {
-                    merge(target.entry(key).or_insert(Value::Null), value);
-                }
-            }
-        }
-        (target, patch) => *target = patch,
-    }
 }
 
 /// Lets the trainer's user reach what is below a folder.
