@@ -29,7 +29,7 @@ fn only<'a>(objects: &'a [Value], kind: &str) -> Result<&'a Value> {
 fn the_pods_of_the_operator_are_as_the_values_say() -> Result<()> {
     let helm = Binaries::build()?;
     let values = [
-        "extraEnv[0].name=HTTPS_PROXY,extraEnv[0].value=http://proxy:3128",
+        "extraEnv[0].name=RUST_BACKTRACE,extraEnv[0].value=full",
         "extraEnv[1].name=TOKEN,extraEnv[1].valueFrom.secretKeyRef.name=a,extraEnv[1].valueFrom.secretKeyRef.key=b",
         "imagePullSecrets={registry}",
         "priorityClassName=system-cluster-critical",
@@ -47,7 +47,7 @@ fn the_pods_of_the_operator_are_as_the_values_say() -> Result<()> {
     let env = spec["containers"][0]["env"].as_array().context("variables")?;
     let value_of = |name: &str| env.iter().find(|variable| variable["name"] == name);
     ensure!(
-        value_of("HTTPS_PROXY").context("a proxy")?["value"] == "http://proxy:3128",
+        value_of("RUST_BACKTRACE").context("a plain one")?["value"] == "full",
         "{env:?}"
     );
     ensure!(
