@@ -61,3 +61,22 @@ allowPrivilegeEscalation: false
 readOnlyRootFilesystem: true
 capabilities: {drop: [ALL]}
 {{- end -}}
+
+{{- /* How Prometheus scrapes, from the values of a monitor. */ -}}
+{{- define "vit-operator.endpoint" -}}
+port: metrics
+# The series of a straggler have the namespace of their job, not the operator's.
+honorLabels: true
+{{- with .interval }}
+interval: {{ . }}
+{{- end }}
+{{- with .scrapeTimeout }}
+scrapeTimeout: {{ . }}
+{{- end }}
+{{- with .relabelings }}
+relabelings: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .metricRelabelings }}
+metricRelabelings: {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end -}}

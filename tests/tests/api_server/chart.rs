@@ -22,8 +22,13 @@ const VALUES: &[(&str, &[&str])] = &[
     (
         "all there is",
         &[
-            "metrics.prometheusRule=true,metrics.prometheusRuleLabels.release=a",
+            "metrics.prometheusRule.enabled=true,metrics.prometheusRule.labels.release=a",
+            "metrics.prometheusRule.alerts.ViTStraggler.threshold=1.5,metrics.prometheusRule.alerts.ViTStraggler.for=1h",
             "metrics.podMonitor.operator=true,metrics.podMonitor.jobs=true,metrics.podMonitor.interval=30s",
+            "metrics.podMonitor.scrapeTimeout=10s,metrics.podMonitor.relabelings[0].targetLabel=cluster",
+            "metrics.podMonitor.metricRelabelings[0].regex=pod,metrics.podMonitor.metricRelabelings[0].action=labeldrop",
+            "metrics.serviceMonitor.enabled=true,metrics.service.annotations.g=h,metrics.serviceMonitor.scrapeTimeout=10s",
+            "metrics.serviceMonitor.relabelings[0].targetLabel=cluster",
             "commonLabels.team=vision,podLabels.a=b,podAnnotations.c=d,serviceAccount.annotations.e=f",
             "extraEnv[0].name=A,extraEnv[0].valueFrom.fieldRef.fieldPath=metadata.name,imagePullSecrets={registry}",
             "priorityClassName=system-cluster-critical,nodeSelector.pool=system",
@@ -109,7 +114,7 @@ fn prepare(cluster: &Cluster) -> Result<()> {
         )?;
     }
     let definitions = binaries::prometheus_operator_source()?.join("example/prometheus-operator-crd");
-    for kind in ["podmonitors", "prometheusrules"] {
+    for kind in ["podmonitors", "prometheusrules", "servicemonitors"] {
         let path = definitions.join(format!("monitoring.coreos.com_{kind}.yaml"));
         kubectl(
             cluster,

@@ -1,15 +1,18 @@
 //! What the chart makes of its values. Needs the built helm, but no cluster.
 
+mod monitoring;
 mod package;
 mod values;
 
 use std::collections::BTreeSet;
-use std::process::Command;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use serde_json::Value;
 use vit_tests::binaries::Binaries;
-use vit_tests::{chart, command, operator, packages};
+use vit_tests::chart;
+
+/// Where releases are, of which nothing else is asked.
+const NAMESPACE: &str = "first";
 
 /// What a release of this name is in a namespace.
 fn rendered(helm: &Binaries, namespace: &str, values: &[&str]) -> Result<String> {
@@ -33,6 +36,20 @@ fn kind_and_name(object: &Value) -> (String, String) {
         text(object, "/kind").into(),
         text(object, "/metadata/name").into(),
     )
+}
+
+fn of_kind<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
+    objects
+        .iter()
+        .filter(|object| text(object, "/kind") == kind)
+        .collect()
+}
+
+fn only<'a>(objects: &'a [Value], kind: &str) -> Result<&'a Value> {
+    match of_kind(objects, kind)[..] {
+        [object] => Ok(object),
+        ref found => anyhow::bail!("{} objects of kind {kind}", found.len()),
+    }
 }
 
 #[test]
@@ -127,6 +144,35 @@ const WRONG: &[(&str, &str)] = &[
         "at '/metrics/podMonitor/interval'",
     ),
     ("metrics.podMonitor=true", "at '/metrics/podMonitor'"),
+    (
+        "metrics.podMonitor.relabelings=drop",
+        "at '/metrics/podMonitor/relabelings'",
+    ),
+    (
+        "metrics.service.annotations.a=1",
+        "at '/metrics/service/annotations/a'",
+    ),
+    (
+        "metrics.serviceMonitor.scrapeTimeout=soon",
+        "at '/metrics/serviceMonitor/scrapeTimeout'",
+    ),
+    ("metrics.prometheusRule=true", "at '/metrics/prometheusRule'"),
+    (
+        "metrics.prometheusRule.runbookUrl=docs/operations.md",
+        "at '/metrics/prometheusRule/runbookUrl'",
+    ),
+    (
+        "metrics.prometheusRule.alerts.ViTStragler.enabled=false",
+        "additional properties 'ViTStragler' not allowed",
+    ),
+    (
+        "metrics.prometheusRule.alerts.ViTStraggler.threshold=high",
+        "at '/metrics/prometheusRule/alerts/ViTStraggler/threshold'",
+    ),
+    (
+        "metrics.prometheusRule.alerts.ViTOperatorFails.threshold=1",
+        "at '/metrics/prometheusRule/alerts/ViTOperatorFails'",
+    ),
     ("test.gpuResource=gpu", "at '/test/gpuResource'"),
     ("test.deadlineSeconds=1", "at '/test/deadlineSeconds'"),
     ("test.image.tag=a:b", "at '/test/image/tag'"),
@@ -147,131 +193,5 @@ fn a_wrong_value_is_refused_by_its_name() -> Result<()> {
         "first",
         &["resources.requests.cpu=1", "nodeSelector.pool=system"],
     )?;
-    Ok(())
-}
-
-#[test]
-fn rules_fire_on_what_they_are_for_and_on_nothing_else() -> Result<()> {
-    let mut promtool = Command::new(packages::prometheus()?.with_file_name("promtool"));
-    promtool
-        .args(["test", "rules"])
-        .arg(operator::root().join("tests/rules_test.yaml"));
-    command::run(&mut promtool)?;
-    Ok(())
-}
-
-#[test]
-fn every_alert_is_tested_and_explained() -> Result<()> {
-    let helm = Binaries::build()?;
-    let objects = objects(&helm, "first", &["metrics.prometheusRule=true"])?;
-    let rules = objects
-        .iter()
-        .find(|object| text(object, "/kind") == "PrometheusRule")
-        .context("there is a PrometheusRule")?;
-    let read = |path: &str| fs_err::read_to_string(operator::root().join(path));
-    let (tests, page) = (read("tests/rules_test.yaml")?, read("docs/operations.md")?);
-    let groups = rules.pointer("/spec/groups").and_then(Value::as_array);
-    let rules = groups
-        .into_iter()
-        .flatten()
-        .filter_map(|group| group["rules"].as_array());
-    let mut alerts = 0;
-    for rule in rules.flatten() {
-        let alert = text(rule, "/alert");
-        if alert.is_empty() {
-            let record = text(rule, "/record");
-            ensure!(page.contains(record), "{record} is not explained");
-            continue;
-        }
-        alerts += 1;
-        ensure!(
-            tests.contains(&format!("alertname: {alert}")),
-            "{alert} is not tested"
-        );
-        ensure!(
-            page.contains(&format!("\n### {alert}\n")),
-            "{alert} is not explained"
-        );
-        let runbook = format!("docs/operations.md#{}", alert.to_lowercase());
-        ensure!(
-            text(rule, "/annotations/runbook") == runbook,
-            "{alert} does not lead to {runbook}"
-        );
-    }
-    ensure!(alerts == 10, "{alerts} alerts");
-    Ok(())
-}
-
-#[test]
-fn rules_name_metrics_that_there_are() -> Result<()> {
-    let root = operator::root();
-    let read = |path: &str| fs_err::read_to_string(root.join(path));
-    let rules = read("charts/vit-operator/files/rules.yaml")?;
-    let known = [
-        read("trainer/contract/src/metrics.rs")?,
-        read("operator/src/metrics/names.rs")?,
-    ]
-    .concat();
-    let expressions = rules.lines().filter(|line| !line.contains("record:"));
-    let words =
-        expressions.flat_map(|line| line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':'));
-    let metrics: BTreeSet<&str> = words.filter(|word| word.starts_with("vit_")).collect();
-    ensure!(metrics.len() > 8, "{metrics:?}");
-    for metric in metrics {
-        let base = metric.trim_end_matches("_sum").trim_end_matches("_bucket");
-        ensure!(
-            known.contains(&format!("\"{base}\"")),
-            "there is no metric {metric}"
-        );
-    }
-    Ok(())
-}
-
-#[test]
-fn dashboards_are_config_maps_that_a_sidecar_finds() -> Result<()> {
-    let helm = Binaries::build()?;
-    let config_maps = |values: &[&str]| -> Result<Vec<Value>> {
-        let objects = objects(&helm, "first", values)?.into_iter();
-        Ok(objects
-            .filter(|object| text(object, "/kind") == "ConfigMap")
-            // That of `helm test` is not there for longer than the test.
-            .filter(|object| object.pointer("/metadata/annotations/helm.sh~1hook").is_none())
-            .collect())
-    };
-    ensure!(config_maps(&[])?.is_empty(), "without being asked for");
-    let values = [
-        "metrics.dashboards.enabled=true",
-        "metrics.dashboards.namespace=monitoring",
-        "metrics.dashboards.labels.team=vision",
-        "metrics.dashboards.annotations.grafana_folder=Training",
-    ];
-    let found = config_maps(&values)?;
-    let folder = operator::root().join("charts/vit-operator/files/dashboards");
-    let files: Vec<_> = fs_err::read_dir(folder)?.collect::<Result<_, _>>()?;
-    ensure!(files.len() == 2 && found.len() == 2, "{} ConfigMaps", found.len());
-    for file in files {
-        let name = file.file_name().to_string_lossy().into_owned();
-        let map = found
-            .iter()
-            .find(|map| map["data"].get(&name).is_some())
-            .with_context(|| format!("no ConfigMap has {name}"))?;
-        ensure!(
-            text(map, &format!("/data/{name}")) == fs_err::read_to_string(file.path())?,
-            "{name} is not the file"
-        );
-        for (pointer, expected) in [
-            ("/metadata/namespace", "monitoring"),
-            ("/metadata/labels/grafana_dashboard", "1"),
-            ("/metadata/labels/team", "vision"),
-            ("/metadata/annotations/grafana_folder", "Training"),
-        ] {
-            ensure!(text(map, pointer) == expected, "{pointer} of {map}");
-        }
-    }
-    let own = config_maps(&["metrics.dashboards.enabled=true"])?;
-    ensure!(
-        own.iter().all(|map| text(map, "/metadata/namespace") == "first"),
-        "{own:?}"
-    );
     Ok(())
 }

@@ -1,29 +1,13 @@
 //! What single values change.
 
 use anyhow::{Context as _, Result, ensure};
-use crds::{ViTTrainingJob, labels};
+use crds::ViTTrainingJob;
 use serde_json::{Value, json};
 use vit_tests::binaries::Binaries;
+use vit_tests::chart;
 use vit_tests::rights::{Account, rules_of};
-use vit_tests::{chart, operator};
 
-use crate::{kind_and_name, objects, text};
-
-const NAMESPACE: &str = "first";
-
-fn of_kind<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
-    objects
-        .iter()
-        .filter(|object| text(object, "/kind") == kind)
-        .collect()
-}
-
-fn only<'a>(objects: &'a [Value], kind: &str) -> Result<&'a Value> {
-    match of_kind(objects, kind)[..] {
-        [object] => Ok(object),
-        ref found => anyhow::bail!("{} objects of kind {kind}", found.len()),
-    }
-}
+use crate::{NAMESPACE, kind_and_name, objects, of_kind, only, text};
 
 #[test]
 fn the_pods_of_the_operator_are_as_the_values_say() -> Result<()> {
@@ -78,7 +62,8 @@ fn common_labels_are_on_all_but_the_resource_definition() -> Result<()> {
     let helm = Binaries::build()?;
     let values = [
         "commonLabels.team=vision",
-        "metrics.prometheusRule=true,metrics.podMonitor.operator=true,metrics.podMonitor.jobs=true",
+        "metrics.prometheusRule.enabled=true,metrics.podMonitor.operator=true,metrics.podMonitor.jobs=true",
+        "metrics.serviceMonitor.enabled=true",
     ];
     let objects = objects(&helm, NAMESPACE, &values)?;
     ensure!(objects.len() > 20, "{} objects", objects.len());
@@ -137,79 +122,6 @@ fn names_are_the_releases_and_say_what_they_are_of() -> Result<()> {
                 .contains(&json!(format!("--lease-name={name}"))),
             "{arguments}"
         );
-    }
-    Ok(())
-}
-
-#[test]
-fn monitors_choose_the_pods_there_are_and_ports_that_policies_leave_open() -> Result<()> {
-    let helm = Binaries::build()?;
-    ensure!(
-        of_kind(&objects(&helm, NAMESPACE, &[])?, "PodMonitor").is_empty(),
-        "off by default"
-    );
-    let values = "metrics.podMonitor.operator=true,metrics.podMonitor.jobs=true,metrics.podMonitor.interval=15s,\
-                  metrics.podMonitor.labels.release=prometheus";
-    let objects = objects(&helm, NAMESPACE, &[values])?;
-    let [of_operator, of_jobs] = of_kind(&objects, "PodMonitor")[..] else {
-        anyhow::bail!("two PodMonitors: {objects:?}")
-    };
-    for monitor in [of_operator, of_jobs] {
-        ensure!(
-            text(monitor, "/metadata/labels/release") == "prometheus",
-            "{monitor}"
-        );
-        let endpoint = json!([{"port": "metrics", "honorLabels": true, "interval": "15s"}]);
-        ensure!(monitor["spec"]["podMetricsEndpoints"] == endpoint, "{monitor}");
-    }
-    let deployment = only(&objects, "Deployment")?;
-    let pod = &deployment["spec"]["template"];
-    let selector = of_operator["spec"]["selector"]["matchLabels"]
-        .as_object()
-        .context("labels")?;
-    ensure!(
-        selector
-            .iter()
-            .all(|(key, value)| pod["metadata"]["labels"][key] == *value),
-        "{selector:?} against {pod}"
-    );
-    ensure!(
-        pod["spec"]["containers"][0]["ports"][0]["name"] == "metrics",
-        "{pod}"
-    );
-    let open = &only(&objects, "NetworkPolicy")?["spec"]["ingress"];
-    ensure!(
-        *open == json!([{"ports": [{"port": "metrics", "protocol": "TCP"}]}]),
-        "{open}"
-    );
-
-    let selector = &of_jobs["spec"]["selector"];
-    ensure!(
-        selector["matchLabels"] == json!({labels::MANAGED_BY: labels::MANAGER})
-            && selector["matchExpressions"] == json!([{"key": labels::JOB_NAME, "operator": "Exists"}]),
-        "{selector}"
-    );
-    let pods = fs_err::read_to_string(operator::root().join("operator/src/build/pod.rs"))?;
-    ensure!(
-        pods.contains(r#"const METRICS_PORT: &str = "metrics";"#),
-        "the port of jobs' pods"
-    );
-    Ok(())
-}
-
-#[test]
-fn a_monitor_of_jobs_looks_where_they_are() -> Result<()> {
-    let helm = Binaries::build()?;
-    for (values, namespaces) in [
-        ("metrics.podMonitor.jobs=true", json!({"any": true})),
-        (
-            "metrics.podMonitor.jobs=true,namespace=research",
-            json!({"matchNames": ["research"]}),
-        ),
-    ] {
-        let objects = objects(&helm, NAMESPACE, &[values])?;
-        let monitor = only(&objects, "PodMonitor")?;
-        ensure!(monitor["spec"]["namespaceSelector"] == namespaces, "{monitor}");
     }
     Ok(())
 }

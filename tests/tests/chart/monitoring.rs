@@ -1,0 +1,382 @@
+//! What Prometheus and Grafana get.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, ensure};
+use crds::labels;
+use serde_json::{Value, json};
+use vit_tests::binaries::Binaries;
+use vit_tests::{chart, command, operator, packages};
+
+use crate::{NAMESPACE, objects, of_kind, only, text};
+
+#[test]
+fn monitors_choose_the_pods_there_are_and_ports_that_policies_leave_open() -> Result<()> {
+    let helm = Binaries::build()?;
+    ensure!(
+        of_kind(&objects(&helm, NAMESPACE, &[])?, "PodMonitor").is_empty(),
+        "off by default"
+    );
+    let objects = objects(
+        &helm,
+        NAMESPACE,
+        &["metrics.podMonitor.operator=true,metrics.podMonitor.jobs=true"],
+    )?;
+    let [of_operator, of_jobs] = of_kind(&objects, "PodMonitor")[..] else {
+        anyhow::bail!("two PodMonitors: {objects:?}")
+    };
+    let deployment = only(&objects, "Deployment")?;
+    let pod = &deployment["spec"]["template"];
+    let selector = of_operator["spec"]["selector"]["matchLabels"]
+        .as_object()
+        .context("labels")?;
+    ensure!(
+        selector
+            .iter()
+            .all(|(key, value)| pod["metadata"]["labels"][key] == *value),
+        "{selector:?} against {pod}"
+    );
+    ensure!(
+        pod["spec"]["containers"][0]["ports"][0]["name"] == "metrics",
+        "{pod}"
+    );
+    let open = &only(&objects, "NetworkPolicy")?["spec"]["ingress"];
+    ensure!(
+        *open == json!([{"ports": [{"port": "metrics", "protocol": "TCP"}]}]),
+        "{open}"
+    );
+
+    let selector = &of_jobs["spec"]["selector"];
+    ensure!(
+        selector["matchLabels"] == json!({labels::MANAGED_BY: labels::MANAGER})
+            && selector["matchExpressions"] == json!([{"key": labels::JOB_NAME, "operator": "Exists"}]),
+        "{selector}"
+    );
+    let pods = fs_err::read_to_string(operator::root().join("operator/src/build/pod.rs"))?;
+    ensure!(
+        pods.contains(r#"const METRICS_PORT: &str = "metrics";"#),
+        "the port of jobs' pods"
+    );
+    Ok(())
+}
+
+#[test]
+fn monitors_scrape_as_the_values_say() -> Result<()> {
+    let helm = Binaries::build()?;
+    for (section, kinds, endpoints) in [
+        (
+            "podMonitor",
+            "metrics.podMonitor.operator=true,metrics.podMonitor.jobs=true",
+            "/spec/podMetricsEndpoints",
+        ),
+        (
+            "serviceMonitor",
+            "metrics.serviceMonitor.enabled=true",
+            "/spec/endpoints",
+        ),
+    ] {
+        let settings = "PATH.interval=15s,PATH.scrapeTimeout=5s,PATH.labels.release=prometheus,\
+                        PATH.relabelings[0].targetLabel=cluster,PATH.relabelings[0].replacement=a,\
+                        PATH.metricRelabelings[0].action=labeldrop,PATH.metricRelabelings[0].regex=pod"
+            .replace("PATH", &format!("metrics.{section}"));
+        let plain = json!([{"port": "metrics", "honorLabels": true}]);
+        let set = json!([{
+            "port": "metrics", "honorLabels": true, "interval": "15s", "scrapeTimeout": "5s",
+            "relabelings": [{"targetLabel": "cluster", "replacement": "a"}],
+            "metricRelabelings": [{"action": "labeldrop", "regex": "pod"}],
+        }]);
+        for (values, label, endpoint) in [
+            (&[kinds][..], "", plain),
+            (&[kinds, &settings], "prometheus", set),
+        ] {
+            let objects = objects(&helm, NAMESPACE, values)?;
+            let monitors: Vec<_> = objects
+                .iter()
+                .filter(|object| text(object, "/kind").ends_with("Monitor"))
+                .collect();
+            ensure!(monitors.len() == kinds.matches('=').count(), "{monitors:?}");
+            for monitor in monitors {
+                ensure!(
+                    monitor.pointer(endpoints) == Some(&endpoint)
+                        && text(monitor, "/metadata/labels/release") == label,
+                    "{monitor}"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_service_monitor_finds_the_service_and_the_service_the_pods() -> Result<()> {
+    let helm = Binaries::build()?;
+    let rendered = |values: &str| objects(&helm, NAMESPACE, &[values]);
+    ensure!(
+        of_kind(&objects(&helm, NAMESPACE, &[])?, "Service").is_empty(),
+        "off by default"
+    );
+    let objects = rendered("metrics.service.enabled=true,metrics.service.annotations.note=mine")?;
+    ensure!(of_kind(&objects, "ServiceMonitor").is_empty(), "{objects:?}");
+    let service = only(&objects, "Service")?;
+    ensure!(text(service, "/metadata/annotations/note") == "mine", "{service}");
+
+    let objects = rendered("metrics.serviceMonitor.enabled=true")?;
+    let (monitor, service) = (only(&objects, "ServiceMonitor")?, only(&objects, "Service")?);
+    let selected = monitor["spec"]["selector"]["matchLabels"]
+        .as_object()
+        .context("labels")?;
+    ensure!(
+        selected
+            .iter()
+            .all(|(key, value)| service["metadata"]["labels"][key] == *value),
+        "{selected:?} against {service}"
+    );
+    let deployment = only(&objects, "Deployment")?;
+    ensure!(
+        service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"]
+            && service["spec"]["clusterIP"] == "None"
+            && service["spec"]["ports"]
+                == json!([{"name": "metrics", "port": 8080, "targetPort": "metrics"}]),
+        "{service}"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_monitor_of_jobs_looks_where_they_are() -> Result<()> {
+    let helm = Binaries::build()?;
+    for (values, namespaces) in [
+        ("metrics.podMonitor.jobs=true", json!({"any": true})),
+        (
+            "metrics.podMonitor.jobs=true,namespace=research",
+            json!({"matchNames": ["research"]}),
+        ),
+    ] {
+        let objects = objects(&helm, NAMESPACE, &[values])?;
+        let monitor = only(&objects, "PodMonitor")?;
+        ensure!(monitor["spec"]["namespaceSelector"] == namespaces, "{monitor}");
+    }
+    Ok(())
+}
+
+#[test]
+fn rules_fire_on_what_they_are_for_and_on_nothing_else() -> Result<()> {
+    let mut promtool = Command::new(packages::prometheus()?.with_file_name("promtool"));
+    promtool
+        .args(["test", "rules"])
+        .arg(operator::root().join("tests/rules_test.yaml"));
+    command::run(&mut promtool)?;
+    Ok(())
+}
+
+const RULES: &str = "charts/vit-operator/files/rules.yaml";
+
+/// What `files/rules.yaml` holds.
+fn shipped_groups() -> Result<Value> {
+    let rules: Value = serde_saphyr::from_str(&fs_err::read_to_string(operator::root().join(RULES))?)?;
+    Ok(rules["groups"].clone())
+}
+
+/// The groups of rules that a release has.
+fn rendered_groups(values: &[&str]) -> Result<Value> {
+    let helm = Binaries::build()?;
+    let values = [&["metrics.prometheusRule.enabled=true"], values].concat();
+    let objects = objects(&helm, NAMESPACE, &values)?;
+    Ok(only(&objects, "PrometheusRule")?["spec"]["groups"].clone())
+}
+
+fn rules(groups: &Value) -> impl Iterator<Item = &Value> {
+    let groups = groups.as_array().into_iter().flatten();
+    groups.flat_map(|group| group["rules"].as_array().into_iter().flatten())
+}
+
+/// Alerts by name.
+fn alerts(groups: &Value) -> BTreeMap<&str, &Value> {
+    let alerts = rules(groups).map(|rule| (text(rule, "/alert"), rule));
+    alerts.filter(|(name, _)| !name.is_empty()).collect()
+}
+
+#[test]
+fn every_alert_is_tested_and_explained() -> Result<()> {
+    let read = |path: &str| fs_err::read_to_string(operator::root().join(path));
+    let (tests, page) = (read("tests/rules_test.yaml")?, read("docs/operations.md")?);
+    let groups = shipped_groups()?;
+    for record in rules(&groups).map(|rule| text(rule, "/record")) {
+        ensure!(page.contains(record), "{record} is not explained");
+    }
+    let alerts = alerts(&groups);
+    ensure!(alerts.len() == 10, "{alerts:?}");
+    for (alert, rule) in alerts {
+        ensure!(
+            tests.contains(&format!("alertname: {alert}")),
+            "{alert} is not tested"
+        );
+        ensure!(
+            page.contains(&format!("\n### {alert}\n")),
+            "{alert} is not explained"
+        );
+        let runbook = format!(
+            "https://vit-operator.dev/docs/operations.md#{}",
+            alert.to_lowercase()
+        );
+        ensure!(
+            text(rule, "/annotations/runbook_url") == runbook,
+            "{alert} does not lead to {runbook}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn a_release_has_the_shipped_rules_unless_values_change_them() -> Result<()> {
+    let shipped = shipped_groups()?;
+    ensure!(rendered_groups(&[])? == shipped, "other rules than in {RULES}");
+    let changed = rendered_groups(&[
+        "metrics.prometheusRule.runbookUrl=https://wiki.example.com/vit",
+        "metrics.prometheusRule.alerts.ViTJobsWaitLong.enabled=false",
+        "metrics.prometheusRule.alerts.ViTStraggler.for=1h",
+        "metrics.prometheusRule.alerts.ViTStraggler.severity=info",
+    ])?;
+    let mut expected = alerts(&shipped);
+    expected
+        .remove("ViTJobsWaitLong")
+        .context("an alert of jobs that wait")?;
+    let changed = alerts(&changed);
+    ensure!(changed.keys().eq(expected.keys()), "{:?}", changed.keys());
+    for (name, alert) in changed {
+        let mut expected = expected[name].clone();
+        expected["annotations"]["runbook_url"] =
+            format!("https://wiki.example.com/vit#{}", name.to_lowercase()).into();
+        if name == "ViTStraggler" {
+            expected["for"] = "1h".into();
+            expected["labels"]["severity"] = "info".into();
+        }
+        ensure!(*alert == expected, "{alert} is not {expected}");
+    }
+    Ok(())
+}
+
+#[test]
+fn values_change_every_alert_and_the_thresholds_that_there_are() -> Result<()> {
+    let schema = fs_err::read_to_string(chart::folder().join("values.schema.json"))?;
+    let schema: Value = serde_json::from_str(&schema)?;
+    let known = schema
+        .pointer("/properties/metrics/properties/prometheusRule/properties/alerts/properties")
+        .and_then(Value::as_object)
+        .context("alerts in values.schema.json")?;
+    let shipped = shipped_groups()?;
+    let alerts_of_rules = alerts(&shipped);
+    ensure!(
+        known.keys().map(String::as_str).collect::<BTreeSet<_>>()
+            == alerts_of_rules.keys().copied().collect(),
+        "{known:?}"
+    );
+
+    let set = |name: &String, change| format!("metrics.prometheusRule.alerts.{name}.{change}");
+    let with_threshold = known
+        .iter()
+        .filter(|(_, kind)| text(kind, "/$ref").ends_with("WithThreshold"));
+    let with_threshold: Vec<&String> = with_threshold.map(|(name, _)| name).collect();
+    ensure!(with_threshold.len() == 4, "{with_threshold:?}");
+    let values: Vec<String> = with_threshold
+        .iter()
+        .map(|name| set(name, "threshold=0.75"))
+        .collect();
+    let changed = rendered_groups(&values.iter().map(String::as_str).collect::<Vec<_>>())?;
+    for (name, alert) in alerts(&changed) {
+        let mut expected = alerts_of_rules[name].clone();
+        if with_threshold.iter().any(|changed| *changed == name) {
+            let (condition, _) = text(&expected, "/expr")
+                .rsplit_once(" > ")
+                .context("a threshold")?;
+            expected["expr"] = format!("{condition} > 0.75").into();
+        }
+        ensure!(*alert == expected, "{alert} is not {expected}");
+    }
+
+    let values: Vec<String> = known.keys().map(|name| set(name, "enabled=false")).collect();
+    let left = rendered_groups(&values.iter().map(String::as_str).collect::<Vec<_>>())?;
+    ensure!(
+        alerts(&left).is_empty()
+            && rules(&left).count() == 3
+            && left.as_array().is_some_and(|groups| groups.len() == 1),
+        "a group of recording rules, and none that is empty: {left}"
+    );
+    Ok(())
+}
+
+#[test]
+fn rules_name_metrics_that_there_are() -> Result<()> {
+    let root = operator::root();
+    let read = |path: &str| fs_err::read_to_string(root.join(path));
+    let rules = read(RULES)?;
+    let known = [
+        read("trainer/contract/src/metrics.rs")?,
+        read("operator/src/metrics/names.rs")?,
+    ]
+    .concat();
+    let expressions = rules.lines().filter(|line| !line.contains("record:"));
+    let words =
+        expressions.flat_map(|line| line.split(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != ':'));
+    let metrics: BTreeSet<&str> = words.filter(|word| word.starts_with("vit_")).collect();
+    ensure!(metrics.len() > 8, "{metrics:?}");
+    for metric in metrics {
+        let base = metric.trim_end_matches("_sum").trim_end_matches("_bucket");
+        ensure!(
+            known.contains(&format!("\"{base}\"")),
+            "there is no metric {metric}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn dashboards_are_config_maps_that_a_sidecar_finds() -> Result<()> {
+    let helm = Binaries::build()?;
+    let config_maps = |values: &[&str]| -> Result<Vec<Value>> {
+        let objects = objects(&helm, NAMESPACE, values)?.into_iter();
+        Ok(objects
+            .filter(|object| text(object, "/kind") == "ConfigMap")
+            // That of `helm test` is not there for longer than the test.
+            .filter(|object| object.pointer("/metadata/annotations/helm.sh~1hook").is_none())
+            .collect())
+    };
+    ensure!(config_maps(&[])?.is_empty(), "without being asked for");
+    let values = [
+        "metrics.dashboards.enabled=true",
+        "metrics.dashboards.namespace=monitoring",
+        "metrics.dashboards.labels.team=vision",
+        "metrics.dashboards.annotations.grafana_folder=Training",
+    ];
+    let found = config_maps(&values)?;
+    let folder = operator::root().join("charts/vit-operator/files/dashboards");
+    let files: Vec<_> = fs_err::read_dir(folder)?.collect::<Result<_, _>>()?;
+    ensure!(files.len() == 2 && found.len() == 2, "{} ConfigMaps", found.len());
+    for file in files {
+        let name = file.file_name().to_string_lossy().into_owned();
+        let map = found
+            .iter()
+            .find(|map| map["data"].get(&name).is_some())
+            .with_context(|| format!("no ConfigMap has {name}"))?;
+        ensure!(
+            text(map, &format!("/data/{name}")) == fs_err::read_to_string(file.path())?,
+            "{name} is not the file"
+        );
+        for (pointer, expected) in [
+            ("/metadata/namespace", "monitoring"),
+            ("/metadata/labels/grafana_dashboard", "1"),
+            ("/metadata/labels/team", "vision"),
+            ("/metadata/annotations/grafana_folder", "Training"),
+        ] {
+            ensure!(text(map, pointer) == expected, "{pointer} of {map}");
+        }
+    }
+    let own = config_maps(&["metrics.dashboards.enabled=true"])?;
+    ensure!(
+        own.iter()
+            .all(|map| text(map, "/metadata/namespace") == NAMESPACE),
+        "{own:?}"
+    );
+    Ok(())
+}
