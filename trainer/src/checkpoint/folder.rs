@@ -65,7 +65,10 @@ impl CheckpointFolder {
         let written = self.claim.check().and_then(|()| self.write(snapshot, &partial));
         match written {
             Ok(bytes) => {
-                self.prune()?;
+                // The new one is complete; the next one tries again.
+                if let Err(error) = self.prune() {
+                    tracing::warn!("failed to remove an old checkpoint: {error}");
+                }
                 Ok((self.folder(step), bytes))
             }
             Err(error) => {

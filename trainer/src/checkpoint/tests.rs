@@ -119,6 +119,18 @@ fn the_newest_is_loaded_and_only_so_many_are_kept() {
 }
 
 #[test]
+fn a_checkpoint_is_good_though_an_old_one_cannot_be_removed() {
+    let place = tempfile::tempdir().expect("a folder");
+    let folder = CheckpointFolder::open(place.path(), 1, owner(1)).expect("opens");
+    save(&folder, 5);
+    // Where the old one would be moved to, to be removed.
+    fs::write(place.path().join(".partial-removed-00000005"), "").expect("writes");
+    save(&folder, 10);
+    assert_eq!(load_into(&folder).expect("reads"), Some((10, 10.0, 10.5)));
+    assert_eq!(folder.steps().expect("lists"), [5, 10]);
+}
+
+#[test]
 fn an_attempt_that_was_replaced_changes_nothing_of_its_successors() {
     let place = tempfile::tempdir().expect("a folder");
     let cut_off = CheckpointFolder::open(place.path(), 1, owner(1)).expect("opens");
