@@ -61,10 +61,13 @@ pub(super) fn decode(bytes: &[u8], channels: u32) -> Result<Decoded, String> {
         .map_err(|error| error.to_string().trim().to_owned())?;
     let (width, height) = (image.width(), image.height());
     let stored_channels = image.color().channel_count();
-    let pixels = if channels == 1 {
-        image.into_luma8().into_raw()
-    } else {
-        image.into_rgb8().into_raw()
+    let pixels = match channels {
+        1 if image.color().has_color() => {
+            let pixels = image.into_rgb8();
+            pixels.pixels().map(|pixel| luma(pixel.0)).collect()
+        }
+        1 => image.into_luma8().into_raw(),
+        _ => image.into_rgb8().into_raw(),
     };
     Ok(Decoded {
         width,
@@ -73,6 +76,18 @@ pub(super) fn decode(bytes: &[u8], channels: u32) -> Result<Decoded, String> {
         stored_channels,
         pixels,
     })
+}
+
+/// Weights of red, green and blue in Pillow's grey: luma of ITU-R 601 in 16 bits of fixed point.
+pub(super) const LUMA: [u16; 3] = [19595, 38470, 7471];
+
+fn luma(pixel: [u8; 3]) -> u8 {
+    let sum: u32 = pixel
+        .iter()
+        .zip(LUMA)
+        .map(|(value, weight)| u32::from(*value) * u32::from(weight))
+        .sum();
+    ((sum + 0x8000) >> 16) as u8
 }
 
 /// Decoders fill up what is missing with grey; a file whose last scan does not end is missing something. Within a scan
@@ -103,11 +118,9 @@ impl Decoded {
             } => {
                 let shorter = ((f64::from(side) / crop_fraction) as u32).max(side);
                 let image = self.with_shorter_side(shorter, interpolation, resizer)?;
-                Ok(image.cut(
-                    i64::from((image.width - side) / 2),
-                    i64::from((image.height - side) / 2),
-                    side,
-                ))
+                // As torchvision's center_crop, which rounds halves to even.
+                let margin = |length: u32| (f64::from(length - side) / 2.0).round_ties_even() as i64;
+                Ok(image.cut(margin(image.width), margin(image.height), side))
             }
             Framing::Random {
                 padding,
@@ -252,9 +265,43 @@ mod tests {
             for (found, expected) in color.pixels.iter().zip([200_u8, 100, 50]) {
                 assert!(found.abs_diff(expected) <= 3, "{format:?}: {found}");
             }
-            let grey = decode(&bytes, 1).expect("decodes");
-            assert_eq!(grey.pixels.len(), 200);
-            assert!(grey.pixels[0].abs_diff(124) <= 12, "{}", grey.pixels[0]);
+            assert_eq!(decode(&bytes, 1).expect("decodes").pixels.len(), 200);
+        }
+    }
+
+    #[test]
+    fn grey_is_pillows() {
+        // By Pillow's own formula, (19595 R + 38470 G + 7471 B + 0x8000) >> 16.
+        for (color, grey) in [
+            ([255, 0, 0], 76),
+            ([0, 255, 0], 150),
+            ([0, 0, 255], 29),
+            ([200, 100, 50], 124),
+            ([12, 200, 77], 130),
+            ([255, 255, 255], 255),
+        ] {
+            let decoded = decode(&file(ImageFormat::Png, 2, 1, color), 1).expect("decodes");
+            assert_eq!(decoded.pixels, [grey, grey], "{color:?}");
+        }
+        let mut stored = Cursor::new(Vec::new());
+        let image = image::GrayImage::from_raw(3, 1, vec![0, 77, 255]).expect("pixels");
+        image.write_to(&mut stored, ImageFormat::Png).expect("encodes");
+        let decoded = decode(stored.get_ref(), 1).expect("decodes");
+        assert_eq!(decoded.pixels, [0, 77, 255], "grey stays as it is");
+    }
+
+    #[test]
+    fn the_centre_begins_where_torchvisions_does() {
+        // torchvision's center_crop: int(round((width - side) / 2.0)), in which Python rounds halves to even.
+        for (width, left) in [(16, 0), (17, 0), (18, 1), (19, 2), (20, 2), (21, 2), (23, 4)] {
+            let framing = Framing::Centre {
+                crop_fraction: 1.0,
+                interpolation: Interpolation::Bilinear,
+            };
+            let square = gradient(width, 16)
+                .frame(framing, 16, &mut Resizer::new(), &mut draws(0))
+                .expect("frames");
+            assert_eq!(square[1], left, "{width} pixels wide");
         }
     }
 

@@ -3,6 +3,8 @@
 
 use tch::{Kind, Tensor};
 
+use crate::data::decode::LUMA;
+
 /// What is done to one image.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Op {
@@ -139,9 +141,10 @@ fn blend(degenerate: &Tensor, images: &Tensor, strength: &Tensor) -> Tensor {
 
 /// Luma of ITU-R 601, in Pillow's fixed point.
 fn grey(images: &Tensor) -> Tensor {
-    let luma = images.narrow(1, 0, 1) * 19595.0
-        + images.narrow(1, 1, 1) * 38470.0
-        + images.narrow(1, 2, 1) * 7471.0
+    let [red, green, blue] = LUMA.map(f64::from);
+    let luma = images.narrow(1, 0, 1) * red
+        + images.narrow(1, 1, 1) * green
+        + images.narrow(1, 2, 1) * blue
         + 32768.0;
     (luma / 65536.0).floor().expand_as(images)
 }
