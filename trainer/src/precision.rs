@@ -178,6 +178,7 @@ mod tests {
     use tch::Device;
 
     use super::*;
+    use crate::model::DropSeed;
     use crate::model::fixtures::small;
 
     fn model(pooling: Pooling) -> VisionTransformer {
@@ -219,7 +220,9 @@ mod tests {
                     }
                 });
                 let weights = TrainedWeights::new(model.parameters(), precision);
-                let logits = precision.forward(&model, &images, Mode::Train).expect("logits");
+                let logits = precision
+                    .forward(&model, &images, Mode::Train(DropSeed::default()))
+                    .expect("logits");
                 assert_eq!(logits.kind(), Kind::Float, "{precision:?}");
                 let labels = Tensor::from_slice(&[0_i64, 1, 2, 3]);
                 logits.cross_entropy_for_logits(&labels).backward();

@@ -10,7 +10,7 @@
 pub(crate) enum Stream {
     /// The order of an epoch's images; places: epoch.
     Order = 1,
-    /// Blocks that a forward pass leaves out; places: step, micro-batch counted over all ranks.
+    /// Branches of blocks that an image leaves out; places: step, place in the global batch.
     DropPath = 2,
     /// The part of an image that is cut out; places: epoch, place in its order. So are those below.
     Crop = 16,
@@ -56,6 +56,11 @@ impl SplitMix64 {
     pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(GOLDEN_GAMMA);
         mix(self.0)
+    }
+
+    /// At least 0 and below 1.
+    pub(crate) fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
     /// A number below `bound`, by the high half of a product (Lemire); its bias is below `bound` / 2^64.

@@ -14,7 +14,7 @@ impl Draws {
 
     /// At least 0 and below 1.
     pub(super) fn unit(&mut self) -> f64 {
-        (self.0.next() >> 11) as f64 / (1_u64 << 53) as f64
+        self.0.unit()
     }
 
     /// Between two numbers.

@@ -6,7 +6,6 @@ use torch_ext::recompute::recompute;
 
 use super::drop_path::Kept;
 use super::layers::{Builder, LayerNorm, Linear};
-use super::vit::Mode;
 use crate::error::TrainError;
 
 #[derive(Debug)]
@@ -22,7 +21,6 @@ pub(super) struct Block {
     /// Layer scale of the MLP branch.
     scale2: Option<Tensor>,
     heads: i64,
-    drop_rate: f64,
 }
 
 /// The tokens that are wanted of a block.
@@ -45,7 +43,7 @@ impl Wanted {
 
 impl Block {
     /// Registers parameters in timm's order: `norm1, attn, ls1, norm2, mlp, ls2`.
-    pub(super) fn new(builder: &mut Builder, index: usize, drop_rate: f64, config: &ModelConfig) -> Self {
+    pub(super) fn new(builder: &mut Builder, index: usize, config: &ModelConfig) -> Self {
         let (hidden, mlp) = (i64::from(config.hidden_size), i64::from(config.mlp_size));
         let name = |part: &str| format!("blocks.{index}.{part}");
         let scale = |builder: &mut Builder, part: &str| {
@@ -63,23 +61,17 @@ impl Block {
             fc2: builder.linear(&name("mlp.fc2"), mlp, hidden),
             scale2: scale(builder, "ls2.gamma"),
             heads: i64::from(config.heads),
-            drop_rate,
         }
     }
 
-    /// `checkpointing` is what the backward pass computes again; it matters in training only.
+    /// `kept` is what images keep of the two branches, `checkpointing` what the backward pass computes again.
     pub(super) fn forward(
         &self,
         x_bnd: &Tensor,
-        mode: Mode,
+        kept: [Kept; 2],
         wanted: Wanted,
         checkpointing: ActivationCheckpointing,
     ) -> Result<Tensor, TrainError> {
-        // Drawn before anything is computed, so that computing again drops the same images.
-        let kept = [self.draw(x_bnd, mode)?, self.draw(x_bnd, mode)?];
-        if mode == Mode::Evaluate {
-            return self.run(x_bnd, &kept, wanted, false);
-        }
         match checkpointing {
             ActivationCheckpointing::None => self.run(x_bnd, &kept, wanted, false),
             ActivationCheckpointing::Selective => self.run(x_bnd, &kept, wanted, true),
@@ -136,14 +128,6 @@ impl Block {
             fc2: self.fc2.shallow_clone(),
             scale2: self.scale2.as_ref().map(Tensor::shallow_clone),
             ..*self
-        }
-    }
-
-    /// The images of this batch that keep a branch.
-    fn draw(&self, x_bnd: &Tensor, mode: Mode) -> Result<Kept, TrainError> {
-        match mode {
-            Mode::Train => Kept::draw(self.drop_rate, x_bnd.size()[0], x_bnd.kind(), x_bnd.device()),
-            Mode::Evaluate => Ok(Kept::All),
         }
     }
 

@@ -1,9 +1,13 @@
 //! Drop path, or stochastic depth ("Deep Networks with Stochastic Depth", arXiv 1603.09382): in training, a branch of a
 //! block is left out for some images of a batch, and scaled up for the others so that its expectation stays.
+//!
+//! As in timm's `drop_path` each image keeps each branch by a draw of its own. The draws depend on the image's place in
+//! the global batch, not on the rank or the micro-batch that it is in: an elastic gang of any size trains the same.
 
-use tch::{Device, Kind, Tensor};
+use tch::Tensor;
 
 use crate::error::TrainError;
+use crate::random::{SplitMix64, Stream, derive};
 
 /// Up to this rate every image goes through the branch and a mask drops results, as in timm; above it the branch sees
 /// only the images that keep it, which saves its time (as in arXiv 2304.07193, section 5).
@@ -13,6 +17,17 @@ const SUBSET_ABOVE: f64 = 0.1;
 pub(super) fn rates(rate: f64, depth: u32) -> Vec<f64> {
     let last = f64::from(depth.saturating_sub(1).max(1));
     (0..depth).map(|block| rate * f64::from(block) / last).collect()
+}
+
+/// Which images a micro-batch has, as far as their draws depend on it.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct DropSeed {
+    /// Seed of the run.
+    pub(crate) seed: u64,
+    /// Steps before this one.
+    pub(crate) step: u64,
+    /// Place of the first image in the global batch; the others follow.
+    pub(crate) place: u64,
 }
 
 /// The images of one batch that keep a branch.
@@ -27,24 +42,56 @@ pub(super) enum Kept {
     Subset { rows: Tensor, factor: f64 },
 }
 
-impl Kept {
-    /// Draws from the generator of `device`.
-    pub(super) fn draw(rate: f64, batch: i64, kind: Kind, device: Device) -> Result<Self, TrainError> {
-        let keep = 1.0 - rate;
-        if rate <= 0.0 {
-            Ok(Self::All)
-        } else if rate <= SUBSET_ABOVE {
-            let mask = Tensor::f_full([batch, 1, 1], keep, (Kind::Float, device))?.f_bernoulli()?;
-            Ok(Self::Masked(mask.f_div_scalar(keep)?.f_to_kind(kind)?))
-        } else {
-            let size = ((batch as f64 * keep) as i64).max(1);
-            Ok(Self::Subset {
-                rows: Tensor::f_randperm(batch, (Kind::Int64, device))?.f_narrow(0, 0, size)?,
-                factor: batch as f64 / size as f64,
-            })
-        }
+/// What the images of `x_bnd` keep of the two branches of each block, which have these rates.
+pub(super) fn draw(rates: &[f64], seed: DropSeed, x_bnd: &Tensor) -> Result<Vec<[Kept; 2]>, TrainError> {
+    let DropSeed { seed, step, place } = seed;
+    let batch = x_bnd.size()[0];
+    let mut images: Vec<SplitMix64> = (place..place + batch.cast_unsigned())
+        .map(|place| SplitMix64::new(derive(seed, Stream::DropPath, step, place)))
+        .collect();
+    let kept: Vec<Vec<i64>> = rates
+        .iter()
+        .flat_map(|rate| [rate; 2])
+        .map(|rate| {
+            let keeps = images.iter_mut().map(|random| random.unit() >= *rate);
+            (0..)
+                .zip(keeps)
+                .filter_map(|(row, keeps)| keeps.then_some(row))
+                .collect()
+        })
+        .collect();
+    if rates.iter().all(|rate| *rate <= 0.0) {
+        return Ok(rates.iter().map(|_| Default::default()).collect());
     }
+    // Each parameter needs a gradient: where no image keeps a branch, the first one goes through it and adds nothing.
+    let rows = kept
+        .iter()
+        .map(|rows| if rows.is_empty() { &[0] } else { rows.as_slice() });
+    let sizes: Vec<i64> = rows.clone().map(|rows| rows.len() as i64).collect();
+    // To the device all at once: the host waits for each copy.
+    let rows = Tensor::from_slice(&rows.collect::<Vec<_>>().concat())
+        .f_to_device(x_bnd.device())?
+        .f_split_with_sizes(sizes, 0)?;
+    let mut branches = rows.into_iter().zip(&kept);
+    let mut next = |rate: f64| -> Result<Kept, TrainError> {
+        let (rows, kept) = branches.next().expect("two a block");
+        let factor = if kept.is_empty() { 0.0 } else { 1.0 / (1.0 - rate) };
+        Ok(if rate <= 0.0 {
+            Kept::All
+        } else if rate <= SUBSET_ABOVE {
+            let mask = Tensor::f_zeros([batch, 1, 1], (x_bnd.kind(), x_bnd.device()))?;
+            Kept::Masked(mask.f_index_fill(0, &rows, factor)?)
+        } else {
+            Kept::Subset { rows, factor }
+        })
+    };
+    rates
+        .iter()
+        .map(|rate| Ok([next(*rate)?, next(*rate)?]))
+        .collect()
+}
 
+impl Kept {
     /// `x` plus the branch of the images that keep it.
     pub(super) fn add(
         &self,
@@ -75,9 +122,9 @@ impl Kept {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use tch::{Device, Kind};
 
-    const CPU: (Kind, Device) = (Kind::Float, Device::Cpu);
+    use super::*;
 
     #[test]
     fn rates_rise_linearly_to_the_last_block() {
@@ -88,63 +135,69 @@ mod tests {
         }
     }
 
-    /// A branch that adds one, over images of zeros: what is added to each image.
-    fn added(rate: f64, batch: i64) -> (Vec<f64>, i64) {
-        let x = Tensor::zeros([batch, 2, 3], CPU);
-        let mut seen = 0;
-        let kept = Kept::draw(rate, batch, Kind::Float, Device::Cpu).expect("draws");
-        let sum = kept
-            .add(&x, |x| {
+    /// For each of two branches of a block, which add one to zeros: what is added to each image, and how many images the
+    /// branch sees.
+    fn added(rate: f64, place: u64, batch: i64) -> [(Vec<f64>, i64); 2] {
+        let x = Tensor::zeros([batch, 2, 3], (Kind::Float, Device::Cpu));
+        let seed = DropSeed {
+            seed: 3,
+            step: 7,
+            place,
+        };
+        let [kept] = <[_; 1]>::try_from(draw(&[rate], seed, &x).expect("draws")).expect("one block");
+        kept.map(|kept| {
+            let mut seen = 0;
+            let branch = |x: &Tensor| {
                 seen = x.size()[0];
                 Ok(x + 1.0)
-            })
-            .expect("adds");
-        let of_image = sum.mean_dim([1, 2].as_slice(), false, Kind::Double);
-        (Vec::try_from(of_image).expect("a vector"), seen)
+            };
+            let sum = kept.add(&x, branch).expect("adds");
+            let of_image = sum.mean_dim([1, 2].as_slice(), false, Kind::Double);
+            (Vec::try_from(of_image).expect("a vector"), seen)
+        })
     }
 
     #[test]
-    fn a_low_rate_masks_each_image_and_keeps_the_expectation() {
-        tch::manual_seed(3);
-        let (values, seen) = added(0.1, 4000);
-        assert_eq!(seen, 4000);
-        assert!(
-            values
-                .iter()
-                .all(|value| *value == 0.0 || (value - 1.0 / 0.9).abs() < 1e-6)
-        );
-        let mean = values.iter().sum::<f64>() / 4000.0;
-        // Four standard deviations of the mean.
-        assert!(
-            (mean - 1.0).abs() < 4.0 * (0.1_f64 / 0.9).sqrt() / 4000.0_f64.sqrt(),
-            "{mean}"
-        );
-        let dropped = values.iter().filter(|value| **value == 0.0).count();
-        assert!(dropped > 0, "nothing was dropped");
+    fn each_image_drops_a_branch_at_the_rate_or_has_it_scaled_up() {
+        for rate in [0.1, 0.3, 0.9] {
+            let [attention, mlp] = added(rate, 0, 4000);
+            assert_ne!(attention.0, mlp.0);
+            for (values, seen) in [attention, mlp] {
+                let factor = 1.0 / (1.0 - rate);
+                let dropped = values.iter().filter(|value| **value == 0.0).count() as i64;
+                let scaled = values
+                    .iter()
+                    .filter(|value| (**value - factor).abs() < 1e-5)
+                    .count() as i64;
+                assert_eq!(dropped + scaled, 4000);
+                assert_eq!(seen, if rate > SUBSET_ABOVE { scaled } else { 4000 });
+                // Four standard deviations.
+                let deviation = (dropped as f64 - 4000.0 * rate).abs();
+                assert!(
+                    deviation < 4.0 * (4000.0 * rate * (1.0 - rate)).sqrt(),
+                    "{dropped} at {rate}"
+                );
+            }
+        }
+        assert_eq!(added(0.0, 0, 4), [(vec![1.0; 4], 4), (vec![1.0; 4], 4)]);
     }
 
     #[test]
-    fn a_high_rate_computes_the_branch_for_a_subset_only() {
-        let (values, seen) = added(0.25, 8);
-        assert_eq!(seen, 6);
-        assert_eq!(values.iter().filter(|value| **value == 0.0).count(), 2);
-        let mean = values.iter().sum::<f64>() / 8.0;
-        assert!(
-            (mean - 1.0).abs() < 1e-6,
-            "the expectation is kept exactly: {values:?}"
-        );
-        assert_eq!(added(0.9, 2).1, 1, "never none");
-        assert_eq!(added(0.0, 4), (vec![1.0; 4], 4));
+    fn an_image_keeps_the_same_in_any_micro_batch() {
+        for rate in [0.1, 0.5] {
+            let whole = added(rate, 0, 64);
+            let (first, second) = (added(rate, 0, 24), added(rate, 24, 40));
+            for branch in 0..2 {
+                let parts = [first[branch].0.as_slice(), &second[branch].0].concat();
+                assert_eq!(whole[branch].0, parts);
+            }
+        }
     }
 
     #[test]
-    fn the_generator_decides_which_images_are_dropped() {
-        let draw = |seed| {
-            tch::manual_seed(seed);
-            added(0.5, 16).0
-        };
-        // Tests that run side by side share the generator, and may draw between the seed and the draw.
-        assert!((0..20).any(|_| draw(1) == draw(1)));
-        assert_ne!(draw(1), draw(2));
+    fn a_branch_that_no_image_keeps_still_runs_and_adds_nothing() {
+        let all_drop = |place: &u64| added(0.9, *place, 1).iter().all(|(values, _)| values[0] == 0.0);
+        let place = (0..100).find(all_drop).expect("an image that drops both");
+        assert_eq!(added(0.9, place, 1), [(vec![0.0], 1), (vec![0.0], 1)]);
     }
 }

@@ -12,6 +12,7 @@ pub(crate) mod fixtures;
 #[cfg(test)]
 mod goldens;
 
+pub(crate) use drop_path::DropSeed;
 pub(crate) use parameters::Parameters;
 pub(crate) use vit::{Mode, VisionTransformer};
 pub(crate) use weights::{Fit, Naming, Weights, WeightsError};

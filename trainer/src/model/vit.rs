@@ -9,7 +9,7 @@ use contract::{ActivationCheckpointing, ModelConfig, Pooling};
 use tch::{Device, Tensor};
 
 use super::block::{Block, Wanted};
-use super::drop_path;
+use super::drop_path::{self, DropSeed};
 use super::layers::{Builder, LayerNorm, Linear};
 use super::parameters::{Parameters, truncated_normal, uniform_fan_in};
 use crate::error::TrainError;
@@ -17,8 +17,8 @@ use crate::error::TrainError;
 /// What a forward pass is for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Mode {
-    /// Drop path drops.
-    Train,
+    /// Images drop branches, which the seed decides.
+    Train(DropSeed),
     /// Every branch of every block for every image.
     Evaluate,
 }
@@ -34,6 +34,8 @@ pub(crate) struct VisionTransformer {
     registers: Option<Tensor>,
     position: Tensor,
     blocks: Vec<Block>,
+    /// At what rate images drop the branches of each block.
+    drop_rates: Vec<f64>,
     norm: LayerNorm,
     head: Linear,
     checkpointing: ActivationCheckpointing,
@@ -67,10 +69,8 @@ impl VisionTransformer {
             "patch_embed.proj.bias".into(),
             uniform_fan_in(&[hidden], fan_in, device),
         );
-        let blocks = drop_path::rates(config.drop_path, config.depth)
-            .into_iter()
-            .enumerate()
-            .map(|(index, rate)| Block::new(&mut builder, index, rate, config))
+        let blocks = (0..config.depth as usize)
+            .map(|index| Block::new(&mut builder, index, config))
             .collect();
         let norm = match config.pooling {
             Pooling::Token => builder.layer_norm("norm", hidden),
@@ -86,6 +86,7 @@ impl VisionTransformer {
             registers,
             position,
             blocks,
+            drop_rates: drop_path::rates(config.drop_path, config.depth),
             norm,
             head,
             checkpointing: ActivationCheckpointing::None,
@@ -115,13 +116,24 @@ impl VisionTransformer {
     /// Logits BK of normalised images BCHW of the configured size.
     pub(crate) fn forward(&self, images_bchw: &Tensor, mode: Mode) -> Result<Tensor, TrainError> {
         let mut x_bnd = self.embed(images_bchw)?;
-        for (index, block) in self.blocks.iter().enumerate() {
+        // Before anything is computed, so that computing again drops the same images.
+        let (kept, checkpointing) = match mode {
+            Mode::Train(seed) => (
+                drop_path::draw(&self.drop_rates, seed, &x_bnd)?,
+                self.checkpointing,
+            ),
+            Mode::Evaluate => (
+                self.blocks.iter().map(|_| Default::default()).collect(),
+                ActivationCheckpointing::None,
+            ),
+        };
+        for (index, (block, kept)) in self.blocks.iter().zip(kept).enumerate() {
             let wanted = if index + 1 == self.blocks.len() && self.config.pooling == Pooling::Token {
                 Wanted::First
             } else {
                 Wanted::All
             };
-            x_bnd = block.forward(&x_bnd, mode, wanted, self.checkpointing)?;
+            x_bnd = block.forward(&x_bnd, kept, wanted, checkpointing)?;
         }
         // timm norms before taking the class token and after averaging; norming a token alone is the same.
         let pooled_bd = match self.config.pooling {

@@ -11,7 +11,7 @@ use torch_ext::optim::{global_norm, scale};
 
 use super::{Average, Optimizer};
 use crate::model::fixtures::small;
-use crate::model::{Mode, VisionTransformer};
+use crate::model::{DropSeed, Mode, VisionTransformer};
 use crate::precision::{Precision, TrainedWeights};
 
 const LEARNING_RATE: f64 = 0.02;
@@ -109,7 +109,9 @@ fn model() -> VisionTransformer {
 fn loss(model: &VisionTransformer, precision: Precision) -> Tensor {
     let images = wave(&[4, 3, 8, 8], 0.7);
     let labels = Tensor::from_slice(&[0_i64, 1, 2, 3]);
-    let logits = precision.forward(model, &images, Mode::Train).expect("logits");
+    let logits = precision
+        .forward(model, &images, Mode::Train(DropSeed::default()))
+        .expect("logits");
     logits.cross_entropy_loss(&labels, None::<&Tensor>, Reduction::Mean, -100, 0.1)
 }
 

@@ -20,7 +20,7 @@ use crate::error::TrainError;
 use crate::evaluate::evaluate;
 use crate::flops;
 use crate::metrics::{Observer, RunShape};
-use crate::model::{Mode, VisionTransformer};
+use crate::model::{DropSeed, Mode, VisionTransformer};
 use crate::optim::{Average, Optimizer};
 use crate::precision::{Precision, TrainedWeights};
 use crate::rank::Reporter;
@@ -244,7 +244,8 @@ impl Trainer {
         for _ in 0..2 {
             let arrival = Tensor::zeros([1], (Kind::Double, tch::Device::Cpu));
             self.reducer.prepare(&arrival)?;
-            let logits = self.precision.forward(&self.model, &images, Mode::Train)?;
+            let mode = Mode::Train(DropSeed::default());
+            let logits = self.precision.forward(&self.model, &images, mode)?;
             logits.sum(Kind::Float).f_backward()?;
             self.reducer.finish()?;
         }

@@ -11,8 +11,7 @@ use super::Trainer;
 use crate::data::{Batches, Targets};
 use crate::error::TrainError;
 use crate::metrics::{DeviceReport, Phases, StepReport, resident_bytes};
-use crate::model::Mode;
-use crate::random::{Stream, derive};
+use crate::model::{DropSeed, Mode};
 use crate::schedule::{StepSpan, learning_rate};
 
 /// What a step adds up over the ranks while gradients are reduced, before each rank's compute time. All ranks then know
@@ -34,8 +33,8 @@ impl Trainer {
             let batch = batches.next()?.expect("the epoch's order holds this step");
             phases.data += clock.lap();
 
-            self.seed_forward(u64::from(index));
-            let logits = self.precision.forward(&self.model, &batch.images, Mode::Train)?;
+            let mode = Mode::Train(self.drop_seed(index));
+            let logits = self.precision.forward(&self.model, &batch.images, mode)?;
             let (targets, label_smoothing) = match &batch.targets {
                 Targets::Classes => (&batch.labels, training.label_smoothing),
                 Targets::Distribution(targets) => (targets, 0.0),
@@ -120,13 +119,15 @@ impl Trainer {
         }))
     }
 
-    /// Seeds what is random in the forward pass of this step's `micro_batch`.
-    fn seed_forward(&self, micro_batch: u64) {
+    /// What decides which images of this step's `micro_batch` drop branches of blocks.
+    fn drop_seed(&self, micro_batch: u32) -> DropSeed {
         let training = &self.config.training;
-        let place =
-            u64::from(self.world.rank) * u64::from(training.gradient_accumulation_steps) + micro_batch;
-        let seed = derive(training.seed, Stream::DropPath, self.position.step, place);
-        tch::manual_seed(seed.cast_signed());
+        let before = u64::from(micro_batch) * u64::from(training.micro_batch_size);
+        DropSeed {
+            seed: training.seed,
+            step: self.position.step,
+            place: u64::from(self.world.rank) * self.local_images() + before,
+        }
     }
 
     /// Numbers for the arrival all-reduce: stop requests, ranks whose loss is not finite, sum of losses, images

@@ -5,23 +5,18 @@ use nix::sys::signal::Signal;
 
 #[test]
 fn ranks_and_accumulation_only_divide_the_work() {
-    let mut one = Job::new(50);
-    one.nodes = 1;
-    one.micro_batch = 8;
-    one.run_well();
-
-    let mut nodes = Job::new(50);
-    (nodes.nodes, nodes.micro_batch) = (2, 4);
-    nodes.run_well();
-
-    let mut ranks = Job::new(50);
-    (
-        ranks.nodes,
-        ranks.ranks_per_node,
-        ranks.micro_batch,
-        ranks.accumulation,
-    ) = (1, 2, 2, 2);
-    ranks.run_well();
+    let train = |nodes, ranks_per_node, micro_batch, accumulation| {
+        let mut job = Job::new(50);
+        // Drops by a mask in the second block, and computes for some images only in the third.
+        job.model = job.model.replace("depth: 2", "depth: 3, dropPath: 0.2");
+        (job.nodes, job.ranks_per_node) = (nodes, ranks_per_node);
+        (job.micro_batch, job.accumulation) = (micro_batch, accumulation);
+        job.run_well();
+        job
+    };
+    let one = train(1, 1, 8, 1);
+    let nodes = train(2, 1, 4, 1);
+    let ranks = train(1, 2, 2, 2);
 
     for (what, other) in [("2 nodes", &nodes), ("2 ranks with accumulation", &ranks)] {
         let distance = distance(&one.weights(), &other.weights());
