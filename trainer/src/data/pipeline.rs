@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::mpsc::{RecvError, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
@@ -85,13 +86,25 @@ impl Pipeline {
                 room: Condvar::new(),
             }),
         };
+        // ATen's number of threads is that of the thread that sets it, and of those that ask for theirs later. No such
+        // thread is to get what decode threads set for themselves.
+        let before = tch::get_num_threads();
+        let (setting, all_set) = channel();
         for _ in 0..threads {
-            let shared = Arc::clone(&pipeline.shared);
-            let thread = std::thread::Builder::new()
-                .name("decode".into())
-                .spawn(move || shared.work());
+            let (shared, setting) = (Arc::clone(&pipeline.shared), setting.clone());
+            let thread = std::thread::Builder::new().name("decode".into()).spawn(move || {
+                // There are as many of these threads as processors. The number is asked for so that it is not set
+                // again when an operation does.
+                let _ = tch::get_num_threads();
+                tch::set_num_threads(1);
+                drop(setting);
+                shared.work();
+            });
             pipeline.threads.push(thread.map_err(DataError::Read)?);
         }
+        drop(setting);
+        let _: Result<(), RecvError> = all_set.recv();
+        tch::set_num_threads(before);
         Ok(pipeline)
     }
 
@@ -308,7 +321,7 @@ impl Shared {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
     use std::time::Duration;
 
     use image::ImageFormat;
@@ -328,6 +341,8 @@ mod tests {
         /// Above the label of every image.
         first_label: i64,
         reads: AtomicU64,
+        /// Threads of an operation in a thread that reads.
+        most_threads: AtomicI32,
     }
 
     impl Source for Numbered {
@@ -337,6 +352,8 @@ mod tests {
 
         fn read(&self, image: u64) -> Result<Stored, String> {
             self.reads.fetch_add(1, Ordering::SeqCst);
+            self.most_threads
+                .fetch_max(tch::get_num_threads(), Ordering::SeqCst);
             let file = if self.corrupt.contains(&image) {
                 b"no image".to_vec()
             } else {
@@ -366,7 +383,8 @@ mod tests {
             len: 24,
             corrupt: corrupt.to_vec(),
             first_label: 0,
-            reads: AtomicU64::new(0),
+            reads: AtomicU64::default(),
+            most_threads: AtomicI32::default(),
         });
         let config = config(&format!(
             "{{format: imageFolder, volume: {{hostPath: {{path: /x}}}}, {data}}}"
@@ -460,7 +478,8 @@ mod tests {
             len: 4,
             corrupt: Vec::new(),
             first_label: 8,
-            reads: AtomicU64::new(0),
+            reads: AtomicU64::default(),
+            most_threads: AtomicI32::default(),
         });
         let config = config("{format: imageFolder, volume: {hostPath: {path: /x}}}");
         let preparation = Arc::new(Preparation::new(&config, Values::Bytes, Device::Cpu));
@@ -476,6 +495,20 @@ mod tests {
             error.to_string(),
             "image 2 has label 10, but model.numClasses is 10 (labels 0 to 9)"
         );
+    }
+
+    #[test]
+    fn operations_in_a_decode_thread_use_that_thread_alone() {
+        let before = tch::get_num_threads();
+        tch::set_num_threads(3);
+        let (pipeline, source) = start("fraction: 1.0", &[], Some(0), 2, 2);
+        let _ = all(pipeline).expect("reads");
+        assert_eq!(source.most_threads.load(Ordering::SeqCst), 1);
+        assert_eq!(tch::get_num_threads(), 3);
+        // Tests that run side by side may start a pipeline between the two.
+        let later = || std::thread::spawn(tch::get_num_threads).join().expect("a number");
+        assert!((0..20).any(|_| later() > 1));
+        tch::set_num_threads(before);
     }
 
     #[test]

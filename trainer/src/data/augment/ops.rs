@@ -215,10 +215,20 @@ fn affine(images: &Tensor, ops: &[Op], fill: &Tensor) -> Tensor {
             other => unreachable!("{other:?} is not affine"),
         })
         .collect();
+    let device = images.device();
     let matrices = Tensor::from_slice(&matrices)
-        .reshape([-1, 2, 3])
-        .to_device(images.device());
-    let grid = Tensor::affine_grid_generator(&matrices, images.size(), false);
+        .reshape([-1, 6, 1, 1])
+        .to_device(device);
+    let (_, _, height, width) = images.size4().expect("BCHW");
+    let centres =
+        |length: i64| (Tensor::arange(length, (Kind::Float, device)) * 2.0 + 1.0) / length as f64 - 1.0;
+    let (x, y) = (centres(width), centres(height).reshape([-1, 1]));
+    // Not libtorch's affine_grid, a matrix product, which rounds otherwise for other batches and numbers of threads.
+    let coordinate = |row: i64| {
+        let number = |column: i64| matrices.select(1, 3 * row + column);
+        number(0) * &x + number(1) * &y + number(2)
+    };
+    let grid = Tensor::stack(&[coordinate(0), coordinate(1)], -1);
     // Zero is what lies outside.
     ((images - fill).grid_sampler(&grid, 0, 0, false) + fill).round()
 }
