@@ -11,8 +11,8 @@ use crate::error::TrainError;
 /// How long ranks wait for one another at the start. Pods of a gang are created together, but images may still have
 /// to be pulled.
 const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(10 * 60);
-/// How long a collective may take before the peers count as lost. The others wait while rank 0 finishes the last
-/// checkpoint, so this bounds a slow write at the end too.
+/// How long a collective may take before the peers count as lost. The others wait while rank 0 finishes a checkpoint at
+/// the end of an epoch or of training, so this bounds a slow write there too.
 const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
 /// Where this rank's tensors live.

@@ -187,7 +187,7 @@ impl Trainer {
                 ..self.position
             };
             let stop = self.evaluate()?;
-            self.begin_save()?;
+            self.begin_save_together()?;
             if stop && self.position.epoch < self.config.training.epochs {
                 self.save_and_wait()?;
                 return Ok(Outcome::Stopped);

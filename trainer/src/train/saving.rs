@@ -1,7 +1,7 @@
 //! Checkpoints during training: when one is taken, and that training does not wait for its writing.
 //!
-//! Every rank holds the same weights and moments, so rank 0 alone copies and writes them; the others take part only in
-//! the barrier at the end. One write is under way at a time. A checkpoint that becomes due meanwhile by
+//! Every rank holds the same weights and moments, so rank 0 alone copies and writes them; the others wait for it at the
+//! end of an epoch and of training. One write is under way at a time. A checkpoint that becomes due meanwhile by
 //! `checkpoint.everySteps` or `everySeconds` is put off to the first step after that write; the end of an epoch and the
 //! end of training wait for it.
 
@@ -45,18 +45,32 @@ impl Trainer {
         let written = saver.writer.poll()?;
         let due = !saver.writer.is_busy() && saver.cadence.is_due(self.position.step);
         self.tell(written);
-        if due { self.begin_save() } else { Ok(()) }
+        if due {
+            self.observer.turn_to(Activity::Checkpointing);
+            self.begin_save()?;
+            self.observer.turn_to(Activity::Training);
+        }
+        Ok(())
+    }
+
+    /// Begins to save the present state; every rank returns once rank 0 has begun, which may first have to wait for the
+    /// write before. Ranks that went on would wait for it in their next step, where one that is told to stop is given up.
+    pub(super) fn begin_save_together(&mut self) -> Result<(), TrainError> {
+        self.observer.turn_to(Activity::Checkpointing);
+        self.begin_save()?;
+        self.world.barrier()?;
+        self.observer.turn_to(Activity::Training);
+        Ok(())
     }
 
     /// Copies the present state and begins to write it, once the write before has ended.
-    pub(super) fn begin_save(&mut self) -> Result<(), TrainError> {
+    fn begin_save(&mut self) -> Result<(), TrainError> {
         let Some(saver) = &mut self.saver else {
             return Ok(());
         };
         if saver.newest == Some(self.position) {
             return Ok(());
         }
-        self.observer.turn_to(Activity::Checkpointing);
         // Before the copy: two at a time would take twice the memory.
         let before = saver.writer.wait()?;
         let state = State::new(
@@ -71,14 +85,13 @@ impl Trainer {
         saver.cadence.taken(self.position.step);
         saver.newest = Some(self.position);
         self.tell(before);
-        self.observer.turn_to(Activity::Training);
         Ok(())
     }
 
     /// Saves the present state; every rank returns once it is complete.
     pub(super) fn save_and_wait(&mut self) -> Result<(), TrainError> {
-        self.begin_save()?;
         self.observer.turn_to(Activity::Checkpointing);
+        self.begin_save()?;
         if let Some(saver) = &mut self.saver {
             let written = saver.writer.wait()?;
             self.tell(written);

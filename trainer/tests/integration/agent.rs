@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use crate::common::{TRAINER, await_condition};
+use crate::machine::HangingStorage;
 use contract::{
     Activity, FailureClass, Heartbeat, Heartbeats, ProcessState, Progress, TerminationRecord, environment,
 };
@@ -97,6 +98,24 @@ impl Agent {
         head.starts_with("HTTP/1.1 200").then(|| body.to_owned())
     }
 
+    fn heartbeats(&self) -> Option<Heartbeats> {
+        serde_json::from_str(&self.get("/heartbeats")?).ok()
+    }
+
+    /// Whether the agent answers and all its ranks are so.
+    fn all_ranks(&self, holds: impl Fn(&Heartbeat) -> bool) -> bool {
+        self.heartbeats()
+            .is_some_and(|heartbeats| heartbeats.ranks.iter().all(holds))
+    }
+
+    fn has_ended(&mut self) -> bool {
+        self.child.try_wait().expect("a child").is_some()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id().cast_signed()), signal).expect("signals");
+    }
+
     fn finish(mut self) -> (Option<i32>, TerminationRecord) {
         let code = self.child.wait().expect("ends").code();
         let record = fs_err::read(&self.termination_log).expect("a termination record");
@@ -136,11 +155,7 @@ fn a_pod_shows_metrics_and_progress_and_saves_when_it_is_stopped() {
         }
     }
 
-    kill(
-        Pid::from_raw(i32::try_from(agent.child.id()).expect("an id")),
-        Signal::SIGTERM,
-    )
-    .expect("signals");
+    agent.signal(Signal::SIGTERM);
     let (code, record) = agent.finish();
     assert_eq!(code, Some(143));
     assert_eq!(record.failure, None);
@@ -248,25 +263,17 @@ fn a_gpu_that_was_demanded_and_is_not_there_is_a_device_fault() {
 fn an_agent_tells_of_a_rank_that_is_stopped_and_of_those_that_wait_for_it() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut agent = Agent::start(folder.path(), &run_config(folder.path(), 1_000_000));
-    let heartbeats = || -> Option<Heartbeats> { serde_json::from_str(&agent.get("/heartbeats")?).ok() };
-    let ranks = || {
-        heartbeats()
-            .map(|heartbeats| heartbeats.ranks)
-            .unwrap_or_default()
-    };
-    await_condition("steps", || {
-        let trains = |rank: &Heartbeat| rank.activity == Activity::Training && rank.step >= Some(3);
-        ranks().len() == 2 && ranks().iter().all(trains)
-    });
-    assert_eq!(heartbeats().expect("an answer").attempt, 4);
-    assert!(ranks().iter().all(|rank| rank.median_step_seconds > Some(0.0)));
+    await_condition("steps", || agent.all_ranks(trains));
+    let heartbeats = agent.heartbeats().expect("an answer");
+    assert_eq!((heartbeats.attempt, heartbeats.ranks.len()), (4, 2));
+    assert!(agent.all_ranks(|rank| rank.median_step_seconds > Some(0.0)));
 
     let stopped = rank_process(&agent.child, 1);
     kill(stopped, Signal::SIGSTOP).expect("signals");
     await_condition("the ranks stand still", || {
-        ranks().iter().all(|rank| rank.idle_seconds > 1.0)
+        agent.all_ranks(|rank| rank.idle_seconds > 1.0)
     });
-    let seen = ranks();
+    let seen = agent.heartbeats().expect("an answer").ranks;
     assert_eq!(
         (seen[0].process, seen[1].process),
         (ProcessState::Running, ProcessState::Stopped)
@@ -280,7 +287,7 @@ fn an_agent_tells_of_a_rank_that_is_stopped_and_of_those_that_wait_for_it() {
 
     kill(stopped, Signal::SIGCONT).expect("signals");
     await_condition("the ranks go on", || {
-        ranks().iter().all(|rank| rank.step > seen[0].step)
+        agent.all_ranks(|rank| rank.step > seen[0].step)
     });
     agent.child.kill().expect("kills");
     agent.child.wait().expect("ends");
@@ -297,20 +304,43 @@ fn a_rank_that_has_written_its_checkpoint_meanwhile_is_given_up_too() {
     given_up_after(|config| config["checkpoint"]["everySteps"] = json!(1));
 }
 
+#[test]
+fn a_stop_while_storage_hangs_loses_no_rank_and_saves_the_newest_state() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut agent = Agent::start(folder.path(), &run_config(folder.path(), 1_000_000));
+    await_condition("steps", || agent.all_ranks(trains));
+    let storage = HangingStorage::begin(&folder.path().join("checkpoints"));
+    // Rank 0 cannot begin the checkpoint of an epoch before that of the epoch before is written.
+    await_condition("ranks that wait", || {
+        agent.all_ranks(|rank| rank.idle_seconds > 1.0)
+    });
+    let step = agent.heartbeats().expect("an answer").ranks[0]
+        .step
+        .expect("a step");
+    agent.signal(Signal::SIGTERM);
+    // Longer than a rank may take for a step when it is told to stop.
+    await_condition("an agent that is patient", || {
+        agent.all_ranks(|rank| rank.idle_seconds > 11.0) || agent.has_ended()
+    });
+    storage.end();
+    let (code, record) = agent.finish();
+    assert_eq!((code, record.failure), (Some(143), None));
+    let saved = record
+        .progress
+        .and_then(|progress| progress.last_checkpoint)
+        .expect("a checkpoint");
+    assert!(saved.step >= step, "step {} is saved of {step}", saved.step);
+}
+
 fn given_up_after(change: impl FnOnce(&mut serde_json::Value)) {
     let folder = tempfile::tempdir().expect("a folder");
     let mut config = run_config(folder.path(), 1_000_000);
     change(&mut config);
     let agent = Agent::start(folder.path(), &config);
-    let trains = || {
-        let heartbeats: Heartbeats = serde_json::from_str(&agent.get("/heartbeats")?).ok()?;
-        let trains = |rank: &Heartbeat| rank.activity == Activity::Training && rank.step >= Some(3);
-        heartbeats.ranks.iter().all(trains).then_some(())
-    };
-    await_condition("steps", || trains().is_some());
+    await_condition("steps", || agent.all_ranks(trains));
     // Its connections stay open, and nothing comes: what a node that loses power leaves to the others.
     kill(rank_process(&agent.child, 1), Signal::SIGSTOP).expect("signals");
-    kill(Pid::from_raw(agent.child.id().cast_signed()), Signal::SIGTERM).expect("signals");
+    agent.signal(Signal::SIGTERM);
     let (code, record) = agent.finish();
     assert_eq!(code, Some(75), "its ranks would wait for ever");
     let failure = record.failure.expect("a failure");
@@ -320,6 +350,10 @@ fn given_up_after(change: impl FnOnce(&mut serde_json::Value)) {
         "{}",
         failure.message
     );
+}
+
+fn trains(rank: &Heartbeat) -> bool {
+    rank.activity == Activity::Training && rank.step >= Some(3)
 }
 
 /// The process of a rank of this agent.

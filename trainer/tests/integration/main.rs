@@ -8,6 +8,7 @@ mod data;
 mod eval;
 mod export;
 mod faults;
+mod machine;
 mod optimization;
 mod preflight;
 mod pretrained;

@@ -1,0 +1,44 @@
+//! The machine as a test wants it: storage that hangs.
+
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::OFlag;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+
+/// A folder of checkpoints in which no write gets on: each begins by reading who owns the folder, here from a pipe.
+pub(crate) struct HangingStorage {
+    owner: PathBuf,
+    pipe: PathBuf,
+    content: Vec<u8>,
+}
+
+impl HangingStorage {
+    pub(crate) fn begin(checkpoints: &Path) -> Self {
+        let owner = checkpoints.join("owner.json");
+        let pipe = checkpoints.with_extension("pipe");
+        let content = fs_err::read(&owner).expect("an owner");
+        mkfifo(&pipe, Mode::S_IRWXU).expect("makes");
+        let new = checkpoints.with_extension("new");
+        fs_err::hard_link(&pipe, &new).expect("links");
+        fs_err::rename(new, &owner).expect("replaces");
+        Self { owner, pipe, content }
+    }
+
+    /// Lets a write that hangs, and all later ones, get on.
+    pub(crate) fn end(self) {
+        let new = self.pipe.with_extension("new");
+        fs_err::write(&new, &self.content).expect("writes");
+        fs_err::rename(new, &self.owner).expect("replaces");
+        // Not waiting for a reader: there is none where no write has begun, or its process has ended.
+        let pipe = std::fs::OpenOptions::new()
+            .write(true)
+            .custom_flags(OFlag::O_NONBLOCK.bits())
+            .open(&self.pipe);
+        if let Ok(mut pipe) = pipe {
+            pipe.write_all(&self.content).expect("writes");
+        }
+    }
+}
