@@ -179,6 +179,7 @@ namespace vit {
 struct Reducer {
   std::unique_ptr<c10d::Reducer> reducer;
   TimedAllReduce* hook;  // owned by `reducer`
+  c10::intrusive_ptr<c10d::ProcessGroup> gradients;
   c10::intrusive_ptr<c10d::ProcessGroup> control;
   at::Device device;
   std::shared_ptr<Step> finished;
@@ -218,7 +219,7 @@ vit::Status vit_reducer_new(at::Tensor* const* parameters, size_t count, vit::Gr
     if (!device.is_cpu()) {
       gradients->group->enableCollectivesTiming();
     }
-    *out = new vit::Reducer{std::move(reducer), borrowed, control->group, device, nullptr};
+    *out = new vit::Reducer{std::move(reducer), borrowed, gradients->group, control->group, device, nullptr};
   });
 }
 
@@ -245,11 +246,17 @@ vit::Status vit_reducer_finish(vit::Reducer* reducer, double* sums, size_t count
     const auto step = std::move(reducer->hook->step);
     TORCH_CHECK(step != nullptr, "the step was not prepared");
     if (step->arrived) {
+      // Before the device, on which NCCL's kernels may be waiting for a peer that is lost: the arrival fails at once.
+      try {
+        step->arrived->waitAndThrow();
+      } catch (...) {
+        reducer->gradients->abort();
+        throw;
+      }
       if (!reducer->device.is_cpu()) {
         c10::impl::VirtualGuardImpl(reducer->device.type()).getStream(reducer->device).synchronize();
       }
       step->usable = Clock::now();
-      step->arrived->waitAndThrow();
       exchange(*step, *reducer->control);
     }
     TORCH_CHECK(step->arrival.is_cpu() && static_cast<size_t>(step->arrival.numel()) == count,
@@ -262,7 +269,7 @@ vit::Status vit_reducer_finish(vit::Reducer* reducer, double* sums, size_t count
 // The times of the step that was finished last. Called some work later, it waits for nothing.
 //
 // straggler: own last gradient ready -> every rank's last gradient ready.
-// exposed:   from then -> averaged gradients usable.
+// exposed:   from then -> averaged gradients usable, and the arrival known.
 // total:     time in which any gradient all-reduce was under way that every rank had begun, and at least `exposed`.
 //
 // A rank that is late by D lengthens the others' straggler by D and nothing else. A slower network lengthens total, and

@@ -1,5 +1,6 @@
-// For tests only: a process group whose all-reduces take longer by a given time, as over a slow network. It lies in an
-// archive of its own, from which a program that does not name it takes nothing.
+// For tests only: process groups whose all-reduces take longer by a given time, as over a slow network, or are only
+// queued, as over NCCL. They lie in an archive of their own, from which a program that does not name it takes nothing.
+#include <atomic>
 #include <cstdlib>
 #include <thread>
 
@@ -66,6 +67,33 @@ class DelayedBackend : public c10d::Backend {
   Milliseconds delay_;
 };
 
+// Does not reduce: what it gives is complete at once, as NCCL's is when its kernels are queued.
+class QueuedBackend : public c10d::Backend {
+ public:
+  explicit QueuedBackend(const c10d::Backend& inner) : Backend(inner.getRank(), inner.getSize()) {}
+
+  const std::string getBackendName() const override { return "queued"; }
+
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
+                                           const c10d::AllreduceOptions&) override {
+    auto done = c10::make_intrusive<Future>(c10::ListType::create(c10::TensorType::get()));
+    done->markCompleted(c10::IValue(tensors));
+    return c10::make_intrusive<DelayedWork>(done);
+  }
+
+  void abort() override { aborted = true; }
+
+  std::atomic<bool> aborted{false};
+};
+
+void replace(vit::Group& group, const c10::intrusive_ptr<c10d::Backend>& backend) {
+  auto outer = c10::make_intrusive<c10d::ProcessGroup>(backend->getRank(), backend->getSize());
+  const auto type = c10d::ProcessGroup::BackendType::CUSTOM;
+  outer->setBackend(c10::DeviceType::CPU, type, backend);
+  outer->setDefaultBackend(type);
+  group.group = outer;
+}
+
 }  // namespace
 
 extern "C" {
@@ -74,12 +102,20 @@ extern "C" {
 vit::Status vit_group_delay(vit::Group* group, int64_t delay_ms) {
   return guarded([&] {
     auto inner = group->group->getDefaultBackend();
-    auto delayed = c10::make_intrusive<DelayedBackend>(inner, Milliseconds(delay_ms));
-    auto outer = c10::make_intrusive<c10d::ProcessGroup>(inner->getRank(), inner->getSize());
-    const auto type = c10d::ProcessGroup::BackendType::CUSTOM;
-    outer->setBackend(c10::DeviceType::CPU, type, c10::intrusive_ptr<c10d::Backend>(delayed));
-    outer->setDefaultBackend(type);
-    group->group = outer;
+    replace(*group, c10::make_intrusive<DelayedBackend>(inner, Milliseconds(delay_ms)));
+  });
+}
+
+// Makes the group's all-reduces only queued.
+vit::Status vit_group_queue(vit::Group* group) {
+  return guarded([&] { replace(*group, c10::make_intrusive<QueuedBackend>(*group->group->getDefaultBackend())); });
+}
+
+// Whether such a group was aborted.
+vit::Status vit_group_aborted(vit::Group* group, bool* aborted) {
+  return guarded([&] {
+    const auto backend = group->group->getDefaultBackend();
+    *aborted = dynamic_cast<QueuedBackend&>(*backend).aborted;
   });
 }
 }

@@ -2,5 +2,6 @@
 #![allow(missing_docs, reason = "tests say what they show by their names")]
 
 mod averaging;
+mod lost_peer;
 mod ranks;
 mod sync_cost;

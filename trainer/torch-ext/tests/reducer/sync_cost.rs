@@ -39,7 +39,9 @@ enum Delayed {
     LastRank,
     /// All-reduces of gradients take longer.
     Gradients,
-    /// Those of everything else do too, as over a slow network.
+    /// Those of everything else do.
+    Control,
+    /// All do, as over a slow network.
     Network,
 }
 
@@ -74,7 +76,7 @@ fn cost(rank: &Worker, layers: &Layers, delayed: Delayed) -> SyncTimes {
     if matches!(delayed, Delayed::Gradients | Delayed::Network) {
         delay(&rank.gradients, DELAY);
     }
-    if delayed == Delayed::Network {
+    if matches!(delayed, Delayed::Control | Delayed::Network) {
         delay(&rank.control, DELAY);
     }
     let mut reducer = Reducer::new(
@@ -159,7 +161,7 @@ fn a_late_rank_is_the_others_straggler_wait_and_nothing_else() {
 
 #[test]
 fn a_slow_all_reduce_is_total_and_exposed_cost_on_every_rank_and_no_straggler() {
-    for delayed in [Delayed::Gradients, Delayed::Network] {
+    for delayed in [Delayed::Gradients, Delayed::Control, Delayed::Network] {
         for added in added(1, 64, delayed) {
             assert_near(added, [1.0, 1.0, 0.0]);
         }

@@ -1,0 +1,57 @@
+//! A rank that goes away without taking part in a step.
+
+#![allow(unsafe_code, reason = "the process group that only queues is C++")]
+
+use std::ffi::{c_int, c_void};
+
+use tch::{Device, Kind, Tensor};
+use torch_ext::{Compression, ErrorKind, ProcessGroup, Reducer};
+
+use crate::ranks::on_ranks;
+
+unsafe extern "C" {
+    /// `tests/reducer/delay.cpp`.
+    fn vit_group_queue(group: *mut c_void) -> c_int;
+    /// `tests/reducer/delay.cpp`.
+    fn vit_group_aborted(group: *mut c_void, aborted: *mut bool) -> c_int;
+}
+
+/// Makes the group's all-reduces end for the host as soon as they are queued, as NCCL's do.
+fn queue(group: &ProcessGroup) {
+    // SAFETY: the pointer is that of a live group, and the function takes such a one.
+    assert_eq!(unsafe { vit_group_queue(group.as_raw()) }, 0);
+}
+
+fn is_aborted(group: &ProcessGroup) -> bool {
+    let mut aborted = false;
+    // SAFETY: as above, and the place is valid for the call.
+    assert_eq!(unsafe { vit_group_aborted(group.as_raw(), &raw mut aborted) }, 0);
+    aborted
+}
+
+#[test]
+fn the_arrival_tells_of_a_lost_peer_and_what_the_device_waits_for_is_aborted() {
+    on_ranks(2, |rank| {
+        if rank.rank == 1 {
+            return;
+        }
+        queue(&rank.gradients);
+        let parameters = [Tensor::zeros([8], (Kind::Float, Device::Cpu)).set_requires_grad(true)];
+        let mut reducer = Reducer::new(
+            &parameters,
+            &rank.gradients,
+            &rank.control,
+            1024,
+            Compression::None,
+        )
+        .expect("a reducer");
+        reducer
+            .prepare(&Tensor::from_slice(&[1.0_f64]))
+            .expect("prepares");
+        parameters[0].sum(Kind::Float).backward();
+        assert!(!is_aborted(&rank.gradients));
+        let error = reducer.finish().expect_err("rank 1 is gone");
+        assert_eq!(error.kind, ErrorKind::Communication, "{error}");
+        assert!(is_aborted(&rank.gradients));
+    });
+}
