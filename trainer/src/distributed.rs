@@ -41,7 +41,8 @@ impl Accelerator {
         }
     }
 
-    /// The CPU where there is no GPU. One that is there but cannot be used is a fault: falling back would hide it.
+    /// The CPU where there is no GPU. One that is there but cannot be used is a fault, of the node or of the image: falling
+    /// back would hide it.
     fn instead_of_cuda(reason: CudaError, local_rank: u32) -> Result<Self, TrainError> {
         if !matches!(reason, CudaError::NoDevice) {
             return Err(TrainError::UnusableGpu(reason));
@@ -244,16 +245,22 @@ mod tests {
     fn only_a_machine_without_a_gpu_falls_back_to_the_cpu() {
         let found = Accelerator::instead_of_cuda(CudaError::NoDevice, 0).expect("the CPU");
         assert!(matches!(found, Accelerator::Cpu));
-        let missing = CudaError::Library {
-            library: "libvit_nccl.so",
-            message: "cannot open shared object file".into(),
-        };
-        for (reason, named) in [
-            (missing, "libvit_nccl.so"),
-            (CudaError::Unusable, "no usable GPU"),
+        let (library, message) = ("libtorch_cuda.so", "libcudart.so.13: cannot open".into());
+        for (reason, code, named) in [
+            (
+                CudaError::CpuBuild { library },
+                ExitCode::BadConfig,
+                "the image whose tag ends in -cuda13",
+            ),
+            (
+                CudaError::Library { library, message },
+                ExitCode::DeviceFault,
+                "libcudart.so.13",
+            ),
+            (CudaError::Unusable, ExitCode::DeviceFault, "no usable GPU"),
         ] {
             let error = Accelerator::instead_of_cuda(reason, 0).expect_err("a fault");
-            assert_eq!(error.exit_code(), ExitCode::DeviceFault);
+            assert_eq!(error.exit_code(), code);
             let message = error.to_string();
             assert!(message.contains(named), "{message}");
             assert!(message.contains("set workers.device to cpu"), "{message}");

@@ -3,7 +3,7 @@
 use std::panic::AssertUnwindSafe;
 
 use contract::{ConfigError, ExitCode, FailureClass};
-use torch_ext::ErrorKind;
+use torch_ext::{CudaError, ErrorKind};
 
 use crate::checkpoint::CheckpointError;
 use crate::data::DataError;
@@ -37,12 +37,12 @@ pub(crate) enum TrainError {
     Torch(#[from] torch_ext::Error),
     /// No usable GPU although the configuration demands one.
     #[error("workers.device is cuda, but {0}")]
-    Device(#[from] torch_ext::CudaError),
+    Device(#[from] CudaError),
     /// A GPU that cannot be used although the machine has one. Training on the CPU instead would go unnoticed.
     #[error(
         "workers.device is auto and this machine has a GPU, but {0}; to train on the CPU on purpose, set workers.device to cpu"
     )]
-    UnusableGpu(#[source] torch_ext::CudaError),
+    UnusableGpu(#[source] CudaError),
     /// Ranks that would wait for one another on different devices for ever.
     #[error(
         "workers.device is auto, and {with_gpu} of {ranks} ranks found a GPU: all must, or set workers.device to cpu"
@@ -95,6 +95,10 @@ impl TrainError {
             | Self::Weights(_)
             | Self::Export(_)
             | Self::Save(SaveError::Exists { .. } | SaveError::Place { .. }) => ExitCode::BadConfig,
+            // No other node would help.
+            Self::Device(CudaError::CpuBuild { .. }) | Self::UnusableGpu(CudaError::CpuBuild { .. }) => {
+                ExitCode::BadConfig
+            }
             Self::Data(_) => ExitCode::BadData,
             Self::Checkpoint(error) if error.is_refusal() => ExitCode::BadConfig,
             Self::Checkpoint(_) | Self::Save(SaveError::Write { .. }) => ExitCode::Storage,

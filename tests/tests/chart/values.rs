@@ -1,7 +1,8 @@
 //! What single values change.
 
 use anyhow::{Context as _, Result, ensure};
-use crds::ViTTrainingJob;
+use crds::spec::Device;
+use crds::{ViTTrainingJob, labels};
 use serde_json::{Value, json};
 use vit_tests::binaries::Binaries;
 use vit_tests::chart;
@@ -143,6 +144,8 @@ fn the_job_of_the_test_can_be_run_where_the_operator_runs_jobs() -> Result<()> {
         let objects = objects(&helm, NAMESPACE, values)?;
         let job = test_job(&objects)?;
         crds::validate(&job)?;
+        // The default image cannot use the GPU that the job gets.
+        ensure!(job.spec.workers.device == Device::Cpu, "{:?}", job.spec.workers);
         ensure!(
             job.metadata.namespace.as_deref() == Some(namespace),
             "{:?}",
@@ -197,6 +200,7 @@ fn the_job_of_the_test_has_what_the_cluster_wants_of_it() -> Result<()> {
     ensure!(
         spec.workers.gpu_resource == "amd.com/gpu"
             && spec.workers.nodes == 1
+            && spec.workers.device == Device::Auto
             && spec.workers.tolerations.len() == 1,
         "{:?}",
         spec.workers

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use crate::common::{TRAINER, await_condition};
-use crate::machine::HangingStorage;
+use crate::machine::{HangingStorage, trainer_on_machine_with};
 use contract::{
     Activity, FailureClass, Heartbeat, Heartbeats, ProcessState, Progress, TerminationRecord, environment,
 };
@@ -60,11 +60,16 @@ struct Agent {
 
 impl Agent {
     fn start(folder: &Path, config: &serde_json::Value) -> Self {
+        Self::start_through(Command::new(TRAINER), folder, config)
+    }
+
+    /// Starts it by a command that takes its arguments.
+    fn start_through(mut command: Command, folder: &Path, config: &serde_json::Value) -> Self {
         let file = folder.join("run.json");
         fs_err::write(&file, config.to_string()).expect("writes");
         let http_port = free_port();
         let termination_log = folder.join("termination-log");
-        let child = Command::new(TRAINER)
+        let child = command
             .arg("agent")
             .env(environment::RUN_CONFIG, &file)
             .env(environment::NODE_RANK, "0")
@@ -239,24 +244,36 @@ fn the_termination_record_names_the_failure() {
 }
 
 #[test]
-fn a_gpu_that_was_demanded_and_is_not_there_is_a_device_fault() {
-    if ["/dev/nvidiactl", "/dev/nvidia0"]
-        .iter()
-        .any(|file| Path::new(file).exists())
-    {
-        return;
-    }
-    let folder = tempfile::tempdir().expect("a folder");
-    let mut config = run_config(folder.path(), 1);
-    config["device"] = json!("cuda");
-    let (code, record) = Agent::start(folder.path(), &config).finish();
-    assert_eq!(code, Some(76));
-    let failure = record.failure.expect("a failure");
-    assert_eq!(failure.class, FailureClass::DeviceFault);
+fn a_gpu_that_cannot_be_used_is_a_fault_of_the_node_or_of_the_image() {
+    let failure = |device: &str, files: &[&str]| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut config = run_config(folder.path(), 1);
+        config["device"] = json!(device);
+        let command = trainer_on_machine_with(files);
+        let (code, record) = Agent::start_through(command, folder.path(), &config).finish();
+        let failure = record.failure.expect("a failure");
+        assert_eq!(code, Some(failure.exit_code.into()));
+        (failure.class, failure.message)
+    };
     assert_eq!(
-        failure.message,
-        "workers.device is cuda, but no GPU is visible: neither /dev/nvidiactl nor /dev/nvidia0 exists"
+        failure("cuda", &[]),
+        (
+            FailureClass::DeviceFault,
+            "workers.device is cuda, but no GPU is visible: neither /dev/nvidiactl nor /dev/nvidia0 exists"
+                .into()
+        )
     );
+    // The tests' libtorch is one for CPUs.
+    for device in ["auto", "cuda"] {
+        let (class, message) = failure(device, &["nvidiactl", "nvidia0"]);
+        assert_eq!(class, FailureClass::BadConfig, "{message}");
+        for part in [
+            "libtorch_cuda.so is missing",
+            "the image whose tag ends in -cuda13",
+        ] {
+            assert!(message.contains(part), "no {part} in: {message}");
+        }
+    }
 }
 
 #[test]

@@ -1,12 +1,15 @@
-//! The machine as a test wants it: storage that hangs.
+//! The machine as a test wants it: storage that hangs, and GPUs that are there or not.
 
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use nix::fcntl::OFlag;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
+
+use crate::common::TRAINER;
 
 /// A folder of checkpoints in which no write gets on: each begins by reading who owns the folder, here from a pipe.
 pub(crate) struct HangingStorage {
@@ -41,4 +44,19 @@ impl HangingStorage {
             pipe.write_all(&self.content).expect("writes");
         }
     }
+}
+
+/// The trainer on a machine with these files of the NVIDIA driver, and no others. Needs root.
+pub(crate) fn trainer_on_machine_with(devices: &[&str]) -> Command {
+    // A new /dev that this process alone sees, with what programs rely on.
+    const SCRIPT: &str = "set -eu; new=$(mktemp -d); mount -t tmpfs tmpfs $new
+        for name in null zero urandom; do : > $new/$name; mount --bind /dev/$name $new/$name; done
+        for name in $DEVICES; do : > $new/$name; done
+        mount --move $new /dev; rmdir $new; exec \"$0\" \"$@\"";
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "--propagation", "private", "sh", "-c", SCRIPT, TRAINER])
+        .env("DEVICES", devices.join(" "))
+        .env_remove("CUDA_VISIBLE_DEVICES");
+    command
 }

@@ -4,10 +4,15 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::common::{Job, TRAINER};
+use crate::machine::trainer_on_machine_with;
 use serde_json::Value;
 
 fn preflight(arguments: &[&str]) -> (Option<i32>, Value) {
-    let output = Command::new(TRAINER)
+    preflight_through(Command::new(TRAINER), arguments)
+}
+
+fn preflight_through(mut command: Command, arguments: &[&str]) -> (Option<i32>, Value) {
+    let output = command
         .args(["preflight", "--json"])
         .args(arguments)
         .output()
@@ -103,14 +108,9 @@ fn the_first_failed_check_gives_the_exit_code() {
 
 #[test]
 fn a_gpu_that_is_asked_for_and_not_there_is_told_before_a_run() {
-    if ["/dev/nvidiactl", "/dev/nvidia0"]
-        .iter()
-        .any(|file| Path::new(file).exists())
-    {
-        return;
-    }
     let folder = tempfile::tempdir().expect("a folder");
-    let (code, report) = preflight(&["--device", "cuda", "--checkpoints", text(folder.path())]);
+    let arguments = ["--device", "cuda", "--checkpoints", text(folder.path())];
+    let (code, report) = preflight_through(trainer_on_machine_with(&[]), &arguments);
     assert_eq!(code, Some(76), "{report}");
     assert!(
         detail(&report, "device").contains("no GPU is visible"),

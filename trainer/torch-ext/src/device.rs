@@ -1,5 +1,6 @@
 //! Finding CUDA at run time, so that one binary serves machines with and without it.
 
+use std::error::Error as _;
 use std::ffi::{c_int, c_void};
 use std::path::{Path, PathBuf};
 
@@ -57,7 +58,15 @@ pub enum CudaError {
     /// No device of the NVIDIA driver.
     #[error("no GPU is visible: neither {} nor {} exists", DEVICE_FILES[0], DEVICE_FILES[1])]
     NoDevice,
-    /// A library that is missing or does not fit.
+    /// A library of this program is not there, as in an image without CUDA.
+    #[error(
+        "{library} is missing: this build is for the CPU, and GPUs need the image whose tag ends in -cuda13"
+    )]
+    CpuBuild {
+        /// File name of the library.
+        library: &'static str,
+    },
+    /// A library that does not fit, or lacks another one.
     #[error("failed to load {library}: {message}")]
     Library {
         /// File name of the library.
@@ -79,12 +88,8 @@ pub fn load_cuda() -> Result<Cuda, CudaError> {
     let torch_cuda = open(TORCH_CUDA)?;
     let plugin = open(PLUGIN)?;
     // SAFETY: the symbol is a function of the plugin; only its address is taken here.
-    let entry = unsafe { plugin.get::<*const c_void>(b"vit_nccl_backend_new\0") }.map_err(|error| {
-        CudaError::Library {
-            library: PLUGIN,
-            message: error.to_string(),
-        }
-    })?;
+    let entry = unsafe { plugin.get::<*const c_void>(b"vit_nccl_backend_new\0") }
+        .map_err(|error| unusable(PLUGIN, &error))?;
     let backend_new = *entry;
     // Neither library can be unloaded: libtorch keeps pointers into them.
     std::mem::forget(torch_cuda);
@@ -97,15 +102,37 @@ pub fn load_cuda() -> Result<Cuda, CudaError> {
 
 fn open(library: &'static str) -> Result<Library, CudaError> {
     // SAFETY: both libraries' initialisers are meant to run on loading and have no other preconditions.
-    unsafe { Library::open(Some(library), RTLD_NOW | RTLD_GLOBAL) }.map_err(|error| CudaError::Library {
-        library,
-        message: error.to_string(),
-    })
+    unsafe { Library::open(Some(library), RTLD_NOW | RTLD_GLOBAL) }.map_err(|error| unusable(library, &error))
+}
+
+/// Why a library cannot be used, by the loader's own words.
+fn unusable(library: &'static str, error: &libloading::Error) -> CudaError {
+    let message = error.source().unwrap_or(error).to_string();
+    // It names the file that it did not find: this one, or another that this one needs.
+    if message.starts_with(&format!("{library}: cannot open shared object file")) {
+        CudaError::CpuBuild { library }
+    } else {
+        CudaError::Library { library, message }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_library_that_is_missing_is_told_from_one_that_does_not_load() {
+        let missing = open("libvit_missing.so").expect_err("is not there");
+        assert!(
+            matches!(missing, CudaError::CpuBuild { library } if library == "libvit_missing.so"),
+            "{missing}"
+        );
+        let message = open("/proc/self/status").expect_err("is no library").to_string();
+        assert!(
+            message.starts_with("failed to load /proc/self/status: /proc/self/status: "),
+            "{message}"
+        );
+    }
 
     #[test]
     fn a_product_is_read_from_the_drivers_files() {
