@@ -49,8 +49,14 @@ pub(crate) enum TrainError {
     )]
     MixedDevices { with_gpu: u64, ranks: u32 },
     /// More ranks on a machine than GPUs.
-    #[error("workers.gpusPerNode is {ranks}, but this machine has {found} GPUs")]
-    TooFewGpus { found: i64, ranks: u32 },
+    #[error(
+        "workers.nodes x workers.gpusPerNode is {nodes} x {ranks_per_node}, but this machine has {found} GPUs"
+    )]
+    TooFewGpus {
+        found: usize,
+        nodes: u32,
+        ranks_per_node: u32,
+    },
     /// The coordinator did not appear.
     #[error("{0}")]
     Rendezvous(String),

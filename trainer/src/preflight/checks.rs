@@ -106,14 +106,15 @@ pub(super) fn device(config: &RunConfig) -> Result<((), String), TrainError> {
             config.world_size()
         ),
         Accelerator::Cuda { .. } => {
-            let found = tch::Cuda::device_count();
-            if found < i64::from(config.ranks_per_node) {
+            let found = usize::try_from(tch::Cuda::device_count()).unwrap_or(0);
+            if found < config.world_size() as usize {
                 return Err(TrainError::TooFewGpus {
                     found,
-                    ranks: config.ranks_per_node,
+                    nodes: config.nodes,
+                    ranks_per_node: config.ranks_per_node,
                 });
             }
-            format!("{found} GPUs for {} ranks", config.ranks_per_node)
+            format!("{found} GPUs for {} ranks", config.world_size())
         }
     };
     Ok(((), detail))

@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use torch_ext::Rendezvous;
 
+use super::gpus;
 use crate::error::TrainError;
 use crate::threads;
 
@@ -115,6 +116,7 @@ pub(crate) async fn run(
     mut on_event: impl FnMut(Event<'_>),
 ) -> Result<End, TrainError> {
     let failed = |action| move |error| TrainError::System { action, error };
+    let gpus = gpus::divide(&gpus::of_this_process(), config)?;
     let folder = RunFolder::new("run").map_err(failed("failed to make a temporary folder"))?;
     let json = serde_json::to_vec_pretty(config).map_err(std::io::Error::other);
     json.and_then(|json| fs_err::write(folder.run_config(), json))
@@ -127,7 +129,8 @@ pub(crate) async fn run(
     let mut lines = None;
     let (said, mut to_say) = mpsc::unbounded_channel();
     for node in 0..config.nodes {
-        let mut child = start(&folder, launch, node, port, config.world_size())
+        let gpus = gpus.get(node as usize).map(String::as_str);
+        let mut child = start(&folder, launch, node, port, config.world_size(), gpus)
             .map_err(failed("failed to start an agent"))?;
         if let Some(errors) = child.stderr.take() {
             tokio::spawn(collect(errors, said.clone()));
@@ -218,8 +221,10 @@ fn start(
     node: u32,
     coordinator_port: u16,
     ranks: u32,
+    gpus: Option<&str>,
 ) -> std::io::Result<Child> {
     let mut command = launch.command(std::env::current_exe()?, node);
+    command.envs(gpus.map(|gpus| (gpus::VISIBLE, gpus)));
     // An agent knows of its own ranks only; here all share one machine.
     for (name, value) in threads::of_machine(ranks) {
         if std::env::var_os(name).is_none() {

@@ -3,6 +3,7 @@
 
 pub(crate) mod agents;
 mod display;
+mod gpus;
 pub(crate) mod line;
 
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use std::time::Instant;
 use contract::{DataFormat, ExitCode, RunConfig};
 use crds::ViTTrainingJob;
 
+use crate::config::Device;
 use crate::error::TrainError;
 use crate::signals::stop_on_signal;
 
@@ -46,6 +48,9 @@ pub(crate) struct Arguments {
     /// Number of nodes, in place of workers.nodes; each is an agent process with workers.gpusPerNode ranks
     #[arg(long, value_name = "N")]
     nodes: Option<u32>,
+    /// Where tensors live, in place of workers.device
+    #[arg(long, value_enum)]
+    device: Option<Device>,
 }
 
 /// Runs the manifest to its end. Gives the exit code.
@@ -80,12 +85,15 @@ async fn run(config: &RunConfig) -> Result<ExitCode, TrainError> {
 
 /// The run configuration of a manifest, with what the command line replaces.
 fn configure(arguments: &Arguments) -> Result<RunConfig, TrainError> {
-    let config = read_config(
+    let mut config = read_config(
         &arguments.manifest,
         arguments.data.as_deref(),
         &arguments.checkpoints,
         arguments.nodes,
     )?;
+    if let Some(device) = arguments.device {
+        config.device = device.into();
+    }
     with_pretrained(config, arguments.pretrained.as_deref(), &arguments.manifest)
 }
 
@@ -171,6 +179,7 @@ mod tests {
             pretrained: Some("weights.safetensors".into()),
             checkpoints: "there".into(),
             nodes,
+            device: Some(Device::Cpu),
         })
     }
 
@@ -179,7 +188,7 @@ mod tests {
     #[test]
     fn the_example_runs_with_folders_and_nodes_of_the_command_line() {
         let config = configured(DIGITS, Some(3)).expect("a sound manifest");
-        assert_eq!(config.world_size(), 3);
+        assert_eq!((config.world_size(), config.device), (3, contract::Device::Cpu));
         assert_eq!(config.data.path.as_deref(), Some(Path::new("here")));
         assert_eq!(config.checkpoint.path, Path::new("there/digits"));
         assert_eq!(

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::agent::{free_port, run_config};
 use crate::common::{DEADLINE, Job, all_gone, await_condition, descendants, process_of_rank, write_arrays};
+use crate::machine::trainer_on_machine_with;
 use crate::rank::Rank;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -99,6 +100,17 @@ fn bad_configuration_is_named_before_anything_starts() {
         "{printed}"
     );
     assert!(!job.checkpoints().exists());
+}
+
+#[test]
+fn nodes_that_would_use_the_same_gpu_are_refused() {
+    let mut job = Job::new(50);
+    job.arguments = ["--device", "auto"].map(String::from).into();
+    let machine = trainer_on_machine_with(&["nvidiactl", "nvidia0"]);
+    let (code, printed) = job.start_through(machine).finish();
+    assert_eq!(code, 76, "{printed}");
+    let message = "workers.nodes x workers.gpusPerNode is 2 x 1, but this machine has 1 GPUs";
+    assert!(printed.contains(message), "{printed}");
 }
 
 #[test]
