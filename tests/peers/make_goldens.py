@@ -7,17 +7,15 @@ A folder each:
     model.safetensors      weights, as timm or torchvision name them
     expected.safetensors   images, labels, logits; grad.NAME is the gradient of the mean cross-entropy
 `resized` (images of 24 pixels instead of 16) and `adapted_*` (another number of channels) have no weights of their own:
-they expect those of `class_token`, loaded as timm loads weights of another size. `training` starts from these too: batches
-and, in losses.json, the loss before each of ten steps with optimizers of torch and timm.
+they expect those of `class_token`, loaded as timm loads weights of another size. Losses of optimizers are made by
+optimizer_losses.py.
 
 Everything is seeded; made again with the versions of requirements.txt on a CPU, the files differ by rounding at most.
 """
 
-import copy
 import json
 import pathlib
 
-import timm.optim
 import torch
 import torchvision
 from safetensors.torch import save_file
@@ -116,42 +114,6 @@ def write_torchvision():
     write_case("torchvision", config, model)
 
 
-def write_training(model):
-    """Ten losses with each optimizer, from the weights of `class_token`."""
-    folder = FOLDER / "training"
-    folder.mkdir(exist_ok=True)
-    images = torch.randn(3, 4, 3, IMAGE, IMAGE)
-    labels = torch.randint(CLASSES, (3, 4))
-    save_file({"images": images, "labels": labels}, folder / "batches.safetensors")
-
-    runs = {
-        "adamw": (torch.optim.AdamW, {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.05}),
-        "sgd": (torch.optim.SGD, {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.01}),
-        "sgd_nesterov": (torch.optim.SGD, {"lr": 0.02, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
-        "lamb": (timm.optim.Lamb, {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.05,
-                                   "max_grad_norm": None}),
-        "lamb_clipped": (timm.optim.Lamb, {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.05,
-                                           "max_grad_norm": 1.0}),
-    }
-    record = {}
-    for name, (optimizer_class, settings) in runs.items():
-        trained = copy.deepcopy(model).train()
-        groups = timm.optim.param_groups_weight_decay(
-            trained, settings["weight_decay"], no_weight_decay_list=trained.no_weight_decay()
-        )
-        optimizer = optimizer_class(groups, **settings)
-        losses = []
-        for step in range(10):
-            batch = step % len(images)
-            loss = torch.nn.functional.cross_entropy(trained(images[batch]), labels[batch])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            losses.append(loss.item())
-        record[name] = {"settings": settings, "losses": losses}
-    (folder / "losses.json").write_text(json.dumps(record, indent=2) + "\n")
-
-
 def main():
     torch.manual_seed(20260)
     torch.set_num_threads(1)
@@ -165,7 +127,6 @@ def main():
     for channels in (1, 5):
         write_adapted(class_token.state_dict(), channels)
     write_torchvision()
-    write_training(class_token)
 
 
 if __name__ == "__main__":
