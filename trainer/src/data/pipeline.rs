@@ -333,6 +333,9 @@ mod tests {
     use crate::data::source::Stored;
     use crate::data::tests::config;
 
+    /// Nothing here takes as long.
+    const DEADLINE: Duration = Duration::from_secs(60);
+
     /// Images whose colour is their number; some of them are no images.
     #[derive(Debug)]
     struct Numbered {
@@ -436,11 +439,16 @@ mod tests {
         let (mut pipeline, source) = start("fraction: 1.0", &[], Some(0), 2, 3);
         let first = pipeline.next().expect("no error");
         assert!(first.is_some());
-        // Threads that did not stop at the bound would read on.
-        std::thread::sleep(Duration::from_millis(300));
-        let reads = source.reads.load(Ordering::SeqCst);
-        assert!(reads <= 2 * (AHEAD as u64 + 1), "{reads} images for 1 batch of 2");
+        let shared = &pipeline.shared;
+        let waited = shared
+            .ready
+            .wait_timeout_while(shared.lock(), DEADLINE, |state| state.done.len() < AHEAD);
+        let (state, timeout) = waited.expect("no thread panics");
+        assert!(!timeout.timed_out(), "{} batches are made", state.done.len());
+        drop(state);
         drop(pipeline);
+        // All threads have ended. Those that went on beside the last of these batches would have read more.
+        assert_eq!(source.reads.load(Ordering::SeqCst), 2 * (AHEAD as u64 + 1));
         assert_eq!(Arc::strong_count(&source), 1, "all threads have ended");
     }
 
