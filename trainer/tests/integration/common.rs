@@ -408,17 +408,23 @@ pub(crate) fn all_gone(pids: &[i32]) -> bool {
 
 /// The largest difference between two sets of weights.
 pub(crate) fn distance(left: &[(String, Vec<f32>)], right: &[(String, Vec<f32>)]) -> f32 {
+    differences(left, right).map(f32::abs).fold(0.0, f32::max)
+}
+
+/// The norm of the difference of two sets of weights.
+pub(crate) fn norm_of_difference(left: &[(String, Vec<f32>)], right: &[(String, Vec<f32>)]) -> f64 {
+    let squares = differences(left, right).map(|difference| f64::from(difference).powi(2));
+    squares.sum::<f64>().sqrt()
+}
+
+fn differences(left: &[(String, Vec<f32>)], right: &[(String, Vec<f32>)]) -> impl Iterator<Item = f32> {
     assert_eq!(left.len(), right.len());
-    let pairs = left
-        .iter()
+    left.iter()
         .zip(right)
         .flat_map(|((left_name, left), (right_name, right))| {
             assert_eq!((left_name, left.len()), (right_name, right.len()));
-            left.iter().zip(right)
-        });
-    pairs
-        .map(|(left, right)| (left - right).abs())
-        .fold(0.0, f32::max)
+            left.iter().zip(right).map(|(left, right)| left - right)
+        })
 }
 
 /// Bytes of a file of a checkpoint.
