@@ -9,7 +9,7 @@ use http::Uri;
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
 use serde::de::DeserializeOwned;
 use tracing::debug;
 
@@ -39,7 +39,12 @@ impl AgentClient {
     pub(crate) fn new() -> Self {
         let mut connector = HttpConnector::new();
         connector.set_connect_timeout(Some(TIMEOUT));
-        Self(Client::builder(TokioExecutor::new()).build(connector))
+        // Without a timer, connections that nobody uses any more stay open.
+        Self(
+            Client::builder(TokioExecutor::new())
+                .pool_timer(TokioTimer::new())
+                .build(connector),
+        )
     }
 
     /// `None` where nothing is to be had now.
@@ -106,6 +111,7 @@ mod tests {
     use axum::Router;
     use axum::routing::get;
     use contract::Heartbeat;
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
 
     use super::*;
@@ -161,6 +167,29 @@ mod tests {
         let endless = agent_that_answers("/progress", " ".repeat(LARGEST_BYTES + 1)).await;
         assert_eq!(client.progress(&endless).await, None);
         assert_eq!(client.progress("not an address").await, None);
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_nobody_uses_any_more_is_closed() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let agent = format!("http://{}", listener.local_addr().expect("an address"));
+        let client = AgentClient::new();
+        let server = async {
+            let (mut connection, _) = listener.accept().await.expect("a connection");
+            let asked = connection.read(&mut [0; 1024]).await.expect("a request");
+            assert_ne!(asked, 0);
+            let body = serde_json::to_string(&Progress::default()).expect("serializes");
+            let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+            connection.write_all(answer.as_bytes()).await.expect("answered");
+            connection
+        };
+        let (mut connection, answer) = tokio::join!(server, client.progress(&agent));
+        assert_eq!(answer, Some(Progress::default()));
+        tokio::time::pause();
+        let mut nothing = [0];
+        let read = tokio::time::timeout(Duration::from_secs(600), connection.read(&mut nothing));
+        assert_eq!(read.await.expect("it is closed").expect("closed well"), 0);
+        drop(client);
     }
 
     #[tokio::test]
