@@ -15,6 +15,8 @@ use crate::policy::straggler::Watch;
 
 /// How long a pod that was created may stay out of the cache before it counts as gone.
 const UNSEEN: Duration = Duration::from_secs(30);
+/// How long a cache may be behind our own last write. After that the server must have lost the write, as by a restore of etcd.
+const BEHIND: Duration = Duration::from_secs(60);
 
 /// What is remembered of all jobs, by uid.
 #[derive(Debug, Default)]
@@ -120,6 +122,9 @@ impl Memory {
     pub(crate) fn is_behind(&self, uid: &str, cached: Option<&str>) -> bool {
         let number = |version: &str| version.parse::<u64>().ok();
         self.with(uid, |job| {
+            if job.written_at.is_none_or(|at| at.elapsed() >= BEHIND) {
+                return false;
+            }
             match (cached.and_then(number), job.written.as_deref().and_then(number)) {
                 (Some(cached), Some(written)) => cached < written,
                 _ => false,
@@ -276,6 +281,18 @@ mod tests {
         assert!(!memory.is_behind("job", Some("10")));
         assert!(!memory.is_behind("job", Some("11")));
         assert!(!memory.is_behind("other", Some("1")));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_cache_that_stays_behind_is_believed_in_the_end() {
+        let memory = Memory::default();
+        memory.wrote("job", None, Some("10".into()));
+        assert!(memory.is_behind("job", Some("9")));
+        tokio::time::advance(BEHIND).await;
+        assert!(
+            !memory.is_behind("job", Some("9")),
+            "etcd was restored: it was never 10"
+        );
     }
 
     #[tokio::test(start_paused = true)]
