@@ -106,17 +106,13 @@ pub(crate) async fn apply(
         create_gang(context, job, attempt, create_pods).await?;
     }
     if delete_job {
-        context
-            .publish(
-                job,
-                events::event(
-                    EventType::Normal,
-                    conditions::reasons::EXPIRED,
-                    "Delete",
-                    "spec.ttlSecondsAfterFinished is over",
-                ),
-            )
-            .await;
+        let expired = events::event(
+            EventType::Normal,
+            conditions::reasons::EXPIRED,
+            "Delete",
+            "spec.ttlSecondsAfterFinished is over",
+        );
+        context.publish(job.object_ref(&()), vec![expired]);
         let jobs: Api<ViTTrainingJob> = Api::namespaced(client.clone(), &namespace);
         let only_this = DeleteParams::background().preconditions(Preconditions {
             uid: job.uid(),

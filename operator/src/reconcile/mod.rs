@@ -17,13 +17,14 @@ use std::time::{Duration, Instant};
 use crds::status::ViTTrainingJobStatus;
 use crds::{InvalidJob, Phase, ValidatedJob, ViTTrainingJob, conditions, labels};
 use jiff::SignedDuration;
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::client::ClientBuilder;
 use kube::core::DeserializeGuard;
 use kube::runtime::controller::Action;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::runtime::reflector::Store;
 use kube::{Api, Client, Resource as _, ResourceExt as _};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::timeout::TimeoutLayer;
 use tracing::{Instrument as _, debug, info, info_span, warn};
@@ -80,6 +81,9 @@ const CALLS_AT_ONCE: usize = 32;
 /// tell. No call of a round is a watch.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// How many rounds may have Events under way. Those of further rounds are dropped: Events are not worth a growing queue.
+const EVENTS_AT_ONCE: usize = 1024;
+
 /// What every round works with.
 pub(crate) struct Context {
     /// Lets no more than [`CALLS_AT_ONCE`] through, for [`CALL_TIMEOUT`] each.
@@ -93,6 +97,8 @@ pub(crate) struct Context {
     pub(crate) settings: Settings,
     agents: AgentClient,
     recorder: Recorder,
+    /// Has a permit for each of [`EVENTS_AT_ONCE`].
+    publishing: Arc<Semaphore>,
     /// Rounds begun, which tells them apart in the log.
     rounds: AtomicU64,
     /// Whether it was told that the API server does not know the group of a pod.
@@ -121,6 +127,7 @@ impl Context {
         let client = limited(client);
         Self {
             recorder: Recorder::new(client.clone(), reporter),
+            publishing: Arc::new(Semaphore::new(EVENTS_AT_ONCE)),
             client,
             urgent,
             jobs,
@@ -145,11 +152,25 @@ impl Context {
         }
     }
 
-    /// Tells an Event. That it could not be told is no reason to do a round again.
-    async fn publish(&self, job: &ViTTrainingJob, event: Event) {
-        if let Err(error) = self.recorder.publish(&event, &job.object_ref(&())).await {
-            warn!(%error, reason = event.reason, "failed to create an Event");
+    /// Publishes Events about a job beside the round, which never waits for them.
+    fn publish(&self, job: ObjectReference, events: Vec<Event>) {
+        if events.is_empty() {
+            return;
         }
+        let Ok(permit) = Arc::clone(&self.publishing).try_acquire_owned() else {
+            warn!("dropped Events: too many are under way");
+            return;
+        };
+        let recorder = self.recorder.clone();
+        let publish = async move {
+            for event in events {
+                if let Err(error) = recorder.publish(&event, &job).await {
+                    warn!(%error, reason = event.reason, "failed to create an Event");
+                }
+            }
+            drop(permit);
+        };
+        tokio::spawn(publish.in_current_span());
     }
 
     /// Forgets everything about jobs that are gone.
@@ -218,10 +239,7 @@ pub(crate) async fn reconcile(guarded: Arc<GuardedJob>, context: Arc<Context>) -
                 "Reconcile",
                 &error.to_string(),
             );
-            let reference = guarded.object_ref(&());
-            if let Err(error) = context.recorder.publish(&event, &reference).await {
-                warn!(parent: &span, %error, "failed to create an Event");
-            }
+            span.in_scope(|| context.publish(guarded.object_ref(&()), vec![event]));
         }
     }
     result
@@ -336,9 +354,7 @@ async fn write_status(
             "phase changed"
         );
     }
-    for event in events::between(&last, &next) {
-        context.publish(job, event).await;
-    }
+    context.publish(job.object_ref(&()), events::between(&last, &next));
     Ok(next)
 }
 

@@ -1,0 +1,43 @@
+//! Whole rounds where the API server rejects objects, its watches lag, or others are in the way.
+
+use super::*;
+
+#[tokio::test(start_paused = true)]
+async fn no_round_waits_for_an_event_to_be_taken() {
+    let (service, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
+    let (store, mut writer) = reflector::store();
+    let gang = pods([("Running", None), ("Failed", Some(137))]);
+    let context = context(service, store, &Rounds::fresh().nodes, &gang, &[]);
+    let stored = Arc::new(Mutex::new(fixtures::job_in(Phase::Running, 1)));
+    let server = Arc::clone(&stored);
+    let server = tokio::spawn(async move {
+        let mut events = Vec::new();
+        while let Some((request, answer)) = handle.next_request().await {
+            let path = request.uri().path().to_owned();
+            let body = request.into_body().collect_bytes().await.expect("a body");
+            let response = if path.ends_with("/events") {
+                events.push(answer);
+                continue;
+            } else if path.ends_with("/status") {
+                write_status(&server, &serde_json::from_slice(&body).expect("a job")).1
+            } else {
+                json!({"kind": "Status", "status": "Success"})
+            };
+            let response = serde_json::to_vec(&response).expect("serializes");
+            answer.send_response(Response::new(Body::from(response)));
+        }
+        events.len()
+    });
+    let started = tokio::time::Instant::now();
+    for _ in 0..2 {
+        let guarded = DeserializeGuard(Ok(stored.lock().expect("a job").clone()));
+        tell(&context, &mut writer, &guarded);
+        reconcile(Arc::new(guarded), Arc::clone(&context))
+            .await
+            .expect("reconciled");
+    }
+    assert_eq!(phase(&stored.lock().expect("a job")), Some(Phase::Restarting));
+    assert_eq!(started.elapsed(), Duration::ZERO, "an Event was waited for");
+    drop(context);
+    assert_eq!(server.await.expect("all clients are gone"), 1);
+}
