@@ -13,12 +13,26 @@ use serde_json::json;
 use crate::build;
 use crate::build::pod::Member;
 use crate::policy::admission::Queue;
-use crate::policy::gang::{PodState, PodView};
+use crate::policy::gang::{PodId, PodState, PodView};
 use crate::policy::queue::Standing;
 use crate::reconcile::{Isolation, Observation};
 
 /// Uid of [`job`].
 pub(crate) const UID: &str = "0b9f3c2e-5d0a-4c59-9a4e-0d6c1f1b2a3d";
+
+/// Uid of the pod of this name.
+pub(crate) fn uid_of(pod: &str) -> String {
+    format!("uid-of-{pod}")
+}
+
+impl From<&str> for PodId {
+    fn from(name: &str) -> Self {
+        Self {
+            name: name.into(),
+            uid: uid_of(name),
+        }
+    }
+}
 
 /// A second of the time in which tests live.
 pub(crate) fn at(second: i64) -> Timestamp {
@@ -108,6 +122,7 @@ pub(crate) fn condition(type_: &str, value: bool, reason: &str) -> Condition {
 pub(crate) fn pod(attempt: i32, node_rank: usize) -> PodView {
     PodView {
         name: format!("digits-{attempt}-{node_rank}"),
+        uid: uid_of(&format!("digits-{attempt}-{node_rank}")),
         attempt,
         node_rank,
         gang_size: 2,
@@ -139,6 +154,7 @@ pub(crate) fn pod_objects(attempt: i32, phase: &str) -> Vec<Pod> {
                 is_grouped: false,
             };
             let mut pod = build::pod::build(&job, &valid, member);
+            pod.metadata.uid = pod.metadata.name.as_deref().map(uid_of);
             pod.spec.as_mut().expect("a spec").node_name = Some(node.into());
             pod.status = serde_json::from_value(json!({"phase": phase})).expect("a status");
             pod
@@ -152,7 +168,7 @@ pub(crate) fn observation(job: ViTTrainingJob, pods: Vec<PodView>) -> Observatio
         job: job.into(),
         pods,
         departed: vec![],
-        unseen_pods: std::collections::HashSet::new(),
+        unseen_pods: std::collections::HashMap::new(),
         gang_was_created: true,
         unready_nodes: std::collections::HashMap::new(),
         has_service: true,

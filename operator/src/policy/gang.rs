@@ -9,10 +9,18 @@ use kube::ResourceExt as _;
 use crate::build::pod::{CONTAINER, METRICS_PORT};
 use crate::cluster::inventory::{Membership, bound_node, phase, pinned_node};
 
+/// Identifies a pod: names are used again.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(crate) struct PodId {
+    pub(crate) name: String,
+    pub(crate) uid: String,
+}
+
 /// One of our own pods.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct PodView {
     pub(crate) name: String,
+    pub(crate) uid: String,
     pub(crate) attempt: i32,
     pub(crate) node_rank: usize,
     pub(crate) gang_size: usize,
@@ -84,6 +92,7 @@ impl PodView {
             .and_then(|state| state.terminated.as_ref());
         Some(Self {
             name: pod.name_any(),
+            uid: pod.uid().unwrap_or_default(),
             attempt: member.attempt,
             node_rank: member.node_rank,
             gang_size: member.gang_size,
@@ -104,6 +113,13 @@ impl PodView {
             disruption: disruption(pod),
             end: terminated.map(end).map(Box::new),
         })
+    }
+
+    pub(crate) fn id(&self) -> PodId {
+        PodId {
+            name: self.name.clone(),
+            uid: self.uid.clone(),
+        }
     }
 
     /// Whether it holds no GPU any more.

@@ -21,7 +21,7 @@ use super::events;
 use crate::build::pod_group::{POD_GROUP, Version};
 use crate::cluster::kueue::Workload;
 use crate::error::Error;
-use crate::policy::gang::is_grouped;
+use crate::policy::gang::{PodId, is_grouped};
 
 /// Calls under way at once for the pods of one gang.
 const PODS_AT_ONCE: usize = 16;
@@ -57,16 +57,17 @@ pub(crate) async fn apply(
     let services: Api<Service> = Api::namespaced(client.clone(), &namespace);
     let network_policies: Api<NetworkPolicy> = Api::namespaced(client.clone(), &namespace);
 
-    let gracefully = DeleteParams {
-        grace_period_seconds: stop_seconds,
-        ..DeleteParams::default()
-    };
-    let gracefully = delete_pods.into_iter().map(|name| (name, gracefully.clone()));
-    let at_once = DeleteParams::default().grace_period(0);
-    let by_force = force_delete_pods.into_iter().map(|name| (name, at_once.clone()));
+    let gracefully = delete_pods.into_iter().map(|pod| (pod, stop_seconds));
+    let by_force = force_delete_pods.into_iter().map(|pod| (pod, Some(0)));
     // All of them are tried: one that fails must not leave others with their GPUs.
     let deleted: Vec<Result<(), Error>> = stream::iter(gracefully.chain(by_force))
-        .map(|(name, parameters)| delete(&pods, name, parameters))
+        .map(|(pod, grace_period_seconds)| {
+            let parameters = DeleteParams {
+                grace_period_seconds,
+                ..DeleteParams::default()
+            };
+            delete(&pods, pod.name, only(Some(pod.uid), parameters))
+        })
         .buffered(PODS_AT_ONCE)
         .collect()
         .await;
@@ -114,11 +115,7 @@ pub(crate) async fn apply(
         );
         context.publish(job.object_ref(&()), vec![expired]);
         let jobs: Api<ViTTrainingJob> = Api::namespaced(client.clone(), &namespace);
-        let only_this = DeleteParams::background().preconditions(Preconditions {
-            uid: job.uid(),
-            resource_version: None,
-        });
-        delete(&jobs, job.name_any(), only_this).await?;
+        delete(&jobs, job.name_any(), only(job.uid(), DeleteParams::background())).await?;
     }
     Ok(())
 }
@@ -133,11 +130,8 @@ async fn change_workload(
     match change {
         WorkloadChange::Create(workload) => create(client, job, workload).await.map(drop),
         WorkloadChange::Delete(workload) => {
-            let only_this = DeleteParams::default().preconditions(Preconditions {
-                uid: workload.uid(),
-                resource_version: None,
-            });
-            delete(&api, workload.name_any(), only_this).await
+            let parameters = only(workload.uid(), DeleteParams::default());
+            delete(&api, workload.name_any(), parameters).await
         }
         WorkloadChange::Write(workload) => replace_status(&api, kind::<Workload>(), &workload)
             .await
@@ -205,20 +199,20 @@ async fn create_gang(
     pods: Vec<Pod>,
 ) -> Result<(), Error> {
     let uid = job.uid().unwrap_or_default();
-    context
-        .memory
-        .creating(&uid, attempt, pods.iter().map(kube::ResourceExt::name_any));
     let results: Vec<Result<(), Error>> = stream::iter(pods)
         .map(|pod| async {
             let name = pod.name_any();
             let wants_group = is_grouped(&pod);
-            let result = create(&context.client, job, pod).await;
-            match &result {
-                Ok(Some(created)) if wants_group && !is_grouped(created) => tell_of_lost_group(context),
-                Ok(_) => {}
-                Err(_) => context.memory.not_created(&uid, &name),
+            let own = create(&context.client, job, pod).await?;
+            if wants_group && own.created.is_some_and(|pod| !is_grouped(&pod)) {
+                tell_of_lost_group(context);
             }
-            result.map(drop)
+            let created = PodId {
+                name,
+                uid: own.uid.unwrap_or_default(),
+            };
+            context.memory.pod_created(&uid, attempt, created);
+            Ok(())
         })
         // In their order, so that of several errors the same one is told every time.
         .buffered(PODS_AT_ONCE)
@@ -239,11 +233,19 @@ fn tell_of_lost_group(context: &Context) {
     });
 }
 
+/// An object of the job.
+struct Own<K> {
+    uid: Option<String>,
+    /// As the server returned it, where it is new.
+    created: Option<K>,
+}
+
+/// Creates an object, or finds that this job has it already. An object of someone else is left alone.
 fn create<K>(
     client: &Client,
     job: &ViTTrainingJob,
     object: K,
-) -> impl Future<Output = Result<Option<K>, Error>>
+) -> impl Future<Output = Result<Own<K>, Error>>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone
@@ -255,14 +257,12 @@ where
     create_of_kind(api, kind::<K>(), job, object)
 }
 
-/// Creates an object and returns it as the server took it, or finds that this job has it already. An object of someone else
-/// is left alone.
 async fn create_of_kind<K>(
     api: Api<K>,
     kind: &'static str,
     job: &ViTTrainingJob,
     object: K,
-) -> Result<Option<K>, Error>
+) -> Result<Own<K>, Error>
 where
     K: Resource + Clone + Debug + Serialize + DeserializeOwned,
 {
@@ -274,7 +274,10 @@ where
         source: Box::new(source),
     };
     match api.create(&written_by_us(), &object).await {
-        Ok(created) => Ok(Some(created)),
+        Ok(created) => Ok(Own {
+            uid: created.uid(),
+            created: Some(created),
+        }),
         Err(kube::Error::Api(status)) if status.is_already_exists() => {
             let existing = api
                 .get_metadata(&name)
@@ -284,7 +287,10 @@ where
             let is_of =
                 |owner: &OwnerReference| owner.kind == "ViTTrainingJob" && owner.name == job.name_any();
             if owners.iter().any(|owner| Some(&owner.uid) == job.uid().as_ref()) {
-                Ok(None)
+                Ok(Own {
+                    uid: existing.uid(),
+                    created: None,
+                })
             } else if owners.iter().any(is_of) {
                 Err(Error::LastJobsObject { kind, name })
             } else {
@@ -293,6 +299,14 @@ where
         }
         Err(error) => Err(failed("create", &name, error)),
     }
+}
+
+/// Limits a deletion to the object with this uid: another may have taken its name.
+fn only(uid: Option<String>, parameters: DeleteParams) -> DeleteParams {
+    parameters.preconditions(Preconditions {
+        uid,
+        resource_version: None,
+    })
 }
 
 fn delete<K>(api: &Api<K>, name: String, parameters: DeleteParams) -> impl Future<Output = Result<(), Error>>
@@ -311,9 +325,12 @@ async fn delete_of_kind<K>(
 where
     K: Clone + Debug + DeserializeOwned,
 {
+    let is_by_uid = parameters.preconditions.is_some();
     match api.delete(&name, &parameters).await {
         Ok(_) => Ok(()),
         Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        // Another object has the name: this one is gone.
+        Err(kube::Error::Api(status)) if is_by_uid && status.is_conflict() => Ok(()),
         Err(source) => Err(Error::Api {
             verb: "delete",
             kind,

@@ -17,6 +17,7 @@ use crate::build::{config_map, network_policy, pod, pod_group, service, workload
 use crate::cluster::kueue::Workload;
 use crate::planner::Waiting;
 use crate::policy::admission::{Admission, admission};
+use crate::policy::gang::{PodId, PodView};
 use crate::policy::restart::STOP_AFTER_FAILURE_SECONDS;
 
 /// What is to be changed in the cluster.
@@ -30,11 +31,11 @@ pub(crate) struct Changes {
     pub(crate) create_service: Option<Service>,
     pub(crate) create_network_policy: Option<NetworkPolicy>,
     pub(crate) create_pods: Vec<Pod>,
-    pub(crate) delete_pods: Vec<String>,
+    pub(crate) delete_pods: Vec<PodId>,
     /// Seconds that deleted pods get to end; as long as their own specification says, if not given.
     pub(crate) stop_seconds: Option<u32>,
     /// Deleted without waiting for their kubelet.
-    pub(crate) force_delete_pods: Vec<String>,
+    pub(crate) force_delete_pods: Vec<PodId>,
     pub(crate) delete_pod_groups: Vec<String>,
     pub(crate) delete_config_maps: Vec<String>,
     pub(crate) delete_service: bool,
@@ -190,7 +191,7 @@ fn gang(observation: &Observation, valid: &ValidatedJob, node_ranks: &[usize]) -
             .pods
             .iter()
             .filter(|pod| pod.attempt < attempt && pod.leaving.is_none())
-            .map(|pod| pod.name.clone())
+            .map(PodView::id)
             .collect(),
         stop_seconds: Some(STOP_AFTER_FAILURE_SECONDS),
         // Of one attempt both have the same name.

@@ -1,7 +1,7 @@
 //! What this process remembers of its own doings until the caches show them. All of it can be lost: a new leader finds
 //! its way from the status and the pods.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use tokio::sync::oneshot::{self, error::TryRecvError};
 use tokio::time::Instant;
 
+use crate::policy::gang::PodId;
 use crate::policy::straggler::Watch;
 
 /// How long a pod that was created may stay out of the cache before it counts as gone.
@@ -31,8 +32,8 @@ struct JobMemory {
     is_starting: bool,
     /// The attempt whose pods were created here.
     attempt: i32,
-    /// Its pods that have not come into the cache yet, and since when.
-    unseen: HashMap<String, Instant>,
+    /// Its pods that have not come into the cache yet, by name: their uids, and when they were created.
+    unseen: HashMap<String, (String, Instant)>,
     /// Whether all of its pods were created.
     complete: bool,
     /// When agents were asked last.
@@ -132,22 +133,16 @@ impl Memory {
         })
     }
 
-    /// Remembers that pods of an attempt are being created.
-    pub(crate) fn creating(&self, uid: &str, attempt: i32, names: impl IntoIterator<Item = String>) {
-        let now = Instant::now();
+    /// Remembers a pod of an attempt that was created.
+    pub(crate) fn pod_created(&self, uid: &str, attempt: i32, pod: PodId) {
         self.with(uid, |job| {
             if job.attempt != attempt {
                 job.attempt = attempt;
                 job.unseen.clear();
                 job.complete = false;
             }
-            job.unseen.extend(names.into_iter().map(|name| (name, now)));
+            job.unseen.insert(pod.name, (pod.uid, Instant::now()));
         });
-    }
-
-    /// Remembers that a pod could not be created.
-    pub(crate) fn not_created(&self, uid: &str, name: &str) {
-        self.with(uid, |job| job.unseen.remove(name));
     }
 
     /// Remembers that every pod of an attempt is created.
@@ -155,23 +150,25 @@ impl Memory {
         self.with(uid, |job| job.complete = job.attempt == attempt);
     }
 
-    /// Which pods of an attempt are created but not cached yet, and whether all were created; given those that are
-    /// cached.
+    /// Which pods of an attempt are created but not cached yet, as uids by name, and whether all were created; given those that
+    /// are cached.
     pub(crate) fn created<'a>(
         &self,
         uid: &str,
         attempt: i32,
         cached: impl IntoIterator<Item = &'a String>,
-    ) -> (HashSet<String>, bool) {
+    ) -> (HashMap<String, String>, bool) {
         self.with(uid, |job| {
             if job.attempt != attempt {
-                return (HashSet::new(), false);
+                return (HashMap::new(), false);
             }
             for name in cached {
                 job.unseen.remove(name);
             }
-            job.unseen.retain(|_, since| since.elapsed() < UNSEEN);
-            (job.unseen.keys().cloned().collect(), job.complete)
+            job.unseen.retain(|_, (_, since)| since.elapsed() < UNSEEN);
+            let unseen = job.unseen.iter();
+            let unseen = unseen.map(|(name, (uid, _))| (name.clone(), uid.clone()));
+            (unseen.collect(), job.complete)
         })
     }
 
@@ -271,6 +268,7 @@ mod tests {
     use contract::{Activity, Heartbeat};
 
     use super::*;
+    use crate::fixtures::uid_of;
 
     #[test]
     fn a_cache_behind_our_own_write_is_noticed() {
@@ -298,16 +296,18 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_pod_that_never_comes_into_the_cache_counts_as_gone_in_the_end() {
         let memory = Memory::default();
-        memory.creating("job", 1, ["a".into(), "b".into()]);
+        for pod in ["a", "b"] {
+            memory.pod_created("job", 1, pod.into());
+        }
         memory.gang_created("job", 1);
         let seen = ["a".to_owned()];
         assert_eq!(
             memory.created("job", 1, &seen),
-            (HashSet::from(["b".into()]), true)
+            (HashMap::from([("b".into(), uid_of("b"))]), true)
         );
         tokio::time::advance(UNSEEN).await;
-        assert_eq!(memory.created("job", 1, &seen), (HashSet::new(), true));
-        assert_eq!(memory.created("job", 2, &seen), (HashSet::new(), false));
+        assert_eq!(memory.created("job", 1, &seen), (HashMap::new(), true));
+        assert_eq!(memory.created("job", 2, &seen), (HashMap::new(), false));
     }
 
     const INTERVAL: Duration = Duration::from_secs(2);

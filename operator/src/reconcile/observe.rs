@@ -14,7 +14,7 @@ use kube::ResourceExt as _;
 use super::Context;
 use super::agents::Question;
 use super::status::has_new_checkpoint;
-use crate::build::pod_group;
+use crate::build::{self, pod_group};
 use crate::cluster::caches::Trigger;
 use crate::cluster::inventory::NodeHealth;
 use crate::policy::admission::Queue;
@@ -32,8 +32,8 @@ pub(crate) struct Observation {
     pub(crate) pods: Vec<PodView>,
     /// Its pods that are gone, as they were last.
     pub(crate) departed: Vec<PodView>,
-    /// Names of pods created here that have not come into the cache yet.
-    pub(crate) unseen_pods: HashSet<String>,
+    /// Pods that exist and are not in the cache yet: their uids by name.
+    pub(crate) unseen_pods: HashMap<String, String>,
     /// Whether every pod of the present attempt has been created here.
     pub(crate) gang_was_created: bool,
     /// Nodes of its pods whose kubelet does not say they are fine, with the time since when.
@@ -78,6 +78,20 @@ impl Observation {
             .iter()
             .chain(&self.departed)
             .filter(move |pod| pod.attempt == attempt)
+    }
+
+    /// The node ranks of the present gang without a pod.
+    pub(crate) fn missing(&self) -> Vec<usize> {
+        let Some(status) = &self.job.status else {
+            return vec![];
+        };
+        let placement = status.placement.as_ref();
+        let present: HashSet<usize> = self.gang(status.attempt).map(|pod| pod.node_rank).collect();
+        let name = |node_rank| build::pod::name(&self.job, status.attempt, node_rank);
+        (0..placement.map_or(0, |placement| placement.nodes.len()))
+            .filter(|node_rank| !present.contains(node_rank))
+            .filter(|node_rank| !self.unseen_pods.contains_key(&name(*node_rank)))
+            .collect()
     }
 
     /// The newest attempt that anything knows of.

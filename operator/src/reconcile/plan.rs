@@ -30,7 +30,7 @@ use crate::build::workload::is_current;
 use crate::planner::{Decision, Waiting};
 use crate::policy::admission::{Admission, admission, is_recorded};
 use crate::policy::failure::{Failure, blame};
-use crate::policy::gang::{PodState, PodView};
+use crate::policy::gang::{PodId, PodState, PodView};
 use crate::policy::placement::Placement;
 use crate::policy::restart::{Verdict, verdict};
 use crate::policy::suspend::{Stop, stop_wanted};
@@ -64,7 +64,7 @@ pub(crate) enum Plan {
     Halt(Stop),
     /// Delete these pods, and wait until the gang has let go of its GPUs. Those of a dead node have no kubelet that
     /// could confirm it: they are deleted by `force`.
-    Drain { pods: Vec<String>, force: Vec<String> },
+    Drain { pods: Vec<PodId>, force: Vec<PodId> },
     /// A gang that was told to stop failed to: record that.
     RecordFailedStop(Failure),
     /// The gang of a suspended job is gone: record that.
@@ -73,8 +73,8 @@ pub(crate) enum Plan {
     TimeOut(String),
     /// The job is over: delete what still runs, by `force` where its node is dead, then, after that time, the job.
     CleanUp {
-        pods: Vec<String>,
-        force: Vec<String>,
+        pods: Vec<PodId>,
+        force: Vec<PodId>,
         expires_in: Option<SignedDuration>,
     },
     /// The job's time after finishing is over: delete it.
@@ -288,13 +288,7 @@ fn follow(observation: &Observation, status: &ViTTrainingJobStatus, valid: &Vali
             );
         }
     }
-    let missing: Vec<usize> = (0..nodes.len())
-        .filter(|node_rank| gang.iter().all(|pod| pod.node_rank != *node_rank))
-        .filter(|node_rank| {
-            let name = build::pod::name(&observation.job, status.attempt, *node_rank);
-            !observation.unseen_pods.contains(&name)
-        })
-        .collect();
+    let missing = observation.missing();
     // A quota, or an operator that went away, may have left a part of the gang out: those that are there wait for it. Once the
     // gang was whole, whoever is missing went away without being seen to go.
     let is_new = status.phase == Some(Phase::Starting) && !observation.gang_was_created;
@@ -389,7 +383,7 @@ fn after_the_end(observation: &Observation, status: &ViTTrainingJobStatus) -> Pl
             .pods
             .iter()
             .filter(|pod| !pod.has_ended() && pod.leaving.is_none())
-            .map(|pod| pod.name.clone())
+            .map(PodView::id)
             .collect(),
         expires_in,
     }

@@ -1,5 +1,6 @@
 //! Whole rounds against a mocked API server: which calls are made, in which order.
 
+use std::fmt::Write as _;
 use std::sync::Mutex;
 
 use crds::status::FailedNodeStatus;
@@ -16,7 +17,7 @@ use tower_test::mock::{self, Handle};
 
 use super::*;
 use crate::build::pod_group::Version;
-use crate::fixtures;
+use crate::fixtures::{self, uid_of};
 
 mod faults;
 
@@ -107,10 +108,12 @@ struct Refusals {
     of_last_job: &'static [&'static str],
     /// Names that it fails to delete.
     undeletable: &'static [&'static str],
+    /// Pods of another uid that have got the name of one of the job's.
+    recreated: &'static [&'static str],
 }
 
 /// Answers as an API server would, keeps the job as it was written last, and returns what it was asked: Events last, because they
-/// are published beside the rounds.
+/// are published beside the rounds. Pods are deleted by their uid where nothing else is said.
 async fn serve(
     mut handle: ServerHandle,
     stored: Arc<Mutex<ViTTrainingJob>>,
@@ -157,15 +160,25 @@ async fn serve(
                 failure(500, "InternalError"),
                 format!("{resource} {name} fails"),
             ),
+            (&Method::DELETE, ["api", "v1", "namespaces", _, "pods", name])
+                if refusals.recreated.contains(name) && body["preconditions"]["uid"] == uid_of(name) =>
+            {
+                (
+                    409,
+                    failure(409, "Conflict"),
+                    format!("pods {name} that is another"),
+                )
+            }
             (&Method::DELETE, [.., resource, name]) => {
                 let done = json!({"kind": "Status", "status": "Success"});
-                let within = &body["gracePeriodSeconds"];
-                let within = within.as_u64().map(|seconds| format!(" within {seconds} s"));
-                (
-                    200,
-                    done,
-                    format!("{resource} {name}{}", within.unwrap_or_default()),
-                )
+                let mut object = format!("{resource} {name}");
+                if *resource == "pods" && body["preconditions"]["uid"] != uid_of(name) {
+                    object.push_str(" of any uid");
+                }
+                if let Some(seconds) = body["gracePeriodSeconds"].as_u64() {
+                    let _ = write!(object, " within {seconds} s");
+                }
+                (200, done, object)
             }
             other => panic!("an unexpected call: {other:?}"),
         };

@@ -489,7 +489,7 @@ fn pods_of_older_attempts_that_came_into_sight_late_are_deleted() {
         let observation = observation(fixtures::job_in(phase, 2), pods);
         let valid = crds::validate(&observation.job).expect("valid");
         let changes = build(&observation, Some(&valid), &Plan::Follow);
-        assert_eq!(changes.delete_pods, ["digits-1-0", "digits-1-1"]);
+        assert_eq!(changes.delete_pods, ["digits-1-0", "digits-1-1"].map(PodId::from));
         assert_eq!(changes.stop_seconds, Some(STOP_AFTER_FAILURE_SECONDS));
     }
 }

@@ -8,7 +8,7 @@ use crds::status::ViTTrainingJobStatus;
 
 use super::Plan;
 use crate::policy::failure::{Failure, blame, failure_of};
-use crate::policy::gang::PodView;
+use crate::policy::gang::{PodId, PodView};
 use crate::policy::restart::{SETTLE, Verdict, back_off};
 use crate::reconcile::observe::Observation;
 use crate::reconcile::status::failure_of_attempt;
@@ -107,23 +107,27 @@ pub(super) fn failed_stop(observation: &Observation, status: &ViTTrainingJobStat
 }
 
 /// Pods that a dead node's kubelet will not end.
-pub(super) fn beyond_reach(observation: &Observation, node_lost_after: Duration) -> Vec<String> {
+pub(super) fn beyond_reach(observation: &Observation, node_lost_after: Duration) -> Vec<PodId> {
     let is_silent =
         |pod: &&PodView| pod.leaving.is_some() && observation.node_lost_for(pod, node_lost_after).is_some();
     let silent = observation.pods.iter().filter(is_silent);
-    silent.map(|pod| pod.name.clone()).collect()
+    silent.map(PodView::id).collect()
 }
 
 /// Deletes what there is of any gang, with what was created and has not come into sight, and waits until all GPUs are free again;
 /// `None` once they are. Pods that ended hold no GPU; those of a node that is gone, or silent for long, cannot be waited for: such
 /// a node gets no new pods. Nor can those that do not end on a node that is there: their GPUs are in use, and nobody is placed on them.
 pub(super) fn drain(observation: &Observation, node_lost_after: Duration) -> Option<Plan> {
-    let mut pods: Vec<String> = observation
+    let unseen = observation.unseen_pods.iter().map(|(name, uid)| PodId {
+        name: name.clone(),
+        uid: uid.clone(),
+    });
+    let mut pods: Vec<PodId> = observation
         .pods
         .iter()
         .filter(|pod| pod.leaving.is_none())
-        .map(|pod| pod.name.clone())
-        .chain(observation.unseen_pods.iter().cloned())
+        .map(PodView::id)
+        .chain(unseen)
         .collect();
     pods.sort_unstable();
     let holding = observation.pods.iter().any(|pod| observation.holds_gpus(pod));

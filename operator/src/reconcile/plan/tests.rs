@@ -47,6 +47,11 @@ fn plan_on(observation: &Observation, inventory: &Inventory) -> Plan {
     })
 }
 
+/// Pods that the cache does not show.
+fn unseen<const PODS: usize>(names: [&str; PODS]) -> HashMap<String, String> {
+    names.map(|name| (name.into(), fixtures::uid_of(name))).into()
+}
+
 /// Decides, and records the decision in the job.
 fn step(observation: &mut Observation) -> Plan {
     let plan = decide(observation);
@@ -122,7 +127,7 @@ fn a_new_job_is_placed_and_its_pods_are_created_in_the_next_round() {
             node_ranks: vec![0, 1]
         }
     );
-    observation.unseen_pods = ["digits-1-0".to_owned(), "digits-1-1".to_owned()].into();
+    observation.unseen_pods = unseen(["digits-1-0", "digits-1-1"]);
     assert_eq!(step(&mut observation), Plan::Follow);
     assert_eq!(phase(&observation), Phase::Starting);
     observation.unseen_pods.clear();
@@ -303,7 +308,7 @@ fn data_errors_are_never_retried() {
     let Plan::CleanUp { pods, .. } = decide(&observation) else {
         panic!("not cleaned up");
     };
-    assert_eq!(pods, ["digits-1-1"]);
+    assert_eq!(pods, ["digits-1-1".into()]);
 }
 
 #[test]
@@ -676,7 +681,7 @@ fn pods_of_a_node_that_stays_silent_end_the_attempt_and_are_deleted_by_force() {
     pods.sort();
     assert_eq!(
         (pods, force),
-        (vec!["digits-1-0".to_owned(), "digits-1-1".to_owned()], vec![])
+        (vec!["digits-1-0".into(), "digits-1-1".into()], vec![])
     );
     for pod in &mut observation.pods {
         pod.leaving = Some(at(130));
@@ -917,7 +922,7 @@ fn pods_that_have_not_come_into_sight_are_deleted_and_waited_for() {
         with_spec(Phase::Suspending, |job| job.spec.suspend = true),
         vec![],
     );
-    observation.unseen_pods = ["digits-1-1".to_owned(), "digits-1-0".to_owned()].into();
+    observation.unseen_pods = unseen(["digits-1-1", "digits-1-0"]);
     let drained = Plan::Drain {
         pods: vec!["digits-1-0".into(), "digits-1-1".into()],
         force: vec![],

@@ -2,6 +2,29 @@
 
 use super::*;
 
+#[tokio::test]
+async fn a_pod_that_has_the_name_of_one_of_the_jobs_is_left_alone() {
+    let rounds = Rounds {
+        refusals: Refusals {
+            recreated: &["digits-1-0"],
+            ..Refusals::default()
+        },
+        ..Rounds::with_gang(pods([("Running", None); 2]))
+    };
+    let mut job = fixtures::job_in(Phase::Suspending, 1);
+    job.spec.suspend = true;
+    let (calls, _, result) = rounds.run(job, 1).await;
+    result.expect("it is gone");
+    let deleted: Vec<String> = calls
+        .into_iter()
+        .filter(|call| call.starts_with("DELETE"))
+        .collect();
+    assert_eq!(
+        sorted(deleted),
+        ["DELETE pods digits-1-0 that is another", "DELETE pods digits-1-1"]
+    );
+}
+
 #[tokio::test(start_paused = true)]
 async fn no_round_waits_for_an_event_to_be_taken() {
     let (service, mut handle) = mock::pair::<Request<Body>, Response<Body>>();
