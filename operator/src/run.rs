@@ -334,10 +334,13 @@ pub(crate) fn stop_on_signal(stop: CancellationToken) -> std::io::Result<impl Fu
 
 #[cfg(test)]
 mod tests {
-    use ::http::{Request, Response};
+    use std::collections::HashMap;
+
+    use ::http::{Method, Request, Response};
     use kube::client::Body;
     use kube::core::DeserializeGuard;
     use kube::runtime::reflector;
+    use serde_json::Value;
 
     use super::*;
     use crate::fixtures;
@@ -405,6 +408,89 @@ mod tests {
             is_renewed.recv_timeout(Duration::from_secs(10)).expect("renewed");
         };
         work_while(hold, work).await.expect("the work ends well");
+    }
+
+    /// Gangs that are created while another is to be deleted, more than there can be rounds at once.
+    const GANGS: usize = 70;
+    const PODS: usize = 100;
+
+    /// A job whose large gang has its place and no pods yet.
+    fn large_gang(index: usize) -> GuardedJob {
+        let mut job = fixtures::job_in(Phase::Starting, 1);
+        job.metadata.name = Some(format!("large-{index}"));
+        job.metadata.uid = Some(format!("uid-of-large-{index}"));
+        job.spec.workers.nodes = i32::try_from(PODS).expect("few");
+        let placement = job.status.as_mut().and_then(|status| status.placement.as_mut());
+        placement.expect("a place").nodes = (0..PODS).map(|node| format!("node-{node}")).collect();
+        DeserializeGuard(Ok(job))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_gang_is_deleted_while_many_large_ones_are_created() {
+        let (service, mut server) = tower_test::mock::pair::<Request<Body>, Response<Body>>();
+        let (store, mut writer) = reflector::store();
+        writer.apply_watcher_event(&watcher::Event::Init);
+        writer.apply_watcher_event(&watcher::Event::InitDone);
+        let (jobs, changes) = futures::channel::mpsc::unbounded();
+        let changes = changes.inspect_ok(move |job: &GuardedJob| {
+            writer.apply_watcher_event(&watcher::Event::Apply(job.clone()));
+        });
+        let (triggers, triggered) = mpsc::unbounded_channel();
+        let context = Arc::new(Context::new(
+            Client::new(service, "default"),
+            store.clone(),
+            Caches::holding(
+                SharedPlanner::default(),
+                &[],
+                &fixtures::pod_objects(1, "Running"),
+                &[],
+            ),
+            triggers,
+            Arc::new(Metrics::new().expect("registers")),
+            Settings {
+                network_policies: false,
+                pod_groups: PodGroups::new(false),
+            },
+            "test".into(),
+        ));
+        let stop = CancellationToken::new();
+        let controller = Controller::for_stream(changes, store);
+        let working = tokio::spawn(control(controller, context, triggered, stop.clone()));
+        for index in 0..GANGS {
+            jobs.unbounded_send(Ok(large_gang(index))).expect("watched");
+        }
+        let mut created: HashMap<String, usize> = HashMap::new();
+        let mut is_suspended = false;
+        let mut whole_before_deletion = None;
+        while created.values().sum::<usize>() < GANGS * PODS {
+            let (request, answer) = server.next_request().await.expect("a call");
+            let path = request.uri().path().to_owned();
+            if request.method() == Method::DELETE && path.ends_with("/pods/digits-1-0") {
+                let whole = created.values().filter(|pods| **pods == PODS).count();
+                whole_before_deletion.get_or_insert(whole);
+            }
+            let body = request.into_body().collect_bytes().await.expect("a body");
+            if path.ends_with("/pods") {
+                let pod: Value = serde_json::from_slice(&body).expect("a pod");
+                let owner = pod["metadata"]["ownerReferences"][0]["name"].as_str();
+                *created.entry(owner.expect("an owner").into()).or_default() += 1;
+            }
+            // By now there are as many rounds as there can be.
+            if !is_suspended && created.values().sum::<usize>() > PODS {
+                let mut job = fixtures::job_in(Phase::Suspending, 1);
+                job.spec.suspend = true;
+                jobs.unbounded_send(Ok(DeserializeGuard(Ok(job))))
+                    .expect("watched");
+                is_suspended = true;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            answer.send_response(Response::new(Body::from(body.to_vec())));
+        }
+        assert_eq!(whole_before_deletion, Some(0));
+        assert!(created.values().all(|pods| *pods == PODS), "{created:?}");
+        stop.cancel();
+        drop(server);
+        working.await.expect("ended");
     }
 
     #[test]

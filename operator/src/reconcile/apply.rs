@@ -1,6 +1,7 @@
 //! The fifth of the six calls: carries changes out.
 
 use std::fmt::Debug;
+use std::time::Duration;
 
 use crds::{ViTTrainingJob, conditions, labels};
 use futures::{StreamExt as _, stream};
@@ -25,6 +26,9 @@ use crate::policy::gang::{PodId, is_grouped};
 
 /// Calls under way at once for the pods of one gang.
 const PODS_AT_ONCE: usize = 16;
+/// A round starts no more creations after that time, and leaves the rest of the gang to the next one: its job may have been
+/// suspended, or have failed.
+const CREATING: Duration = Duration::from_secs(1);
 
 /// Carries changes out by a client. What is there already, or gone already, is as good as done.
 pub(crate) async fn apply(
@@ -89,6 +93,11 @@ pub(crate) async fn apply(
     }
     if let Some(change) = workload {
         change_workload(context, client, job, change).await?;
+    }
+    // The next round tries again.
+    let turn = (!create_pods.is_empty()).then(|| context.creating.try_acquire());
+    if matches!(turn, Some(Err(_))) {
+        return Ok(());
     }
     if let (Some(version), Some(pod_group)) = (pod_groups, create_pod_group) {
         create_group(context, job, version, pod_group).await?;
@@ -192,6 +201,7 @@ async fn create_group(
     result.map(drop)
 }
 
+/// Creates as many pods as a round may.
 async fn create_gang(
     context: &Context,
     job: &ViTTrainingJob,
@@ -199,7 +209,9 @@ async fn create_gang(
     pods: Vec<Pod>,
 ) -> Result<(), Error> {
     let uid = job.uid().unwrap_or_default();
+    let wanted = pods.len();
     let results: Vec<Result<(), Error>> = stream::iter(pods)
+        .take_until(tokio::time::sleep(CREATING))
         .map(|pod| async {
             let name = pod.name_any();
             let wants_group = is_grouped(&pod);
@@ -218,8 +230,11 @@ async fn create_gang(
         .buffered(PODS_AT_ONCE)
         .collect()
         .await;
+    let is_whole = results.len() == wanted;
     results.into_iter().collect::<Result<(), Error>>()?;
-    context.memory.gang_created(&uid, attempt);
+    if is_whole {
+        context.memory.gang_created(&uid, attempt);
+    }
     Ok(())
 }
 

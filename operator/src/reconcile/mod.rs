@@ -81,6 +81,11 @@ const CALLS_AT_ONCE: usize = 32;
 /// tell. No call of a round is a watch.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// How many rounds may create pods at the same time. Far fewer than there can be, so that failures and suspensions always find room
+/// while large gangs are created.
+const GANGS_CREATED_AT_ONCE: usize = 16;
+/// Until the next try to create the pods that a round has left out.
+const NEXT_TURN: Duration = Duration::from_secs(1);
 /// How many rounds may have Events under way. Those of further rounds are dropped: Events are not worth a growing queue.
 const EVENTS_AT_ONCE: usize = 1024;
 
@@ -99,6 +104,8 @@ pub(crate) struct Context {
     recorder: Recorder,
     /// Has a permit for each of [`EVENTS_AT_ONCE`].
     publishing: Arc<Semaphore>,
+    /// Has a permit for each of [`GANGS_CREATED_AT_ONCE`].
+    creating: Semaphore,
     /// Rounds begun, which tells them apart in the log.
     rounds: AtomicU64,
     /// Whether it was told that the API server does not know the group of a pod.
@@ -128,6 +135,7 @@ impl Context {
         Self {
             recorder: Recorder::new(client.clone(), reporter),
             publishing: Arc::new(Semaphore::new(EVENTS_AT_ONCE)),
+            creating: Semaphore::new(GANGS_CREATED_AT_ONCE),
             client,
             urgent,
             jobs,
@@ -439,6 +447,7 @@ fn next_round(
             let left = start::left(&observation.job, status, observation.now).map(after);
             pace_of_starts(context).min(left.unwrap_or(RESTING).max(CATCH_UP))
         }
+        Plan::Create { .. } => NEXT_TURN,
         Plan::CleanUp { .. } if observation.is_on_unready_node() => IN_MOTION,
         Plan::Wait(_) => WAITING,
         Plan::Rest(Some(time))
