@@ -276,7 +276,7 @@ where
         .is_some_and(|object| is_owned_by(&object.metadata, job))
 }
 
-pub(super) fn is_owned_by(metadata: &ObjectMeta, job: &ViTTrainingJob) -> bool {
+pub(crate) fn is_owned_by(metadata: &ObjectMeta, job: &ViTTrainingJob) -> bool {
     let job = &job.metadata;
     let mut owners = metadata.owner_references.iter().flatten();
     // An owner is of the namespace of what it owns; its uid alone could be named anywhere.

@@ -259,7 +259,7 @@ async fn round(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error>
         return Ok(Action::await_change());
     }
     // 1. Observe: caches, and what agents have answered.
-    let Some(observation) = observe::observe(context, Arc::new(job.clone())) else {
+    let Some(observation) = observe::observe(context, Arc::new(job.clone())).await? else {
         return Ok(Action::requeue(CATCH_UP));
     };
     // 2. Validate: every error of the user is found here.

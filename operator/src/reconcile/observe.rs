@@ -1,4 +1,5 @@
-//! The first of the six calls: what is known of one job, from the caches, the planner and its agents. Agents are asked beside
+//! The first of the six calls: what is known of one job, from the caches, the planner and its agents. A pod that is missing in the
+//! caches is looked up in the API server before it counts as lost. Agents are asked beside
 //! the rounds, which never wait for them: a round begins a look, and the one after the answer has it. Rank 0's is asked for its
 //! progress every two seconds, and where that stands still for too long, all of them for their heartbeats.
 
@@ -7,16 +8,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use contract::Progress;
-use crds::{Phase, ViTTrainingJob, ViTTrainingJobStatus};
+use crds::{Phase, ViTTrainingJob, ViTTrainingJobStatus, labels};
 use jiff::{SignedDuration, Timestamp};
-use kube::ResourceExt as _;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::ListParams;
+use kube::{Api, ResourceExt as _};
 
 use super::Context;
 use super::agents::Question;
 use super::status::has_new_checkpoint;
 use crate::build::{self, pod_group};
-use crate::cluster::caches::Trigger;
+use crate::cluster::caches::{Trigger, is_owned_by};
 use crate::cluster::inventory::NodeHealth;
+use crate::error::Error;
 use crate::policy::admission::Queue;
 use crate::policy::gang::PodView;
 use crate::policy::stall::{self, Standstill};
@@ -80,6 +84,14 @@ impl Observation {
             .filter(move |pod| pod.attempt == attempt)
     }
 
+    /// Whether all pods of the present gang have existed: one that is missing now is lost.
+    pub(crate) fn was_whole(&self) -> bool {
+        match self.job.status.as_ref().and_then(|status| status.phase) {
+            Some(Phase::Starting) => self.gang_was_created,
+            phase => phase == Some(Phase::Running),
+        }
+    }
+
     /// The node ranks of the present gang without a pod.
     pub(crate) fn missing(&self) -> Vec<usize> {
         let Some(status) = &self.job.status else {
@@ -131,10 +143,13 @@ impl Observation {
 }
 
 /// `None` where the cache has not caught up with our own last write yet: deciding on an older state would repeat it.
-pub(crate) fn observe(context: &Context, job: Arc<ViTTrainingJob>) -> Option<Observation> {
+pub(crate) async fn observe(
+    context: &Context,
+    job: Arc<ViTTrainingJob>,
+) -> Result<Option<Observation>, Error> {
     let uid = job.uid().unwrap_or_default();
     if context.memory.is_behind(&uid, job.resource_version().as_deref()) {
-        return None;
+        return Ok(None);
     }
     let caches = &context.caches;
     let attempt = job.status.as_ref().map_or(0, |status| status.attempt);
@@ -176,10 +191,40 @@ pub(crate) fn observe(context: &Context, job: Arc<ViTTrainingJob>) -> Option<Obs
         now,
         job,
     };
+    if observation.was_whole() && !observation.missing().is_empty() {
+        let unseen = look_up(context, &observation, attempt).await?;
+        observation.unseen_pods.extend(unseen);
+    }
     listen(context, &uid, &mut observation);
     observation.stragglers = stragglers(context, &uid, &observation);
     observation.growth = growth(context, &uid, &observation);
-    Some(observation)
+    Ok(Some(observation))
+}
+
+/// Pods of the gang that the API server has and the cache lacks, because the watch lags.
+async fn look_up(
+    context: &Context,
+    observation: &Observation,
+    attempt: i32,
+) -> Result<HashMap<String, String>, Error> {
+    let job = &*observation.job;
+    let pods: Api<Pod> = Api::namespaced(context.urgent.clone(), &job.namespace().unwrap_or_default());
+    let (job_name, of_attempt) = (labels::JOB_NAME, labels::ATTEMPT);
+    let of_gang = format!("{job_name}={},{of_attempt}={attempt}", job.name_any());
+    let listed = pods.list_metadata(&ListParams::default().labels(&of_gang)).await;
+    let listed = listed.map_err(|source| Error::Api {
+        verb: "list",
+        kind: "pods of",
+        name: job.name_any(),
+        source: Box::new(source),
+    })?;
+    let seen: HashSet<&String> = observation.gang(attempt).map(|pod| &pod.name).collect();
+    let own = listed.items.into_iter().map(|pod| pod.metadata);
+    Ok(own
+        .filter(|pod| is_owned_by(pod, job))
+        .filter_map(|pod| Some((pod.name?, pod.uid?)))
+        .filter(|(name, _)| !seen.contains(name))
+        .collect())
 }
 
 fn isolation(context: &Context, job: &ViTTrainingJob) -> Isolation {

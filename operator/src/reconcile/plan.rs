@@ -291,7 +291,7 @@ fn follow(observation: &Observation, status: &ViTTrainingJobStatus, valid: &Vali
     let missing = observation.missing();
     // A quota, or an operator that went away, may have left a part of the gang out: those that are there wait for it. Once the
     // gang was whole, whoever is missing went away without being seen to go.
-    let is_new = status.phase == Some(Phase::Starting) && !observation.gang_was_created;
+    let is_new = !observation.was_whole();
     let hindrance = status
         .condition(conditions::types::RECONCILED)
         .map_or("it could not be created", |condition| condition.message.as_str());

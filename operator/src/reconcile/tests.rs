@@ -108,6 +108,8 @@ struct Refusals {
     of_last_job: &'static [&'static str],
     /// Names that it fails to delete.
     undeletable: &'static [&'static str],
+    /// Pods of the job that are there, although no watch has told of them.
+    unseen: &'static [&'static str],
     /// Pods of another uid that have got the name of one of the job's.
     recreated: &'static [&'static str],
 }
@@ -141,6 +143,13 @@ async fn serve(
                 } else {
                     (201, body.clone(), object)
                 }
+            }
+            (&Method::GET, [.., "pods"]) => {
+                let items: Vec<Value> = refusals.unseen.iter().map(|name| unseen_pod(name)).collect();
+                let list = json!({
+                    "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadataList", "metadata": {}, "items": items,
+                });
+                (200, list, "pods".into())
             }
             (&Method::GET, [.., resource, name]) => {
                 let mut of_another = json!({
@@ -198,6 +207,19 @@ async fn serve(
     }
     calls.append(&mut events);
     calls
+}
+
+/// What the API server tells of a pod of [`fixtures::job`].
+fn unseen_pod(name: &str) -> Value {
+    json!({
+        "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
+        "metadata": {
+            "name": name, "uid": uid_of(name), "ownerReferences": [{
+                "apiVersion": "vit-operator.dev/v1alpha1", "kind": "ViTTrainingJob", "controller": true,
+                "name": "digits", "uid": fixtures::UID,
+            }],
+        },
+    })
 }
 
 fn text(value: &Value) -> &str {
@@ -776,10 +798,12 @@ async fn two_jobs_applied_at_once_never_share_a_gpu() {
         tell(&context, &mut writer, &DeserializeGuard(Ok(job.clone())));
         job
     });
-    let plans = jobs.each_ref().map(|job| {
-        let observation = observe::observe(&context, Arc::new(job.clone())).expect("observed");
-        plan_and_promise(&context, &observation, &crds::validate(job))
-    });
+    let mut plans = Vec::new();
+    for job in &jobs {
+        let observation = observe::observe(&context, Arc::new(job.clone())).await;
+        let observation = observation.expect("observed").expect("caught up");
+        plans.push(plan_and_promise(&context, &observation, &crds::validate(job)));
+    }
     assert!(matches!(&plans[0], Plan::Place { .. }), "{plans:?}");
     assert!(matches!(&plans[1], Plan::Wait(_)), "{plans:?}");
     drop(handle);

@@ -2,6 +2,34 @@
 
 use super::*;
 
+/// A gang that runs, of which the caches show one pod only.
+fn half_a_gang(unseen: &'static [&'static str]) -> Rounds {
+    let mut pods = fixtures::pod_objects(1, "Running");
+    pods.pop();
+    Rounds {
+        refusals: Refusals {
+            unseen,
+            ..Refusals::default()
+        },
+        ..Rounds::with_gang(pods)
+    }
+}
+
+#[tokio::test]
+async fn a_pod_that_only_the_watch_does_not_show_is_not_lost() {
+    let running = || fixtures::job_in(Phase::Running, 1);
+    let (calls, job, result) = half_a_gang(&["digits-1-1"]).run(running(), 1).await;
+    result.expect("reconciled");
+    assert_eq!(calls[0], "GET pods");
+    assert_eq!(phase(&job), Some(Phase::Running), "{calls:?}");
+    let (calls, job, _) = half_a_gang(&[]).run(running(), 1).await;
+    assert_eq!(calls[..2], ["GET pods", "PUT status Restarting"]);
+    assert_eq!(
+        job.status.expect("a status").last_failure.expect("told").class,
+        "PodLost"
+    );
+}
+
 #[tokio::test]
 async fn a_pod_that_has_the_name_of_one_of_the_jobs_is_left_alone() {
     let rounds = Rounds {
