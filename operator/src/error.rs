@@ -9,7 +9,7 @@ pub(crate) enum Error {
     #[error("failed to read the job: {0}")]
     InvalidObject(Box<kube::core::error_boundary::InvalidObject>),
     /// A call to the API server failed.
-    #[error("failed to {verb} {kind} {name}: {source}")]
+    #[error("failed to {verb} {kind} {name}: {}", words(.source))]
     Api {
         /// What was tried.
         verb: &'static str,
@@ -86,6 +86,23 @@ impl Error {
         self.category() == "NotFound"
     }
 
+    /// Whether the API server rejects the object for good: it would reject the same again.
+    pub(crate) fn is_final(&self) -> bool {
+        let Self::Api {
+            verb: "create",
+            source,
+            ..
+        } = self
+        else {
+            return false;
+        };
+        let kube::Error::Api(status) = &**source else {
+            return false;
+        };
+        let is_denied = || DENIED.iter().any(|words| status.message.contains(words));
+        self.is_refusal() && (matches!(status.code, 400 | 422) || is_denied())
+    }
+
     /// Whether the API server has certainly not done what it was asked. A call that was not answered, or with an error
     /// of the server, may have been done nevertheless; a conflict may be with an earlier call of our own.
     pub(crate) fn is_refusal(&self) -> bool {
@@ -100,6 +117,18 @@ impl Error {
         }
     }
 }
+
+/// What the API server said, where it answered: kube adds its own dump of the answer.
+fn words(error: &kube::Error) -> String {
+    match error {
+        kube::Error::Api(status) if !status.message.is_empty() => status.message.clone(),
+        error => error.to_string(),
+    }
+}
+
+/// How Pod Security, webhooks and admission policies deny an object. Other reasons for "forbidden" can pass: a quota, a service
+/// account that does not exist yet, missing rights of the operator.
+const DENIED: [&str; 3] = ["violates PodSecurity", "denied the request: ", "denied request: "];
 
 /// Time until the next try after `failures` failed in a row before this one: doubles from one second to a minute.
 pub(crate) fn back_off(failures: u32) -> Duration {

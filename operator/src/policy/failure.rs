@@ -20,6 +20,21 @@ pub(crate) struct Failure {
     pub(crate) finished_at: Option<Timestamp>,
 }
 
+impl Failure {
+    /// The API server rejects a pod, or an object that the pods need, for good.
+    pub(crate) fn refused(pod: String, words: String) -> Self {
+        Self {
+            class: FailureClass::BadConfig,
+            rank: None,
+            pod,
+            node: None,
+            exit_code: None,
+            message: truncated(words),
+            finished_at: None,
+        }
+    }
+}
+
 /// Longest message kept, in bytes: the status is read by people.
 const MESSAGE_BYTES: usize = 1500;
 

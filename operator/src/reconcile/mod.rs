@@ -265,11 +265,17 @@ async fn round(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error>
     // 2. Validate: every error of the user is found here.
     let valid = crds::validate(&observation.job);
     // 3. Plan: a pure function, but for GPUs, which are looked for and promised in one step.
-    let plan = plan_and_promise(context, &observation, &valid);
+    let mut plan = plan_and_promise(context, &observation, &valid);
     // 4. Build: pure and infallible.
     let changes = changes::build(&observation, valid.as_ref().ok(), &plan);
     // 5. Apply: create and delete.
-    let applied = apply::apply(context, context.client_for(&plan), &observation.job, changes).await;
+    let mut applied = apply::apply(context, context.client_for(&plan), &observation.job, changes).await;
+    if let Err(error) = &applied
+        && let Some(end) = plan::end_of_refused(&observation, &plan, error)
+    {
+        warn!(%error, "the API server rejects the gang for good");
+        (plan, applied) = (end, Ok(()));
+    }
     if matches!((&plan, &applied), (Plan::Expire, Ok(()))) {
         return Ok(Action::await_change());
     }

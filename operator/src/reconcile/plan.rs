@@ -27,6 +27,7 @@ use super::observe::Observation;
 use super::status::{failure_of_attempt, failures_since_checkpoint};
 use crate::build;
 use crate::build::workload::is_current;
+use crate::error::Error;
 use crate::planner::{Decision, Waiting};
 use crate::policy::admission::{Admission, admission, is_recorded};
 use crate::policy::failure::{Failure, blame};
@@ -231,6 +232,23 @@ fn queue(
     }
 }
 
+/// The end of a gang of which the API server rejects an object for good.
+pub(super) fn end_of_refused(observation: &Observation, plan: &Plan, error: &Error) -> Option<Plan> {
+    let Plan::Create { node_ranks } = plan else {
+        return None;
+    };
+    let pod = build::pod::name(
+        &observation.job,
+        observation.status().attempt,
+        *node_ranks.first()?,
+    );
+    error.is_final().then(|| Plan::End {
+        failure: Failure::refused(pod, error.to_string()),
+        verdict: Verdict::NotRetryable,
+        again: false,
+    })
+}
+
 /// Whether a job failed because its manifest could not be run.
 pub(crate) fn was_refused(status: &ViTTrainingJobStatus) -> bool {
     status
@@ -300,7 +318,8 @@ fn follow(observation: &Observation, status: &ViTTrainingJobStatus, valid: &Vali
         attempt: status.attempt,
         node_rank: *node_rank,
         gang_size: nodes.len(),
-        node: Some(nodes[*node_rank].clone()),
+        // A pod that could not be created is not its node's fault.
+        node: (!is_new).then(|| nodes[*node_rank].clone()),
         stuck: is_new.then(|| hindrance.into()),
         lost: !is_new,
         ..PodView::default()

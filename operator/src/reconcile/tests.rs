@@ -108,6 +108,8 @@ struct Refusals {
     of_last_job: &'static [&'static str],
     /// Names that it fails to delete.
     undeletable: &'static [&'static str],
+    /// A resource of which it takes no object, with the code and the words of its answer.
+    denied: Option<(&'static str, u16, &'static str)>,
     /// Pods of the job that are there, although no watch has told of them.
     unseen: &'static [&'static str],
     /// Pods of another uid that have got the name of one of the job's.
@@ -138,7 +140,12 @@ async fn serve(
             }
             (&Method::POST, [.., resource]) => {
                 let object = format!("{resource} {}", text(&body["metadata"]["name"]));
-                if refusals.foreign.contains(resource) || refusals.of_last_job.contains(resource) {
+                let denied = refusals.denied.filter(|(denied, ..)| denied == resource);
+                if let Some((_, code, message)) = denied {
+                    let mut answer = failure(code, "Denied");
+                    answer["message"] = message.into();
+                    (code, answer, object)
+                } else if refusals.foreign.contains(resource) || refusals.of_last_job.contains(resource) {
                     (409, failure(409, "AlreadyExists"), object)
                 } else {
                     (201, body.clone(), object)

@@ -1,6 +1,109 @@
 //! Whole rounds where the API server rejects objects, its watches lag, or others are in the way.
 
+use contract::FailureClass;
+
 use super::*;
+
+/// What becomes of a job whose pods an API server answers like this.
+async fn denied(
+    resource: &'static str,
+    code: u16,
+    message: &'static str,
+) -> (ViTTrainingJobStatus, Result<Action, Error>) {
+    let rounds = Rounds {
+        refusals: Refusals {
+            denied: Some((resource, code, message)),
+            ..Refusals::default()
+        },
+        ..Rounds::fresh()
+    };
+    let (_, job, result) = rounds.run(fixtures::job_in(Phase::Starting, 1), 1).await;
+    (job.status.expect("a status"), result)
+}
+
+#[tokio::test]
+async fn what_the_api_server_will_never_take_ends_the_job_at_once_in_its_words() {
+    for (resource, code, message) in [
+        (
+            "pods",
+            403,
+            r#"pods "digits-1-0" is forbidden: violates PodSecurity "restricted:latest": restricted volume types"#,
+        ),
+        (
+            "pods",
+            422,
+            r#"Pod "digits-1-0" is invalid: spec.nodeSelector: Invalid value: "a b""#,
+        ),
+        (
+            "pods",
+            400,
+            r#"admission webhook "images.example.com" denied the request: no such registry"#,
+        ),
+        (
+            "networkpolicies",
+            403,
+            r#"networkpolicies "digits" is forbidden: ValidatingAdmissionPolicy 'ours' with binding 'all' denied request: no"#,
+        ),
+    ] {
+        let (status, result) = denied(resource, code, message).await;
+        assert_eq!(status.phase, Some(Phase::Failed), "{message}");
+        result.expect("that was to be done");
+        assert_eq!(status.condition(conditions::types::RECONCILED), None);
+        let failed = status.condition(conditions::types::FAILED).expect("a condition");
+        assert_eq!(failed.reason, conditions::reasons::NOT_RETRYABLE);
+        let object = match resource {
+            "pods" => "Pod digits-1-0",
+            _ => "NetworkPolicy digits",
+        };
+        assert_eq!(
+            failed.message,
+            format!("attempt 1: BadConfig: failed to create {object}: {message}")
+        );
+        let failure = status.last_failure.expect("a failure");
+        assert_eq!(
+            (failure.class.as_str(), failure.pod.as_deref(), failure.node),
+            (FailureClass::BadConfig.as_str(), Some("digits-1-0"), None)
+        );
+    }
+}
+
+#[tokio::test]
+async fn what_may_be_taken_later_is_tried_again() {
+    for (code, message) in [
+        (
+            403,
+            r#"pods "digits-1-0" is forbidden: exceeded quota: gpus, requested: 1, used: 8, limited: 8"#,
+        ),
+        (
+            403,
+            r#"pods "digits-1-0" is forbidden: status unknown for quota: gpus"#,
+        ),
+        (
+            403,
+            r#"pods is forbidden: User "system:serviceaccount:a:b" cannot create resource "pods""#,
+        ),
+        (
+            403,
+            r#"pods "digits-1-0" is forbidden: error looking up service account research/default: serviceaccount "default" not found"#,
+        ),
+        (429, "too many requests"),
+        (
+            500,
+            r#"failed calling webhook "images.example.com": no endpoints available"#,
+        ),
+        (504, "timed out"),
+    ] {
+        let (status, result) = denied("pods", code, message).await;
+        let error = result.expect_err("refused").to_string();
+        assert_eq!(
+            (status.phase, &status.last_failure),
+            (Some(Phase::Starting), &None),
+            "{message}"
+        );
+        let running = status.condition(conditions::types::RUNNING).expect("a condition");
+        assert_eq!(running.message, error);
+    }
+}
 
 /// A gang that runs, of which the caches show one pod only.
 fn half_a_gang(unseen: &'static [&'static str]) -> Rounds {
