@@ -177,6 +177,7 @@ pub(crate) fn observation(job: ViTTrainingJob, pods: Vec<PodView>) -> Observatio
         config_maps: BTreeSet::new(),
         progress: None,
         standstill: None,
+        silence: None,
         stragglers: None,
         growth: None,
         queue: Queue::default(),

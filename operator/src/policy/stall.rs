@@ -4,6 +4,9 @@
 //! showed the same step, or the same batch of an evaluation. The second is what the agents say, of every pod that
 //! answers, by their own clocks: that no rank has got on for as long. Ranks take their steps together, so those of a pod
 //! that does not answer cannot have got further; and a pod that merely cannot be reached is no sign of anything.
+//!
+//! Where rank 0's own agent does not answer, nothing is known about steps. Its silence for as long as the bound is then the first
+//! sign, and the second is that its kubelet does not find the pod ready, either.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -17,7 +20,7 @@ use super::gang::PodView;
 /// Without a bound of the job's own, so many of its median steps make a stall,
 const MEDIAN_STEPS: f64 = 10.0;
 /// but no less than this: shared storage that fails over holds all ranks up for minutes, and then goes on.
-const LEAST: Duration = Duration::from_secs(300);
+pub(crate) const LEAST: Duration = Duration::from_secs(300);
 
 /// How long a gang may stand still: as the job says, or by its own median step. `None` before its first step.
 pub(crate) fn bound(given: Option<Duration>, median_step_seconds: Option<f64>) -> Option<Duration> {
@@ -36,6 +39,38 @@ pub(crate) struct Standstill {
     pub(crate) bound: Duration,
     /// The heartbeats of every pod that answered, by node rank.
     pub(crate) answers: Vec<(usize, Heartbeats)>,
+}
+
+/// Rank 0's agent does not answer.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Silence {
+    /// How long the operator has been asking.
+    pub(crate) lasted: Duration,
+    /// How long that may be.
+    pub(crate) bound: Duration,
+}
+
+/// The failure of a gang whose rank 0 answers neither the operator nor its kubelet.
+pub(crate) fn silent(silence: Silence, gang: &[PodView]) -> Option<Failure> {
+    let pod = gang.iter().find(|pod| pod.node_rank == 0)?;
+    if silence.lasted < silence.bound || pod.ready || pod.has_ended() {
+        return None;
+    }
+    Some(Failure {
+        class: FailureClass::Stalled,
+        rank: None,
+        pod: pod.name.clone(),
+        node: pod.node.clone(),
+        exit_code: None,
+        message: format!(
+            "the agent of pod {} has not answered for {} s (allowed are {} s; failurePolicy.stallTimeoutSeconds), and its kubelet \
+             does not find it ready",
+            pod.name,
+            silence.lasted.as_secs(),
+            silence.bound.as_secs(),
+        ),
+        finished_at: None,
+    })
 }
 
 /// The failure of a gang in which both signs say that it stands still.
@@ -152,6 +187,7 @@ fn describe(rank: &Heartbeat, step: Option<u64>) -> String {
 mod tests {
     use super::*;
     use crate::fixtures::{at, gang, pod};
+    use crate::policy::gang::PodState;
 
     const MINUTE: Duration = Duration::from_secs(60);
 
@@ -266,6 +302,37 @@ mod tests {
         assert_eq!(judged(&standstill([])), None, "nobody answers");
         let other_attempt = stalled(&both, &gang(2), 2, at(1000));
         assert_eq!(other_attempt, None, "it was the gang before");
+    }
+
+    #[test]
+    fn an_agent_of_rank_0_that_does_not_answer_is_a_stall_where_its_kubelet_finds_the_same() {
+        let mut gang = gang(1);
+        gang[0].ready = false;
+        let silence = |seconds| Silence {
+            lasted: Duration::from_secs(seconds),
+            bound: MINUTE,
+        };
+        assert_eq!(silent(silence(59), &gang), None);
+        let failure = silent(silence(60), &gang).expect("stalled");
+        assert_eq!(
+            (failure.class, failure.pod.as_str(), failure.node.as_deref()),
+            (FailureClass::Stalled, "digits-1-0", Some("a"))
+        );
+        assert_eq!(
+            failure.message,
+            "the agent of pod digits-1-0 has not answered for 60 s (allowed are 60 s; failurePolicy.stallTimeoutSeconds), and its \
+             kubelet does not find it ready"
+        );
+        gang[0].ready = true;
+        gang[1].ready = false;
+        assert_eq!(
+            silent(silence(600), &gang),
+            None,
+            "only the operator cannot reach it"
+        );
+        gang[0].ready = false;
+        gang[0].state = PodState::Succeeded;
+        assert_eq!(silent(silence(600), &gang), None, "it is done");
     }
 
     #[test]

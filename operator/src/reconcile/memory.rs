@@ -42,6 +42,8 @@ struct JobMemory {
     look: Option<oneshot::Receiver<Answer>>,
     progress: Option<Progress>,
     standing: Option<Standing>,
+    /// Since when rank 0 of an attempt has not answered.
+    silence: Option<(i32, Instant)>,
     slow_ranks: Watch,
     /// Reconciles that failed in a row.
     errors: u32,
@@ -89,7 +91,9 @@ pub(crate) struct Heard {
     /// Where rank 0's last answer was that it trains or evaluates: for how long its answers have shown that it does not get
     /// on.
     pub(crate) stands_still_for: Option<Duration>,
-    /// Whether that answer is new.
+    /// For how long rank 0's agent has not answered.
+    pub(crate) silent_for: Option<Duration>,
+    /// Whether the newest record is new.
     pub(crate) is_fresh: bool,
     /// The heartbeats that all agents were asked for, told once.
     pub(crate) heartbeats: Option<Vec<(usize, Heartbeats)>>,
@@ -173,7 +177,7 @@ impl Memory {
     }
 
     /// What is known from a job's agents, with the answer to the last look if it has come in since.
-    pub(crate) fn heard(&self, uid: &str) -> Heard {
+    pub(crate) fn heard(&self, uid: &str, attempt: i32) -> Heard {
         self.with(uid, |job| {
             let mut heard = Heard::default();
             match job.look.as_mut().map(oneshot::Receiver::try_recv) {
@@ -186,6 +190,7 @@ impl Memory {
                         Answer::Progress(record) => {
                             job.standing = Standing::after(job.standing, &record);
                             job.progress = Some(*record);
+                            job.silence = None;
                             heard.is_fresh = true;
                         }
                         Answer::Heartbeats(heartbeats) => heard.heartbeats = Some(heartbeats),
@@ -194,20 +199,30 @@ impl Memory {
             }
             heard.progress.clone_from(&job.progress);
             heard.stands_still_for = job.standing.map(|standing| standing.since.elapsed());
+            let silence = job.silence.filter(|(asked, _)| *asked == attempt);
+            heard.silent_for = silence.map(|(_, since)| since.elapsed());
             heard
         })
     }
 
     /// Where the answer to another look is to go; `None` where one is under way, or the last began less than `interval`
     /// ago.
-    pub(crate) fn begin_look(&self, uid: &str, interval: Duration) -> Option<oneshot::Sender<Answer>> {
+    pub(crate) fn begin_look(
+        &self,
+        uid: &str,
+        attempt: i32,
+        interval: Duration,
+    ) -> Option<oneshot::Sender<Answer>> {
         self.with(uid, |job| {
             if job.look.is_some() || job.asked_at.is_some_and(|at| at.elapsed() < interval) {
                 return None;
             }
             let (sender, receiver) = oneshot::channel();
+            let now = Instant::now();
             job.look = Some(receiver);
-            job.asked_at = Some(Instant::now());
+            job.asked_at = Some(now);
+            let of_attempt = job.silence.filter(|(asked, _)| *asked == attempt);
+            job.silence = of_attempt.or(Some((attempt, now)));
             Some(sender)
         })
     }
@@ -327,12 +342,40 @@ mod tests {
     /// A look that finds this, two seconds after the last.
     async fn look(memory: &Memory, answer: Option<Answer>) -> Heard {
         tokio::time::advance(INTERVAL).await;
-        let sender = memory.begin_look("job", INTERVAL).expect("a look is due");
+        let sender = memory.begin_look("job", 1, INTERVAL).expect("a look is due");
         match answer {
             Some(answer) => sender.send(answer).expect("it is awaited"),
             None => drop(sender),
         }
-        memory.heard("job")
+        memory.heard("job", 1)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_counts_from_the_first_look_that_finds_no_answer() {
+        let memory = Memory::default();
+        let answer = |step| {
+            let record = Progress {
+                step,
+                ..Progress::default()
+            };
+            Some(Answer::Progress(Box::new(record)))
+        };
+        let seconds = |heard: Heard| heard.silent_for.map(|time| time.as_secs());
+        assert_eq!(seconds(memory.heard("job", 1)), None, "nobody was asked");
+        assert_eq!(seconds(look(&memory, None).await), Some(0));
+        assert_eq!(seconds(look(&memory, None).await), Some(2));
+        assert_eq!(seconds(look(&memory, answer(1)).await), None);
+        assert_eq!(seconds(look(&memory, None).await), Some(0));
+        let all = Some(Answer::Heartbeats(vec![]));
+        assert_eq!(
+            seconds(look(&memory, all).await),
+            Some(2),
+            "it is not rank 0's record"
+        );
+        assert_eq!(seconds(memory.heard("job", 2)), None, "another attempt");
+        tokio::time::advance(INTERVAL).await;
+        drop(memory.begin_look("job", 2, INTERVAL));
+        assert_eq!(seconds(memory.heard("job", 2)), Some(0));
     }
 
     #[tokio::test(start_paused = true)]
@@ -345,24 +388,28 @@ mod tests {
             }))
         };
         let step = |heard: Heard| (heard.is_fresh, heard.progress.map(|progress| progress.step));
-        let first = memory.begin_look("job", INTERVAL).expect("a look is due");
-        assert_eq!(step(memory.heard("job")), (false, None), "no round waits for it");
+        let first = memory.begin_look("job", 1, INTERVAL).expect("a look is due");
+        assert_eq!(
+            step(memory.heard("job", 1)),
+            (false, None),
+            "no round waits for it"
+        );
         tokio::time::advance(INTERVAL).await;
         assert!(
-            memory.begin_look("job", INTERVAL).is_none(),
+            memory.begin_look("job", 1, INTERVAL).is_none(),
             "the first is under way"
         );
         first.send(record(1)).expect("it is awaited");
-        assert_eq!(step(memory.heard("job")), (true, Some(1)));
+        assert_eq!(step(memory.heard("job", 1)), (true, Some(1)));
         assert_eq!(
-            step(memory.heard("job")),
+            step(memory.heard("job", 1)),
             (false, Some(1)),
             "what was heard is kept"
         );
-        let second = memory.begin_look("job", INTERVAL).expect("a look is due");
+        let second = memory.begin_look("job", 1, INTERVAL).expect("a look is due");
         drop(second);
-        assert_eq!(step(memory.heard("job")), (false, Some(1)), "nobody answered");
-        assert!(memory.begin_look("job", INTERVAL).is_none(), "not so soon");
+        assert_eq!(step(memory.heard("job", 1)), (false, Some(1)), "nobody answered");
+        assert!(memory.begin_look("job", 1, INTERVAL).is_none(), "not so soon");
         assert_eq!(
             (memory.asked_within(INTERVAL), memory.asked_within(Duration::ZERO)),
             (1, 1)
@@ -390,7 +437,7 @@ mod tests {
         assert!(!silent.is_fresh, "nothing is said without an answer");
         let all = look(&memory, Some(Answer::Heartbeats(vec![]))).await;
         assert_eq!((all.is_fresh, all.heartbeats), (false, Some(vec![])));
-        assert_eq!(memory.heard("job").heartbeats, None, "they are told once");
+        assert_eq!(memory.heard("job", 1).heartbeats, None, "they are told once");
         assert_eq!(
             stands(1, 5, Activity::Training).await,
             Some(8),

@@ -23,7 +23,7 @@ use crate::cluster::inventory::NodeHealth;
 use crate::error::Error;
 use crate::policy::admission::Queue;
 use crate::policy::gang::PodView;
-use crate::policy::stall::{self, Standstill};
+use crate::policy::stall::{self, Silence, Standstill};
 
 /// Time between two looks at a job's progress.
 pub(crate) const PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
@@ -52,6 +52,8 @@ pub(crate) struct Observation {
     pub(crate) progress: Option<Progress>,
     /// Where rank 0 stands still for too long: what all agents say to it.
     pub(crate) standstill: Option<Standstill>,
+    /// For how long rank 0's agent has not answered.
+    pub(crate) silence: Option<Silence>,
     /// The ranks that are stragglers now, with their slowdown; `None` where nobody has told of ranks.
     pub(crate) stragglers: Option<Vec<(u32, f64)>>,
     /// To how many nodes an elastic gang could grow, which is looked at once after each new checkpoint.
@@ -185,6 +187,7 @@ pub(crate) async fn observe(
         unready_nodes,
         progress: None,
         standstill: None,
+        silence: None,
         stragglers: None,
         growth: None,
         queue: caches.queue_of(&job),
@@ -251,10 +254,15 @@ fn listen(context: &Context, uid: &str, observation: &mut Observation) {
     let (Some(Phase::Running), Some(agent)) = (status.phase, coordinator.agent.clone()) else {
         return;
     };
-    let heard = context.memory.heard(uid);
+    let heard = context.memory.heard(uid, status.attempt);
     observation.progress = heard.progress.filter(is_of_this_attempt);
+    observation.silence = heard.silent_for.map(|lasted| Silence {
+        lasted,
+        bound: stall_bound(observation).unwrap_or(stall::LEAST),
+    });
     let standing = heard
         .stands_still_for
+        .filter(|_| observation.progress.is_some())
         .and_then(|lasted| Some((lasted, stall_bound(observation)?)))
         .filter(|(lasted, bound)| lasted >= bound);
     if let (Some((lasted, bound)), Some(answers)) = (standing, heard.heartbeats) {
@@ -289,7 +297,8 @@ fn listen(context: &Context, uid: &str, observation: &mut Observation) {
 
 /// Asks agents, if that is due, and has the job looked at again when they have answered.
 fn ask(context: &Context, uid: &str, observation: &Observation, interval: Duration, question: Question) {
-    let Some(answered) = context.memory.begin_look(uid, interval) else {
+    let attempt = observation.job.status.as_ref().map_or(0, |status| status.attempt);
+    let Some(answered) = context.memory.begin_look(uid, attempt, interval) else {
         return;
     };
     let agents = context.agents.clone();
@@ -314,8 +323,14 @@ fn stall_bound(observation: &Observation) -> Option<Duration> {
     let given = given
         .and_then(|seconds| u64::try_from(seconds).ok())
         .map(Duration::from_secs);
-    let heartbeat = observation.progress.as_ref()?.heartbeat.as_ref()?;
-    stall::bound(given, heartbeat.median_step_seconds)
+    let heartbeat = observation
+        .progress
+        .as_ref()
+        .and_then(|progress| progress.heartbeat.as_ref());
+    stall::bound(
+        given,
+        heartbeat.and_then(|heartbeat| heartbeat.median_step_seconds),
+    )
 }
 
 /// What the planner says of a gang that runs and has a new checkpoint.

@@ -331,8 +331,10 @@ fn follow(observation: &Observation, status: &ViTTrainingJobStatus, valid: &Vali
             .flatten()
     };
     let stalled = || {
-        let standstill = observation.standstill.as_ref()?;
-        stall::stalled(standstill, &gang, status.attempt, observation.now)
+        let standstill = observation.standstill.as_ref();
+        standstill
+            .and_then(|standstill| stall::stalled(standstill, &gang, status.attempt, observation.now))
+            .or_else(|| stall::silent(observation.silence?, &gang))
     };
     if let Some(failure) = blame(&gang).or_else(overdue).or_else(stalled) {
         let failures = failures_since_checkpoint(status, observation.progress.as_ref()) + 1;

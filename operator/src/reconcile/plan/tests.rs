@@ -18,7 +18,7 @@ use crate::fixtures::{self, at, gang, job_in, observation, pod};
 use crate::policy::gang::End;
 use crate::policy::placement::{GangRequest, place};
 use crate::policy::restart::SETTLE;
-use crate::policy::stall::Standstill;
+use crate::policy::stall::{Silence, Standstill};
 use crate::reconcile::status;
 
 fn two_nodes() -> Inventory {
@@ -1063,4 +1063,19 @@ fn a_gang_that_stands_still_trains_again_unless_a_pod_of_it_tells_more() {
     observation.job = job_in(Phase::Running, 1).into();
     observation.pods[1] = ended(pod(1, 1), 76, 90);
     assert_eq!(ended_attempt(decide(&observation)).0, FailureClass::DeviceFault);
+}
+
+#[test]
+fn a_gang_whose_rank_0_is_silent_trains_again() {
+    let mut observation = observation(job_in(Phase::Running, 1), gang(1));
+    observation.silence = Some(Silence {
+        lasted: Duration::from_secs(301),
+        bound: Duration::from_secs(300),
+    });
+    assert_eq!(decide(&observation), Plan::Follow, "its kubelet finds it ready");
+    observation.pods[0].ready = false;
+    assert_eq!(
+        ended_attempt(decide(&observation)),
+        (FailureClass::Stalled, Verdict::Restart, false)
+    );
 }
