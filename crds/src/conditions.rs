@@ -59,6 +59,8 @@ pub mod reasons {
     pub const RESTARTING: &str = "Restarting";
     /// Running is false: the gang is being replaced by one of another size.
     pub const RESIZING: &str = "Resizing";
+    /// Running is false: a pod of a gang that starts no longer fits its node; the gang is placed again.
+    pub const NODE_UNFIT: &str = "NodeUnfit";
     /// Running is false: Kueue has taken the quota back, pods are saving and stopping.
     pub const EVICTED: &str = "Evicted";
     /// Running is false: there are no pods.

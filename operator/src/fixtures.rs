@@ -171,6 +171,7 @@ pub(crate) fn observation(job: ViTTrainingJob, pods: Vec<PodView>) -> Observatio
         unseen_pods: std::collections::HashMap::new(),
         gang_was_created: true,
         unready_nodes: std::collections::HashMap::new(),
+        rejecting_nodes: std::collections::HashMap::new(),
         has_service: true,
         network_policy: Isolation::There,
         pod_groups: None,

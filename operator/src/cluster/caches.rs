@@ -25,7 +25,7 @@ use tokio::sync::{mpsc, watch as latest};
 use tracing::warn;
 
 use super::gangs::Gangs;
-use super::inventory::{JobKey, NodeHealth, bound_node, has_ended, requests_of};
+use super::inventory::{JobKey, NodeFacts, NodeHealth, bound_node, has_ended, requests_of};
 use super::kueue::Kueue;
 use super::unreadable::{Told, Unreadable};
 use crate::metrics::Metrics;
@@ -165,6 +165,11 @@ impl Caches {
     /// Whether a node's kubelet says it is fine, or since when not; `None` where there is no such node.
     pub(crate) fn node_health(&self, name: &str) -> Option<NodeHealth> {
         self.planner.lock().node_health(name)
+    }
+
+    /// What is known of a node.
+    pub(crate) fn node(&self, name: &str) -> Option<NodeFacts> {
+        self.planner.lock().inventory().nodes.get(name).cloned()
     }
 
     /// The pods of a job that exist, of all attempts, and those of one attempt that are gone. What is gone of other

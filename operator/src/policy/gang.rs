@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStateWaiting
 use kube::ResourceExt as _;
 
 use crate::build::pod::{CONTAINER, METRICS_PORT};
-use crate::cluster::inventory::{Membership, bound_node, phase, pinned_node};
+use crate::cluster::inventory::{Membership, Requests, bound_node, phase, pinned_node, requests_of};
 
 /// Identifies a pod: names are used again.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -40,6 +40,8 @@ pub(crate) struct PodView {
     pub(crate) stuck: Option<String>,
     /// Whether what keeps it from starting will not go away by waiting.
     pub(crate) cannot_start: Option<CannotStart>,
+    /// Set where kube-scheduler finds it unschedulable or the kubelet did not admit it: what it holds on its node.
+    pub(crate) rejected: Option<Box<Requests>>,
     /// Why it was disrupted, in the words of whoever did it.
     pub(crate) disruption: Option<String>,
     /// How its container ended. It is large, and nearly all pods have none.
@@ -110,6 +112,7 @@ impl PodView {
             agent: agent(pod),
             stuck: stuck(pod),
             cannot_start: waiting(pod).and_then(cannot_start),
+            rejected: rejected(pod).filter(|_| terminated.is_none()).map(Box::new),
             disruption: disruption(pod),
             end: terminated.map(end).map(Box::new),
         })
@@ -218,6 +221,29 @@ fn cannot_start(waiting: &ContainerStateWaiting) -> Option<CannotStart> {
         "ImagePullBackOff" if told(&NO_SUCH_IMAGE) => Some(CannotStart::Misconfigured),
         "ImagePullBackOff" | "ImageInspectError" | "CreateContainerError" | "RunContainerError" => {
             Some(CannotStart::Refused)
+        }
+        _ => None,
+    }
+}
+
+/// What a rejected pod holds on its node. One that the kubelet did not admit has failed with a reason, and holds nothing.
+fn rejected(pod: &Pod) -> Option<Requests> {
+    let (spec, status) = (pod.spec.as_ref()?, pod.status.as_ref()?);
+    // A scheduler that has nominated a node makes room there by preemption.
+    let is_nominated = status.nominated_node_name.is_some();
+    let is_unschedulable = || {
+        status.conditions.iter().flatten().any(|condition| {
+            let reason = condition.reason.as_deref();
+            (condition.type_.as_str(), condition.status.as_str(), reason)
+                == ("PodScheduled", "False", Some("Unschedulable"))
+        })
+    };
+    match phase(pod) {
+        "Pending" if spec.node_name.is_none() && !is_nominated && is_unschedulable() => {
+            Some(requests_of(spec))
+        }
+        "Failed" if status.reason.is_some() && condition(pod, "DisruptionTarget").is_none() => {
+            Some(Requests::new())
         }
         _ => None,
     }
@@ -371,6 +397,43 @@ mod tests {
             (None, Some("exec: no such file"))
         );
         assert_eq!(ended("  ").message, None);
+    }
+
+    #[test]
+    fn a_pod_is_rejected_by_kube_scheduler_or_by_a_kubelet_that_ran_nothing_of_it() {
+        let rejected = |node: Option<&str>, status: serde_json::Value| {
+            let mut pod = fixtures::pod_objects(1, "Pending").remove(0);
+            pod.spec.as_mut().expect("a spec").node_name = node.map(Into::into);
+            pod.status = serde_json::from_value(status).expect("a status");
+            let rejected = PodView::of(&pod).expect("ours").rejected;
+            rejected.map(|holds| holds.get("nvidia.com/gpu").copied())
+        };
+        let scheduled = |reason: &str| json!([{"type": "PodScheduled", "status": "False", "reason": reason}]);
+        let unschedulable = scheduled("Unschedulable");
+        assert_eq!(
+            rejected(None, json!({"conditions": unschedulable})),
+            Some(Some(1))
+        );
+        for (node, status) in [
+            (None, json!({"conditions": scheduled("SchedulingGated")})),
+            (
+                None,
+                json!({"conditions": unschedulable, "nominatedNodeName": "a"}),
+            ),
+            (Some("a"), json!({"conditions": unschedulable})),
+        ] {
+            assert_eq!(rejected(node, status.clone()), None, "{status}");
+        }
+        let failed = |mut status: serde_json::Value| {
+            status["phase"] = "Failed".into();
+            status["reason"] = "UnexpectedAdmissionError".into();
+            rejected(Some("a"), status)
+        };
+        assert_eq!(failed(json!({})), Some(None));
+        let ran = container(json!({"terminated": {"exitCode": 137}}));
+        assert_eq!(failed(json!({"containerStatuses": ran})), None);
+        let disrupted = json!([{"type": "DisruptionTarget", "status": "True"}]);
+        assert_eq!(failed(json!({"conditions": disrupted})), None);
     }
 
     #[test]

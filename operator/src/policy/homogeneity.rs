@@ -324,6 +324,12 @@ pub(crate) fn verdict(name: &str, node: &NodeFacts, shape: &Shape) -> Verdict {
     }
 }
 
+/// The first reason, if any, for which a node cannot take a pod of the gang now. That it is kept for another job is none.
+pub(crate) fn refusal(name: &str, node: &NodeFacts, shape: &Shape) -> Option<Refusal> {
+    let gpus = gpus(node, shape);
+    unsuitable(name, node, gpus, shape).or_else(|| occupied(node, gpus, shape, Amount::free))
+}
+
 /// The first reason, if any, for which a node cannot take a pod of the gang even if nothing on it were in use.
 fn unsuitable(name: &str, node: &NodeFacts, gpus: Amount, shape: &Shape) -> Option<Refusal> {
     let rules = &shape.rules;

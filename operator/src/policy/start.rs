@@ -1,4 +1,4 @@
-//! When a gang is given up that does not start.
+//! When a gang is given up that does not start, and when it is placed again because a node no longer fits.
 
 use contract::FailureClass;
 use crds::{ViTTrainingJob, ViTTrainingJobStatus};
@@ -6,6 +6,9 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::failure::Failure;
 use super::gang::{PodState, PodView};
+use super::homogeneity::{Refusal, refusal};
+use super::placement::Shape;
+use crate::cluster::inventory::{Holder, NodeFacts, hold};
 
 /// Time until a gang that starts is given up.
 pub(crate) fn left(
@@ -16,6 +19,15 @@ pub(crate) fn left(
     let placed = status.placement.as_ref()?.time.as_ref()?.0;
     let timeout = SignedDuration::from_secs(job.spec.scheduling.start_timeout_seconds.into());
     Some((timeout - now.duration_since(placed)).max(SignedDuration::ZERO))
+}
+
+/// Why the node of a rejected pod no longer fits it: another pod took its place, or the node has changed. `None` where the node fits
+/// as far as the planner knows, so that it would choose it again.
+pub(crate) fn unfit(pod: &PodView, node: &NodeFacts, shape: &Shape) -> Option<Refusal> {
+    let own = pod.rejected.as_deref()?;
+    let mut others = node.clone();
+    hold(&mut others.resources, own, Holder::Gang, -1);
+    refusal(pod.node.as_deref()?, &others, shape)
 }
 
 /// The failure of a gang of which not every pod is ready when its time is over. To blame is the first pod of which scheduler

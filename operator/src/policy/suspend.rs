@@ -1,4 +1,5 @@
-//! When a gang is stopped without having failed: `spec.suspend`, for another size, or because its quota is wanted back.
+//! When a gang is stopped without having failed: `spec.suspend`, for another size, because a node no longer fits, or because its
+//! quota is wanted back.
 
 use crds::Phase;
 
@@ -12,6 +13,8 @@ pub(crate) enum Stop {
     Grow {
         to: usize,
     },
+    /// A pod no longer fits its node, for this reason.
+    Unfit(String),
     /// Kueue does not grant the job GPUs any more, in these words.
     Evict(String),
 }

@@ -46,6 +46,7 @@ pub(crate) fn between(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) 
             (types::RUNNING, reasons::EVICTED) => (EventType::Warning, "Evict"),
             (types::RUNNING, reasons::ALL_PODS_READY) => (EventType::Normal, "Start"),
             (types::RUNNING, reasons::RESIZING) => (EventType::Normal, "Resize"),
+            (types::RUNNING, reasons::NODE_UNFIT) => (EventType::Warning, "Replace"),
             (types::SUSPENDED, _) => (EventType::Normal, "Suspend"),
             (types::COMPLETE, _) => (EventType::Normal, "Finish"),
             (types::FAILED, _) if next.phase == Some(Phase::Failed) => (EventType::Warning, "Finish"),

@@ -19,7 +19,7 @@ use super::agents::Question;
 use super::status::has_new_checkpoint;
 use crate::build::{self, pod_group};
 use crate::cluster::caches::{Trigger, is_owned_by};
-use crate::cluster::inventory::NodeHealth;
+use crate::cluster::inventory::{NodeFacts, NodeHealth};
 use crate::error::Error;
 use crate::policy::admission::Queue;
 use crate::policy::gang::PodView;
@@ -42,6 +42,8 @@ pub(crate) struct Observation {
     pub(crate) gang_was_created: bool,
     /// Nodes of its pods whose kubelet does not say they are fine, with the time since when.
     pub(crate) unready_nodes: HashMap<String, Timestamp>,
+    /// The nodes of pods that were rejected, by name.
+    pub(crate) rejecting_nodes: HashMap<String, NodeFacts>,
     pub(crate) has_service: bool,
     pub(crate) network_policy: Isolation,
     /// The version of the PodGroups that gangs get, if they get any.
@@ -157,8 +159,14 @@ pub(crate) async fn observe(
     let attempt = job.status.as_ref().map_or(0, |status| status.attempt);
     let (mut pods, departed) = caches.pods_of(&job, attempt);
     let now = Timestamp::now();
-    let mut unready_nodes = HashMap::new();
+    let (mut unready_nodes, mut rejecting_nodes) = (HashMap::new(), HashMap::new());
     for pod in &mut pods {
+        if pod.rejected.is_some()
+            && let Some(node) = &pod.node
+            && let Some(facts) = caches.node(node)
+        {
+            rejecting_nodes.insert(node.clone(), facts);
+        }
         match pod.node.as_ref().map(|node| (node, caches.node_health(node))) {
             Some((node, Some(NodeHealth::NotReady(since)))) => {
                 unready_nodes.insert(node.clone(), since.unwrap_or(now));
@@ -185,6 +193,7 @@ pub(crate) async fn observe(
         unseen_pods,
         gang_was_created,
         unready_nodes,
+        rejecting_nodes,
         progress: None,
         standstill: None,
         silence: None,

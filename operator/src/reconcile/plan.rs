@@ -32,7 +32,7 @@ use crate::planner::{Decision, Waiting};
 use crate::policy::admission::{Admission, admission, is_recorded};
 use crate::policy::failure::{Failure, blame};
 use crate::policy::gang::{PodId, PodState, PodView};
-use crate::policy::placement::Placement;
+use crate::policy::placement::{GangRequest, Placement};
 use crate::policy::restart::{Verdict, verdict};
 use crate::policy::suspend::{Stop, stop_wanted};
 use crate::policy::{deadline, elastic, failed_nodes, stall, start, ttl};
@@ -336,7 +336,15 @@ fn follow(observation: &Observation, status: &ViTTrainingJobStatus, valid: &Vali
             .and_then(|standstill| stall::stalled(standstill, &gang, status.attempt, observation.now))
             .or_else(|| stall::silent(observation.silence?, &gang))
     };
-    if let Some(failure) = blame(&gang).or_else(overdue).or_else(stalled) {
+    let unfit = unfit(observation, status, valid, &gang);
+    let is_unfit = |pod: &&PodView| unfit.iter().any(|(other, _)| other.name == pod.name);
+    let failure = blame(gang.iter().filter(|pod| !is_unfit(pod)));
+    if let Some((_, words)) = unfit.first()
+        && failure.as_ref().is_none_or(|failure| failure.class.is_echo())
+    {
+        return Plan::Halt(Stop::Unfit(words.clone()));
+    }
+    if let Some(failure) = failure.or_else(overdue).or_else(stalled) {
         let failures = failures_since_checkpoint(status, observation.progress.as_ref()) + 1;
         return Plan::End {
             verdict: verdict_on(&failure, observation, valid, failures),
@@ -353,6 +361,31 @@ fn follow(observation: &Observation, status: &ViTTrainingJobStatus, valid: &Vali
         return Plan::Halt(Stop::Grow { to });
     }
     Plan::Follow
+}
+
+/// Rejected pods of a starting gang that no longer fit their nodes, each with the reason.
+fn unfit<'a>(
+    observation: &Observation,
+    status: &ViTTrainingJobStatus,
+    valid: &ValidatedJob,
+    gang: &'a [PodView],
+) -> Vec<(&'a PodView, String)> {
+    if status.phase != Some(Phase::Starting) || observation.rejecting_nodes.is_empty() {
+        return vec![];
+    }
+    let shape = GangRequest::from(&valid.clone().within(status.admission.as_ref())).shape;
+    let why = |pod: &'a PodView| {
+        let name = pod.node.as_ref()?;
+        let why = start::unfit(pod, observation.rejecting_nodes.get(name)?, &shape)?;
+        Some((
+            pod,
+            format!("pod {} no longer fits node {name} ({why})", pod.name),
+        ))
+    };
+    gang.iter()
+        .filter(|pod| pod.leaving.is_none() && !pod.lost)
+        .filter_map(why)
+        .collect()
 }
 
 fn verdict_on(

@@ -92,15 +92,18 @@ pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStat
                 ),
                 None => spec.workers.nodes.to_string(),
             };
-            next.replaced_by(&format!("one of {wanted} nodes"));
+            next.replaced(reasons::RESIZING, &format!("replaced by one of {wanted} nodes"));
         }
-        Plan::Halt(Stop::Grow { to }) => next.replaced_by(&format!(
-            "one of {to} nodes, which are free; after the checkpoint of step {}",
-            next.status
-                .last_checkpoint
-                .as_ref()
-                .map_or(0, |checkpoint| checkpoint.step)
-        )),
+        Plan::Halt(Stop::Grow { to }) => {
+            let checkpoint = next.status.last_checkpoint.as_ref();
+            let step = checkpoint.map_or(0, |checkpoint| checkpoint.step);
+            let how =
+                format!("replaced by one of {to} nodes, which are free; after the checkpoint of step {step}");
+            next.replaced(reasons::RESIZING, &how);
+        }
+        Plan::Halt(Stop::Unfit(words)) => {
+            next.replaced(reasons::NODE_UNFIT, &format!("placed again: {words}"));
+        }
         Plan::Halt(Stop::Evict(words)) => {
             next.status.admission = None;
             next.status.start_time = None;

@@ -247,6 +247,7 @@ pub(crate) fn note(job: &ViTTrainingJob, paint: Paint) -> String {
         }
         Some(Phase::Restarting) => match reason {
             Some(reasons::RESIZING) => "changes its size".into(),
+            Some(reasons::NODE_UNFIT) => "a node no longer fits".into(),
             Some(reasons::EVICTED) => "loses its quota".into(),
             _ => paint.warning(format!("after {}", failure.unwrap_or("a failure"))),
         },

@@ -110,6 +110,11 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
             "The gang is being replaced by one of another size: it was scaled, its bounds were changed, or it grows.",
             follow(),
         ),
+        reasons::NODE_UNFIT => (
+            "A pod no longer fits its node: another pod was faster, or the node has changed. The gang, which had not \
+             started, is placed again at no cost.",
+            follow(),
+        ),
         reasons::EVICTED => (
             "Kueue takes its quota back: its pods save a checkpoint and stop, then it waits in its queue again.",
             vec![kubectl("see for whom", "describe workloads.kueue.x-k8s.io JOB")],

@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde_json::json;
 
 use super::*;
-use crate::cluster::inventory::Inventory;
+use crate::cluster::inventory::{Holder, Inventory, Requests, hold};
 use crate::error::Error;
 use crate::fixtures::{self, at, gang, job_in, observation, pod};
 use crate::policy::gang::End;
@@ -1078,4 +1078,87 @@ fn a_gang_whose_rank_0_is_silent_trains_again() {
         ended_attempt(decide(&observation)),
         (FailureClass::Stalled, Verdict::Restart, false)
     );
+}
+
+/// A gang that starts, whose second pod node `b` has rejected; a pod of someone else holds its GPU.
+fn displaced() -> Observation {
+    let rejected = PodView {
+        state: PodState::Failed,
+        ready: false,
+        rejected: Some(Box::default()),
+        disruption: Some("OutOfnvidia.com/gpu: Pod was rejected".into()),
+        ..pod(1, 1)
+    };
+    let mut observation = observation(job_in(Phase::Starting, 1), vec![pod(1, 0), rejected]);
+    let mut inventory = two_nodes();
+    let mut node = inventory.nodes.remove("b").expect("a node");
+    let gpu = [("nvidia.com/gpu".to_owned(), 1)].into();
+    hold(&mut node.resources, &gpu, Holder::Other, 1);
+    observation.rejecting_nodes = [("b".to_owned(), node)].into();
+    observation
+}
+
+#[test]
+fn a_gang_whose_node_was_taken_makes_room_without_having_failed() {
+    let mut observation = displaced();
+    let plan = step(&mut observation);
+    assert!(matches!(plan, Plan::Halt(Stop::Unfit(_))), "{plan:?}");
+    let status = observation.status();
+    assert_eq!((status.phase, status.restarts), (Some(Phase::Restarting), 0));
+    assert_eq!((&status.last_failure, &status.failed_nodes[..]), (&None, &[][..]));
+    let running = status.condition(conditions::types::RUNNING).expect("a condition");
+    assert_eq!(
+        (running.reason.as_str(), running.message.as_str()),
+        (
+            conditions::reasons::NODE_UNFIT,
+            "the gang of 2 is placed again: pod digits-1-1 no longer fits node b (with too few free GPUs)"
+        )
+    );
+    assert!(matches!(step(&mut observation), Plan::Drain { .. }));
+    observation.pods.clear();
+    observation.rejecting_nodes.clear();
+    assert!(
+        matches!(step(&mut observation), Plan::Place { attempt: 2, .. }),
+        "at once"
+    );
+}
+
+#[test]
+fn a_failure_of_its_own_comes_before_a_node_that_was_taken() {
+    let mut observation = displaced();
+    observation.pods[0] = ended(pod(1, 0), 75, 99);
+    assert!(
+        matches!(decide(&observation), Plan::Halt(Stop::Unfit(_))),
+        "an echo"
+    );
+    observation.pods[0] = ended(pod(1, 0), 3, 99);
+    assert_eq!(
+        ended_attempt(decide(&observation)),
+        (FailureClass::BadData, Verdict::NotRetryable, false)
+    );
+}
+
+#[test]
+fn a_pod_that_a_node_rejects_for_a_reason_of_its_own_is_a_failure() {
+    let mut observation = displaced();
+    observation.rejecting_nodes = two_nodes()
+        .nodes
+        .into_iter()
+        .map(|(name, facts)| (name.to_string(), facts))
+        .collect();
+    assert_eq!(
+        ended_attempt(decide(&observation)),
+        (FailureClass::PodLost, Verdict::Restart, false)
+    );
+    // One that is not bound holds its own GPU there, and nobody else does.
+    let node = observation.rejecting_nodes.get_mut("b").expect("a node");
+    let gpu: Requests = [("nvidia.com/gpu".to_owned(), 1)].into();
+    hold(&mut node.resources, &gpu, Holder::Gang, 1);
+    observation.pods[1] = PodView {
+        state: PodState::Pending,
+        ready: false,
+        rejected: Some(Box::new(gpu)),
+        ..pod(1, 1)
+    };
+    assert_eq!(decide(&observation), Plan::Follow);
 }

@@ -119,13 +119,11 @@ impl Next {
         );
     }
 
-    pub(super) fn replaced_by(&mut self, other: &str) {
+    /// The gang makes room for another without having failed.
+    pub(super) fn replaced(&mut self, reason: &str, how: &str) {
         self.status.phase = Some(Phase::Restarting);
-        let message = format!(
-            "the gang of {} is replaced by {other}",
-            placed_nodes(&self.status)
-        );
-        self.set(types::RUNNING, false, reasons::RESIZING, &message);
+        let message = format!("the gang of {} is {how}", placed_nodes(&self.status));
+        self.set(types::RUNNING, false, reason, &message);
     }
 
     pub(super) fn waits(&mut self, waiting: &Waiting, overdue: &str) {

@@ -4,6 +4,89 @@ use contract::FailureClass;
 
 use super::*;
 
+/// What kube-scheduler says of a pod for which it finds no room.
+fn unschedulable() -> Value {
+    json!({"phase": "Pending", "conditions": [{
+        "type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+        "message": "0/3 nodes are available: 1 Insufficient nvidia.com/gpu",
+    }]})
+}
+
+/// What a kubelet says of a pod that it does not admit.
+fn rejected() -> Value {
+    json!({
+        "phase": "Failed", "reason": "OutOfnvidia.com/gpu",
+        "message": "Pod was rejected: Node didn't have enough resource: nvidia.com/gpu, requested: 1, used: 1, capacity: 1",
+    })
+}
+
+/// A pod of someone else that holds the GPU of node `b`.
+fn foreign_pod() -> Pod {
+    serde_json::from_value(json!({
+        "metadata": {"name": "notebook", "namespace": "others"},
+        "spec": {
+            "nodeName": "b",
+            "containers": [{"name": "notebook", "resources": {"limits": {"nvidia.com/gpu": "1"}}}],
+        },
+        "status": {"phase": "Running"},
+    }))
+    .expect("a pod")
+}
+
+/// The gang of attempt 1, whose pod on node `b` has this status.
+fn gang_of_which_one_is(status: &Value, is_bound: bool) -> Vec<Pod> {
+    let mut pods = fixtures::pod_objects(1, "Running");
+    pods[1].status = serde_json::from_value(status.clone()).expect("a status");
+    if !is_bound {
+        pods[1].spec.as_mut().expect("a spec").node_name = None;
+    }
+    pods
+}
+
+fn three_nodes(pods: Vec<Pod>) -> Rounds {
+    Rounds {
+        nodes: ["a", "b", "c"]
+            .map(|name| fixtures::node(name, "Tesla-T4", 1))
+            .into(),
+        ..Rounds::with_gang(pods)
+    }
+}
+
+#[tokio::test]
+async fn a_gang_one_of_whose_nodes_was_taken_is_replaced_at_once_and_at_no_cost() {
+    for (status, is_bound) in [(unschedulable(), false), (rejected(), true)] {
+        let mut pods = gang_of_which_one_is(&status, is_bound);
+        pods.push(foreign_pod());
+        let (calls, job, result) = three_nodes(pods)
+            .run(fixtures::job_in(Phase::Starting, 1), 2)
+            .await;
+        result.expect("reconciled");
+        assert_eq!(calls[0], "PUT status Restarting", "{calls:?}");
+        assert!(
+            calls
+                .iter()
+                .any(|call| call.starts_with("DELETE pods digits-1-1")),
+            "{calls:?}"
+        );
+        let status = job.status.expect("a status");
+        assert_eq!((status.restarts, &status.last_failure), (0, &None));
+        assert_eq!(status.failed_nodes, []);
+    }
+}
+
+#[tokio::test]
+async fn a_gang_whose_nodes_fit_by_all_that_is_known_has_its_time() {
+    let (_, job, _) = three_nodes(gang_of_which_one_is(&unschedulable(), false))
+        .run(fixtures::job_in(Phase::Starting, 1), 1)
+        .await;
+    assert_eq!(phase(&job), Some(Phase::Starting));
+    let (_, job, _) = three_nodes(gang_of_which_one_is(&rejected(), true))
+        .run(fixtures::job_in(Phase::Starting, 1), 1)
+        .await;
+    let failure = job.status.expect("a status").last_failure.expect("a failure");
+    assert_eq!(failure.class, FailureClass::PodLost.as_str());
+}
+
 /// What becomes of a job whose pods an API server answers like this.
 async fn denied(
     resource: &'static str,
