@@ -2,7 +2,7 @@
 
 use anyhow::{Context as _, Result, ensure};
 use crds::spec::Device;
-use crds::{ViTTrainingJob, labels};
+use crds::ViTTrainingJob;
 use serde_json::{Value, json};
 use vit_tests::binaries::Binaries;
 use vit_tests::chart;

@@ -11,7 +11,7 @@ const GETTING_STARTED: &str = "docs/getting-started.md";
 
 pub(crate) fn getting_started(context: &Context<'_>) -> Result<()> {
     let page = documentation::page(GETTING_STARTED)?;
-    follow(context, &[page])
+    follow(context, "getting-started", &[page])
 }
 
 /// All other pages with such commands.
@@ -25,12 +25,12 @@ pub(crate) fn how_tos(context: &Context<'_>) -> Result<()> {
         .filter(is_for_cluster)
         .collect();
     ensure!(pages.len() > 2, "only {pages:?}");
-    follow(context, &pages)
+    follow(context, "how-tos", &pages)
 }
 
 /// Runs the commands of pages in a namespace with the claims of the examples, which is the default one of `kubectl`.
-fn follow(context: &Context<'_>, pages: &[Page]) -> Result<()> {
-    let namespace = context.namespace("docs")?;
+fn follow(context: &Context<'_>, name: &str, pages: &[Page]) -> Result<()> {
+    let namespace = context.namespace(name)?;
     let kubeconfig = namespace.folder.join("kubeconfig");
     fs_err::copy(context.cluster.kubeconfig(), &kubeconfig)?;
     let mut kubectl = context.cluster.kubectl();
