@@ -1,10 +1,11 @@
 {{- define "vit-operator.name" -}}
+{{- $chart := .Values.nameOverride | default .Chart.Name -}}
 {{- if .Values.fullnameOverride -}}
 {{- .Values.fullnameOverride -}}
-{{- else if contains .Chart.Name .Release.Name -}}
+{{- else if contains $chart .Release.Name -}}
 {{- .Release.Name | trunc 50 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name .Chart.Name | trunc 50 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name $chart | trunc 50 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 
@@ -22,12 +23,11 @@
 {{- .Values.namespace | default .Release.Namespace -}}
 {{- end -}}
 
+{{- /* A reference, from a list of the image's values and its default tag. */ -}}
 {{- define "vit-operator.image" -}}
-{{- printf "%s:%s" .Values.image.repository (.Values.image.tag | default .Chart.AppVersion) -}}
-{{- end -}}
-
-{{- define "vit-operator.testImage" -}}
-{{- printf "%s:%s" .Values.test.image.repository (.Values.test.image.tag | default .Chart.AppVersion) -}}
+{{- $image := first . -}}
+{{- with $image.registry }}{{ . }}/{{ end }}{{ $image.repository }}
+{{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ $image.tag | default (last .) }}{{ end -}}
 {{- end -}}
 
 {{- define "vit-operator.selectorLabels" -}}
@@ -48,18 +48,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- define "vit-operator.labels" -}}
 {{ include "vit-operator.selectorLabels" . }}
 {{ include "vit-operator.commonLabels" . }}
-{{- end -}}
-
-{{- /* What Pod Security "restricted" wants of a pod, and of its containers. */ -}}
-{{- define "vit-operator.podSecurityContext" -}}
-runAsNonRoot: true
-seccompProfile: {type: RuntimeDefault}
-{{- end -}}
-
-{{- define "vit-operator.securityContext" -}}
-allowPrivilegeEscalation: false
-readOnlyRootFilesystem: true
-capabilities: {drop: [ALL]}
 {{- end -}}
 
 {{- /* How Prometheus scrapes, from the values of a monitor. */ -}}

@@ -29,8 +29,15 @@ const VALUES: &[(&str, &[&str])] = &[
             "metrics.podMonitor.metricRelabelings[0].regex=pod,metrics.podMonitor.metricRelabelings[0].action=labeldrop",
             "metrics.serviceMonitor.enabled=true,metrics.service.annotations.g=h,metrics.serviceMonitor.scrapeTimeout=10s",
             "metrics.serviceMonitor.relabelings[0].targetLabel=cluster",
+            "image.registry=localhost:5000,image.digest=sha256:\
+             0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef",
+            "extraArgs={--replica=a},extraVolumes[0].name=scratch,extraVolumes[0].emptyDir.medium=Memory",
+            "extraVolumeMounts[0].name=scratch,extraVolumeMounts[0].mountPath=/scratch",
+            "livenessProbe.failureThreshold=5,readinessProbe.timeoutSeconds=2",
+            "podSecurityContext.fsGroup=7,securityContext.runAsUser=8",
             "commonLabels.team=vision,podLabels.a=b,podAnnotations.c=d,serviceAccount.annotations.e=f",
-            "extraEnv[0].name=A,extraEnv[0].valueFrom.fieldRef.fieldPath=metadata.name,imagePullSecrets={registry}",
+            "extraEnv[0].name=A,extraEnv[0].valueFrom.fieldRef.fieldPath=metadata.name",
+            "imagePullSecrets[0].name=registry",
             "priorityClassName=system-cluster-critical,nodeSelector.pool=system",
             "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms[0]\
              .matchExpressions[0].key=a",
@@ -44,10 +51,11 @@ const VALUES: &[(&str, &[&str])] = &[
     (
         "as little as there can be",
         &[
-            "replicas=1,podGroups=false,kueue=false,podDisruptionBudget=false,crds.install=false",
+            "replicaCount=1,revisionHistoryLimit=0,rbac.create=false,crds.install=false",
+            "podGroups=false,kueue=false,podDisruptionBudget=false",
             "networkPolicy.operator=false,networkPolicy.jobs=false,metrics.scrapeAnnotations=false",
             "serviceAccount.create=false,serviceAccount.name=default,test.checkpoints.existingClaim=mine",
-            "tolerations=null,resources=null",
+            "tolerations=null,resources=null,livenessProbe=null,readinessProbe=null",
         ],
     ),
 ];

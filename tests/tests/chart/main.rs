@@ -106,15 +106,24 @@ fn every_binding_is_of_a_role_and_an_account_of_the_release() -> Result<()> {
 
 /// A value that is wrong, and what its refusal must name.
 const WRONG: &[(&str, &str)] = &[
-    ("replicas=two", "at '/replicas': got string, want integer"),
-    ("replica=3", "additional properties 'replica' not allowed"),
+    ("replicaCount=two", "at '/replicaCount': got string, want integer"),
+    ("replicas=3", "additional properties 'replicas' not allowed"),
+    ("revisionHistoryLimit=-1", "at '/revisionHistoryLimit'"),
+    ("rbac.create=maybe", "at '/rbac/create'"),
+    ("rbac.created=false", "at '/rbac'"),
     ("networkPolicy.job=false", "at '/networkPolicy'"),
     ("image.pullPolicy=Sometimes", "at '/image/pullPolicy'"),
     ("image.repository=", "at '/image/repository'"),
+    ("image.registry=registry.example.com/", "at '/image/registry'"),
+    ("image.digest=sha256:0123", "at '/image/digest'"),
+    ("image.tag=0.1.0@sha256:0123", "at '/image/tag'"),
     ("namespace=Research", "at '/namespace'"),
     ("podGroups=maybe", "at '/podGroups'"),
     ("kueue=1", "at '/kueue'"),
-    ("imagePullSecrets[0].name=registry", "at '/imagePullSecrets/0'"),
+    (
+        "imagePullSecrets={registry}",
+        "at '/imagePullSecrets/0': got string, want object",
+    ),
     ("podLabels.team=7", "at '/podLabels/team'"),
     ("tolerations=all", "at '/tolerations'"),
     ("metrics.dashboards=true", "at '/metrics/dashboards'"),
@@ -126,6 +135,7 @@ const WRONG: &[(&str, &str)] = &[
         "metrics.dashboards.labels.grafana_dashboard=1",
         "at '/metrics/dashboards/labels/grafana_dashboard'",
     ),
+    ("nameOverride=Vit", "at '/nameOverride'"),
     ("fullnameOverride=Vit", "at '/fullnameOverride'"),
     ("commonLabels.helm\\.sh/chart=mine", "at '/commonLabels/helm.sh"),
     (
@@ -135,6 +145,16 @@ const WRONG: &[(&str, &str)] = &[
     ("serviceAccount.create=false", "at '/serviceAccount/name'"),
     ("extraEnv[0].name=POD_NAME", "at '/extraEnv/0/name'"),
     ("extraEnv[0].value=7", "at '/extraEnv/0'"),
+    ("extraArgs=--kueue=false", "at '/extraArgs'"),
+    ("extraVolumes[0].emptyDir.medium=Memory", "at '/extraVolumes/0'"),
+    ("extraVolumeMounts[0].name=scratch", "at '/extraVolumeMounts/0'"),
+    ("livenessProbe.httpGet.path=/", "at '/livenessProbe'"),
+    (
+        "readinessProbe.periodSeconds=0",
+        "at '/readinessProbe/periodSeconds'",
+    ),
+    ("podSecurityContext=none", "at '/podSecurityContext'"),
+    ("securityContext=none", "at '/securityContext'"),
     (
         "topologySpreadConstraints[0].maxSkew=1",
         "at '/topologySpreadConstraints/0'",

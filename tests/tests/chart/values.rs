@@ -11,50 +11,177 @@ use vit_tests::rights::{Account, rules_of};
 use crate::{NAMESPACE, kind_and_name, objects, of_kind, only, text};
 
 #[test]
-fn the_pods_of_the_operator_are_as_the_values_say() -> Result<()> {
+fn the_deployment_is_as_the_values_say() -> Result<()> {
     let helm = Binaries::build()?;
-    let values = [
-        "extraEnv[0].name=RUST_BACKTRACE,extraEnv[0].value=full",
-        "extraEnv[1].name=TOKEN,extraEnv[1].valueFrom.secretKeyRef.name=a,extraEnv[1].valueFrom.secretKeyRef.key=b",
-        "imagePullSecrets={registry}",
-        "priorityClassName=system-cluster-critical",
-        "nodeSelector.pool=system",
-        "podAnnotations.note=mine",
-        "podLabels.team=vision",
-        "topologySpreadConstraints[0].maxSkew=1",
-        "topologySpreadConstraints[0].topologyKey=topology.kubernetes.io/zone",
-        "topologySpreadConstraints[0].whenUnsatisfiable=ScheduleAnyway",
+    let cases = [
+        ("replicaCount=3", "/spec/replicas", json!(3)),
+        ("revisionHistoryLimit=2", "/spec/revisionHistoryLimit", json!(2)),
+        (
+            "podAnnotations.note=mine",
+            "/spec/template/metadata/annotations/note",
+            json!("mine"),
+        ),
+        (
+            "podLabels.team=vision",
+            "/spec/template/metadata/labels/team",
+            json!("vision"),
+        ),
+        (
+            "imagePullSecrets[0].name=registry",
+            "/spec/template/spec/imagePullSecrets",
+            json!([{"name": "registry"}]),
+        ),
+        (
+            "priorityClassName=high",
+            "/spec/template/spec/priorityClassName",
+            json!("high"),
+        ),
+        (
+            "nodeSelector.pool=system",
+            "/spec/template/spec/nodeSelector",
+            json!({"pool": "system"}),
+        ),
+        (
+            "extraVolumes[0].name=scratch,extraVolumes[0].emptyDir.medium=Memory",
+            "/spec/template/spec/volumes",
+            json!([{"name": "scratch", "emptyDir": {"medium": "Memory"}}]),
+        ),
+        (
+            "extraVolumeMounts[0].name=scratch,extraVolumeMounts[0].mountPath=/scratch",
+            "/spec/template/spec/containers/0/volumeMounts",
+            json!([{"name": "scratch", "mountPath": "/scratch"}]),
+        ),
+        (
+            "extraArgs={--replica=a}",
+            "/spec/template/spec/containers/0/args/5",
+            json!("--replica=a"),
+        ),
+        (
+            "extraEnv[0].name=RUST_BACKTRACE,extraEnv[0].value=full",
+            "/spec/template/spec/containers/0/env/3",
+            json!({"name": "RUST_BACKTRACE", "value": "full"}),
+        ),
+        (
+            "extraEnv[1].name=TOKEN,extraEnv[1].valueFrom.secretKeyRef.name=a,extraEnv[1].valueFrom.secretKeyRef.key=b",
+            "/spec/template/spec/containers/0/env/4/valueFrom/secretKeyRef",
+            json!({"name": "a", "key": "b"}),
+        ),
+        (
+            "livenessProbe.failureThreshold=5",
+            "/spec/template/spec/containers/0/livenessProbe",
+            json!({"httpGet": {"path": "/healthz", "port": "metrics"}, "periodSeconds": 10, "failureThreshold": 5}),
+        ),
+        (
+            "readinessProbe.periodSeconds=4",
+            "/spec/template/spec/containers/0/readinessProbe",
+            json!({"httpGet": {"path": "/readyz", "port": "metrics"}, "periodSeconds": 4}),
+        ),
     ];
+    let values = cases.each_ref().map(|(values, ..)| *values);
     let objects = objects(&helm, NAMESPACE, &values)?;
     let deployment = only(&objects, "Deployment")?;
-    let pod = &deployment["spec"]["template"];
-    let spec = &pod["spec"];
-    let env = spec["containers"][0]["env"].as_array().context("variables")?;
-    let value_of = |name: &str| env.iter().find(|variable| variable["name"] == name);
+    for (values, pointer, expected) in cases {
+        ensure!(
+            deployment.pointer(pointer) == Some(&expected),
+            "{values}: {deployment}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn spread_constraints_are_about_the_pods_of_the_operator() -> Result<()> {
+    let helm = Binaries::build()?;
+    let values = "topologySpreadConstraints[0].maxSkew=1,topologySpreadConstraints[0].topologyKey=zone,\
+                  topologySpreadConstraints[0].whenUnsatisfiable=ScheduleAnyway";
+    let objects = objects(&helm, NAMESPACE, &[values])?;
+    let spec = &only(&objects, "Deployment")?["spec"];
+    let spread = &spec["template"]["spec"]["topologySpreadConstraints"][0];
     ensure!(
-        value_of("RUST_BACKTRACE").context("a plain one")?["value"] == "full",
-        "{env:?}"
-    );
-    ensure!(
-        value_of("TOKEN").context("a token")?["valueFrom"]["secretKeyRef"]
-            == json!({"name": "a", "key": "b"}),
-        "{env:?}"
-    );
-    ensure!(
-        spec["imagePullSecrets"] == json!([{"name": "registry"}]),
-        "{spec}"
-    );
-    ensure!(spec["priorityClassName"] == "system-cluster-critical", "{spec}");
-    ensure!(spec["nodeSelector"] == json!({"pool": "system"}), "{spec}");
-    let selector = &deployment["spec"]["selector"]["matchLabels"];
-    let spread = &spec["topologySpreadConstraints"][0];
-    ensure!(
-        spread["topologyKey"] == "topology.kubernetes.io/zone"
-            && spread["labelSelector"]["matchLabels"] == *selector,
+        spread["topologyKey"] == "zone" && spread["labelSelector"] == spec["selector"],
         "{spread}"
     );
-    ensure!(pod["metadata"]["annotations"]["note"] == "mine", "{pod}");
-    ensure!(pod["metadata"]["labels"]["team"] == "vision", "{pod}");
+    Ok(())
+}
+
+#[test]
+fn security_contexts_and_pull_secrets_are_those_of_the_test_too() -> Result<()> {
+    let helm = Binaries::build()?;
+    let values = "podSecurityContext.fsGroup=7,securityContext.runAsUser=8,imagePullSecrets[0].name=registry";
+    let objects = objects(&helm, NAMESPACE, &[values])?;
+    let pods = [
+        &only(&objects, "Deployment")?["spec"]["template"]["spec"],
+        &only(&objects, "Pod")?["spec"],
+    ];
+    for pod in pods {
+        let of_pod =
+            json!({"fsGroup": 7, "runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}});
+        let of_container = json!({
+            "runAsUser": 8, "allowPrivilegeEscalation": false, "readOnlyRootFilesystem": true,
+            "capabilities": {"drop": ["ALL"]},
+        });
+        ensure!(
+            pod["securityContext"] == of_pod
+                && pod["containers"][0]["securityContext"] == of_container
+                && pod["imagePullSecrets"] == json!([{"name": "registry"}]),
+            "{pod}"
+        );
+    }
+    Ok(())
+}
+
+#[test]
+fn an_image_is_named_by_its_digest_or_else_its_tag() -> Result<()> {
+    let helm = Binaries::build()?;
+    let digest = format!("sha256:{}", "0123456789abcdef".repeat(4));
+    for (values, reference) in [
+        (String::new(), "IMAGE:0.1.0".to_owned()),
+        ("PATH.tag=nightly".to_owned(), "IMAGE:nightly".to_owned()),
+        (
+            "PATH.registry=localhost:5000".to_owned(),
+            "localhost:5000/IMAGE:0.1.0".to_owned(),
+        ),
+        (
+            format!("PATH.tag=nightly,PATH.digest={digest}"),
+            format!("IMAGE@{digest}"),
+        ),
+        (
+            format!("PATH.registry=example.com/vit,PATH.digest={digest}"),
+            format!("example.com/vit/IMAGE@{digest}"),
+        ),
+    ] {
+        let of_operator = values.replace("PATH", "image");
+        let of_test = values.replace("PATH", "test.image");
+        let objects = objects(&helm, NAMESPACE, &[&of_operator, &of_test])?;
+        let deployment = &only(&objects, "Deployment")?["spec"]["template"]["spec"];
+        let test = &only(&objects, "Pod")?["spec"];
+        let expected = reference.replace("IMAGE", "vit-operator");
+        ensure!(
+            [deployment, test].map(|pod| text(pod, "/containers/0/image")) == [expected.as_str(); 2],
+            "{expected}: {deployment}, {test}"
+        );
+        let (image, expected) = (
+            test_job(&objects)?.spec.image,
+            reference.replace("IMAGE", "vit-trainer"),
+        );
+        ensure!(image == expected, "{image} is not {expected}");
+    }
+    Ok(())
+}
+
+#[test]
+fn without_rbac_there_are_no_roles_but_those_of_the_test() -> Result<()> {
+    let helm = Binaries::build()?;
+    for values in ["rbac.create=false", "rbac.create=false,namespace=research"] {
+        let objects = objects(&helm, NAMESPACE, &[values])?;
+        let of_rbac = objects
+            .iter()
+            .filter(|object| text(object, "/apiVersion").starts_with("rbac."));
+        let names: Vec<_> = of_rbac.map(kind_and_name).collect();
+        let of_test =
+            ["Role", "RoleBinding"].map(|kind| (kind.to_owned(), "first:vit-operator-test".to_owned()));
+        ensure!(names == of_test, "{names:?}");
+    }
     Ok(())
 }
 
@@ -107,6 +234,8 @@ fn names_are_the_releases_and_say_what_they_are_of() -> Result<()> {
         ("vit-operator", &[][..], "vit-operator"),
         ("research", &[], "research-vit-operator"),
         ("my-vit-operator", &[], "my-vit-operator"),
+        ("research", &["nameOverride=vision"], "research-vision"),
+        ("vision", &["nameOverride=vision"], "vision"),
         ("research", &["fullnameOverride=short"], "short"),
     ] {
         let objects = chart::manifests(&chart::template(&helm, release, NAMESPACE, values)?)?;

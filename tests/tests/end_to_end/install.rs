@@ -123,7 +123,10 @@ fn goes(context: &Context<'_>) -> Result<()> {
 /// Installs what an older chart would be, for one namespace: the resource lacks a field, and no replica runs.
 fn comes_older(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
     let older = older_chart(&context.data_folder("release")?)?;
-    let values = [format!("namespace={}", namespace.name), "replicas=0".to_owned()];
+    let values = [
+        format!("namespace={}", namespace.name),
+        "replicaCount=0".to_owned(),
+    ];
     install(context, &older, &values)?;
     wait_field(context, false)?;
     let kept = namespace.kubectl(["get", "vittrainingjobs", "--output=name"])?;
