@@ -101,7 +101,7 @@ impl TrainError {
             | Self::Weights(_)
             | Self::Export(_)
             | Self::Save(SaveError::Exists { .. } | SaveError::Place { .. }) => ExitCode::BadConfig,
-            // No other node would help.
+            // Any other node would fail the same way.
             Self::Device(CudaError::CpuBuild { .. }) | Self::UnusableGpu(CudaError::CpuBuild { .. }) => {
                 ExitCode::BadConfig
             }

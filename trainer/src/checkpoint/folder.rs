@@ -65,7 +65,7 @@ impl CheckpointFolder {
         let written = self.claim.check().and_then(|()| self.write(snapshot, &partial));
         match written {
             Ok(bytes) => {
-                // The new one is complete; the next one tries again.
+                // The new checkpoint is complete; the next save retries the removal.
                 if let Err(error) = self.prune() {
                     tracing::warn!("failed to remove an old checkpoint: {error}");
                 }

@@ -123,7 +123,7 @@ fn a_checkpoint_is_good_though_an_old_one_cannot_be_removed() {
     let place = tempfile::tempdir().expect("a folder");
     let folder = CheckpointFolder::open(place.path(), 1, owner(1)).expect("opens");
     save(&folder, 5);
-    // Where the old one would be moved to, to be removed.
+    // Takes the name to which the old checkpoint is renamed before its removal.
     fs::write(place.path().join(".partial-removed-00000005"), "").expect("writes");
     save(&folder, 10);
     assert_eq!(load_into(&folder).expect("reads"), Some((10, 10.0, 10.5)));

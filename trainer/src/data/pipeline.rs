@@ -86,15 +86,15 @@ impl Pipeline {
                 room: Condvar::new(),
             }),
         };
-        // ATen's number of threads is that of the thread that sets it, and of those that ask for theirs later. No such
-        // thread is to get what decode threads set for themselves.
+        // Setting the number of threads of an operation applies to the calling thread, and becomes the default of threads
+        // that have not used ATen yet. The default is restored once every decode thread has set its own.
         let before = tch::get_num_threads();
         let (setting, all_set) = channel();
         for _ in 0..threads {
             let (shared, setting) = (Arc::clone(&pipeline.shared), setting.clone());
             let thread = std::thread::Builder::new().name("decode".into()).spawn(move || {
-                // There are as many of these threads as processors. The number is asked for so that it is not set
-                // again when an operation does.
+                // One, as there is a decode thread for each processor. Reading the number initialises this thread, so that
+                // its first operation does not overwrite it with the default.
                 let _ = tch::get_num_threads();
                 tch::set_num_threads(1);
                 drop(setting);
@@ -333,7 +333,7 @@ mod tests {
     use crate::data::source::Stored;
     use crate::data::tests::config;
 
-    /// Nothing here takes as long.
+    /// Longer than any wait in these tests.
     const DEADLINE: Duration = Duration::from_secs(60);
 
     /// Images whose colour is their number; some of them are no images.
@@ -344,7 +344,7 @@ mod tests {
         /// Above the label of every image.
         first_label: i64,
         reads: AtomicU64,
-        /// Threads of an operation in a thread that reads.
+        /// Largest number of threads of an operation, as decode threads see it.
         most_threads: AtomicI32,
     }
 
@@ -447,7 +447,7 @@ mod tests {
         assert!(!timeout.timed_out(), "{} batches are made", state.done.len());
         drop(state);
         drop(pipeline);
-        // All threads have ended. Those that went on beside the last of these batches would have read more.
+        // All threads have ended; without the bound they would have read more.
         assert_eq!(source.reads.load(Ordering::SeqCst), 2 * (AHEAD as u64 + 1));
         assert_eq!(Arc::strong_count(&source), 1, "all threads have ended");
     }

@@ -64,7 +64,7 @@ impl Block {
         }
     }
 
-    /// `kept` is what images keep of the two branches, `checkpointing` what the backward pass computes again.
+    /// `kept` says which images keep the two branches, `checkpointing` what the backward pass computes again.
     pub(super) fn forward(
         &self,
         x_bnd: &Tensor,

@@ -19,12 +19,12 @@ pub(super) fn rates(rate: f64, depth: u32) -> Vec<f64> {
     (0..depth).map(|block| rate * f64::from(block) / last).collect()
 }
 
-/// Which images a micro-batch has, as far as their draws depend on it.
+/// Identifies the images of a micro-batch: all that their draws depend on.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct DropSeed {
     /// Seed of the run.
     pub(crate) seed: u64,
-    /// Steps before this one.
+    /// Number of steps taken so far.
     pub(crate) step: u64,
     /// Place of the first image in the global batch; the others follow.
     pub(crate) place: u64,
@@ -42,8 +42,11 @@ pub(super) enum Kept {
     Subset { rows: Tensor, factor: f64 },
 }
 
-/// What the images of `x_bnd` keep of the two branches of each block, which have these rates.
+/// Which images of `x_bnd` keep the two branches of each block, given the rates of all blocks.
 pub(super) fn draw(rates: &[f64], seed: DropSeed, x_bnd: &Tensor) -> Result<Vec<[Kept; 2]>, TrainError> {
+    if rates.iter().all(|rate| *rate <= 0.0) {
+        return Ok(rates.iter().map(|_| Default::default()).collect());
+    }
     let DropSeed { seed, step, place } = seed;
     let batch = x_bnd.size()[0];
     let mut images: Vec<SplitMix64> = (place..place + batch.cast_unsigned())
@@ -60,15 +63,12 @@ pub(super) fn draw(rates: &[f64], seed: DropSeed, x_bnd: &Tensor) -> Result<Vec<
                 .collect()
         })
         .collect();
-    if rates.iter().all(|rate| *rate <= 0.0) {
-        return Ok(rates.iter().map(|_| Default::default()).collect());
-    }
-    // Each parameter needs a gradient: where no image keeps a branch, the first one goes through it and adds nothing.
+    // Every parameter needs a gradient: if no image keeps a branch, the first one goes through it with a factor of zero.
     let rows = kept
         .iter()
         .map(|rows| if rows.is_empty() { &[0] } else { rows.as_slice() });
     let sizes: Vec<i64> = rows.clone().map(|rows| rows.len() as i64).collect();
-    // To the device all at once: the host waits for each copy.
+    // One copy for all blocks, because the host waits for each.
     let rows = Tensor::from_slice(&rows.collect::<Vec<_>>().concat())
         .f_to_device(x_bnd.device())?
         .f_split_with_sizes(sizes, 0)?;

@@ -17,7 +17,7 @@ use crate::error::TrainError;
 /// What a forward pass is for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Mode {
-    /// Images drop branches, which the seed decides.
+    /// Images drop branches; the seed decides which.
     Train(DropSeed),
     /// Every branch of every block for every image.
     Evaluate,
@@ -34,7 +34,7 @@ pub(crate) struct VisionTransformer {
     registers: Option<Tensor>,
     position: Tensor,
     blocks: Vec<Block>,
-    /// At what rate images drop the branches of each block.
+    /// Drop path rate of each block.
     drop_rates: Vec<f64>,
     norm: LayerNorm,
     head: Linear,
@@ -116,7 +116,7 @@ impl VisionTransformer {
     /// Logits BK of normalised images BCHW of the configured size.
     pub(crate) fn forward(&self, images_bchw: &Tensor, mode: Mode) -> Result<Tensor, TrainError> {
         let mut x_bnd = self.embed(images_bchw)?;
-        // Before anything is computed, so that computing again drops the same images.
+        // Drawn before the blocks run, so that recomputation drops the same images.
         let (kept, checkpointing) = match mode {
             Mode::Train(seed) => (
                 drop_path::draw(&self.drop_rates, seed, &x_bnd)?,

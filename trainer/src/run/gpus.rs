@@ -4,10 +4,10 @@ use contract::{Device, RunConfig};
 
 use crate::error::TrainError;
 
-/// Tells CUDA which GPUs a process may use, and in what order it numbers them.
+/// CUDA's variable for the GPUs that a process may use, in the order in which it numbers them.
 pub(super) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
-/// The GPUs that this process may use, by the names that [`VISIBLE`] has for them.
+/// The GPUs that this process may use, as named in [`VISIBLE`].
 pub(super) fn of_this_process() -> Vec<String> {
     if let Ok(names) = std::env::var(VISIBLE) {
         let names = names.split(',').map(|name| name.trim().to_owned());
@@ -24,8 +24,8 @@ pub(super) fn of_this_process() -> Vec<String> {
     (0..count).map(|number| number.to_string()).collect()
 }
 
-/// What [`VISIBLE`] is for each agent; nothing where there is no GPU to divide. Left to themselves, the agents of two
-/// nodes would use the same GPUs.
+/// The value of [`VISIBLE`] for each agent, or none if there is no GPU to divide. Without it the agents of all nodes would
+/// use the same GPUs.
 pub(super) fn divide(gpus: &[String], config: &RunConfig) -> Result<Vec<String>, TrainError> {
     if config.device == Device::Cpu || gpus.is_empty() {
         return Ok(Vec::new());

@@ -53,8 +53,8 @@ impl Trainer {
         Ok(())
     }
 
-    /// Begins to save the present state; every rank returns once rank 0 has begun, which may first have to wait for the
-    /// write before. Ranks that went on would wait for it in their next step, where one that is told to stop is given up.
+    /// Begins to save the present state. Every rank returns once rank 0 has begun, which may have to wait for the previous
+    /// write first. Ranks that went on would wait in their next step, where their agents kill them if the job is stopped.
     pub(super) fn begin_save_together(&mut self) -> Result<(), TrainError> {
         self.observer.turn_to(Activity::Checkpointing);
         self.begin_save()?;

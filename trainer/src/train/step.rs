@@ -119,7 +119,7 @@ impl Trainer {
         }))
     }
 
-    /// What decides which images of this step's `micro_batch` drop branches of blocks.
+    /// Determines which branches the images of this step's `micro_batch` drop.
     fn drop_seed(&self, micro_batch: u32) -> DropSeed {
         let training = &self.config.training;
         let before = u64::from(micro_batch) * u64::from(training.micro_batch_size);

@@ -1,4 +1,4 @@
-//! The machine as a test wants it: storage that hangs, and GPUs that are there or not.
+//! The machine as a test needs it: storage that hangs, GPUs present or absent.
 
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -11,7 +11,8 @@ use nix::unistd::mkfifo;
 
 use crate::common::TRAINER;
 
-/// A folder of checkpoints in which no write gets on: each begins by reading who owns the folder, here from a pipe.
+/// A folder of checkpoints in which every write blocks: a write first reads the file that names the folder's owner, which
+/// is a pipe here.
 pub(crate) struct HangingStorage {
     owner: PathBuf,
     pipe: PathBuf,
@@ -30,12 +31,12 @@ impl HangingStorage {
         Self { owner, pipe, content }
     }
 
-    /// Lets a write that hangs, and all later ones, get on.
+    /// Unblocks the write under way and all later ones.
     pub(crate) fn end(self) {
         let new = self.pipe.with_extension("new");
         fs_err::write(&new, &self.content).expect("writes");
         fs_err::rename(new, &self.owner).expect("replaces");
-        // Not waiting for a reader: there is none where no write has begun, or its process has ended.
+        // Without waiting for a reader: there is none if no write has begun or the process has ended.
         let pipe = std::fs::OpenOptions::new()
             .write(true)
             .custom_flags(OFlag::O_NONBLOCK.bits())
@@ -46,9 +47,9 @@ impl HangingStorage {
     }
 }
 
-/// The trainer on a machine with these files of the NVIDIA driver, and no others. Needs root.
+/// The trainer on a machine whose only device files of the NVIDIA driver are these. Needs root.
 pub(crate) fn trainer_on_machine_with(devices: &[&str]) -> Command {
-    // A new /dev that this process alone sees, with what programs rely on.
+    // A new /dev in a mount namespace of its own, with the devices that programs rely on.
     const SCRIPT: &str = "set -eu; new=$(mktemp -d); mount -t tmpfs tmpfs $new
         for name in null zero urandom; do : > $new/$name; mount --bind /dev/$name $new/$name; done
         for name in $DEVICES; do : > $new/$name; done

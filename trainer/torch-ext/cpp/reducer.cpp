@@ -246,7 +246,8 @@ vit::Status vit_reducer_finish(vit::Reducer* reducer, double* sums, size_t count
     const auto step = std::move(reducer->hook->step);
     TORCH_CHECK(step != nullptr, "the step was not prepared");
     if (step->arrived) {
-      // Before the device, on which NCCL's kernels may be waiting for a peer that is lost: the arrival fails at once.
+      // Before synchronising with the device: if a peer is lost, the arrival fails at once, while NCCL's kernels would
+      // wait for that peer.
       try {
         step->arrived->waitAndThrow();
       } catch (...) {

@@ -58,7 +58,7 @@ pub enum CudaError {
     /// No device of the NVIDIA driver.
     #[error("no GPU is visible: neither {} nor {} exists", DEVICE_FILES[0], DEVICE_FILES[1])]
     NoDevice,
-    /// A library of this program is not there, as in an image without CUDA.
+    /// A CUDA library that this build or image does not have.
     #[error(
         "{library} is missing: this build is for the CPU, and GPUs need the image whose tag ends in -cuda13"
     )]
@@ -66,7 +66,7 @@ pub enum CudaError {
         /// File name of the library.
         library: &'static str,
     },
-    /// A library that does not fit, or lacks another one.
+    /// A library that fails to load.
     #[error("failed to load {library}: {message}")]
     Library {
         /// File name of the library.
@@ -105,10 +105,10 @@ fn open(library: &'static str) -> Result<Library, CudaError> {
     unsafe { Library::open(Some(library), RTLD_NOW | RTLD_GLOBAL) }.map_err(|error| unusable(library, &error))
 }
 
-/// Why a library cannot be used, by the loader's own words.
+/// Classifies a failure to load a library by the dynamic loader's message.
 fn unusable(library: &'static str, error: &libloading::Error) -> CudaError {
     let message = error.source().unwrap_or(error).to_string();
-    // It names the file that it did not find: this one, or another that this one needs.
+    // The message names the missing file, which may also be a dependency of this library.
     if message.starts_with(&format!("{library}: cannot open shared object file")) {
         CudaError::CpuBuild { library }
     } else {

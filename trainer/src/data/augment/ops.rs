@@ -223,7 +223,7 @@ fn affine(images: &Tensor, ops: &[Op], fill: &Tensor) -> Tensor {
     let centres =
         |length: i64| (Tensor::arange(length, (Kind::Float, device)) * 2.0 + 1.0) / length as f64 - 1.0;
     let (x, y) = (centres(width), centres(height).reshape([-1, 1]));
-    // Not libtorch's affine_grid, a matrix product, which rounds otherwise for other batches and numbers of threads.
+    // Not libtorch's affine_grid: it is a matrix product, whose rounding depends on the batch and the number of threads.
     let coordinate = |row: i64| {
         let number = |column: i64| matrices.select(1, 3 * row + column);
         number(0) * &x + number(1) * &y + number(2)
