@@ -81,9 +81,9 @@ const CALLS_AT_ONCE: usize = 32;
 /// tell. No call of a round is a watch.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How many rounds may create pods at the same time. Far fewer than there can be, so that failures and suspensions always find room
+/// How many rounds may create pods at the same time: fewer than there can be, so that failures and suspensions always find room
 /// while large gangs are created.
-const GANGS_CREATED_AT_ONCE: usize = 16;
+const GANGS_CREATED_AT_ONCE: usize = 48;
 /// Until the next try to create the pods that a round has left out.
 const NEXT_TURN: Duration = Duration::from_secs(1);
 /// How many rounds may have Events under way. Those of further rounds are dropped: Events are not worth a growing queue.
