@@ -11,12 +11,17 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 pub use metrics::metrics;
 
 /// Types that Kubernetes documents itself: told by name, not field by field.
-const KUBERNETES_TYPES: [(&str, &str); 6] = [
-    ("spec.workers.env", "EnvVar of core/v1"),
-    ("spec.workers.tolerations", "Toleration of core/v1"),
-    ("status.admission.tolerations", "Toleration of core/v1"),
+const KUBERNETES_TYPES: [(&str, &str); 11] = [
+    ("spec.workers.env", "list of EnvVar of core/v1"),
+    ("spec.workers.envFrom", "list of EnvFromSource of core/v1"),
+    ("spec.workers.volumes", "list of Volume of core/v1"),
+    ("spec.workers.volumeMounts", "list of VolumeMount of core/v1"),
+    ("spec.workers.podLabels", "map of label to value"),
+    ("spec.workers.podAnnotations", "map of annotation to value"),
+    ("spec.workers.tolerations", "list of Toleration of core/v1"),
+    ("status.admission.tolerations", "list of Toleration of core/v1"),
     ("spec.workers.resources", "ResourceRequirements of core/v1"),
-    ("status.conditions", "Condition of meta/v1"),
+    ("status.conditions", "list of Condition of meta/v1"),
     ("spec.workers.nodeSelector", "map of label to value"),
 ];
 
@@ -212,7 +217,7 @@ mod tests {
         let page = markdown(&ViTTrainingJob::crd());
         for part in [
             "| `spec.training.epochs` (required) | integer | 1 to 100000 |",
-            "| `spec.workers.env` | EnvVar of core/v1 | at most 64 items |",
+            "| `spec.workers.env` | list of EnvVar of core/v1 | at most 64 items |",
             "hiddenSize must be a multiple of heads",
             "`\"cifar10\"`, `\"cifar100\"`, `\"imageFolder\"`, `\"webDataset\"`, `\"numpy\"`, `\"synthetic\"`",
         ] {

@@ -2,7 +2,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Checkpoint, Data, Elastic, Model, Placement, Training, Workers};
+use super::{Checkpoint, Data, Elastic, Model, Placement, Training, Workers, unchanged};
 use crate::status::ViTTrainingJobStatus;
 
 /// ViTTrainingJob trains a Vision Transformer data-parallel on a set of like GPUs.
@@ -40,17 +40,17 @@ use crate::status::ViTTrainingJobStatus;
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(
-    validation = Rule::new("self.image == oldSelf.image && self.imagePullPolicy == oldSelf.imagePullPolicy && self.imagePullSecrets == oldSelf.imagePullSecrets").message("image, imagePullPolicy and imagePullSecrets cannot be changed; create a new job"),
-    validation = Rule::new("has(self.managedBy) == has(oldSelf.managedBy) && (!has(self.managedBy) || self.managedBy == oldSelf.managedBy)").message("managedBy cannot be changed; create a new job"),
-    validation = Rule::new("self.model == oldSelf.model").message("model cannot be changed; create a new job"),
-    validation = Rule::new("self.data == oldSelf.data").message("data cannot be changed; create a new job"),
-    validation = Rule::new("self.training == oldSelf.training").message("training cannot be changed; create a new job"),
-    validation = Rule::new("self.parallelism == oldSelf.parallelism").message("parallelism cannot be changed; create a new job"),
-    validation = Rule::new("self.placement == oldSelf.placement").message("placement cannot be changed; create a new job"),
-    validation = Rule::new("self.checkpoint == oldSelf.checkpoint").message("checkpoint cannot be changed; create a new job"),
-    validation = Rule::new("self.scheduling == oldSelf.scheduling").message("scheduling cannot be changed; create a new job"),
-    validation = Rule::new("self.failurePolicy == oldSelf.failurePolicy").message("failurePolicy cannot be changed; create a new job"),
-    validation = Rule::new("has(self.activeDeadlineSeconds) == has(oldSelf.activeDeadlineSeconds) && (!has(self.activeDeadlineSeconds) || self.activeDeadlineSeconds == oldSelf.activeDeadlineSeconds)").message("activeDeadlineSeconds cannot be changed; create a new job"),
+    validation = unchanged(&["image", "imagePullPolicy", "imagePullSecrets"]),
+    validation = unchanged(&["managedBy"]),
+    validation = unchanged(&["model"]),
+    validation = unchanged(&["data"]),
+    validation = unchanged(&["training"]),
+    validation = unchanged(&["parallelism"]),
+    validation = unchanged(&["placement"]),
+    validation = unchanged(&["checkpoint"]),
+    validation = unchanged(&["scheduling"]),
+    validation = unchanged(&["failurePolicy"]),
+    validation = unchanged(&["activeDeadlineSeconds"]),
     validation = Rule::new("self.data.format != 'cifar10' || self.model.numClasses >= 10").message("model.numClasses must be at least 10 for data.format cifar10"),
     validation = Rule::new("self.data.format != 'cifar100' || self.model.numClasses >= 100").message("model.numClasses must be at least 100 for data.format cifar100"),
     validation = Rule::new("!(self.data.format in ['cifar10', 'cifar100']) || self.model.channels == 3").message("model.channels must be 3 for CIFAR images"),
@@ -60,7 +60,8 @@ use crate::status::ViTTrainingJobStatus;
     validation = Rule::new("[1, self.model.channels].exists(n, size(self.data.normalization.mean) == n) && [1, self.model.channels].exists(n, size(self.data.normalization.std) == n)").message("data.normalization.mean and std must have one value, or one for each of model.channels"),
     validation = Rule::new("!has(self.elastic) || self.workers.nodes == oldSelf.workers.nodes").message("workers.nodes cannot be changed while elastic is given, because it makes the global batch; change elastic"),
     validation = Rule::new("!has(self.elastic) || (self.elastic.minNodes <= self.workers.nodes && (!has(self.elastic.maxNodes) || self.elastic.maxNodes >= self.workers.nodes))").message("elastic.minNodes must be at most workers.nodes, and elastic.maxNodes at least that"),
-    validation = Rule::new("!has(self.data.volume) || self.data.path != self.checkpoint.path").message("data.path and checkpoint.path must be different folders")
+    validation = Rule::new("!has(self.data.volume) || self.data.path != self.checkpoint.path").message("data.path and checkpoint.path must be different folders"),
+    validation = Rule::new("!self.workers.volumeMounts.exists(m, m.mountPath == self.checkpoint.path || (has(self.data.volume) && m.mountPath == self.data.path))").message(super::reserved::STORAGE_MESSAGE)
 )]
 pub struct ViTTrainingJobSpec {
     /// image is the container image of the trainer.
@@ -69,10 +70,10 @@ pub struct ViTTrainingJobSpec {
     /// imagePullPolicy says when kubelets pull the image: Always, IfNotPresent or Never.
     #[serde(default)]
     pub image_pull_policy: super::ImagePullPolicy,
-    /// imagePullSecrets are names of Secrets in the job's namespace with credentials for the image's registry.
+    /// imagePullSecrets are Secrets in the job's namespace with credentials for the image's registry.
     #[serde(default)]
-    #[schemars(length(max = 8), inner(length(min = 1, max = 253)))]
-    pub image_pull_secrets: Vec<String>,
+    #[schemars(length(max = 8))]
+    pub image_pull_secrets: Vec<super::ImagePullSecret>,
     /// model is the Vision Transformer that is trained.
     pub model: Model,
     /// data is the data set.

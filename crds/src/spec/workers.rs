@@ -1,20 +1,29 @@
 use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{EnvVar, ResourceRequirements, Toleration};
+use k8s_openapi::api::core::v1::{
+    EnvFromSource, EnvVar, ResourceRequirements, Toleration, Volume, VolumeMount,
+};
 use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use super::{reserved, unchanged};
 
 /// Workers sets how many pods there are, with how many GPUs each, and what else they get. There is one pod a node, and
 /// one rank a GPU.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(
-    validation = Rule::new("self.gpusPerNode == oldSelf.gpusPerNode && self.gpuResource == oldSelf.gpuResource && self.device == oldSelf.device").message("gpusPerNode, gpuResource and device cannot be changed; create a new job"),
-    validation = Rule::new("self.resources == oldSelf.resources && self.nodeSelector == oldSelf.nodeSelector && self.tolerations == oldSelf.tolerations").message("resources, nodeSelector and tolerations cannot be changed; create a new job"),
-    validation = Rule::new("self.env == oldSelf.env").message("env cannot be changed; create a new job"),
-    validation = Rule::new("has(self.priorityClassName) == has(oldSelf.priorityClassName) && (!has(self.priorityClassName) || self.priorityClassName == oldSelf.priorityClassName)").message("priorityClassName cannot be changed; create a new job"),
-    validation = Rule::new("has(self.runAsUser) == has(oldSelf.runAsUser) && (!has(self.runAsUser) || self.runAsUser == oldSelf.runAsUser) && has(self.fsGroup) == has(oldSelf.fsGroup) && (!has(self.fsGroup) || self.fsGroup == oldSelf.fsGroup)").message("runAsUser and fsGroup cannot be changed; create a new job")
+    validation = unchanged(&["gpusPerNode", "gpuResource", "device"]),
+    validation = unchanged(&["resources", "nodeSelector", "tolerations"]),
+    validation = unchanged(&["env", "envFrom"]),
+    validation = unchanged(&["podLabels", "podAnnotations"]),
+    validation = unchanged(&["volumes", "volumeMounts"]),
+    validation = unchanged(&["priorityClassName"]),
+    validation = unchanged(&["serviceAccountName", "runtimeClassName", "hostNetwork"]),
+    validation = unchanged(&["runAsUser", "fsGroup", "supplementalGroups", "capabilities"]),
+    validation = Rule::new("self.volumeMounts.all(m, self.volumes.exists(v, v.name == m.name))").message(reserved::MOUNT_MESSAGE),
+    validation = Rule::new("size(self.capabilities) == 0 || (has(self.runAsUser) && self.runAsUser == 0)").message(reserved::CAPABILITIES_MESSAGE)
 )]
 pub struct Workers {
     /// nodes is the number of pods, each on a node of its own. It can be changed (also by kubectl scale) where elastic is
@@ -44,24 +53,96 @@ pub struct Workers {
     #[serde(default)]
     #[schemars(length(max = 32))]
     pub tolerations: Vec<Toleration>,
-    /// env are further environment variables of the trainer, such as NCCL_DEBUG. Names that start with VIT_ are taken.
+    /// env are further environment variables of the trainer, such as NCCL_DEBUG, with a value or with one from a ConfigMap,
+    /// a Secret or a field of the pod (valueFrom). Names that start with VIT_ are taken.
     #[serde(default)]
     #[schemars(length(max = 64))]
-    #[x_kube(validation = Rule::new("self.all(e, !e.name.startsWith('VIT_'))").message("names that start with VIT_ are taken by the operator"))]
+    #[x_kube(validation = reserved::env_rule())]
     pub env: Vec<EnvVar>,
+    /// envFrom are ConfigMaps and Secrets of which every key becomes an environment variable of the trainer; env and the
+    /// operator's own variables take precedence.
+    #[serde(default)]
+    #[schemars(length(max = 16))]
+    #[x_kube(
+        validation = reserved::env_from_rule(),
+        validation = Rule::new("self.all(e, has(e.configMapRef) != has(e.secretRef))").message(reserved::ENV_SOURCE_MESSAGE)
+    )]
+    pub env_from: Vec<EnvFromSource>,
+    /// volumes are further volumes of the pods. Pod Security "restricted" and "baseline" refuse hostPath.
+    #[serde(default)]
+    #[schemars(length(max = 32), transform = reserved::narrow_volumes)]
+    #[x_kube(
+        validation = reserved::volume_rule(),
+        validation = reserved::volume_source_rule(),
+        merge_strategy = ListMerge::Map(vec!["name".into()])
+    )]
+    pub volumes: Vec<Volume>,
+    /// volumeMounts say where the trainer's container mounts them.
+    #[serde(default)]
+    #[schemars(length(max = 32), transform = reserved::bound_mounts)]
+    #[x_kube(
+        validation = reserved::folder_rule(),
+        merge_strategy = ListMerge::Map(vec!["mountPath".into()])
+    )]
+    pub volume_mounts: Vec<VolumeMount>,
+    /// podLabels are further labels of the pods.
+    #[serde(default)]
+    #[schemars(extend(
+        "maxProperties" = 32,
+        "additionalProperties" = {
+            "type": "string",
+            "maxLength": 63,
+            "pattern": "^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
+        }
+    ))]
+    #[x_kube(validation = reserved::key_rule())]
+    pub pod_labels: BTreeMap<String, String>,
+    /// podAnnotations are further annotations of the pods, such as those by which a network plugin attaches RDMA devices.
+    #[serde(default)]
+    #[schemars(extend("maxProperties" = 32))]
+    #[x_kube(validation = reserved::key_rule())]
+    pub pod_annotations: BTreeMap<String, String>,
+    /// serviceAccountName is the ServiceAccount of the pods: the cloud's identity that goes with it, and its
+    /// imagePullSecrets where the job has none. Its API token is not mounted: whoever needs a token adds a projected volume
+    /// of volumes with a serviceAccountToken.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub service_account_name: Option<String>,
+    /// runtimeClassName is the RuntimeClass of the pods, such as nvidia where that is not the nodes' default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub runtime_class_name: Option<String>,
+    /// hostNetwork puts the pods on their nodes' network, for devices that no plugin brings into pods. A node then takes
+    /// only one such pod, as it listens on the node's ports 9402 and 29500; NetworkPolicies do not protect these; Pod Security
+    /// "restricted" and "baseline" refuse it.
+    #[serde(default)]
+    pub host_network: bool,
     /// priorityClassName is the PriorityClass of the pods, and with its value the job's place among those that wait for
     /// GPUs: higher ones first, then older ones. Without one, the cluster's default class counts, or 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub priority_class_name: Option<String>,
-    /// runAsUser is the user id of the trainer, never 0; the image's own (65532) if not set.
+    /// runAsUser is the user id of the trainer; the image's own (65532) if not set. Pod Security "restricted" refuses 0.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1))]
+    #[schemars(range(min = 0))]
     pub run_as_user: Option<i64>,
     /// fsGroup is the group that owns mounted volumes, where their kind supports that.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub fs_group: Option<i64>,
+    /// supplementalGroups are further groups of the trainer, such as those that own GPU devices or files of an NFS server.
+    #[serde(default)]
+    #[schemars(length(max = 16), inner(range(min = 1)))]
+    pub supplemental_groups: Vec<i64>,
+    /// capabilities are what the trainer gets of root's rights, such as IPC_LOCK, without which root cannot register memory
+    /// for RDMA; all others are dropped. They take effect for root only, so runAsUser must be 0. Pod Security "restricted" and
+    /// "baseline" refuse most.
+    #[serde(default)]
+    #[schemars(
+        length(max = 16),
+        inner(length(max = 63), regex(pattern = "^[A-Z][A-Z0-9_]*$"))
+    )]
+    pub capabilities: Vec<String>,
 }
 
 fn default_gpus_per_node() -> i32 {
@@ -98,4 +179,13 @@ pub enum ImagePullPolicy {
     IfNotPresent,
     /// Never: the node must have it.
     Never,
+}
+
+/// ImagePullSecret names a Secret.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct ImagePullSecret {
+    /// name of the Secret, in the job's namespace.
+    #[schemars(length(min = 1, max = 253))]
+    pub name: String,
 }

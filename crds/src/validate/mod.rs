@@ -7,13 +7,16 @@ mod data;
 mod elastic;
 mod model;
 mod training;
+mod workers;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
 use contract::{CheckpointConfig, ConfigError, JobIdentity, RunConfig};
-use k8s_openapi::api::core::v1::{EnvVar, ResourceRequirements, Toleration};
+use k8s_openapi::api::core::v1::{
+    EnvFromSource, EnvVar, ResourceRequirements, Toleration, Volume as PodVolume, VolumeMount,
+};
 use kube::ResourceExt;
 
 use crate::spec::{self, ViTTrainingJob, Volume};
@@ -58,8 +61,8 @@ pub struct PodSettings {
     pub image: String,
     /// When kubelets pull it.
     pub image_pull_policy: spec::ImagePullPolicy,
-    /// Names of Secrets with credentials for its registry.
-    pub image_pull_secrets: Vec<String>,
+    /// Secrets with credentials for its registry.
+    pub image_pull_secrets: Vec<spec::ImagePullSecret>,
     /// Name of the extended resource by which nodes count GPUs.
     pub gpu_resource: String,
     /// Further requests and limits.
@@ -70,6 +73,12 @@ pub struct PodSettings {
     pub tolerations: Vec<Toleration>,
     /// Further environment variables.
     pub env: Vec<EnvVar>,
+    /// ConfigMaps and Secrets of further environment variables.
+    pub env_from: Vec<EnvFromSource>,
+    /// Further volumes.
+    pub volumes: Vec<PodVolume>,
+    /// Where they are mounted.
+    pub volume_mounts: Vec<VolumeMount>,
     /// Further labels.
     pub labels: BTreeMap<String, String>,
     /// Further annotations.
@@ -78,10 +87,20 @@ pub struct PodSettings {
     pub priority_class_name: Option<String>,
     /// Scheduler, where it is not the cluster's default.
     pub scheduler_name: Option<String>,
+    /// Service account, where it is not the namespace's default.
+    pub service_account_name: Option<String>,
+    /// Runtime class, where it is not the nodes' default.
+    pub runtime_class_name: Option<String>,
+    /// Whether pods are on the network of their nodes.
+    pub host_network: bool,
     /// User id of the trainer.
     pub run_as_user: Option<i64>,
     /// Group that owns volumes.
     pub fs_group: Option<i64>,
+    /// Further groups of the trainer.
+    pub supplemental_groups: Vec<i64>,
+    /// Capabilities of the trainer.
+    pub capabilities: Vec<String>,
     /// Where the data set is mounted, read-only.
     pub data: Option<Mount>,
     /// Where pretrained weights are mounted, read-only.
@@ -210,18 +229,7 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
     }
     volume("checkpoint.volume", &spec.checkpoint.volume, &mut errors);
     folders(spec, &mut errors);
-    if let Some(entry) = spec
-        .workers
-        .env
-        .iter()
-        .find(|entry| entry.name.starts_with("VIT_"))
-    {
-        errors.push(ConfigError {
-            field: "workers.env".into(),
-            value: entry.name.clone(),
-            expected: "names that start with VIT_ are taken by the operator".into(),
-        });
-    }
+    workers::pods(spec, &mut errors);
     if !errors.is_empty() {
         return Err(InvalidJob(errors));
     }
@@ -309,12 +317,20 @@ fn pod_settings(spec: &spec::ViTTrainingJobSpec) -> PodSettings {
         node_selector: workers.node_selector.clone(),
         tolerations: workers.tolerations.clone(),
         env: workers.env.clone(),
-        labels: BTreeMap::new(),
-        annotations: BTreeMap::new(),
+        env_from: workers.env_from.clone(),
+        volumes: workers.volumes.clone(),
+        volume_mounts: workers.volume_mounts.clone(),
+        labels: workers.pod_labels.clone(),
+        annotations: workers.pod_annotations.clone(),
         priority_class_name: workers.priority_class_name.clone(),
         scheduler_name: spec.scheduling.scheduler_name.clone(),
+        service_account_name: workers.service_account_name.clone(),
+        runtime_class_name: workers.runtime_class_name.clone(),
+        host_network: workers.host_network,
         run_as_user: workers.run_as_user,
         fs_group: workers.fs_group,
+        supplemental_groups: workers.supplemental_groups.clone(),
+        capabilities: workers.capabilities.clone(),
         data: spec.data.volume.clone().map(|volume| Mount {
             volume,
             path: spec.data.path.clone(),

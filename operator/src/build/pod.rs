@@ -86,16 +86,24 @@ pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'
                 settings
                     .image_pull_secrets
                     .iter()
-                    .map(|name| LocalObjectReference { name: name.clone() })
+                    .map(|secret| LocalObjectReference {
+                        name: secret.name.clone(),
+                    })
                     .collect::<Vec<_>>(),
             ),
             termination_grace_period_seconds: Some(STOP_SECONDS),
+            service_account_name: settings.service_account_name.clone(),
             automount_service_account_token: Some(false),
+            runtime_class_name: settings.runtime_class_name.clone(),
+            host_network: settings.host_network.then_some(true),
+            // Without it such pods would ask their node's resolver, which does not know the pod of rank 0.
+            dns_policy: settings.host_network.then(|| "ClusterFirstWithHostNet".into()),
             enable_service_links: Some(false),
             security_context: Some(PodSecurityContext {
-                run_as_non_root: Some(true),
+                run_as_non_root: Some(settings.run_as_user != Some(0)),
                 run_as_user: settings.run_as_user,
                 fs_group: settings.fs_group,
+                supplemental_groups: some_if_any(settings.supplemental_groups.clone()),
                 // A checkpoint folder can hold many files; only its root is looked at before ownership is changed.
                 fs_group_change_policy: settings.fs_group.map(|_| "OnRootMismatch".into()),
                 seccomp_profile: Some(SeccompProfile {
@@ -132,11 +140,8 @@ fn container(
         ),
         args: Some(vec!["agent".into()]),
         env: Some(environment(job, valid, member)),
-        ports: Some(vec![ContainerPort {
-            name: Some(METRICS_PORT.into()),
-            container_port: i32::from(environment::DEFAULT_AGENT_PORT),
-            ..ContainerPort::default()
-        }]),
+        env_from: some_if_any(settings.env_from.clone()),
+        ports: Some(ports(settings.host_network)),
         readiness_probe: Some(Probe {
             http_get: Some(HTTPGetAction {
                 path: Some("/healthz".into()),
@@ -154,7 +159,7 @@ fn container(
             read_only_root_filesystem: Some(true),
             capabilities: Some(Capabilities {
                 drop: Some(vec!["ALL".into()]),
-                add: None,
+                add: some_if_any(settings.capabilities.clone()),
             }),
             ..SecurityContext::default()
         }),
@@ -163,6 +168,22 @@ fn container(
         volume_mounts: Some(mounts),
         ..Container::default()
     }
+}
+
+/// On the network of its node a pod declares every port that it takes there, so that kube-scheduler and the operator's
+/// own [requests](crate::cluster::inventory::requests_of) keep a second one away.
+fn ports(host_network: bool) -> Vec<ContainerPort> {
+    let port = |name: &str, number: u16| ContainerPort {
+        name: Some(name.into()),
+        container_port: i32::from(number),
+        host_port: host_network.then(|| i32::from(number)),
+        ..ContainerPort::default()
+    };
+    let mut ports = vec![port(METRICS_PORT, environment::DEFAULT_AGENT_PORT)];
+    if host_network {
+        ports.push(port("coordinator", environment::DEFAULT_COORDINATOR_PORT));
+    }
+    ports
 }
 
 /// The user's own variables come first, and none of them can have a name of ours.
@@ -300,6 +321,8 @@ fn volumes(job: &ViTTrainingJob, valid: &ValidatedJob, attempt: i32) -> (Vec<Vol
             ..mount(name, path, read_only)
         });
     }
+    volumes.extend(valid.pod.volumes.iter().cloned());
+    mounts.extend(valid.pod.volume_mounts.iter().cloned());
     (volumes, mounts)
 }
 

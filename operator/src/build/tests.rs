@@ -1,4 +1,4 @@
-use crds::spec::{HostPath, Volume as JobVolume};
+use crds::spec::{HostPath, ImagePullSecret, Volume as JobVolume, reserved};
 
 use super::*;
 use crate::build::pod::Member;
@@ -58,16 +58,40 @@ fn a_pod_with_everything_that_can_be_set() {
         {"key": "amd.com/gpu", "operator": "Exists"},
     ]))
     .expect("tolerations");
-    workers.env =
-        serde_json::from_value(serde_json::json!([{"name": "NCCL_DEBUG", "value": "INFO"}])).expect("env");
+    workers.env = serde_json::from_value(serde_json::json!([
+        {"name": "NCCL_DEBUG", "value": "INFO"},
+        {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "tracking", "key": "token"}}},
+    ]))
+    .expect("env");
+    workers.env_from =
+        serde_json::from_value(serde_json::json!([{"configMapRef": {"name": "nccl"}}])).expect("envFrom");
+    workers.volumes = serde_json::from_value(serde_json::json!([
+        {"name": "scratch", "emptyDir": {"sizeLimit": "10Gi"}},
+        {"name": "topology", "configMap": {"name": "nccl-topology"}},
+    ]))
+    .expect("volumes");
+    workers.volume_mounts = serde_json::from_value(serde_json::json!([
+        {"name": "scratch", "mountPath": "/scratch"},
+        {"name": "topology", "mountPath": "/etc/nccl", "readOnly": true},
+    ]))
+    .expect("volumeMounts");
+    workers.pod_labels = [("team".to_owned(), "vision".to_owned())].into();
+    workers.pod_annotations = [("k8s.v1.cni.cncf.io/networks".to_owned(), "rdma".to_owned())].into();
     workers.priority_class_name = Some("batch".into());
-    workers.run_as_user = Some(1000);
+    workers.service_account_name = Some("trainer".into());
+    workers.runtime_class_name = Some("nvidia".into());
+    workers.host_network = true;
+    workers.run_as_user = Some(0);
+    workers.capabilities = vec!["IPC_LOCK".into()];
     workers.fs_group = Some(2000);
+    workers.supplemental_groups = vec![44];
     job.spec.model.pretrained = serde_json::from_value(serde_json::json!({
         "volume": {"persistentVolumeClaim": {"claimName": "weights"}}, "path": "vit_tiny.safetensors",
     }))
     .expect("pretrained");
-    job.spec.image_pull_secrets = vec!["registry".into()];
+    job.spec.image_pull_secrets = vec![ImagePullSecret {
+        name: "registry".into(),
+    }];
     job.spec.checkpoint.path = "/state".into();
     job.spec.checkpoint.volume = JobVolume {
         persistent_volume_claim: None,
@@ -77,7 +101,63 @@ fn a_pod_with_everything_that_can_be_set() {
         sub_path: Some("team-a".into()),
     };
     let valid = crds::validate(&job).expect("valid");
-    insta::assert_yaml_snapshot!(pod::build(&job, &valid, member()).spec);
+    insta::assert_yaml_snapshot!(pod::build(&job, &valid, member()));
+}
+
+#[test]
+fn a_pod_on_the_network_of_its_node_asks_for_what_was_planned() {
+    let mut job = fixtures::job();
+    job.spec.workers.host_network = true;
+    let valid = crds::validate(&job).expect("valid");
+    let spec = pod::build(&job, &valid, member()).spec.expect("a specification");
+    let planned = crate::policy::placement::GangRequest::from(&valid);
+    assert_eq!(
+        crate::cluster::inventory::requests_of(&spec),
+        planned.shape.requests
+    );
+}
+
+#[test]
+fn all_that_the_operator_gives_a_pod_is_refused_in_a_manifest() {
+    let mut job = fixtures::job();
+    job.spec.model.pretrained = serde_json::from_value(serde_json::json!({
+        "volume": {"persistentVolumeClaim": {"claimName": "weights"}}, "path": "vit_tiny.safetensors",
+    }))
+    .expect("pretrained");
+    let valid = crds::validate(&job).expect("valid");
+    let pod = pod::build(&job, &valid, member());
+    let keys = [pod.metadata.labels, pod.metadata.annotations];
+    for key in keys
+        .into_iter()
+        .flatten()
+        .flat_map(std::collections::BTreeMap::into_keys)
+    {
+        assert!(reserved::is_reserved_key(&key), "{key}");
+    }
+    let spec = pod.spec.expect("a specification");
+    let volumes = spec.volumes.unwrap_or_default();
+    let names: Vec<&str> = volumes.iter().map(|volume| volume.name.as_str()).collect();
+    assert_eq!(names, reserved::VOLUMES);
+    let container = &spec.containers[0];
+    for variable in container.env.iter().flatten() {
+        assert!(
+            variable.name.starts_with(reserved::ENV_PREFIX),
+            "{}",
+            variable.name
+        );
+    }
+    let of_manifest = [&job.spec.data.path, &job.spec.checkpoint.path];
+    let mounts = container
+        .volume_mounts
+        .iter()
+        .flatten()
+        .map(|mount| &mount.mount_path);
+    for path in mounts.chain(&container.termination_message_path) {
+        assert!(
+            reserved::is_reserved_folder(path) || of_manifest.contains(&path),
+            "{path}"
+        );
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
+use contract::environment;
 use crds::{ViTTrainingJob, labels};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod, PodSpec, ResourceRequirements, Taint};
@@ -276,6 +277,16 @@ pub(crate) fn requests_of(spec: &PodSpec) -> Requests {
         add(&mut total, &amounts(overhead));
     }
     total.insert(PODS.into(), 1);
+    let ports = spec
+        .containers
+        .iter()
+        .flat_map(|container| container.ports.iter().flatten());
+    if ports
+        .filter_map(|port| port.host_port)
+        .any(|port| GANG_PORTS.contains(&port))
+    {
+        total.insert(HOST_PORTS.into(), 1);
+    }
     total
 }
 
@@ -299,6 +310,13 @@ pub(crate) const MEMORY: &str = "memory";
 pub(crate) const STORAGE: &str = "ephemeral-storage";
 pub(crate) const PODS: &str = "pods";
 const HUGE_PAGES: &str = "hugepages-";
+/// Held by pods that listen on a port of their node on which gangs on the host's network listen. No node tells that it has
+/// it: a node on which it is held has no room for such a gang.
+pub(crate) const HOST_PORTS: &str = "vit-operator.dev/host-ports";
+const GANG_PORTS: [i32; 2] = [
+    environment::DEFAULT_AGENT_PORT as i32,
+    environment::DEFAULT_COORDINATOR_PORT as i32,
+];
 
 fn add(total: &mut Requests, more: &Requests) {
     for (resource, amount) in more {
@@ -468,6 +486,18 @@ mod tests {
                 ("nvidia.com/gpu".into(), 2),
             ])
         );
+    }
+
+    #[test]
+    fn a_pod_on_a_port_of_its_node_that_gangs_use_holds_it() {
+        let holds = |port: serde_json::Value| {
+            let asked = requests_of(&spec(json!({"containers": [{"name": "a", "ports": [port]}]})));
+            asked.get(HOST_PORTS).copied()
+        };
+        assert_eq!(holds(json!({"containerPort": 8080, "hostPort": 9402})), Some(1));
+        assert_eq!(holds(json!({"containerPort": 29500, "hostPort": 29500})), Some(1));
+        assert_eq!(holds(json!({"containerPort": 9402})), None);
+        assert_eq!(holds(json!({"containerPort": 9100, "hostPort": 9100})), None);
     }
 
     #[test]

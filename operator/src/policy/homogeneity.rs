@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{Taint, Toleration};
 
 use super::avoidance::Avoidance;
 use super::placement::Shape;
-use crate::cluster::inventory::{Amount, CPU, MEMORY, NodeFacts, NodeHealth, PODS, STORAGE};
+use crate::cluster::inventory::{Amount, CPU, HOST_PORTS, MEMORY, NodeFacts, NodeHealth, PODS, STORAGE};
 
 /// Labels by which one writer describes GPUs. Values of different writers are never compared.
 struct Writer {
@@ -114,6 +114,8 @@ pub enum Refusal {
     NoStorage,
     /// It has as many pods as it takes.
     NoPodSlot,
+    /// A pod has ports of its network that a gang with `workers.hostNetwork` needs.
+    HostPortsInUse,
     /// It has too little of another resource that pods ask for: network devices, huge pages.
     NoOtherResource,
     /// It is kept for another job.
@@ -122,7 +124,7 @@ pub enum Refusal {
 
 impl Refusal {
     /// Every one, in order.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 25] = [
         Self::Excluded,
         Self::FailedBefore,
         Self::WasSlow,
@@ -145,6 +147,7 @@ impl Refusal {
         Self::NoMemory,
         Self::NoStorage,
         Self::NoPodSlot,
+        Self::HostPortsInUse,
         Self::NoOtherResource,
         Self::Kept,
     ];
@@ -175,6 +178,7 @@ impl fmt::Display for Refusal {
             Self::NoMemory => "with too little free memory",
             Self::NoStorage => "with too little free ephemeral-storage",
             Self::NoPodSlot => "with no room for another pod",
+            Self::HostPortsInUse => "where another pod uses ports that workers.hostNetwork needs",
             Self::NoOtherResource => "with too little of another resource that a pod asks for",
             Self::Kept => "kept for a job that waits longer or has a higher priority",
         })
@@ -405,12 +409,21 @@ fn occupied(node: &NodeFacts, gpus: Amount, shape: &Shape, free: fn(Amount) -> i
     ]
     .into_iter()
     .find_map(|(resource, refusal)| lacks(resource).then_some(refusal))
+    .or_else(|| {
+        let held = node
+            .resources
+            .get(HOST_PORTS)
+            .filter(|_| shape.requests.contains_key(HOST_PORTS));
+        held.is_some_and(|held| free(*held) < 0)
+            .then_some(Refusal::HostPortsInUse)
+    })
     .or_else(|| lacks_other(node, shape, free).then_some(Refusal::NoOtherResource))
 }
 
 /// Whether a node has too little of what pods ask for beside GPUs and what every node has.
 fn lacks_other(node: &NodeFacts, shape: &Shape, free: fn(Amount) -> i64) -> bool {
-    let is_told = |resource: &str| [CPU, MEMORY, STORAGE, PODS, &shape.gpu_resource].contains(&resource);
+    let is_told =
+        |resource: &str| [CPU, MEMORY, STORAGE, PODS, HOST_PORTS, &shape.gpu_resource].contains(&resource);
     shape
         .requests
         .iter()

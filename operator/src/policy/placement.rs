@@ -14,7 +14,7 @@ use crds::validate::PlacementRules;
 use k8s_openapi::api::core::v1::Toleration;
 
 use super::avoidance::Avoidance;
-use crate::cluster::inventory::{self, PODS, Requests};
+use crate::cluster::inventory::{self, HOST_PORTS, PODS, Requests};
 pub(crate) use explain::Reasons;
 pub(crate) use view::{Claim, View};
 
@@ -83,6 +83,9 @@ impl From<&ValidatedJob> for GangRequest {
         let mut requests = inventory::requests(Some(&job.pod.resources));
         requests.insert(job.pod.gpu_resource.clone(), gpus_per_node);
         requests.insert(PODS.into(), 1);
+        if job.pod.host_network {
+            requests.insert(HOST_PORTS.into(), 1);
+        }
         let mut larger: Vec<usize> = job.sizes.iter().map(|nodes| *nodes as usize).collect();
         Self {
             // A valid job has a size.

@@ -268,6 +268,9 @@ pub(crate) fn of_refusal(refusal: Refusal) -> Option<Advice> {
         Refusal::NoCpu | Refusal::NoMemory | Refusal::NoStorage | Refusal::NoPodSlot => {
             words("lower workers.resources, or free some on those nodes")
         }
+        Refusal::HostPortsInUse => words(
+            "wait: a node takes one pod on its network; or leave out workers.hostNetwork, where pods get RDMA devices from a device plugin",
+        ),
         Refusal::NoOtherResource => words(
             "see what workers.resources asks for beside cpu and memory: network devices and huge pages are missing or in use there",
         ),

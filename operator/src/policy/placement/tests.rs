@@ -2,8 +2,9 @@ use k8s_openapi::api::core::v1::{Node, Taint};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::*;
-use crate::cluster::inventory::Inventory;
+use crate::cluster::inventory::{Holder, Inventory};
 use crate::fixtures;
+use crate::policy::homogeneity::{Refusal, Verdict, verdict};
 
 fn request(nodes: usize, gpus_per_node: i64) -> GangRequest {
     let shape = Shape {
@@ -284,6 +285,34 @@ fn every_reason_refuses_a_node_and_is_named() {
             "{expected}: {reason}"
         );
     }
+}
+
+#[test]
+fn a_node_takes_one_gang_on_its_network_and_others_beside_it() {
+    let mut inventory = inventory([fixtures::node("a", "Tesla-T4", 3)]);
+    let mut on_host = request(1, 1);
+    shape(&mut on_host).requests.insert(HOST_PORTS.into(), 1);
+    place(&on_host, &inventory).expect("placed");
+    inventory.hold("a", &on_host.shape.requests);
+
+    let refused = place(&on_host, &inventory).expect_err("refused").message;
+    let reason = "1 node where another pod uses ports that workers.hostNetwork needs (a)";
+    assert!(refused.contains(reason), "{refused}");
+    place(&request(1, 1), &inventory).expect("a gang on the network of pods fits beside it");
+
+    let verdict = |inventory: &Inventory| verdict("a", &inventory.nodes["a"], &on_host.shape);
+    let refusal = Refusal::HostPortsInUse;
+    assert_eq!(
+        verdict(&inventory),
+        Verdict::Busy { refusal, free: 2 },
+        "until that gang ends"
+    );
+    inventory.hold_for("a", &on_host.shape.requests, Holder::Other);
+    assert_eq!(
+        verdict(&inventory),
+        Verdict::Refused(refusal),
+        "others do not end by themselves"
+    );
 }
 
 #[test]

@@ -1,0 +1,233 @@
+//! `spec.workers`: what a manifest adds to pods, which must leave the operator's own alone.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use contract::ConfigError;
+use k8s_openapi::api::core::v1::Volume;
+
+use crate::spec::reserved::{self, is_reserved_folder, is_reserved_key};
+use crate::spec::{ViTTrainingJobSpec, Workers};
+
+pub(super) fn pods(spec: &ViTTrainingJobSpec, errors: &mut Vec<ConfigError>) {
+    let workers = &spec.workers;
+    environment(workers, errors);
+    metadata(workers, errors);
+    volumes(spec, errors);
+    if let Some(capability) = workers.capabilities.first()
+        && workers.run_as_user != Some(0)
+    {
+        refuse(
+            "workers.capabilities",
+            capability,
+            reserved::CAPABILITIES_MESSAGE,
+            errors,
+        );
+    }
+}
+
+fn refuse(field: &'static str, value: &str, expected: &str, errors: &mut Vec<ConfigError>) {
+    errors.push(ConfigError {
+        field: field.into(),
+        value: value.into(),
+        expected: expected.into(),
+    });
+}
+
+fn environment(workers: &Workers, errors: &mut Vec<ConfigError>) {
+    let is_taken = |name: &str| name.starts_with(reserved::ENV_PREFIX);
+    for variable in workers.env.iter().filter(|variable| is_taken(&variable.name)) {
+        refuse("workers.env", &variable.name, reserved::ENV_MESSAGE, errors);
+    }
+    for source in &workers.env_from {
+        let prefix = source.prefix.as_deref().unwrap_or_default();
+        if is_taken(prefix) {
+            refuse("workers.envFrom", prefix, reserved::ENV_FROM_MESSAGE, errors);
+        }
+        if source.config_map_ref.is_some() == source.secret_ref.is_some() {
+            let given = if source.secret_ref.is_some() {
+                "both"
+            } else {
+                "neither"
+            };
+            refuse("workers.envFrom", given, reserved::ENV_SOURCE_MESSAGE, errors);
+        }
+    }
+}
+
+fn metadata(workers: &Workers, errors: &mut Vec<ConfigError>) {
+    for (field, entries) in [
+        ("workers.podLabels", &workers.pod_labels),
+        ("workers.podAnnotations", &workers.pod_annotations),
+    ] {
+        for key in entries.keys().filter(|key| is_reserved_key(key)) {
+            refuse(field, key, reserved::KEY_MESSAGE, errors);
+        }
+    }
+}
+
+fn volumes(spec: &ViTTrainingJobSpec, errors: &mut Vec<ConfigError>) {
+    let Workers {
+        volumes,
+        volume_mounts,
+        ..
+    } = &spec.workers;
+    let mut names = BTreeSet::new();
+    for volume in volumes {
+        let name = volume.name.as_str();
+        if reserved::VOLUMES.contains(&name) {
+            refuse("workers.volumes", name, reserved::VOLUME_MESSAGE, errors);
+        }
+        if !names.insert(name) {
+            refuse(
+                "workers.volumes",
+                name,
+                "must be the name of one volume only",
+                errors,
+            );
+        }
+        if !has_one_source(volume) {
+            refuse("workers.volumes", name, reserved::VOLUME_SOURCE_MESSAGE, errors);
+        }
+    }
+    let data = spec.data.volume.is_some().then_some(&spec.data.path);
+    let own: Vec<&Path> = data
+        .into_iter()
+        .chain([&spec.checkpoint.path])
+        .map(Path::new)
+        .collect();
+    let mut folders = BTreeSet::new();
+    for mount in volume_mounts {
+        let path = mount.mount_path.as_str();
+        if !names.contains(mount.name.as_str()) {
+            refuse(
+                "workers.volumeMounts",
+                &mount.name,
+                reserved::MOUNT_MESSAGE,
+                errors,
+            );
+        }
+        if is_reserved_folder(path) {
+            refuse("workers.volumeMounts", path, reserved::FOLDER_MESSAGE, errors);
+        }
+        if own.contains(&Path::new(path)) {
+            refuse("workers.volumeMounts", path, reserved::STORAGE_MESSAGE, errors);
+        }
+        if !folders.insert(path) {
+            refuse(
+                "workers.volumeMounts",
+                path,
+                "must be the mountPath of one volume only",
+                errors,
+            );
+        }
+    }
+}
+
+/// Kubernetes' volume has a field a source, of which the schema knows some.
+fn has_one_source(volume: &Volume) -> bool {
+    let fields = serde_json::to_value(volume).unwrap_or_default();
+    let sources = fields
+        .as_object()
+        .into_iter()
+        .flatten()
+        .map(|(field, _)| field.as_str());
+    let mut sources = sources.filter(|field| *field != "name");
+    sources
+        .next()
+        .is_some_and(|source| reserved::VOLUME_SOURCES.contains(&source))
+        && sources.next().is_none()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use crate::ViTTrainingJob;
+    use crate::validate::validate;
+
+    /// The errors of a job whose `spec.workers` has this as well.
+    fn errors(more: Value) -> Vec<String> {
+        let mut workers = json!({"nodes": 2});
+        let Value::Object(more) = more else {
+            panic!("no fields: {more}")
+        };
+        workers.as_object_mut().expect("fields").extend(more);
+        let job: ViTTrainingJob = serde_json::from_value(json!({
+            "apiVersion": "vit-operator.dev/v1alpha1",
+            "kind": "ViTTrainingJob",
+            "metadata": {"name": "digits"},
+            "spec": {
+                "image": "trainer",
+                "model": {"name": "vit_tiny_patch16_224", "numClasses": 10},
+                "data": {"format": "cifar10", "volume": {"persistentVolumeClaim": {"claimName": "digits"}}},
+                "training": {"epochs": 3, "microBatchSize": 16},
+                "workers": workers,
+                "checkpoint": {"volume": {"persistentVolumeClaim": {"claimName": "checkpoints"}}},
+            },
+        }))
+        .expect("a manifest");
+        let told = validate(&job).err().map(|errors| errors.0).unwrap_or_default();
+        told.iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn what_pods_may_have_besides_is_taken() {
+        let told = errors(json!({
+            "podLabels": {"team": "vision"},
+            "podAnnotations": {"k8s.v1.cni.cncf.io/networks": "rdma"},
+            "env": [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}],
+            "envFrom": [{"configMapRef": {"name": "nccl"}}, {"secretRef": {"name": "keys"}, "prefix": "KEY_"}],
+            "volumes": [
+                {"name": "scratch", "emptyDir": {}},
+                {"name": "bucket", "csi": {"driver": "gcsfuse.csi.storage.gke.io"}},
+            ],
+            "volumeMounts": [
+                {"name": "scratch", "mountPath": "/scratch"},
+                {"name": "bucket", "mountPath": "/tmpfiles"},
+            ],
+            "runAsUser": 0,
+            "capabilities": ["IPC_LOCK"],
+        }));
+        assert_eq!(told, [""; 0]);
+    }
+
+    #[test]
+    fn what_is_wrong_with_volumes_and_mounts_is_told_by_name() {
+        let told = errors(json!({
+            "volumes": [
+                {"name": "tmp", "emptyDir": {}},
+                {"name": "two", "emptyDir": {}, "secret": {"secretName": "a"}},
+                {"name": "old", "gitRepo": {"repository": "a"}},
+                {"name": "twice", "emptyDir": {}},
+                {"name": "twice", "emptyDir": {}},
+            ],
+            "volumeMounts": [
+                {"name": "twice", "mountPath": "/a"},
+                {"name": "twice", "mountPath": "/a"},
+                {"name": "none", "mountPath": "/b"},
+                {"name": "two", "mountPath": "/etc/vit/more"},
+                {"name": "two", "mountPath": "/data"},
+                {"name": "two", "mountPath": "/checkpoints"},
+            ],
+        }));
+        let source =
+            "give each volume exactly one source, such as configMap, secret, persistentVolumeClaim or csi";
+        let other_folder = "a mountPath of workers.volumeMounts must be another folder than data.path and checkpoint.path, \
+                            where the job's own volumes are";
+        assert_eq!(
+            told,
+            [
+                "workers.volumes is tmp: the names run-config, tmp, shared-memory, data, pretrained and checkpoints are taken by the operator; use another name".to_owned(),
+                format!("workers.volumes is two: {source}"),
+                format!("workers.volumes is old: {source}"),
+                "workers.volumes is twice: must be the name of one volume only".to_owned(),
+                "workers.volumeMounts is /a: must be the mountPath of one volume only".to_owned(),
+                "workers.volumeMounts is none: each entry of volumeMounts must have the name of one of volumes".to_owned(),
+                "workers.volumeMounts is /etc/vit/more: the operator mounts its own volumes at /etc/vit, /tmp, /dev/shm, /dev/termination-log and /pretrained; use another mountPath".to_owned(),
+                format!("workers.volumeMounts is /data: {other_folder}"),
+                format!("workers.volumeMounts is /checkpoints: {other_folder}"),
+            ]
+        );
+    }
+}
