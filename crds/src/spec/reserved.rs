@@ -108,35 +108,22 @@ pub(super) fn narrow_volumes(schema: &mut Schema) {
     if let Some(fields) = fields.and_then(Value::as_object_mut) {
         fields.retain(|name, _| name == "name" || VOLUME_SOURCES.contains(&name.as_str()));
     }
-    bound_name(schema);
+    let name = json!({"maxLength": 63, "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"});
+    bound(schema, "/items/properties/name", name);
 }
 
-/// Bounds the strings of Kubernetes' own mounts; a path is absolute and in its shortest form, so that two paths of one
-/// folder are the same text.
+/// Bounds the texts of Kubernetes' own mounts. A path is absolute and in its shortest form, so that two paths of one folder
+/// are the same text.
 pub(super) fn bound_mounts(schema: &mut Schema) {
-    bound_name(schema);
+    bound(schema, "/items/properties/name", json!({"maxLength": 63}));
     let component = r"/([^/:.]|\.[^/:.]|\.\.[^/:])[^/:]*";
-    bound(
-        schema,
-        "/items/properties/mountPath",
-        256,
-        &format!("^({component})+$"),
-    );
+    let path = json!({"maxLength": 256, "pattern": format!("^({component})+$")});
+    bound(schema, "/items/properties/mountPath", path);
 }
 
-/// The API server reckons the cost of a rule by how long strings may be.
-fn bound_name(schema: &mut Schema) {
-    bound(
-        schema,
-        "/items/properties/name",
-        63,
-        "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$",
-    );
-}
-
-fn bound(schema: &mut Schema, pointer: &str, length: usize, pattern: &str) {
-    if let Some(field) = schema.pointer_mut(pointer).and_then(Value::as_object_mut) {
-        field.insert("maxLength".into(), json!(length));
-        field.insert("pattern".into(), json!(pattern));
+/// The API server reckons the cost of a rule by how long texts may be.
+fn bound(schema: &mut Schema, pointer: &str, bounds: Value) {
+    if let (Some(Value::Object(field)), Value::Object(bounds)) = (schema.pointer_mut(pointer), bounds) {
+        field.extend(bounds);
     }
 }
