@@ -3,6 +3,7 @@
 
 mod chart;
 mod plugin;
+mod rules;
 
 use std::io::Write as _;
 use std::process::Stdio;
@@ -11,6 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use libtest_mimic::{Arguments, Trial};
+use tokio::runtime::Handle;
 use vit_tests::documentation::{self, manifests};
 use vit_tests::{Cluster, ClusterConfig, binaries, cluster, command};
 
@@ -19,6 +21,38 @@ const CRD: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../crds/generated/vittrainingjobs.yaml"
 );
+
+/// Pods of the operator, as its own tests have them.
+const BUILT_PODS: [&str; 2] = [
+    include_str!("../../../operator/src/build/snapshots/vit_operator__build__tests__a_pod_of_a_gang.snap"),
+    include_str!(
+        "../../../operator/src/build/snapshots/vit_operator__build__tests__a_pod_with_everything_that_can_be_set.snap"
+    ),
+];
+/// What has to be there for these pods.
+const NAMED_BY_PODS: &str = "
+apiVersion: v1
+kind: Namespace
+metadata: {name: research}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: default, namespace: research}
+---
+apiVersion: v1
+kind: ServiceAccount
+metadata: {name: trainer, namespace: research}
+---
+apiVersion: scheduling.k8s.io/v1
+kind: PriorityClass
+metadata: {name: batch}
+value: 7
+---
+apiVersion: node.k8s.io/v1
+kind: RuntimeClass
+metadata: {name: nvidia}
+handler: nvidia
+";
 
 /// A change to the valid manifest, and what the refusal must name.
 const REFUSED: &[(&str, &str, &str, &[&str])] = &[
@@ -59,158 +93,16 @@ const REFUSED: &[(&str, &str, &str, &[&str])] = &[
         &["unknown field \"spec.training.epoch\""],
     ),
     (
+        "a source of volumes that CSI has replaced",
+        "gpusPerNode: 1",
+        "gpusPerNode: 1\n    volumes: [{name: old, gitRepo: {repository: a}}]",
+        &["unknown field \"spec.workers.volumes[0].gitRepo\""],
+    ),
+    (
         "a missing field",
         "  image: localhost/vit-trainer:dev\n",
         "",
         &["spec.image", "Required"],
-    ),
-    (
-        "sizes that do not fit each other",
-        "heads: 4",
-        "heads: 5",
-        &["hiddenSize must be a multiple of heads"],
-    ),
-    (
-        "a patch that does not tile",
-        "patchSize: 16",
-        "patchSize: 7",
-        &["imageSize must be a multiple of patchSize"],
-    ),
-    (
-        "neither preset nor sizes",
-        "    depth: 4\n",
-        "",
-        &[
-            "give name (a preset",
-            "imageSize, patchSize, hiddenSize, depth and heads",
-        ],
-    ),
-    (
-        "too few classes",
-        "numClasses: 10",
-        "numClasses: 9",
-        &["model.numClasses must be at least 10 for data.format cifar10"],
-    ),
-    (
-        "a long warm-up",
-        "warmupEpochs: 4",
-        "warmupEpochs: 61",
-        &["schedule.warmupEpochs must be at most epochs"],
-    ),
-    (
-        "two sources of a volume",
-        "{claimName: digits}",
-        "{claimName: digits}\n      hostPath: {path: /srv}",
-        &["give exactly one of persistentVolumeClaim and hostPath"],
-    ),
-    (
-        "files for synthetic data",
-        "format: cifar10",
-        "format: synthetic",
-        &[
-            "volume must be given for every format but synthetic",
-            "syntheticImages must be given",
-        ],
-    ),
-    (
-        "elastic bounds on one side of the size",
-        "  workers:\n",
-        "  elastic: {minNodes: 3, maxNodes: 4}\n  workers:\n",
-        &["elastic.minNodes must be at most workers.nodes, and elastic.maxNodes at least that"],
-    ),
-    (
-        "a taken environment name",
-        "gpusPerNode: 1",
-        "gpusPerNode: 1\n    env: [{name: VIT_ATTEMPT, value: '7'}]",
-        &["names that start with VIT_ are taken by the operator"],
-    ),
-    (
-        "a name that is no host name",
-        "name: digits\n",
-        "name: 7.digits\n",
-        &["metadata.name must be lower-case letters"],
-    ),
-    (
-        "a name too long for a host name",
-        "name: digits\n",
-        "name: a123456789-123456789-123456789-123456789-1234567890\n",
-        &["metadata.name must have at most 50 characters"],
-    ),
-];
-
-/// A change to a job that is there, and what the refusal must name.
-const IMMUTABLE: &[(&str, &str, &str)] = &[
-    ("heads: 4", "heads: 8", "model cannot be changed"),
-    (
-        "spec:\n",
-        "spec:\n  managedBy: example.com/other\n",
-        "managedBy cannot be changed",
-    ),
-    ("epochs: 60", "epochs: 30", "training cannot be changed"),
-    (
-        "  workers:\n    nodes: 2\n",
-        "  elastic: {}\n  workers:\n    nodes: 3\n",
-        "workers.nodes cannot be changed while elastic is given",
-    ),
-    (
-        "spec:\n",
-        "spec:\n  scheduling: {queueName: team-a}\n",
-        "scheduling cannot be changed",
-    ),
-    (
-        "format: cifar10",
-        "format: cifar10\n    path: /elsewhere",
-        "data cannot be changed",
-    ),
-    (
-        "gpusPerNode: 1",
-        "gpusPerNode: 2",
-        "gpusPerNode, gpuResource and device cannot be changed",
-    ),
-    (
-        "gpusPerNode: 1",
-        "gpusPerNode: 1\n    env: [{name: NCCL_DEBUG, value: INFO}]",
-        "env cannot be changed",
-    ),
-    (
-        "gpusPerNode: 1",
-        "gpusPerNode: 1\n    priorityClassName: urgent",
-        "priorityClassName cannot be changed",
-    ),
-    (
-        "gpusPerNode: 1",
-        "gpusPerNode: 1\n    runAsUser: 1000",
-        "runAsUser and fsGroup cannot be changed",
-    ),
-    (
-        "spec:\n",
-        "spec:\n  failurePolicy: {maxRestarts: 6}\n",
-        "failurePolicy cannot be changed",
-    ),
-    (
-        "spec:\n",
-        "spec:\n  activeDeadlineSeconds: 60\n",
-        "activeDeadlineSeconds cannot be changed",
-    ),
-    (
-        "gpusPerNode: 1",
-        "gpusPerNode: 1\n    resources: {limits: {memory: 1Gi}}",
-        "resources, nodeSelector and tolerations cannot be changed",
-    ),
-    (
-        "gpusPerNode: 1",
-        "gpusPerNode: 1\n    nodeSelector: {zone: a}",
-        "resources, nodeSelector and tolerations cannot be changed",
-    ),
-    (
-        "gpusPerNode: 1",
-        "gpusPerNode: 1\n    tolerations: [{operator: Exists}]",
-        "resources, nodeSelector and tolerations cannot be changed",
-    ),
-    (
-        "image: localhost/vit-trainer:dev",
-        "image: other",
-        "image, imagePullPolicy and imagePullSecrets cannot be changed",
     ),
 ];
 
@@ -241,6 +133,7 @@ fn main() -> Result<()> {
         ],
     )?;
     kubectl(&cluster, ["create", "namespace", "team-a"])?;
+    let _entered = runtime.enter();
     let conclusion = libtest_mimic::run(&arguments, trials(Some(&cluster))?);
     cluster::down(cluster.name())?;
     let left = cluster::leftovers(cluster.name())?;
@@ -271,9 +164,12 @@ async fn documented(cluster: &Cluster) -> Result<()> {
 }
 
 fn trials(cluster: Option<&Arc<Cluster>>) -> Result<Vec<Trial>> {
+    // Trials run in threads of their own.
+    let runtime = Handle::try_current().ok();
     let trial = |name: String, test: fn(&Cluster, usize) -> Result<()>, index: usize| {
-        let cluster = cluster.cloned();
+        let (cluster, runtime) = (cluster.cloned(), runtime.clone());
         Trial::test(name, move || {
+            let _entered = runtime.as_ref().map(Handle::enter);
             let cluster = cluster.ok_or("the cluster is only there when tests run")?;
             test(&cluster, index).map_err(|error| format!("{error:#}").into())
         })
@@ -285,6 +181,8 @@ fn trials(cluster: Option<&Arc<Cluster>>) -> Result<Vec<Trial>> {
             0,
         ),
         trial("explain_reads_like_documentation".into(), explain, 0),
+        trial("every_rule_has_a_case".into(), rules::every_rule_has_a_case, 0),
+        trial("built_pods_are_valid".into(), built_pods, 0),
         trial("scale_changes_the_number_of_nodes".into(), scale, 0),
         trial(
             "suspend_bounds_and_time_to_live_can_be_changed".into(),
@@ -313,9 +211,8 @@ fn trials(cluster: Option<&Arc<Cluster>>) -> Result<Vec<Trial>> {
     for (index, (what, ..)) in REFUSED.iter().enumerate() {
         trials.push(trial(format!("refused: {what}"), refused, index));
     }
-    for (index, (_, to, _)) in IMMUTABLE.iter().enumerate() {
-        let change = to.lines().next_back().unwrap_or_default().trim();
-        trials.push(trial(format!("immutable: {change}"), immutable, index));
+    for (index, case) in rules::cases()?.iter().enumerate() {
+        trials.push(trial(format!("rule: {case}"), rules::is_refused, index));
     }
     let examples = documentation::examples()?;
     for (index, path) in examples.iter().enumerate() {
@@ -379,22 +276,6 @@ fn refused(cluster: &Cluster, index: usize) -> Result<()> {
     Ok(())
 }
 
-fn immutable(cluster: &Cluster, index: usize) -> Result<()> {
-    let (from, to, part) = IMMUTABLE[index];
-    let name = format!("immutable-{index}");
-    let named = |manifest: &str| manifest.replacen("name: digits\n", &format!("name: {name}\n"), 1);
-    kubectl_input(cluster, ["create", "-f", "-"], &named(VALID))?;
-    let outcome = kubectl_input(cluster, ["apply", "-f", "-"], &named(&changed(from, to)?));
-    let Err(error) = outcome else {
-        anyhow::bail!("the API server accepted the change {from} to {to}")
-    };
-    ensure!(
-        format!("{error:#}").contains(part),
-        "{part:?} is not in the refusal:\n{error:#}"
-    );
-    Ok(())
-}
-
 fn defaults(cluster: &Cluster, _: usize) -> Result<()> {
     let stored = kubectl_input(
         cluster,
@@ -425,6 +306,20 @@ fn defaults(cluster: &Cluster, _: usize) -> Result<()> {
     );
     let job: crds::ViTTrainingJob = serde_json::from_value(job)?;
     crds::validate(&job)?;
+    Ok(())
+}
+
+/// The pods that the operator's tests expect would be taken, with whatever they name.
+fn built_pods(cluster: &Cluster, _: usize) -> Result<()> {
+    kubectl_input(cluster, ["apply", "--server-side", "-f", "-"], NAMED_BY_PODS)?;
+    for snapshot in BUILT_PODS {
+        let (_, pod) = snapshot.split_once("\n---\n").context("a snapshot has a head")?;
+        kubectl_input(
+            cluster,
+            ["create", "--dry-run=server", "--validate=strict", "-f", "-"],
+            pod,
+        )?;
+    }
     Ok(())
 }
 

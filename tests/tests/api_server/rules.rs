@@ -1,0 +1,210 @@
+//! Every rule of the schema on a real API server: a manifest that breaks it, and nothing else, is refused in its words.
+//! The rules are read from the CRD, so one without such a manifest is found.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use anyhow::{Context as _, Result, ensure};
+use crds::ViTTrainingJob;
+use kube::Client;
+use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams, PostParams};
+use kube::core::response::StatusCause;
+use serde_json::{Value, json};
+use vit_tests::Cluster;
+
+use super::{CRD, VALID};
+
+/// A rule of the schema.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(crate) struct Rule {
+    /// Path of what it is about; `[0]` and `.key` stand for what is in a list and in a map.
+    field: String,
+    /// What a refusal says.
+    says: String,
+    kind: Kind,
+}
+
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+enum Kind {
+    /// CEL over what is.
+    State,
+    /// CEL over what is and what was.
+    Change,
+    /// A pattern of texts, or the key of a list.
+    Text,
+}
+
+/// A manifest that breaks a rule.
+#[derive(Clone, Debug)]
+pub(crate) struct Case {
+    field: String,
+    /// A part of what is said.
+    says: String,
+    /// What is merged into the `spec` of the valid manifest, or into its metadata.
+    change: Value,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{}: {}: {}", self.field, self.says, self.change)
+    }
+}
+
+const CASES: &str = include_str!("rules.yaml");
+
+/// What breaks every rule.
+pub(crate) fn cases() -> Result<Vec<Case>> {
+    let by_field: BTreeMap<String, BTreeMap<String, Vec<Value>>> = serde_saphyr::from_str(CASES)?;
+    let mut cases = Vec::new();
+    for (field, by_words) in by_field {
+        for (says, changes) in by_words {
+            for change in changes {
+                let (field, says) = (field.clone(), says.clone());
+                cases.push(Case { field, says, change });
+            }
+        }
+    }
+    Ok(cases)
+}
+
+/// The rules of the CRD.
+fn rules() -> Result<BTreeSet<Rule>> {
+    let crd: Value = serde_saphyr::from_str(&fs_err::read_to_string(CRD)?)?;
+    let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+    let mut rules = BTreeSet::new();
+    collect("", schema, &mut rules);
+    // Nobody but the operator writes it.
+    rules.retain(|rule| !rule.field.starts_with("status."));
+    ensure!(rules.len() > 60, "only {} rules", rules.len());
+    Ok(rules)
+}
+
+fn collect(field: &str, schema: &Value, rules: &mut BTreeSet<Rule>) {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let mut add = |says: String, kind: Kind| {
+        let field = field.to_owned();
+        rules.insert(Rule { field, says, kind });
+    };
+    for rule in schema["x-kubernetes-validations"]
+        .as_array()
+        .into_iter()
+        .flatten()
+    {
+        let is_change = text(&rule["rule"]).contains("oldSelf");
+        add(
+            text(&rule["message"]),
+            if is_change { Kind::Change } else { Kind::State },
+        );
+    }
+    if let Some(pattern) = schema["pattern"].as_str() {
+        add(format!("should match '{pattern}'"), Kind::Text);
+    }
+    if schema["x-kubernetes-list-type"] == "map" {
+        add("Duplicate value".into(), Kind::Text);
+    }
+    for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+        let dot = if field.is_empty() { "" } else { "." };
+        collect(&format!("{field}{dot}{name}"), property, rules);
+    }
+    for (suffix, inner) in [("[0]", "items"), (".key", "additionalProperties")] {
+        if schema[inner].is_object() {
+            collect(&format!("{field}{suffix}"), &schema[inner], rules);
+        }
+    }
+}
+
+/// The rule that a case is to break.
+fn rule_of<'a>(rules: &'a BTreeSet<Rule>, Case { field, says, .. }: &Case) -> Result<&'a Rule> {
+    let fit: Vec<&Rule> = rules
+        .iter()
+        .filter(|rule| rule.field == *field && rule.says.contains(says.as_str()))
+        .collect();
+    match fit[..] {
+        [rule] => Ok(rule),
+        _ => anyhow::bail!(
+            "{} rules of the CRD are about {field:?} and say {says:?}",
+            fit.len()
+        ),
+    }
+}
+
+pub(crate) fn every_rule_has_a_case(_: &Cluster, _: usize) -> Result<()> {
+    let rules = rules()?;
+    let mut without = rules.clone();
+    for case in cases()? {
+        without.remove(rule_of(&rules, &case)?);
+    }
+    ensure!(without.is_empty(), "no case in rules.yaml breaks {without:#?}");
+    Ok(())
+}
+
+pub(crate) fn is_refused(cluster: &Cluster, index: usize) -> Result<()> {
+    let case = cases()?.swap_remove(index);
+    let rules = rules()?;
+    let rule = rule_of(&rules, &case)?;
+    let mut valid: Value = serde_saphyr::from_str(VALID)?;
+    if rule.kind == Kind::Change {
+        valid["metadata"]["name"] = json!(format!("rule-{index}"));
+        // What a change of the fields that go with these needs.
+        valid["spec"]["workers"]["volumes"] = json!([{"name": "before", "emptyDir": {}}]);
+        valid["spec"]["workers"]["runAsUser"] = json!(0);
+    }
+    let mut manifest = valid.clone();
+    let part = if rule.field.is_empty() { "metadata" } else { "spec" };
+    json_patch::merge(&mut manifest[part], &case.change);
+    if rule.kind == Kind::State && !rule.field.is_empty() {
+        let job: ViTTrainingJob = serde_json::from_value(manifest.clone())?;
+        ensure!(
+            crds::validate(&job).is_err(),
+            "validate() takes what the schema refuses: {manifest}"
+        );
+    }
+    let before = (rule.kind == Kind::Change).then_some(valid);
+    let causes = tokio::runtime::Handle::current().block_on(causes(cluster.client(), before, manifest))?;
+    let [cause] = &causes[..] else {
+        anyhow::bail!("not one cause: {causes:#?}")
+    };
+    let field = if rule.field.is_empty() {
+        "<nil>"
+    } else {
+        &rule.field
+    };
+    ensure!(
+        is_at(&cause.field, field) && cause.message.contains(&rule.says),
+        "{rule:#?} is not what was told: {cause:#?}"
+    );
+    Ok(())
+}
+
+/// Whether a cause is about a field; of a list's duplicates the server names the second one.
+fn is_at(cause: &str, field: &str) -> bool {
+    cause == field || cause.strip_prefix(field) == Some("[1]")
+}
+
+/// Why the API server refuses a manifest, or its change.
+async fn causes(client: Client, before: Option<Value>, manifest: Value) -> Result<Vec<StatusCause>> {
+    let kind = ApiResource::erase::<ViTTrainingJob>(&());
+    let api: Api<DynamicObject> = Api::namespaced_with(client, "default", &kind);
+    let result = if let Some(before) = before {
+        let before = api
+            .create(&PostParams::default(), &serde_json::from_value(before)?)
+            .await?;
+        let name = before.metadata.name.context("an object has a name")?;
+        let parameters = PatchParams {
+            dry_run: true,
+            ..PatchParams::default()
+        };
+        api.patch(&name, &parameters, &Patch::Merge(&manifest)).await
+    } else {
+        let parameters = PostParams {
+            dry_run: true,
+            ..PostParams::default()
+        };
+        api.create(&parameters, &serde_json::from_value(manifest)?).await
+    };
+    match result {
+        Err(kube::Error::Api(status)) => Ok(status.details.map(|details| details.causes).unwrap_or_default()),
+        Err(error) => Err(error.into()),
+        Ok(_) => anyhow::bail!("the API server accepted it"),
+    }
+}
