@@ -256,11 +256,7 @@ struct Own<K> {
 }
 
 /// Creates an object, or finds that this job has it already. An object of someone else is left alone.
-fn create<K>(
-    client: &Client,
-    job: &ViTTrainingJob,
-    object: K,
-) -> impl Future<Output = Result<Own<K>, Error>>
+fn create<K>(client: &Client, job: &ViTTrainingJob, object: K) -> impl Future<Output = Result<Own<K>, Error>>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone

@@ -1,8 +1,8 @@
 //! What single values change.
 
 use anyhow::{Context as _, Result, ensure};
-use crds::spec::Device;
 use crds::ViTTrainingJob;
+use crds::spec::Device;
 use serde_json::{Value, json};
 use vit_tests::binaries::Binaries;
 use vit_tests::chart;
