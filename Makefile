@@ -27,7 +27,8 @@ demo-down: ## Remove the demo's cluster and all it left
 	@scripts/demo --down
 
 .PHONY: test
-test: toolchain format lint deny generated unit docs nccl-plugin chart e2e ## Run every check and every test (as root)
+test: ## Run every check and every test (as root), and tell how long each took
+	@scripts/timed toolchain format lint deny generated unit docs nccl-plugin chart e2e
 
 .PHONY: toolchain
 toolchain: ## Install what Debian packages are missing (as root), fetch libtorch
@@ -66,7 +67,7 @@ unit: libtorch ## Unit, snapshot, property and mocked-API tests, and the trainer
 	$(CARGO) test --workspace --locked --lib --bins --test reducer --test integration
 
 .PHONY: binaries
-binaries: libtorch
+binaries: libtorch ## Build operator, trainer, plugin and the test cluster, for tests and the demonstration
 	$(CARGO) build --workspace --locked --bins
 
 # What images hold.
@@ -75,7 +76,7 @@ release: libtorch
 	$(CARGO) build --release --workspace --locked --bin vit-operator --bin vit-trainer
 
 .PHONY: build
-build: libtorch ## Build operator, trainer and the demonstration (release)
+build: libtorch ## Build all programs for use (release)
 	$(CARGO) build --release --workspace --locked --bins
 
 .PHONY: images
@@ -124,14 +125,13 @@ docs: binaries ## Check links, manifests, messages and commands of the documenta
 docs-write: binaries ## Make the pages of command lines anew
 	UPDATE_EXPECT=1 $(CARGO) test --workspace --locked --test docs -- reference
 
-# With VIT_IMAGE_PROFILE=debug the images hold what `binaries` makes, in place of a release build.
 .PHONY: e2e
-e2e: $(if $(filter debug,$(VIT_IMAGE_PROFILE)),,release) binaries ## Tests against a real API server and on a real cluster (as root)
+e2e: binaries ## Tests against a real API server and on a real cluster (as root)
 	$(CARGO) test --workspace --locked --test harness
 	$(CARGO) test --workspace --locked --test api_server
 	$(CARGO) test --workspace --locked --test end_to_end
 
 .PHONY: chaos
-chaos: release ## Random faults while jobs train, for so many MINUTES (15), chosen by SEED (as root)
+chaos: binaries ## Random faults while jobs train, for so many MINUTES (15), chosen by SEED (as root)
 	VIT_CHAOS_MINUTES=$(or $(MINUTES),15) $(if $(SEED),VIT_CHAOS_SEED=$(SEED)) \
 		$(CARGO) test --workspace --locked --test end_to_end -- --nocapture

@@ -24,8 +24,8 @@ pub fn accounts() -> [Account<'static>; 3] {
 }
 
 /// A new cluster with the operator installed from the chart: three nodes of one GPU product and one of another, with so
-/// many GPUs each, and Prometheus. One of that name that is there goes first. Operator and trainer must have been built
-/// (release).
+/// many GPUs each, and Prometheus. One of that name that is there goes first. Operator and trainer must have been
+/// built.
 pub async fn cluster_with_operator(name: &ClusterName, gpus_per_node: u32) -> Result<Cluster> {
     packages::check_machine()?;
     packages::install_missing()?;
@@ -68,17 +68,10 @@ pub fn root() -> PathBuf {
         .to_owned()
 }
 
-/// Says which build of the binaries the images hold: `release`, which it is by itself, or `debug`.
-const PROFILE: &str = "VIT_IMAGE_PROFILE";
-
-/// Builds the images of operator and trainer from the shipped Dockerfiles and the built binaries.
+/// Builds the images of operator and trainer from the shipped Dockerfiles and the built binaries: those of `make binaries`, which
+/// check their arithmetic. libtorch, in which training spends its time, is optimised as it comes.
 pub fn images() -> Result<[PathBuf; 2]> {
-    let profile = std::env::var(PROFILE).unwrap_or_else(|_| "release".to_owned());
-    ensure!(
-        matches!(profile.as_str(), "release" | "debug"),
-        "{PROFILE} is {profile}, and should be release or debug"
-    );
-    let built = root().join("target").join(profile);
+    let built = root().join("target/debug");
     let libtorch = std::env::var_os("LIBTORCH")
         .context("LIBTORCH is not set: export LIBTORCH=$(scripts/fetch-libtorch)")?;
     let mut trainer = vec![(built.join("vit-trainer"), "vit-trainer".to_owned())];
@@ -100,7 +93,7 @@ fn build(name: &str, dockerfile: &str, files: &[(PathBuf, String)]) -> Result<Pa
     for (file, _) in files {
         ensure!(
             file.exists(),
-            "{} is missing: run `make release` first (`make binaries` for {PROFILE}=debug)",
+            "{} is missing: run `make binaries` first",
             file.display()
         );
     }
