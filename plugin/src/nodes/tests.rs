@@ -3,9 +3,10 @@ use serde_json::json;
 use super::*;
 
 fn node(name: &str, product: &str, gpus: u32, change: serde_json::Value) -> Node {
+    let memory = if product == "Tesla-T4" { "15360" } else { "143771" };
     let mut node = json!({
         "metadata": {"name": name, "labels": {
-            "nvidia.com/gpu.product": product, "nvidia.com/gpu.memory": "143771",
+            "nvidia.com/gpu.product": product, "nvidia.com/gpu.memory": memory,
             "nvidia.com/cuda.driver-version.major": "580"}},
         "spec": {},
         "status": {

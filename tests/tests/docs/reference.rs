@@ -20,7 +20,7 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
     ("reference of vit-operator", || {
         let page = page(
             "vit-operator",
-            "The chart sets all of it: [operations.md](../operations.md#installing) has its values.",
+            "The chart sets these options: see [install.md](../install.md#values).",
         )?;
         expect_file!["../../../docs/reference/vit-operator.md"].assert_eq(&page);
         Ok(())
