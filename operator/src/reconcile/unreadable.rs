@@ -157,7 +157,7 @@ mod tests {
             let job = stored.lock().expect("a job").clone();
             let guarded: Arc<GuardedJob> =
                 Arc::new(serde_json::from_value(job).expect("at least its metadata"));
-            let result = reconcile(Arc::clone(&guarded), Arc::clone(&context)).await;
+            let result = Box::pin(reconcile(Arc::clone(&guarded), Arc::clone(&context))).await;
             let next = match &result {
                 Ok(action) => action.clone(),
                 Err(error) => error_policy(guarded, error, Arc::clone(&context)),
