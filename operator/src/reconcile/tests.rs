@@ -221,7 +221,7 @@ fn unseen_pod(name: &str) -> Value {
     json!({
         "apiVersion": "meta.k8s.io/v1", "kind": "PartialObjectMetadata",
         "metadata": {
-            "name": name, "uid": uid_of(name), "ownerReferences": [{
+            "name": name, "namespace": fixtures::job().metadata.namespace, "uid": uid_of(name), "ownerReferences": [{
                 "apiVersion": "vit-operator.dev/v1alpha1", "kind": "ViTTrainingJob", "controller": true,
                 "name": "digits", "uid": fixtures::UID,
             }],
