@@ -63,6 +63,13 @@ impl SplitMix64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
+    /// Two independent numbers of the standard normal distribution (Box and Muller, 1958).
+    pub(crate) fn normal_pair(&mut self) -> [f64; 2] {
+        let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
+        let (sine, cosine) = (std::f64::consts::TAU * self.unit()).sin_cos();
+        [radius * cosine, radius * sine]
+    }
+
     /// A number below `bound`, by the high half of a product (Lemire); its bias is below `bound` / 2^64.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
@@ -100,6 +107,18 @@ mod tests {
         );
         assert_eq!(derive(0, Stream::Order, 0, 0), 0x51d8_fc82_9b20_1242);
         assert_eq!(derive(7, Stream::DropPath, 3, 5), 0x8c00_ef6f_5610_f599);
+    }
+
+    #[test]
+    fn normal_numbers_have_the_moments_of_the_standard_normal_distribution() {
+        let mut random = SplitMix64::new(5);
+        let numbers: Vec<f64> = (0..10_000).flat_map(|_| random.normal_pair()).collect();
+        let moment = |power: i32| numbers.iter().map(|x| x.powi(power)).sum::<f64>() / numbers.len() as f64;
+        // Six standard deviations of each mean over 20,000 numbers.
+        for (power, expected, within) in [(1, 0.0, 0.042), (2, 1.0, 0.06), (3, 0.0, 0.165), (4, 3.0, 0.42)] {
+            let found = moment(power);
+            assert!((found - expected).abs() < within, "moment {power}: {found}");
+        }
     }
 
     #[test]

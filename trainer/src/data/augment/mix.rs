@@ -4,6 +4,7 @@ use contract::Augmentation;
 use tch::{Device, Kind, Tensor};
 
 use crate::data::draws::Draws;
+use crate::random::SplitMix64;
 
 /// A rectangle of an image.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -167,9 +168,12 @@ pub(super) fn erased(probability: f64, side: i64, draws: &mut Draws) -> Option<R
 /// Normally distributed numbers, enough for any rectangle at any of [`NOISE_STARTS`] places: rectangles take theirs
 /// from here, which costs one copy each.
 pub(super) fn noise(seed: u64, channels: u32, side: u32, device: Device) -> Tensor {
-    tch::manual_seed(seed.cast_signed());
-    let numbers = i64::from(channels) * i64::from(side) * i64::from(side) + NOISE_STARTS as i64;
-    Tensor::randn([numbers], (Kind::Float, Device::Cpu)).to_device(device)
+    // Not of libtorch's generator, which all threads of a process share.
+    let mut random = SplitMix64::new(seed);
+    let count = (channels * side * side) as usize + NOISE_STARTS;
+    let pairs = (0..count.div_ceil(2)).flat_map(|_| random.normal_pair());
+    let numbers: Vec<f32> = pairs.take(count).map(|number| number as f32).collect();
+    Tensor::from_slice(&numbers).to_device(device)
 }
 
 /// Places in the noise where that of a rectangle may begin.
