@@ -22,9 +22,9 @@ mod rights;
 mod steps;
 mod training;
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use libtest_mimic::{Arguments, Trial};
 use vit_tests::progress::say;
 use vit_tests::report::Report;
@@ -182,56 +182,56 @@ const CHAOS: &[(&str, Test)] = &[("jobs_survive_random_faults", chaos::run)];
 const THREADS: usize = 2;
 
 fn main() -> Result<()> {
-    let mut arguments = Arguments::from_args();
-    arguments.test_threads = Some(THREADS);
+    let arguments = Arguments::from_args();
     let is_chaos = chaos::wanted()?.is_some();
-    let (shared, alone) = if is_chaos {
-        (&[][..], CHAOS)
+    let parts = if is_chaos {
+        [(CHAOS, 1), (&[], 1)]
     } else {
-        (SHARED, ALONE)
+        [(SHARED, THREADS), (ALONE, 1)]
     };
     if arguments.list {
-        libtest_mimic::run(&arguments, trials(shared, alone, None)).exit();
+        for (tests, _) in parts {
+            libtest_mimic::run(&arguments, trials(tests, None));
+        }
+        return Ok(());
     }
     let is_whole = !is_chaos && arguments.filter.is_none() && arguments.skip.is_empty();
     let run = Arc::new(Run {
         suite: Suite::set_up(is_whole)?,
         report: Report::new("end_to_end"),
-        order: RwLock::default(),
     });
-    let conclusion = libtest_mimic::run(&arguments, trials(shared, alone, Some(&run)));
+    let mut has_failed = false;
+    for (tests, threads) in parts {
+        let arguments = Arguments {
+            test_threads: Some(threads),
+            ..arguments.clone()
+        };
+        has_failed |= libtest_mimic::run(&arguments, trials(tests, Some(&run))).has_failed();
+    }
     let junit = run.report.write()?;
     say(format_args!("seconds of each test: {}", junit.display()));
     run.suite.tear_down()?;
-    conclusion.exit();
+    ensure!(!has_failed, "tests failed");
+    Ok(())
 }
 
 /// What all tests of a run share.
 struct Run {
     suite: Suite,
     report: Report,
-    /// Held for reading by shared tests, for writing by those that run alone.
-    order: RwLock<()>,
 }
 
-fn trials(
-    shared: &'static [(&str, Test)],
-    alone: &'static [(&str, Test)],
-    run: Option<&Arc<Run>>,
-) -> Vec<Trial> {
-    let trial = |(name, test): (&'static str, Test), is_alone: bool| {
-        let run = run.cloned();
-        Trial::test(name, move || {
-            let run = run.ok_or("the cluster is only there when tests run")?;
-            // A test that panics has failed, and hinders no other.
-            let _shared = (!is_alone).then(|| run.order.read().unwrap_or_else(PoisonError::into_inner));
-            let _alone = is_alone.then(|| run.order.write().unwrap_or_else(PoisonError::into_inner));
-            Ok(run.report.time(name, || attempt(&run.suite, test))?)
+fn trials(tests: &'static [(&'static str, Test)], run: Option<&Arc<Run>>) -> Vec<Trial> {
+    tests
+        .iter()
+        .map(|(name, test)| {
+            let run = run.cloned();
+            Trial::test(*name, move || {
+                let run = run.ok_or("the cluster is only there when tests run")?;
+                Ok(run.report.time(name, || attempt(&run.suite, *test))?)
+            })
         })
-    };
-    let shared = shared.iter().map(|test| trial(*test, false));
-    let alone = alone.iter().map(|test| trial(*test, true));
-    shared.chain(alone).collect()
+        .collect()
 }
 
 /// The failure comes last in its text, after the state of the cluster, where the end of a log shows it.
