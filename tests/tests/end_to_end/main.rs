@@ -191,7 +191,7 @@ fn main() -> Result<()> {
     };
     if arguments.list {
         for (tests, _) in parts {
-            libtest_mimic::run(&arguments, trials(tests, None));
+            libtest_mimic::run(&arguments, trials(tests, None)).exit_if_failed();
         }
         return Ok(());
     }
