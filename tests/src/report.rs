@@ -1,6 +1,6 @@
-//! How long each test of a suite took: a line when it ends, and a `JUnit` file under `target/junit`.
+//! How long each test of a suite took: a table at the end, and a `JUnit` file under `target/junit`.
 
-use std::path::PathBuf;
+use std::cmp::Reverse;
 use std::sync::Mutex;
 use std::time::Instant;
 
@@ -27,36 +27,40 @@ impl Report {
         }
     }
 
-    /// Runs a test, says how long it took, and keeps its outcome.
+    /// Runs a test, and keeps its outcome and how long it took.
     pub fn time(&self, name: &str, test: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
         let began = Instant::now();
         let outcome = test();
         let took = began.elapsed();
-        let (word, status) = match &outcome {
-            Ok(()) => ("passed", TestCaseStatus::success()),
+        let status = match &outcome {
+            Ok(()) => TestCaseStatus::success(),
             Err(error) => {
                 let mut status = TestCaseStatus::non_success(NonSuccessKind::Failure);
                 status.set_description(error);
-                ("failed", status)
+                status
             }
         };
-        say(format_args!("{name} {word} in {:.1} s", took.as_secs_f64()));
         let mut case = TestCase::new(name, status);
         case.set_time(took);
         self.cases.lock().expect("no test holds it and panics").push(case);
         outcome
     }
 
-    /// Writes `target/junit/SUITE.xml`.
-    pub fn write(&self) -> Result<PathBuf> {
+    /// Says how long each test took, the longest first, and writes `target/junit/SUITE.xml`.
+    pub fn write(&self) -> Result<()> {
+        let mut cases = std::mem::take(&mut *self.cases.lock().expect("no test holds it and panics"));
+        cases.sort_by_key(|case| Reverse(case.time));
+        for case in &cases {
+            let seconds = case.time.unwrap_or_default().as_secs_f64();
+            say(format_args!("{seconds:7.1} s {}", &*case.name));
+        }
         let mut suite = TestSuite::new(self.suite);
-        suite.add_test_cases(self.cases.lock().expect("no test holds it and panics").drain(..));
+        suite.add_test_cases(cases);
         let mut report = quick_junit::Report::new(self.suite);
         report.add_test_suite(suite);
         let folder = root().join("target/junit");
         fs::create_dir_all(&folder)?;
-        let path = folder.join(format!("{}.xml", self.suite));
-        fs::write(&path, report.to_string()?)?;
-        Ok(path)
+        fs::write(folder.join(format!("{}.xml", self.suite)), report.to_string()?)?;
+        Ok(())
     }
 }

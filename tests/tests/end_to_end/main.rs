@@ -26,7 +26,6 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use libtest_mimic::{Arguments, Trial};
-use vit_tests::progress::say;
 use vit_tests::report::Report;
 
 use context::{Context, Suite};
@@ -208,8 +207,7 @@ fn main() -> Result<()> {
         };
         has_failed |= libtest_mimic::run(&arguments, trials(tests, Some(&run))).has_failed();
     }
-    let junit = run.report.write()?;
-    say(format_args!("seconds of each test: {}", junit.display()));
+    run.report.write()?;
     run.suite.tear_down()?;
     ensure!(!has_failed, "tests failed");
     Ok(())
