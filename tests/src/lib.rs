@@ -47,6 +47,7 @@ pub mod prometheus;
 pub mod report;
 pub mod rights;
 pub mod state;
+pub mod training_log;
 pub mod volumes;
 
 pub use cluster::Cluster;

@@ -1,20 +1,9 @@
 //! What the log of a job's training tells of its optimizer steps.
 
 use anyhow::{Context as _, Result, ensure};
-use serde_json::Value;
+use vit_tests::training_log::{Steps, count};
 
 use crate::context::Namespace;
-
-/// Optimizer steps of a job's training.
-#[derive(Debug)]
-pub(crate) struct Steps {
-    pub(crate) done: i64,
-    pub(crate) saved: i64,
-    /// Done anew after a checkpoint from before them.
-    pub(crate) again: i64,
-    /// Done and saved by attempts that were killed before they logged that.
-    pub(crate) unlogged: i64,
-}
 
 impl Namespace<'_> {
     /// Waits until the job has trained and saved further than its log tells now. Asserts that no optimizer step is missing, and
@@ -60,59 +49,4 @@ impl Namespace<'_> {
         let complete = log.rsplit_once('\n').map_or("", |(complete, _)| complete);
         count(complete, steps_per_epoch).with_context(|| path.display().to_string())
     }
-}
-
-/// Follows a log line by line. A checkpoint is due at the end of each epoch at the latest.
-fn count(log: &str, steps_per_epoch: i64) -> Result<Steps> {
-    let (mut attempt, mut start) = (0, 0);
-    let (mut done, mut told, mut saved, mut again, mut unlogged) = (0, 0, 0, 0, 0);
-    for line in log.lines() {
-        let record: Value = serde_json::from_str(line).with_context(|| line.to_owned())?;
-        let step = record["step"]
-            .as_i64()
-            .with_context(|| format!("no step in {line}"))?;
-        match record["kind"].as_str() {
-            Some("start") => {
-                ensure!(
-                    record["attempt"] == attempt + 1,
-                    "attempt {attempt} is followed by {line}"
-                );
-                // An attempt that is killed may have completed the next checkpoint without having logged it.
-                let next_due = (saved / steps_per_epoch + 1) * steps_per_epoch;
-                ensure!(
-                    (saved..=next_due).contains(&step),
-                    "the last checkpoint has step {saved}, the next one was due at {next_due}, and the attempt starts as {line}"
-                );
-                again += (done - step).max(0);
-                unlogged += step - saved;
-                (attempt, start, done, told, saved) = (attempt + 1, step, step, step, step);
-            }
-            Some("train") => {
-                ensure!(step >= done, "step {done} is followed by {line}");
-                ensure!(
-                    record["steps"] == step - told,
-                    "the steps after {told} are not all in {line}"
-                );
-                (done, told) = (step, step);
-            }
-            // Written beside training, which is further by then.
-            Some("checkpoint") => {
-                // One that was stopped at the end of an epoch saves before the evaluation, and the next one after it.
-                let is_evaluated_now = step == saved && step == start;
-                ensure!(
-                    step > saved || is_evaluated_now,
-                    "the checkpoint of step {saved} is followed by {line}"
-                );
-                saved = step;
-                done = done.max(step);
-            }
-            _ => {}
-        }
-    }
-    Ok(Steps {
-        done,
-        saved,
-        again,
-        unlogged,
-    })
 }
