@@ -467,13 +467,7 @@ fn like_gpus_with_a_node_where_the_job_failed_are_better_than_a_mix_without() {
         job.spec.placement.homogeneity = homogeneity;
         job.spec.placement.gpu.products = vec![];
         let status = job.status.as_mut().expect("a status");
-        status.failed_nodes = vec![FailedNodeStatus {
-            node: node.into(),
-            failures: 2,
-            class: "Killed".into(),
-            time: Time(at(0)),
-            avoided_until: Some(Time(at(3600))),
-        }];
+        status.failed_nodes = vec![avoided(node)];
         job
     };
     planner.tell(&[&failed_on("h1", Homogeneity::Preferred)]);
@@ -552,14 +546,19 @@ fn a_job_that_cannot_be_read_any_more_keeps_its_nodes_and_waits_no_longer() {
 /// A job that has failed on a node, and waits for more nodes than there are.
 fn failed_on(name: &str, node: &str) -> ViTTrainingJob {
     let mut job = in_phase(job(name, 100, 0), Phase::Pending, 1);
-    job.status.as_mut().expect("a status").failed_nodes = vec![FailedNodeStatus {
+    job.status.as_mut().expect("a status").failed_nodes = vec![avoided(node)];
+    job
+}
+
+/// What a job's status tells of a node on which it has failed twice.
+fn avoided(node: &str) -> FailedNodeStatus {
+    FailedNodeStatus {
         node: node.into(),
         failures: 2,
         class: "Killed".into(),
         time: Time(at(0)),
         avoided_until: Some(Time(at(3600))),
-    }];
-    job
+    }
 }
 
 #[test]

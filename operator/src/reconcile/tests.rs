@@ -656,18 +656,22 @@ async fn a_pod_that_cannot_be_deleted_keeps_no_other_from_it() {
         },
         ..Rounds::with_gang(pods([("Running", None); 2]))
     };
-    let mut job = fixtures::job_in(Phase::Suspending, 1);
-    job.spec.suspend = true;
-    let (calls, _, result) = rounds.run(job, 1).await;
-    let deleted: Vec<String> = calls
-        .into_iter()
-        .filter(|call| call.starts_with("DELETE"))
-        .collect();
+    let (deleted, result) = deletions(rounds).await;
     assert_eq!(
-        sorted(deleted),
+        deleted,
         ["DELETE pods digits-1-0 fails", "DELETE pods digits-1-1"]
     );
     assert!(result.is_err());
+}
+
+/// The deletions, sorted, of a round in which the job is to be suspended, and how it ended.
+async fn deletions(rounds: Rounds) -> (Vec<String>, Result<Action, Error>) {
+    let mut job = fixtures::job_in(Phase::Suspending, 1);
+    job.spec.suspend = true;
+    let (calls, _, result) = rounds.run(job, 1).await;
+    let calls = calls.into_iter();
+    let deleted: Vec<String> = calls.filter(|call| call.starts_with("DELETE")).collect();
+    (sorted(deleted), result)
 }
 
 #[tokio::test(start_paused = true)]

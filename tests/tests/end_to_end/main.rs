@@ -184,12 +184,12 @@ fn main() -> Result<()> {
     let arguments = Arguments::from_args();
     let is_chaos = chaos::wanted()?.is_some();
     let parts = if is_chaos {
-        [(CHAOS, 1), (&[], 1)]
+        &[(CHAOS, 1)][..]
     } else {
-        [(SHARED, THREADS), (ALONE, 1)]
+        &[(SHARED, THREADS), (ALONE, 1)]
     };
     if arguments.list {
-        for (tests, _) in parts {
+        for &(tests, _) in parts {
             libtest_mimic::run(&arguments, trials(tests, None)).exit_if_failed();
         }
         return Ok(());
@@ -200,7 +200,7 @@ fn main() -> Result<()> {
         report: Report::new("end_to_end"),
     });
     let mut has_failed = false;
-    for (tests, threads) in parts {
+    for &(tests, threads) in parts {
         let arguments = Arguments {
             test_threads: Some(threads),
             ..arguments.clone()

@@ -17,7 +17,11 @@ impl Namespace<'_> {
     /// Asserts the same of a job that has ended, and that all its steps are done and saved.
     pub(crate) fn check_steps(&self, job: &str) -> Result<Steps> {
         let steps = self.steps(job)?;
-        let total = self.total_steps(job)?;
+        let total = self
+            .status(job)?
+            .progress
+            .context("progress is told")?
+            .total_steps;
         ensure!(
             steps.done == total && steps.saved == total,
             "{job} has {total} steps: {steps:?}"
@@ -25,24 +29,14 @@ impl Namespace<'_> {
         Ok(steps)
     }
 
-    fn total_steps(&self, job: &str) -> Result<i64> {
-        Ok(self
-            .status(job)?
-            .progress
-            .context("progress is told")?
-            .total_steps)
-    }
-
     /// What the log of a job's training tells so far; asserts that no step is missing or done twice without need.
     pub(crate) fn steps(&self, job: &str) -> Result<Steps> {
-        let epochs = i64::from(
-            self.context
-                .block_on(async { self.jobs().get(job).await })?
-                .spec
-                .training
-                .epochs,
-        );
-        let steps_per_epoch = self.total_steps(job)? / epochs;
+        let steps_per_epoch = {
+            let job = self.context.block_on(async { self.jobs().get(job).await })?;
+            let progress = job.status.and_then(|status| status.progress);
+            let total = progress.context("progress is told")?.total_steps;
+            total / i64::from(job.spec.training.epochs)
+        };
         let path = self.folder.join("checkpoints").join(job).join("log.jsonl");
         let log = fs_err::read_to_string(&path)?;
         // A line that is being written has no end yet.
