@@ -1,7 +1,7 @@
 //! Grafana dashboards, made from the names of the metrics: a metric that is renamed does not compile here.
 //!
 //! ```text
-//!   contract::metrics, vit_operator::metric_names
+//!   contract::metrics, contract::operator_metrics
 //!        |
 //!        v
 //!   query   PromQL from those names ---+

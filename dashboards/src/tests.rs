@@ -230,8 +230,8 @@ fn dashboards_lead_to_one_another() {
 #[test]
 fn every_metric_is_on_a_dashboard() {
     let names = [
-        include_str!("../../trainer/contract/src/metrics.rs"),
-        include_str!("../../operator/src/metrics/names.rs"),
+        include_str!("../../contract/src/metrics.rs"),
+        include_str!("../../contract/src/operator_metrics.rs"),
     ]
     .concat();
     let metrics: BTreeSet<&str> = names

@@ -11,7 +11,7 @@ use crate::metrics::Metrics;
 const PAGE: &str = include_str!("../../docs/operations.md");
 const METRICS: &str = include_str!("../../docs/reference/metrics.md");
 const CONDITIONS: &str = include_str!("../../crds/src/conditions.rs");
-const NAMES: &str = include_str!("metrics/names.rs");
+const NAMES: &str = include_str!("../../contract/src/operator_metrics.rs");
 const REFUSALS: &str = include_str!("policy/homogeneity.rs");
 
 fn missing<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {

@@ -61,7 +61,6 @@ mod telemetry;
 
 use arguments::{Arguments, Command};
 use clap::Parser as _;
-pub use metrics::names as metric_names;
 pub use planner::StandalonePlanner;
 pub use policy::homogeneity::Refusal;
 pub use survey::{Holder, Question, Survey, SurveyedGroup, SurveyedNode};

@@ -1,7 +1,7 @@
 //! What fails, and whether the operator is well.
 
 use contract::FailureClass;
-use vit_operator::metric_names as operator;
+use contract::operator_metrics as operator;
 
 use crate::layout::Layout;
 use crate::panel::{Builder, Unit, stat, time_series};

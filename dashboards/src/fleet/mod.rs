@@ -3,9 +3,9 @@
 mod health;
 
 use contract::metrics as of;
+use contract::operator_metrics as operator;
 use crds::Phase;
 use crds::conditions::reasons;
-use vit_operator::metric_names as operator;
 
 use crate::job;
 use crate::layout::Layout;

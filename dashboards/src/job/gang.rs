@@ -1,7 +1,7 @@
 //! What synchronisation costs, who is slow, and what a failure would cost.
 
 use contract::metrics as of;
-use vit_operator::metric_names as operator;
+use contract::operator_metrics as operator;
 
 use super::{job, newest, ranks, step_seconds};
 use crate::layout::Layout;

@@ -4,7 +4,7 @@ mod gang;
 mod training;
 
 use contract::metrics as of;
-use vit_operator::metric_names as operator;
+use contract::operator_metrics as operator;
 
 use crate::layout::Layout;
 use crate::query::{Expr, Series};

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use contract::operator_metrics::GPU_STATES;
+
 use super::inventory::{Amount, Inventory, NodeFacts, NodeHealth};
-use crate::metrics::names::GPU_STATES;
 
 /// Where no label tells the product.
 const UNKNOWN_PRODUCT: &str = "unknown";

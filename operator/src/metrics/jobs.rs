@@ -1,13 +1,13 @@
 //! What is told of single jobs and of the fleet: made anew from what there is at each scrape, so that no series outlives
 //! its job, and two scrapes at once do not disturb one another.
 
+use contract::operator_metrics as names;
 use crds::conditions::{reasons, types};
 use crds::{Phase, ViTTrainingJob};
 use kube::ResourceExt as _;
 use prometheus::proto::MetricFamily;
 use prometheus::{GaugeVec, IntGaugeVec, Opts, Registry};
 
-use super::names;
 use crate::cluster::gpu_counts::{GpuCounts, GpuState};
 
 /// Why a job can wait: the reasons of `Placed`.

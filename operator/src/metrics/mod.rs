@@ -1,11 +1,10 @@
 //! The operator's own metrics, under `vit_operator_`.
 
 mod jobs;
-pub mod names;
 
 use std::time::Duration;
 
-use contract::FailureClass;
+use contract::{FailureClass, operator_metrics as names};
 use crds::ViTTrainingJob;
 use http::{Method, StatusCode};
 use prometheus::{

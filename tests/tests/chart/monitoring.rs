@@ -312,8 +312,8 @@ fn rules_name_metrics_that_there_are() -> Result<()> {
     let read = |path: &str| fs_err::read_to_string(root.join(path));
     let rules = read(RULES)?;
     let known = [
-        read("trainer/contract/src/metrics.rs")?,
-        read("operator/src/metrics/names.rs")?,
+        read("contract/src/metrics.rs")?,
+        read("contract/src/operator_metrics.rs")?,
     ]
     .concat();
     let expressions = rules.lines().filter(|line| !line.contains("record:"));

@@ -19,7 +19,7 @@ const SOURCES: [&str; 5] = [
     "charts/vit-operator",
     "crds/src",
     "operator/src",
-    "trainer/contract/src",
+    "contract/src",
     "trainer/src",
 ];
 /// Stands in a heading for what differs from case to case.

@@ -17,6 +17,7 @@ pub mod environment;
 pub mod exit;
 pub mod heartbeat;
 pub mod metrics;
+pub mod operator_metrics;
 pub mod preset;
 pub mod progress;
 pub mod progress_line;

@@ -1,14 +1,14 @@
 //! Names of the operator's own Prometheus metrics and their labels. Base units; counters end in `_total`. What a job's
-//! trainer tells is named in [`contract::metrics`].
+//! trainer tells is named in [`crate::metrics`].
 
 /// Namespace of a job; of metrics about single jobs.
-pub const LABEL_NAMESPACE: &str = contract::metrics::LABEL_NAMESPACE;
+pub const LABEL_NAMESPACE: &str = crate::metrics::LABEL_NAMESPACE;
 /// Name of a job.
-pub const LABEL_JOB_NAME: &str = contract::metrics::LABEL_JOB_NAME;
+pub const LABEL_JOB_NAME: &str = crate::metrics::LABEL_JOB_NAME;
 /// Global rank.
-pub const LABEL_RANK: &str = contract::metrics::LABEL_RANK;
+pub const LABEL_RANK: &str = crate::metrics::LABEL_RANK;
 /// Node.
-pub const LABEL_NODE: &str = contract::metrics::LABEL_NODE;
+pub const LABEL_NODE: &str = crate::metrics::LABEL_NODE;
 /// Phase of jobs, on [`JOBS`].
 pub const LABEL_PHASE: &str = "phase";
 /// Class of failures, on [`RESTARTS_TOTAL`].
