@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use contract::Progress;
 use k8s_openapi::api::core::v1::Toleration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+
+use crate::conditions::{reasons, types};
 
 /// ViTTrainingJobStatus is what the operator tells about a job.
 #[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -83,6 +86,35 @@ impl ViTTrainingJobStatus {
     /// The condition of that type ([`conditions::types`](crate::conditions::types)).
     pub fn condition(&self, type_: &str) -> Option<&Condition> {
         self.conditions.iter().find(|condition| condition.type_ == type_)
+    }
+
+    /// Whether the job failed because its manifest could not be run.
+    pub fn was_refused(&self) -> bool {
+        self.condition(types::FAILED)
+            .is_some_and(|failed| failed.status == "True" && failed.reason == reasons::INVALID_SPEC)
+    }
+
+    /// How the latest attempt failed, if it did.
+    pub fn failure_of_attempt(&self) -> Option<&FailureStatus> {
+        self.last_failure
+            .as_ref()
+            .filter(|failure| failure.attempt == self.attempt)
+    }
+
+    /// Whether a record tells of a checkpoint that the status does not hold yet.
+    pub fn has_new_checkpoint(&self, progress: &Progress) -> bool {
+        let known = self.last_checkpoint.as_ref().map(|checkpoint| checkpoint.step);
+        let told = progress.last_checkpoint.as_ref();
+        told.is_some_and(|checkpoint| i64::try_from(checkpoint.step).ok() > known)
+    }
+
+    /// Failed attempts since the last new checkpoint, given a record that the status does not hold yet.
+    pub fn failures_since_checkpoint(&self, progress: Option<&Progress>) -> i32 {
+        if progress.is_some_and(|progress| self.has_new_checkpoint(progress)) {
+            0
+        } else {
+            self.restarts_since_checkpoint
+        }
     }
 }
 

@@ -12,7 +12,7 @@ const PAGE: &str = include_str!("../../docs/operations.md");
 const METRICS: &str = include_str!("../../docs/reference/metrics.md");
 const CONDITIONS: &str = include_str!("../../crds/src/conditions.rs");
 const NAMES: &str = include_str!("../../contract/src/operator_metrics.rs");
-const REFUSALS: &str = include_str!("policy/homogeneity.rs");
+const REFUSALS: &str = include_str!("../../planner/src/policy/node_fit.rs");
 
 fn missing<'a>(names: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let is_there = |name: &str| PAGE.contains(&format!("`{name}`")) || PAGE.contains(&format!("`{name}{{"));

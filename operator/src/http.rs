@@ -12,11 +12,11 @@ use axum::routing::get;
 use crds::ViTTrainingJob;
 use crds::spec::DEFAULT_GPU_RESOURCE;
 use kube::runtime::reflector::Store;
+use planner::SharedPlanner;
 use tokio::net::TcpListener;
 
 use crate::cluster::gpu_counts::{self, GpuCounts};
 use crate::metrics::Metrics;
-use crate::planner::SharedPlanner;
 use crate::reconcile::GuardedJob;
 
 /// What the endpoints tell about.

@@ -1,7 +1,7 @@
 //! The operator: reconciles `ViTTrainingJob`s into gangs of pods on like GPUs.
 //!
 //! ```text
-//!  Nodes, pods ---> cluster::caches ----------------+--> planner: policy::{queue, placement, homogeneity, topology}
+//!  Nodes, pods ---> cluster::caches ----------------+--> planner (a crate of its own)
 //!  ViTTrainingJob -> kube Controller -> reconcile   |       |
 //!                                        1 observe <+       |   and what agents have answered
 //!                                        2 validate         |   (crds)
@@ -51,19 +51,14 @@ mod fixtures;
 mod http;
 mod lease;
 mod metrics;
-mod planner;
 mod policy;
 mod reconcile;
 mod run;
 mod smoke_test;
-mod survey;
 mod telemetry;
 
 use arguments::{Arguments, Command};
 use clap::Parser as _;
-pub use planner::StandalonePlanner;
-pub use policy::homogeneity::Refusal;
-pub use survey::{Holder, Question, Survey, SurveyedGroup, SurveyedNode};
 
 /// Does what the command line says.
 ///

@@ -14,6 +14,7 @@ use kube::runtime::controller::{self, Controller};
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, Config, Resource as _};
+use planner::SharedPlanner;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -27,7 +28,6 @@ use crate::cluster::pod_groups::PodGroups;
 use crate::http::{self, Endpoints};
 use crate::lease::Candidate;
 use crate::metrics::Metrics;
-use crate::planner::SharedPlanner;
 use crate::reconcile::{Context, GuardedJob, Settings, error_policy, reconcile};
 
 /// New capacity is told to waiting jobs at most this often: a node that starts changes many times in a row.

@@ -171,7 +171,7 @@ fn container(
 }
 
 /// On the network of its node a pod declares every port that it takes there, so that kube-scheduler and the operator's
-/// own [requests](crate::cluster::inventory::requests_of) keep a second one away.
+/// own [requests](planner::facts::resources::requests_of) keep a second one away.
 fn ports(host_network: bool) -> Vec<ContainerPort> {
     let port = |name: &str, number: u16| ContainerPort {
         name: Some(name.into()),

@@ -110,9 +110,9 @@ fn a_pod_on_the_network_of_its_node_asks_for_what_was_planned() {
     job.spec.workers.host_network = true;
     let valid = crds::validate(&job).expect("valid");
     let spec = pod::build(&job, &valid, member()).spec.expect("a specification");
-    let planned = crate::policy::placement::GangRequest::from(&valid);
+    let planned = planner::policy::request::GangRequest::from(&valid);
     assert_eq!(
-        crate::cluster::inventory::requests_of(&spec),
+        planner::facts::resources::requests_of(&spec),
         planned.shape.requests
     );
 }

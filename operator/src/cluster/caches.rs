@@ -20,16 +20,18 @@ use kube::runtime::WatchStreamExt as _;
 use kube::runtime::reflector::{self, ObjectRef, Store, store::Writer};
 use kube::runtime::watcher::{self, Event, watcher as watch};
 use kube::{Api, Client, Resource, ResourceExt as _};
+use planner::facts::inventory::{NodeFacts, NodeHealth};
+use planner::facts::pods::{JobKey, bound_node, has_ended};
+use planner::facts::resources::requests_of;
+use planner::{Planner, SharedPlanner};
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch as latest};
 use tracing::warn;
 
 use super::gangs::Gangs;
-use super::inventory::{JobKey, NodeFacts, NodeHealth, bound_node, has_ended, requests_of};
 use super::kueue::Kueue;
 use super::unreadable::{Told, Unreadable};
 use crate::metrics::Metrics;
-use crate::planner::{Planner, SharedPlanner};
 use crate::policy::admission::Queue;
 use crate::policy::gang::PodView;
 

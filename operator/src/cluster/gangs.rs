@@ -6,9 +6,9 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use kube::runtime::watcher::Event;
+use planner::facts::pods::{JobKey, Membership};
 use tokio::time::Instant;
 
-use super::inventory::{JobKey, Membership};
 use crate::policy::gang::PodView;
 
 /// Own pods by their job.

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use contract::operator_metrics::GPU_STATES;
-
-use super::inventory::{Amount, Inventory, NodeFacts, NodeHealth};
+use planner::facts::inventory::{Inventory, NodeFacts, NodeHealth};
+use planner::facts::resources::Amount;
 
 /// Where no label tells the product.
 const UNKNOWN_PRODUCT: &str = "unknown";
@@ -82,7 +82,8 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::cluster::inventory::{Holder, Requests, Shared, facts, hold};
+    use planner::facts::inventory::{Shared, facts};
+    use planner::facts::resources::{Holder, Requests, hold};
 
     const GPU: &str = "nvidia.com/gpu";
 

@@ -5,9 +5,10 @@ use contract::exit::ExitCode;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStateWaiting, Pod};
 use kube::ResourceExt as _;
+use planner::facts::pods::{Membership, bound_node, phase, pinned_node};
+use planner::facts::resources::{Requests, requests_of};
 
 use crate::build::pod::{CONTAINER, METRICS_PORT};
-use crate::cluster::inventory::{Membership, Requests, bound_node, phase, pinned_node, requests_of};
 
 /// Identifies a pod: names are used again.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]

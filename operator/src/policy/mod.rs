@@ -1,20 +1,14 @@
 //! Decisions, one file a policy: pure functions over values.
 
 pub(crate) mod admission;
-pub(crate) mod avoidance;
 pub(crate) mod deadline;
 pub(crate) mod elastic;
 pub(crate) mod failed_nodes;
 pub(crate) mod failure;
 pub(crate) mod gang;
-pub(crate) mod homogeneity;
-pub(crate) mod placement;
-pub(crate) mod queue;
 pub(crate) mod restart;
-pub(crate) mod slow_nodes;
 pub(crate) mod stall;
 pub(crate) mod start;
 pub(crate) mod straggler;
 pub(crate) mod suspend;
-pub(crate) mod topology;
 pub(crate) mod ttl;

@@ -3,12 +3,13 @@
 use contract::FailureClass;
 use crds::{ViTTrainingJob, ViTTrainingJobStatus};
 use jiff::{SignedDuration, Timestamp};
+use planner::facts::inventory::NodeFacts;
+use planner::facts::resources::{Holder, hold};
+use planner::policy::node_fit::{Refusal, refusal};
+use planner::policy::request::Shape;
 
 use super::failure::Failure;
 use super::gang::{PodState, PodView};
-use super::homogeneity::{Refusal, refusal};
-use super::placement::Shape;
-use crate::cluster::inventory::{Holder, NodeFacts, hold};
 
 /// Time until a gang that starts is given up.
 pub(crate) fn left(

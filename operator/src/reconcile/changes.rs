@@ -7,15 +7,14 @@ use crds::{Phase, ValidatedJob};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::core::DynamicObject;
+use planner::Waiting;
 
 use super::observe::{Isolation, Observation};
 use super::plan::Plan;
-use super::status::failure_of_attempt;
 use crate::build::pod::Member;
 use crate::build::workload::is_current;
 use crate::build::{config_map, network_policy, pod, pod_group, service, workload};
 use crate::cluster::kueue::Workload;
-use crate::planner::Waiting;
 use crate::policy::admission::{Admission, admission};
 use crate::policy::gang::{PodId, PodView};
 use crate::policy::restart::STOP_AFTER_FAILURE_SECONDS;
@@ -133,7 +132,10 @@ fn of_gang(observation: &Observation, valid: Option<&ValidatedJob>, plan: &Plan)
 
 /// Pods that are stopped to be continued save first, and get the time for it.
 fn stop_seconds(observation: &Observation) -> Option<u32> {
-    failure_of_attempt(&observation.status()).map(|_| STOP_AFTER_FAILURE_SECONDS)
+    observation
+        .status()
+        .failure_of_attempt()
+        .map(|_| STOP_AFTER_FAILURE_SECONDS)
 }
 
 /// What an attempt needs and does not have; what there is of older attempts goes.

@@ -24,6 +24,7 @@ use kube::runtime::controller::Action;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::runtime::reflector::Store;
 use kube::{Api, Client, Resource as _, ResourceExt as _};
+use planner::SharedPlanner;
 use tokio::sync::{Semaphore, mpsc};
 use tower::limit::ConcurrencyLimitLayer;
 use tower::timeout::TimeoutLayer;
@@ -33,7 +34,6 @@ use crate::cluster::caches::{Caches, Trigger};
 use crate::cluster::pod_groups::PodGroups;
 use crate::error::{self, Error};
 use crate::metrics::Metrics;
-use crate::planner::SharedPlanner;
 use crate::policy::start;
 use agents::AgentClient;
 use memory::Memory;
@@ -42,7 +42,6 @@ pub(crate) use observe::Isolation;
 pub(crate) use observe::Observation;
 use observe::PROGRESS_INTERVAL;
 use plan::Plan;
-pub(crate) use plan::was_refused;
 
 /// A job as the API server has it, whether it can be read or not.
 pub(crate) type GuardedJob = DeserializeGuard<ViTTrainingJob>;

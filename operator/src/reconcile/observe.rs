@@ -13,13 +13,12 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::ListParams;
 use kube::{Api, ResourceExt as _};
+use planner::facts::inventory::{NodeFacts, NodeHealth};
 
 use super::Context;
 use super::agents::Question;
-use super::status::has_new_checkpoint;
 use crate::build::{self, pod_group};
 use crate::cluster::caches::{Trigger, is_owned_by};
-use crate::cluster::inventory::{NodeFacts, NodeHealth};
 use crate::error::Error;
 use crate::policy::admission::Queue;
 use crate::policy::gang::PodView;
@@ -346,7 +345,7 @@ fn stall_bound(observation: &Observation) -> Option<Duration> {
 fn growth(context: &Context, uid: &str, observation: &Observation) -> Option<usize> {
     let status = observation.job.status.as_ref()?;
     let progress = observation.progress.as_ref()?;
-    let is_due = status.phase == Some(Phase::Running) && has_new_checkpoint(status, progress);
+    let is_due = status.phase == Some(Phase::Running) && status.has_new_checkpoint(progress);
     is_due.then(|| context.planner.lock().growth(uid, observation.now))?
 }
 

@@ -22,17 +22,17 @@ use std::time::Duration;
 use crds::status::{AdmissionStatus, ViTTrainingJobStatus};
 use crds::{InvalidJob, Phase, ValidatedJob, conditions};
 use jiff::{SignedDuration, Timestamp};
+use planner::policy::placement::Placement;
+use planner::policy::request::GangRequest;
+use planner::{Decision, Waiting};
 
 use super::observe::Observation;
-use super::status::{failure_of_attempt, failures_since_checkpoint};
 use crate::build;
 use crate::build::workload::is_current;
 use crate::error::Error;
-use crate::planner::{Decision, Waiting};
 use crate::policy::admission::{Admission, admission, is_recorded};
 use crate::policy::failure::{Failure, blame};
 use crate::policy::gang::{PodId, PodState, PodView};
-use crate::policy::placement::{GangRequest, Placement};
 use crate::policy::restart::{Verdict, verdict};
 use crate::policy::suspend::{Stop, stop_wanted};
 use crate::policy::{deadline, elastic, failed_nodes, stall, start, ttl};
@@ -123,7 +123,7 @@ pub(crate) fn plan(
     let mut phase = status.phase.unwrap_or(Phase::Pending);
     if phase.is_terminal() {
         // An edit of the manifest gives a refused job, and no other, a second chance.
-        if valid.is_err() || !was_refused(&status) {
+        if valid.is_err() || !status.was_refused() {
             return after_the_end(observation, &status);
         }
         phase = Phase::Pending;
@@ -249,13 +249,6 @@ pub(super) fn end_of_refused(observation: &Observation, plan: &Plan, error: &Err
     })
 }
 
-/// Whether a job failed because its manifest could not be run.
-pub(crate) fn was_refused(status: &ViTTrainingJobStatus) -> bool {
-    status
-        .condition(conditions::types::FAILED)
-        .is_some_and(|failed| failed.status == "True" && failed.reason == conditions::reasons::INVALID_SPEC)
-}
-
 fn time_out(
     status: &ViTTrainingJobStatus,
     valid: &ValidatedJob,
@@ -276,7 +269,7 @@ fn has_finished(observation: &Observation, status: &ViTTrainingJobStatus) -> boo
     let could_have = match status.phase {
         Some(Phase::Starting | Phase::Running | Phase::Suspending) => true,
         // It was to be replaced by another, and not because it had failed.
-        Some(Phase::Restarting) => failure_of_attempt(status).is_none(),
+        Some(Phase::Restarting) => status.failure_of_attempt().is_none(),
         _ => false,
     };
     let nodes = status
@@ -345,7 +338,7 @@ fn follow(observation: &Observation, status: &ViTTrainingJobStatus, valid: &Vali
         return Plan::Halt(Stop::Unfit(words.clone()));
     }
     if let Some(failure) = failure.or_else(overdue).or_else(stalled) {
-        let failures = failures_since_checkpoint(status, observation.progress.as_ref()) + 1;
+        let failures = status.failures_since_checkpoint(observation.progress.as_ref()) + 1;
         return Plan::End {
             verdict: verdict_on(&failure, observation, valid, failures),
             failure,

@@ -4,18 +4,18 @@ mod told;
 mod transition;
 
 use crds::conditions::{reasons, types};
-use crds::status::{FailureStatus, StragglerStatus, ViTTrainingJobStatus};
+use crds::status::{StragglerStatus, ViTTrainingJobStatus};
 use crds::{Phase, labels};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
+use planner::policy::slow_nodes;
 
 use super::observe::Observation;
 use super::plan::Plan;
 use crate::error::Error;
 use crate::policy::gang::PodView;
 use crate::policy::suspend::Stop;
-use crate::policy::{elastic, failed_nodes, slow_nodes};
-pub(crate) use told::{failures_since_checkpoint, has_new_checkpoint};
+use crate::policy::{elastic, failed_nodes};
 use told::{named, take_over};
 use transition::Next;
 
@@ -223,14 +223,6 @@ fn overdue(observation: &Observation) -> String {
         "; the GPUs of {} stay in use: deleted, but not ended in time",
         named.join(", ")
     )
-}
-
-/// How the latest attempt failed, if it did.
-pub(crate) fn failure_of_attempt(status: &ViTTrainingJobStatus) -> Option<&FailureStatus> {
-    status
-        .last_failure
-        .as_ref()
-        .filter(|failure| failure.attempt == status.attempt)
 }
 
 #[cfg(test)]

@@ -3,12 +3,15 @@
 
 mod render;
 
+use std::sync::Arc;
+
 use crds::validate;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
 use kube::api::ListParams;
+use planner::policy::request::{GangRequest, Shape};
+use planner::{Survey, SurveyedGroup};
 use serde::Serialize;
-use vit_operator::{Question, Survey, SurveyedGroup};
 
 use crate::cluster::{Cluster, JobName};
 use crate::error::{Error, Exit};
@@ -41,13 +44,13 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit, Error> {
-    let question = match &arguments.job {
+    let shape = match &arguments.job {
         Some(name) => {
             let job = cluster.job(name).await?;
             let granted = job.status.as_ref().and_then(|status| status.admission.as_ref());
-            Question::of(&validate(&job)?.within(granted))
+            GangRequest::from(&validate(&job)?.within(granted)).shape
         }
-        None => Question::any(&arguments.gpu_resource, arguments.gpus_per_node),
+        None => Arc::new(Shape::of_gpus(&arguments.gpu_resource, arguments.gpus_per_node)),
     };
     let nodes: Vec<Node> = all(cluster, "list nodes").await?;
     // Without rights to pods of all namespaces, groups and what nodes have can still be shown.
@@ -56,19 +59,19 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit
         Err(Error::Refused { doing, message }) => (vec![], Some(format!("cannot {doing}: {message}"))),
         Err(error) => return Err(error),
     };
-    let others = other_resources(&nodes, question.gpu_resource());
+    let others = other_resources(&nodes, &shape.gpu_resource);
     let survey = Survey::new(nodes, pods);
     let report = Report {
-        gpu_resource: question.gpu_resource().into(),
-        gpus_per_node: question.gpus_per_node(),
+        gpu_resource: shape.gpu_resource.clone(),
+        gpus_per_node: shape.gpus_per_node,
         asked_by: arguments
             .job
             .as_ref()
             .map(|name| format!("{}/{name}", cluster.namespace())),
-        nodes_without: survey.nodes_without(question.gpu_resource()),
+        nodes_without: survey.nodes_without(&shape.gpu_resource),
         other_resources: others,
         use_unknown: unknown,
-        groups: survey.groups(&question).into_iter().map(Group::of).collect(),
+        groups: survey.groups(&shape).into_iter().map(Group::of).collect(),
     };
     if let Some(format) = arguments.output.filter(|format| format.is_object()) {
         let nodes = report.groups.iter().flat_map(|group| &group.nodes);

@@ -32,17 +32,17 @@ fn pod(name: &str, node: &str, gpus: u32) -> Pod {
 }
 
 fn report(nodes: Vec<Node>, pods: Vec<Pod>) -> Report {
-    let question = Question::any("nvidia.com/gpu", 1);
-    let others = other_resources(&nodes, question.gpu_resource());
+    let shape = Shape::of_gpus("nvidia.com/gpu", 1);
+    let others = other_resources(&nodes, &shape.gpu_resource);
     let survey = Survey::new(nodes, pods);
     Report {
-        gpu_resource: question.gpu_resource().into(),
-        gpus_per_node: question.gpus_per_node(),
+        gpu_resource: shape.gpu_resource.clone(),
+        gpus_per_node: shape.gpus_per_node,
         asked_by: None,
         nodes_without: survey.nodes_without("nvidia.com/gpu"),
         other_resources: others,
         use_unknown: None,
-        groups: survey.groups(&question).into_iter().map(Group::of).collect(),
+        groups: survey.groups(&shape).into_iter().map(Group::of).collect(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use contract::FailureClass;
 use crds::conditions::reasons;
-use vit_operator::Refusal;
+use planner::policy::node_fit::Refusal;
 
 /// What to do next: in words, and as a command where there is one. `JOB`, `NODE`, `POD` and `CLASS` stand for names.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -8,7 +8,7 @@ use crds::{Phase, ViTTrainingJob};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
-use vit_operator::Refusal;
+use planner::policy::node_fit::Refusal;
 
 use super::advice::{self, Advice, Command};
 use super::{Step, Why};

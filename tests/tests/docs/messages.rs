@@ -15,10 +15,11 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
 
 const PAGES: [&str; 2] = ["docs/troubleshooting.md", "docs/troubleshooting-trainer.md"];
 /// What says something to users.
-const SOURCES: [&str; 5] = [
+const SOURCES: [&str; 6] = [
     "charts/vit-operator",
     "crds/src",
     "operator/src",
+    "planner/src",
     "contract/src",
     "trainer/src",
 ];

@@ -120,5 +120,8 @@ async fn a_pod_that_cannot_be_read_holds_its_gpus_and_its_place_in_the_gang() {
     .await;
     let (present, departed) = lock(&gangs).pods_of(&JobKey::of(&fixtures::job()), 1);
     assert_eq!((present.len(), departed.len()), (1, 0));
-    assert_eq!(planner.lock().used("a"), 1);
+    assert_eq!(
+        planner.lock().inventory().nodes["a"].resources["nvidia.com/gpu"].used,
+        1
+    );
 }

@@ -6,13 +6,13 @@ use crds::conditions::{reasons, types};
 use crds::status::AdmissionStatus;
 use crds::{ViTTrainingJob, conditions as job_conditions};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use planner::Decision;
+use planner::policy::placement::{Gpus, Placement};
 use serde_json::{Value, json};
 
 use super::*;
 use crate::cluster::kueue::{ResourceFlavor, conditions};
 use crate::fixtures::{self, at, observation};
-use crate::planner::Decision;
-use crate::policy::placement::{Gpus, Placement};
 use crate::policy::suspend::Stop;
 use crate::reconcile::plan;
 use crate::reconcile::status;

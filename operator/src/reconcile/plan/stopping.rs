@@ -11,7 +11,6 @@ use crate::policy::failure::{Failure, blame, failure_of};
 use crate::policy::gang::{PodId, PodView};
 use crate::policy::restart::{SETTLE, Verdict, back_off};
 use crate::reconcile::observe::Observation;
-use crate::reconcile::status::failure_of_attempt;
 
 /// While only an echo is known of a failed attempt: whether the cause has turned up, or still may. `verdict` decides about
 /// the cause, by failures since the last checkpoint.
@@ -20,7 +19,7 @@ pub(super) fn settle(
     status: &ViTTrainingJobStatus,
     verdict: impl Fn(&Failure, i32) -> Verdict,
 ) -> Option<Plan> {
-    let known = failure_of_attempt(status)?;
+    let known = status.failure_of_attempt()?;
     let seen_at = known.time.as_ref()?.0;
     let is_echo = contract::FailureClass::ALL
         .iter()
@@ -95,7 +94,7 @@ pub(super) fn lost(pod: &PodView, words: String) -> PodView {
 
 /// What became of a gang that was told to save and stop, where it did neither: it could not write, or did not end in time.
 pub(super) fn failed_stop(observation: &Observation, status: &ViTTrainingJobStatus) -> Option<Plan> {
-    if failure_of_attempt(status).is_some() {
+    if status.failure_of_attempt().is_some() {
         return None;
     }
     // A pod of which no end is known may have stopped well.
@@ -136,7 +135,7 @@ pub(super) fn drain(observation: &Observation, node_lost_after: Duration) -> Opt
 }
 
 pub(super) fn backing_off(observation: &Observation, status: &ViTTrainingJobStatus) -> Option<Plan> {
-    let seen_at = failure_of_attempt(status)?.time.as_ref()?.0;
+    let seen_at = status.failure_of_attempt()?.time.as_ref()?.0;
     let left = (seen_at + back_off(status.restarts_since_checkpoint)).duration_since(observation.now);
     left.is_positive().then_some(Plan::Rest(Some(left)))
 }

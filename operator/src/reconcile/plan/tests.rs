@@ -8,25 +8,37 @@ use contract::{
 };
 use crds::ViTTrainingJob;
 use crds::status::CheckpointStatus;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::runtime::watcher::Event;
+use planner::facts::fleet::Fleet;
+use planner::facts::inventory::Inventory;
+use planner::facts::resources::{Holder, Requests, hold};
+use planner::policy::placement::place;
 use serde_json::json;
 
 use super::*;
-use crate::cluster::inventory::{Holder, Inventory, Requests, hold};
 use crate::error::Error;
 use crate::fixtures::{self, at, gang, job_in, observation, pod};
 use crate::policy::gang::End;
-use crate::policy::placement::{GangRequest, place};
 use crate::policy::restart::SETTLE;
 use crate::policy::stall::{Silence, Standstill};
 use crate::reconcile::status;
 
+/// A cluster of nodes with one GPU each, and these pods.
+fn cluster(nodes: &[&str], pods: &[Pod]) -> Inventory {
+    let mut fleet = Fleet::default();
+    for name in nodes {
+        fleet.follow_nodes(&Event::Apply(fixtures::node(name, "Tesla-T4", 1)));
+    }
+    for pod in pods {
+        fleet.follow_pods(&Event::Apply(pod.clone()));
+    }
+    fleet.inventory().clone()
+}
+
 fn two_nodes() -> Inventory {
-    let nodes = [
-        fixtures::node("a", "Tesla-T4", 1),
-        fixtures::node("b", "Tesla-T4", 1),
-    ];
-    Inventory::new(&nodes, [], &HashMap::new())
+    cluster(&["a", "b"], &[])
 }
 
 fn decide(observation: &Observation) -> Plan {
@@ -608,9 +620,7 @@ fn pods_of_a_node_that_is_gone_are_not_waited_for() {
 fn a_pod_that_does_not_end_is_not_waited_for_and_keeps_its_gpus() {
     let mut objects = fixtures::pod_objects(1, "Running");
     objects.remove(0);
-    let nodes = ["a", "b", "c"].map(|name| fixtures::node(name, "Tesla-T4", 1));
-    let [three, two] =
-        [&nodes[..], &nodes[..2]].map(|nodes| Inventory::new(nodes, &objects, &HashMap::new()));
+    let [three, two] = [3, 2].map(|nodes| cluster(&["a", "b", "c"][..nodes], &objects));
     let due = |second| {
         let pod = PodView {
             leaving: Some(at(second)),

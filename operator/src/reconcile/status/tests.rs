@@ -2,14 +2,14 @@ use contract::Progress;
 use crds::ViTTrainingJob;
 use crds::status::{CheckpointStatus, WorkersStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use planner::Waiting;
+use planner::policy::placement::{Gpus, Placement, Unplaceable};
+use planner::policy::queue::Standing;
 
 use super::*;
 use crate::fixtures::{self, at, conditions_of, gang, job_in, observation, pod};
-use crate::planner::Waiting;
 use crate::policy::failure::Failure;
 use crate::policy::gang::PodState;
-use crate::policy::placement::{Gpus, Placement, Unplaceable};
-use crate::policy::queue::Standing;
 use crate::policy::restart::Verdict;
 
 fn no_fit(message: &str, standing: Standing) -> Plan {

@@ -4,33 +4,11 @@ use contract::Progress;
 use crds::status::{CheckpointStatus, ProgressStatus, StragglerStatus, ViTTrainingJobStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-/// Whether a record tells of a checkpoint that the status does not hold yet.
-pub(crate) fn has_new_checkpoint(status: &ViTTrainingJobStatus, progress: &Progress) -> bool {
-    progress
-        .last_checkpoint
-        .as_ref()
-        .is_some_and(|checkpoint| is_newer(checkpoint.step, status))
-}
-
-/// Failed attempts since the last new checkpoint, given a record that the status does not hold yet.
-pub(crate) fn failures_since_checkpoint(status: &ViTTrainingJobStatus, progress: Option<&Progress>) -> i32 {
-    if progress.is_some_and(|progress| has_new_checkpoint(status, progress)) {
-        0
-    } else {
-        status.restarts_since_checkpoint
-    }
-}
-
-fn is_newer(step: u64, status: &ViTTrainingJobStatus) -> bool {
-    let known = status.last_checkpoint.as_ref().map(|checkpoint| checkpoint.step);
-    Some(signed(step)) > known
-}
-
 /// Takes a record of training over.
 pub(super) fn take_over(status: &mut ViTTrainingJobStatus, progress: &Progress) {
-    status.restarts_since_checkpoint = failures_since_checkpoint(status, Some(progress));
+    status.restarts_since_checkpoint = status.failures_since_checkpoint(Some(progress));
     if let Some(checkpoint) = &progress.last_checkpoint
-        && is_newer(checkpoint.step, status)
+        && status.has_new_checkpoint(progress)
     {
         status.last_checkpoint = Some(CheckpointStatus {
             step: signed(checkpoint.step),

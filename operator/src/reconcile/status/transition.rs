@@ -7,15 +7,16 @@ use crds::status::{
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use planner::Waiting;
+use planner::policy::placement::{Gpus, Placement};
+use planner::policy::queue::is_news;
+use planner::policy::slow_nodes;
 
 use super::told::count;
-use crate::planner::Waiting;
 use crate::policy::failure::Failure;
 use crate::policy::gang::{PodState, PodView};
-use crate::policy::placement::{Gpus, Placement};
-use crate::policy::queue::is_news;
 use crate::policy::restart::Verdict;
-use crate::policy::{elastic, failed_nodes, slow_nodes};
+use crate::policy::{elastic, failed_nodes};
 use crate::reconcile::observe::Observation;
 
 fn placed_nodes(status: &ViTTrainingJobStatus) -> usize {

@@ -1,0 +1,329 @@
+//! The planner alone, at 15,000 nodes: how long until a large job has its place, and until 1,000 waiting jobs have been
+//! decided about anew after one event. Writes the key `planner` of `target/bench/operator.json`.
+#![allow(clippy::print_stdout, reason = "the table is what it is for")]
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+use std::{fs, io};
+
+use crds::ViTTrainingJob;
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::ResourceExt as _;
+use kube::core::DeserializeGuard;
+use kube::runtime::watcher::Event;
+use planner::{Decision, Planner};
+use serde_json::{Value, json};
+
+const NODES: usize = 15_000;
+/// Every fifth node has 4 GPUs, the others 8.
+const GPUS: usize = NODES / 5 * (4 * 8 + 4);
+const PRODUCTS: [&str; 5] = [
+    "NVIDIA-H200",
+    "NVIDIA-H100-80GB-HBM3",
+    "NVIDIA-A100-SXM4-80GB",
+    "NVIDIA-B200",
+    "NVIDIA-L40S",
+];
+const WAITING: usize = 1_000;
+const REPEATS: usize = 25;
+const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../target/bench/operator.json");
+
+fn main() -> anyhow::Result<()> {
+    let now = Timestamp::now();
+    let rows = [
+        Row {
+            key: "one_job",
+            what: "a 1,024-GPU job, of a shape never seen before",
+            bar: Some(10.0),
+            times: one_job(now, Shape::New),
+        },
+        Row {
+            key: "one_job_of_known_shape",
+            what: "the same, of the shape of an earlier job",
+            bar: None,
+            times: one_job(now, Shape::Known),
+        },
+        Row {
+            key: "one_job_with_topology",
+            what: "the same, never seen before, along two topology keys",
+            bar: None,
+            times: one_job(now, Shape::NewWithTopology),
+        },
+        Row {
+            key: "replan_1000",
+            what: "1,000 waiting jobs, after one node came back",
+            bar: Some(100.0),
+            times: replan(now),
+        },
+    ];
+    let processors = std::thread::available_parallelism()?.get();
+    println!("{NODES} nodes, {GPUS} GPUs, {processors} processors, median of {REPEATS} (least to most)\n");
+    for row in &rows {
+        println!("{row}");
+    }
+    let mut planner = json!({"nodes": NODES, "gpus": GPUS, "repeats": REPEATS, "processors": processors});
+    for row in &rows {
+        planner[format!("{}_ms", row.key)] = json!(row.median());
+        planner[format!("{}_spread_ms", row.key)] = json!([row.times[0], row.times[row.times.len() - 1]]);
+    }
+    save(Path::new(FILE), planner)
+}
+
+/// A measurement, its times in milliseconds and sorted.
+struct Row {
+    key: &'static str,
+    what: &'static str,
+    bar: Option<f64>,
+    times: Vec<f64>,
+}
+
+impl Row {
+    fn median(&self) -> f64 {
+        self.times[self.times.len() / 2]
+    }
+}
+
+impl std::fmt::Display for Row {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (least, most) = (self.times[0], self.times[self.times.len() - 1]);
+        let median = self.median();
+        write!(
+            formatter,
+            "{:<56}{median:>8.2} ms ({least:.2} to {most:.2})",
+            self.what
+        )?;
+        match self.bar {
+            Some(bar) if median <= bar => write!(formatter, "  bar {bar} ms: met"),
+            Some(bar) => write!(formatter, "  bar {bar} ms: MISSED"),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Other keys of the file stay as they are.
+fn save(path: &Path, planner: Value) -> anyhow::Result<()> {
+    let mut all: Value = match fs::read(path) {
+        Ok(text) => serde_json::from_slice(&text)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => json!({}),
+        Err(error) => return Err(error.into()),
+    };
+    all["planner"] = planner;
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    Ok(fs::write(path, serde_json::to_vec_pretty(&all)?)?)
+}
+
+fn milliseconds(mut times: Vec<Duration>) -> Vec<f64> {
+    times.sort_unstable();
+    times.iter().map(|time| time.as_secs_f64() * 1e3).collect()
+}
+
+/// What the planner has seen of the job that is measured.
+#[derive(Clone, Copy, PartialEq)]
+enum Shape {
+    New,
+    Known,
+    NewWithTopology,
+}
+
+/// From a new job to its place, in a cluster that is half in use.
+fn one_job(now: Timestamp, shape: Shape) -> Vec<f64> {
+    let mut planner = cluster(|index| index.is_multiple_of(2));
+    let mut never = job(usize::MAX, 1, 8, now);
+    never.spec.placement.gpu.products = vec!["none".into()];
+    apply(&mut planner, never.clone());
+    let measure = |repeat: usize| {
+        let mut job = job(repeat, 128, 8, now);
+        let cpu = if shape == Shape::Known { 8 } else { 8 + repeat };
+        job.spec.workers.resources =
+            serde_json::from_value(json!({"requests": {"cpu": cpu.to_string()}})).expect("resources");
+        if shape == Shape::NewWithTopology {
+            job.spec.placement.topology.preferred = vec!["topology/block".into(), "topology/rack".into()];
+        }
+        let started = Instant::now();
+        apply(&mut planner, job.clone());
+        let nodes = place(&mut planner, &job, now);
+        let time = started.elapsed();
+        assert_eq!(nodes.map(|nodes| nodes.len()), Some(128));
+        planner.follow_jobs(&Event::Delete(DeserializeGuard(Ok(job))));
+        // What a job leaves behind is no part of the next one's time.
+        place(&mut planner, &never, now);
+        time
+    };
+    // The first is warming up.
+    milliseconds((0..=REPEATS).map(measure).skip(1).collect())
+}
+
+/// From one node that comes back to decisions about all jobs that wait, in a cluster that is full. A tenth of them have
+/// waited for so long that nodes are kept for them.
+fn replan(now: Timestamp) -> Vec<f64> {
+    let mut planner = cluster(|index| index > REPEATS);
+    for index in 0..=REPEATS {
+        planner.follow_nodes(&Event::Apply(node(index, false)));
+    }
+    let mut jobs: Vec<ViTTrainingJob> = (0..WAITING).map(|index| waiting(index, now)).collect();
+    for job in &jobs {
+        apply(&mut planner, job.clone());
+    }
+    let measure = |repeat: usize| {
+        let decide = |planner: &mut Planner, jobs: &[ViTTrainingJob]| -> Vec<usize> {
+            let placed = |(index, job): (usize, &ViTTrainingJob)| place(planner, job, now).map(|_| index);
+            jobs.iter().enumerate().filter_map(placed).collect()
+        };
+        decide(&mut planner, &jobs);
+        let started = Instant::now();
+        planner.follow_nodes(&Event::Apply(node(repeat, true)));
+        let placed = decide(&mut planner, &jobs);
+        let time = started.elapsed();
+        // Another one waits in the place of each that has one now.
+        for index in placed {
+            jobs[index] = waiting(WAITING * (repeat + 1) + index, now);
+            apply(&mut planner, jobs[index].clone());
+        }
+        time
+    };
+    milliseconds((0..=REPEATS).map(measure).skip(1).collect())
+}
+
+fn apply(planner: &mut Planner, job: ViTTrainingJob) {
+    planner.follow_jobs(&Event::Apply(DeserializeGuard(Ok(job))));
+}
+
+/// The nodes that a job is promised, with the words for its status as in a reconcile; `None` where it waits.
+fn place(planner: &mut Planner, job: &ViTTrainingJob, now: Timestamp) -> Option<Vec<String>> {
+    match planner.place(&job.uid().unwrap_or_default(), 1, now) {
+        Decision::Placed(placement) => Some(placement.nodes),
+        Decision::Waits(_) | Decision::Outdated => None,
+    }
+}
+
+/// Of 12 shapes and many sizes.
+fn waiting(index: usize, now: Timestamp) -> ViTTrainingJob {
+    let nodes = [1, 2, 4, 8, 16, 32, 64, 128][index % 8];
+    let gpus = [8, 4, 1][index % 3];
+    let minutes = if index.is_multiple_of(10) { 90 } else { 5 };
+    let mut job = job(index, nodes, gpus, now - SignedDuration::from_mins(minutes));
+    if !index.is_multiple_of(4) {
+        job.spec.placement.gpu.products = vec![PRODUCTS[index % 4].into()];
+    }
+    job
+}
+
+fn job(index: usize, nodes: i32, gpus: i32, created: Timestamp) -> ViTTrainingJob {
+    serde_json::from_value(json!({
+        "apiVersion": "vit-operator.dev/v1alpha1",
+        "kind": "ViTTrainingJob",
+        "metadata": {
+            "name": format!("job-{index}"), "namespace": "research", "uid": format!("uid-{index}"),
+            "creationTimestamp": created.to_string(),
+        },
+        "spec": {
+            "image": "vit-trainer:latest",
+            "model": {"name": "vit_base_patch16_224", "numClasses": 10},
+            "data": {"format": "cifar10", "volume": {"persistentVolumeClaim": {"claimName": "data"}}},
+            "training": {"epochs": 1, "microBatchSize": 8},
+            "workers": {"nodes": nodes, "gpusPerNode": gpus},
+            "checkpoint": {"volume": {"persistentVolumeClaim": {"claimName": "checkpoints"}}},
+        },
+    }))
+    .expect("a job")
+}
+
+/// The cluster, with two daemons' pods on every node, and a gang's pod on those that are in use.
+fn cluster(is_in_use: impl Fn(usize) -> bool) -> Planner {
+    let mut planner = Planner::default();
+    for index in 0..NODES {
+        planner.follow_nodes(&Event::Apply(node(index, true)));
+        for daemon in 0..2 {
+            planner.follow_pods(&Event::Apply(pod(
+                index,
+                daemon,
+                json!({"cpu": "200m", "memory": "256Mi"}),
+            )));
+        }
+        if is_in_use(index) {
+            let gpus = gpus_of(index).to_string();
+            let mut pod = pod(
+                index,
+                2,
+                json!({"cpu": "16", "memory": "64Gi", "nvidia.com/gpu": gpus}),
+            );
+            pod.metadata.owner_references = serde_json::from_value(json!([{
+                "apiVersion": "vit-operator.dev/v1alpha1", "kind": "ViTTrainingJob", "controller": true,
+                "name": "running", "uid": format!("running-{index}"),
+            }]))
+            .expect("owners");
+            let labels = [
+                (crds::labels::ATTEMPT, "1"),
+                (crds::labels::NODE_RANK, "0"),
+                (crds::labels::GANG_SIZE, "1"),
+            ];
+            pod.metadata.labels = Some(
+                labels
+                    .map(|(key, value)| (key.to_owned(), value.to_owned()))
+                    .into(),
+            );
+            planner.follow_pods(&Event::Apply(pod));
+        }
+    }
+    planner
+}
+
+fn gpus_of(index: usize) -> usize {
+    if index % 5 == 4 { 4 } else { 8 }
+}
+
+/// A node with the labels that a cloud and NVIDIA's discovery put on it. Nodes of one product follow one another.
+fn node(index: usize, is_ready: bool) -> Node {
+    let gpus = gpus_of(index);
+    let amounts = json!({
+        "nvidia.com/gpu": gpus.to_string(), "cpu": "192", "memory": "2000Gi", "pods": "110",
+        "ephemeral-storage": "800Gi", "hugepages-1Gi": "0",
+    });
+    let labels = json!({
+        "kubernetes.io/hostname": format!("node-{index:05}"),
+        "kubernetes.io/os": "linux",
+        "kubernetes.io/arch": "amd64",
+        "node.kubernetes.io/instance-type": "gpu-8x",
+        "topology.kubernetes.io/region": "region-1",
+        "topology.kubernetes.io/zone": format!("zone-{}", index / 5_000),
+        "topology/block": format!("block-{:03}", index / 500),
+        "topology/rack": format!("rack-{:04}", index / 16),
+        "nvidia.com/gpu.present": "true",
+        "nvidia.com/gpu.product": PRODUCTS[index / (NODES / PRODUCTS.len())],
+        "nvidia.com/gpu.memory": "143771",
+        "nvidia.com/gpu.count": gpus.to_string(),
+        "nvidia.com/gpu.replicas": "1",
+        "nvidia.com/gpu.sharing-strategy": "none",
+        "nvidia.com/gpu.family": "hopper",
+        "nvidia.com/gpu.compute.major": "9",
+        "nvidia.com/mig.capable": "true",
+        "nvidia.com/cuda.driver-version.major": "570",
+        "nvidia.com/cuda.driver-version.minor": "86",
+        "nvidia.com/cuda.runtime-version.major": "12",
+        "feature.node.kubernetes.io/cpu-model.vendor_id": "Intel",
+        "feature.node.kubernetes.io/pci-10de.present": "true",
+    });
+    serde_json::from_value(json!({
+        "metadata": {"name": format!("node-{index:05}"), "labels": labels},
+        "status": {
+            "capacity": amounts, "allocatable": amounts,
+            "conditions": [{"type": "Ready", "status": if is_ready { "True" } else { "Unknown" }}],
+        },
+    }))
+    .expect("a node")
+}
+
+fn pod(node: usize, index: usize, requests: Value) -> Pod {
+    serde_json::from_value(json!({
+        "metadata": {"name": format!("pod-{node}-{index}"), "namespace": "any"},
+        "spec": {
+            "nodeName": format!("node-{node:05}"),
+            "containers": [{"name": "it", "resources": {"requests": requests}}],
+        },
+        "status": {"phase": "Running"},
+    }))
+    .expect("a pod")
+}

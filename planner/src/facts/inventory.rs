@@ -1,0 +1,178 @@
+//! What the cluster has and what of it is in use: a value, on which [placement](crate::policy::placement) is a pure
+//! function.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, Taint};
+use kube::ResourceExt as _;
+
+use super::gpu_labels::GpuLabels;
+use super::resources::{Amount, Resources, amounts};
+
+/// The nodes of a cluster, by name.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Inventory {
+    /// Every node.
+    pub nodes: BTreeMap<Arc<str>, NodeFacts>,
+}
+
+/// What placement needs to know of a node.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeFacts {
+    /// Its labels.
+    pub labels: Arc<NodeLabels>,
+    /// Its taints.
+    pub taints: Vec<Taint>,
+    /// What its kubelet says.
+    pub health: NodeHealth,
+    /// Whether it is marked as unschedulable.
+    pub cordoned: bool,
+    /// What it has, and what of it is held.
+    pub resources: Resources,
+    /// The job, as `namespace/name`, for which the node is kept: jobs after it do not get it.
+    pub kept_for: Option<Arc<str>>,
+}
+
+/// A node's labels, and what they tell of its GPUs.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NodeLabels {
+    values: BTreeMap<String, String>,
+    /// Nodes of one kind share it.
+    gpus: Arc<GpuLabels>,
+}
+
+impl NodeLabels {
+    pub(crate) fn new(values: BTreeMap<String, String>, shared: &mut Shared) -> Self {
+        Self {
+            gpus: shared.kind(GpuLabels::read(&values)),
+            values,
+        }
+    }
+
+    pub(crate) fn values(&self) -> &BTreeMap<String, String> {
+        &self.values
+    }
+
+    /// What they tell of its GPUs.
+    pub fn gpus(&self) -> &GpuLabels {
+        &self.gpus
+    }
+}
+
+/// What thousands of nodes have in common is held once: a look at all of them takes as long as memory is far.
+#[derive(Debug, Default)]
+pub struct Shared {
+    names: HashSet<Arc<str>>,
+    kinds: HashSet<Arc<GpuLabels>>,
+}
+
+impl Shared {
+    fn name(&mut self, name: &str) -> Arc<str> {
+        if let Some(known) = self.names.get(name) {
+            return Arc::clone(known);
+        }
+        let name: Arc<str> = name.into();
+        self.names.insert(Arc::clone(&name));
+        name
+    }
+
+    fn kind(&mut self, kind: GpuLabels) -> Arc<GpuLabels> {
+        if let Some(known) = self.kinds.get(&kind) {
+            return Arc::clone(known);
+        }
+        let kind = Arc::new(kind);
+        self.kinds.insert(Arc::clone(&kind));
+        kind
+    }
+}
+
+/// Reads a node, of which nothing is held yet.
+pub fn facts(node: &Node, shared: &mut Shared) -> NodeFacts {
+    let spec = node.spec.as_ref();
+    let status = node.status.as_ref();
+    let none = BTreeMap::new();
+    let capacity = amounts(
+        status
+            .and_then(|status| status.capacity.as_ref())
+            .unwrap_or(&none),
+    );
+    let allocatable = amounts(
+        status
+            .and_then(|status| status.allocatable.as_ref())
+            .unwrap_or(&none),
+    );
+    NodeFacts {
+        labels: Arc::new(NodeLabels::new(node.labels().clone(), shared)),
+        taints: spec.and_then(|spec| spec.taints.clone()).unwrap_or_default(),
+        health: health(node),
+        cordoned: spec.and_then(|spec| spec.unschedulable).unwrap_or(false),
+        resources: capacity
+            .into_iter()
+            .map(|(name, capacity)| {
+                let amount = Amount {
+                    capacity,
+                    allocatable: allocatable.get(&name).copied().unwrap_or(0),
+                    ..Amount::default()
+                };
+                (shared.name(&name), amount)
+            })
+            // To have nothing of a resource is not to have it.
+            .filter(|(_, amount)| *amount != Amount::default())
+            .collect(),
+        kept_for: None,
+    }
+}
+
+/// What is known of a node's kubelet.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum NodeHealth {
+    /// It says it is fine.
+    Ready,
+    /// It says it is not, or says nothing any more, since then.
+    NotReady(Option<Timestamp>),
+}
+
+/// Reads a node's Ready condition.
+pub fn health(node: &Node) -> NodeHealth {
+    let ready = node
+        .status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten())
+        .find(|condition| condition.type_ == "Ready");
+    match ready {
+        Some(condition) if condition.status == "True" => NodeHealth::Ready,
+        other => NodeHealth::NotReady(
+            other.and_then(|condition| condition.last_transition_time.as_ref().map(|time| time.0)),
+        ),
+    }
+}
+
+#[cfg(test)]
+mod counted;
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_node_is_ready_only_if_its_kubelet_says_so() {
+        let node = |status: &str| -> Node {
+            serde_json::from_value(json!({"status": {"conditions": [{"type": "Ready", "status": status}]}}))
+                .expect("a node")
+        };
+        assert_eq!(health(&node("True")), NodeHealth::Ready);
+        for other in [node("Unknown"), node("False"), Node::default()] {
+            assert_eq!(health(&other), NodeHealth::NotReady(None));
+        }
+        let since =
+            json!({"type": "Ready", "status": "Unknown", "lastTransitionTime": "2026-09-21T00:00:00Z"});
+        let silent = serde_json::from_value(json!({"status": {"conditions": [since]}})).expect("a node");
+        assert_eq!(
+            health(&silent),
+            NodeHealth::NotReady("2026-09-21T00:00:00Z".parse().ok())
+        );
+    }
+}

@@ -1,0 +1,274 @@
+//! Amounts of what nodes have and pods ask for.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use contract::environment;
+use k8s_openapi::api::core::v1::{PodSpec, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use super::quantity;
+
+/// By name of the resource: extended resources, cpu in thousandths, memory and ephemeral storage in bytes, pods. All nodes share
+/// the names.
+pub type Resources = BTreeMap<Arc<str>, Amount>;
+
+/// How much of a resource a node has.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Amount {
+    /// What is built in.
+    pub capacity: i64,
+    /// What pods can get; less than the capacity where GPUs are unhealthy.
+    pub allocatable: i64,
+    /// What pods and promises hold.
+    pub used: i64,
+    /// What of it gangs of this operator hold: they end by themselves.
+    pub used_by_gangs: i64,
+}
+
+impl Amount {
+    /// What nobody holds.
+    pub fn free(self) -> i64 {
+        self.allocatable - self.used
+    }
+
+    /// What will be free once all gangs have ended.
+    pub fn free_in_time(self) -> i64 {
+        self.free() + self.used_by_gangs
+    }
+}
+
+/// What one pod asks for, by name of the resource; units as in [`Resources`].
+pub type Requests = BTreeMap<String, i64>;
+
+/// Who holds something on a node.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Holder {
+    /// A gang of this operator.
+    Gang,
+    /// Anyone else.
+    Other,
+}
+
+/// Adds to what is held of a node's resources; a negative `times` takes away.
+pub fn hold(resources: &mut Resources, requests: &Requests, holder: Holder, times: i64) {
+    for (resource, amount) in requests {
+        if *amount == 0 {
+            continue;
+        }
+        if !resources.contains_key(resource.as_str()) {
+            resources.insert(resource.as_str().into(), Amount::default());
+        }
+        let Some(entry) = resources.get_mut(resource.as_str()) else {
+            continue;
+        };
+        entry.used += times * amount;
+        if holder == Holder::Gang {
+            entry.used_by_gangs += times * amount;
+        }
+        if *entry == Amount::default() {
+            resources.remove(resource.as_str());
+        }
+    }
+}
+
+/// What a pod asks of its node, as kube-scheduler counts it: its containers together, or its largest init container, or what is
+/// asked for the pod as a whole, plus overhead; a limit without a request counts as the request.
+pub fn requests_of(spec: &PodSpec) -> Requests {
+    let mut total = Requests::new();
+    for container in &spec.containers {
+        add(&mut total, &requests(container.resources.as_ref()));
+    }
+    let mut sidecars = Requests::new();
+    let mut while_starting = Requests::new();
+    for container in spec.init_containers.iter().flatten() {
+        let own = requests(container.resources.as_ref());
+        if container.restart_policy.as_deref() == Some("Always") {
+            add(&mut sidecars, &own);
+            add(&mut total, &own);
+        } else {
+            let mut beside = sidecars.clone();
+            add(&mut beside, &own);
+            raise(&mut while_starting, beside);
+        }
+    }
+    raise(&mut total, while_starting);
+    if let Some(of_pod) = &spec.resources {
+        let amounts = |quantities: &Option<BTreeMap<String, Quantity>>| {
+            let mut amounts = amounts(quantities.as_ref().unwrap_or(&BTreeMap::new()));
+            amounts.retain(|resource, _| is_asked_for_pods(resource));
+            amounts
+        };
+        for (resource, limit) in amounts(&of_pod.limits) {
+            total.entry(resource).or_insert(limit);
+        }
+        total.extend(amounts(&of_pod.requests));
+    }
+    if let Some(overhead) = &spec.overhead {
+        add(&mut total, &amounts(overhead));
+    }
+    total.insert(PODS.into(), 1);
+    let ports = spec
+        .containers
+        .iter()
+        .flat_map(|container| container.ports.iter().flatten());
+    if ports
+        .filter_map(|port| port.host_port)
+        .any(|port| GANG_PORTS.contains(&port))
+    {
+        total.insert(HOST_PORTS.into(), 1);
+    }
+    total
+}
+
+/// Whether a resource can be asked for a pod as a whole (KEP-2837).
+fn is_asked_for_pods(resource: &str) -> bool {
+    matches!(resource, CPU | MEMORY) || resource.starts_with(HUGE_PAGES)
+}
+
+/// Requests of one container.
+pub fn requests(resources: Option<&ResourceRequirements>) -> Requests {
+    let Some(resources) = resources else {
+        return Requests::new();
+    };
+    let mut own = amounts(resources.limits.as_ref().unwrap_or(&BTreeMap::new()));
+    own.extend(amounts(resources.requests.as_ref().unwrap_or(&BTreeMap::new())));
+    own
+}
+
+/// In thousandths of a core.
+pub const CPU: &str = "cpu";
+/// In bytes.
+pub const MEMORY: &str = "memory";
+/// In bytes.
+pub const STORAGE: &str = "ephemeral-storage";
+/// Pods that a node takes.
+pub const PODS: &str = "pods";
+const HUGE_PAGES: &str = "hugepages-";
+/// Held by pods that listen on a port of their node on which gangs on the host's network listen. No node tells that it has
+/// it: a node on which it is held has no room for such a gang.
+pub const HOST_PORTS: &str = "vit-operator.dev/host-ports";
+const GANG_PORTS: [i32; 2] = [
+    environment::DEFAULT_AGENT_PORT as i32,
+    environment::DEFAULT_COORDINATOR_PORT as i32,
+];
+
+fn add(total: &mut Requests, more: &Requests) {
+    for (resource, amount) in more {
+        *total.entry(resource.clone()).or_default() += amount;
+    }
+}
+
+fn raise(total: &mut Requests, least: Requests) {
+    for (resource, amount) in least {
+        let entry = total.entry(resource).or_default();
+        *entry = amount.max(*entry);
+    }
+}
+
+/// Resources that placement counts: cpu, memory, ephemeral storage, pods, huge pages and extended ones (their names have a
+/// domain).
+pub(super) fn amounts(quantities: &BTreeMap<String, Quantity>) -> Requests {
+    quantities
+        .iter()
+        .filter(|(name, _)| {
+            matches!(name.as_str(), CPU | MEMORY | STORAGE | PODS)
+                || name.starts_with(HUGE_PAGES)
+                || name.contains('/')
+        })
+        .filter_map(|(name, quantity)| {
+            let amount = if name == CPU {
+                quantity::milli(quantity)
+            } else {
+                quantity::whole(quantity)
+            };
+            Some((name.clone(), amount?))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn spec(value: serde_json::Value) -> PodSpec {
+        serde_json::from_value(value).expect("a pod spec")
+    }
+
+    #[test]
+    fn a_pod_asks_for_the_larger_of_its_containers_and_its_init_containers() {
+        let asked = requests_of(&spec(json!({
+            "containers": [
+                {"name": "a", "resources": {"requests": {"cpu": "500m"}, "limits": {"nvidia.com/gpu": "2", "cpu": "2"}}},
+                {"name": "b", "resources": {"requests": {"cpu": "1", "memory": "1Gi"}}},
+            ],
+            "initContainers": [
+                {"name": "sidecar", "restartPolicy": "Always", "resources": {"requests": {"cpu": "100m"}}},
+                {"name": "big", "resources": {"requests": {"cpu": "3", "ephemeral-storage": "1Gi"}}},
+            ],
+            "overhead": {"memory": "1Mi"},
+        })));
+        assert_eq!(
+            asked,
+            Requests::from([
+                (CPU.into(), 3100),
+                (MEMORY.into(), (1 << 30) + (1 << 20)),
+                (STORAGE.into(), 1 << 30),
+                (PODS.into(), 1),
+                ("nvidia.com/gpu".into(), 2),
+            ])
+        );
+    }
+
+    #[test]
+    fn a_sidecar_that_starts_after_an_init_container_does_not_run_beside_it() {
+        let asked = requests_of(&spec(json!({
+            "containers": [{"name": "a", "resources": {"requests": {"cpu": "1"}}}],
+            "initContainers": [
+                {"name": "big", "resources": {"requests": {"cpu": "3"}}},
+                {"name": "sidecar", "restartPolicy": "Always", "resources": {"requests": {"cpu": "100m"}}},
+            ],
+        })));
+        assert_eq!(asked, Requests::from([(CPU.into(), 3000), (PODS.into(), 1)]));
+    }
+
+    #[test]
+    fn what_a_pod_asks_for_as_a_whole_counts_instead_of_its_containers() {
+        let asked = requests_of(&spec(json!({
+            "containers": [
+                {"name": "a", "resources": {"requests": {"cpu": "1", "memory": "1Gi"}, "limits": {"nvidia.com/gpu": "2"}}},
+            ],
+            "resources": {
+                "requests": {"cpu": "4", "hugepages-2Mi": "8Mi"},
+                // As the API server fills in what is not asked for: the containers' requests, or else the limits.
+                "limits": {"cpu": "8", "memory": "2Gi", "hugepages-1Gi": "1Gi"},
+            },
+            "overhead": {"cpu": "250m"},
+        })));
+        assert_eq!(
+            asked,
+            Requests::from([
+                (CPU.into(), 4250),
+                (MEMORY.into(), 1 << 30),
+                ("hugepages-2Mi".into(), 8 << 20),
+                ("hugepages-1Gi".into(), 1 << 30),
+                (PODS.into(), 1),
+                ("nvidia.com/gpu".into(), 2),
+            ])
+        );
+    }
+
+    #[test]
+    fn a_pod_on_a_port_of_its_node_that_gangs_use_holds_it() {
+        let holds = |port: serde_json::Value| {
+            let asked = requests_of(&spec(json!({"containers": [{"name": "a", "ports": [port]}]})));
+            asked.get(HOST_PORTS).copied()
+        };
+        assert_eq!(holds(json!({"containerPort": 8080, "hostPort": 9402})), Some(1));
+        assert_eq!(holds(json!({"containerPort": 29500, "hostPort": 29500})), Some(1));
+        assert_eq!(holds(json!({"containerPort": 9402})), None);
+        assert_eq!(holds(json!({"containerPort": 9100, "hostPort": 9100})), None);
+    }
+}

@@ -1,0 +1,436 @@
+//! Passes over random clusters and queues.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::facts::fleet::Fleet;
+use crate::facts::inventory::{Inventory, NodeFacts, NodeHealth};
+use crate::fixtures::at;
+use crate::policy::placement::properties::{GPU, cluster, elastic_gang, gang, node};
+use crate::policy::placement::{Placement, Unplaceable, place};
+use crate::policy::slow_nodes::Slowdowns;
+
+const NOW: i64 = 10_000;
+
+/// A board with a fleet of its own.
+fn board(inventory: &Inventory) -> Board {
+    Board::of(Fleet::of(inventory.clone()))
+}
+
+/// Jobs in their order: with a priority, and more patience or less.
+fn queue() -> impl Strategy<Value = Vec<Waiter>> {
+    let job = (
+        elastic_gang(),
+        -1_i32..2,
+        prop::option::of(0_i64..2 * NOW),
+        prop::collection::vec(0_usize..24, 0..3),
+    );
+    prop::collection::vec(job, 1..12).prop_map(|jobs| {
+        let mut queue: Vec<Waiter> = jobs
+            .into_iter()
+            .enumerate()
+            .map(|(index, (request, priority, since, had))| Waiter {
+                order: Order {
+                    priority: Reverse(priority),
+                    created: Some(at(0)),
+                    job: format!("research/{index:02}").into(),
+                },
+                request,
+                stricter: vec![],
+                slow_nodes: Slowdowns::new(),
+                since: since.map(|second| at(second - NOW)),
+                had: had.into_iter().map(|node| format!("node-{node:02}")).collect(),
+            })
+            .collect();
+        queue.sort_by(|left, right| left.order.cmp(&right.order));
+        queue
+    })
+}
+
+/// What one pass decides, in the order of the queue.
+fn decide(board: &mut Board, queue: &[Waiter]) -> (Pass, Vec<Result<Placement, Unplaceable>>) {
+    let mut pass = Pass::default();
+    for job in queue {
+        pass.plan(job, board, || &[], at(0));
+    }
+    let decided = queue
+        .iter()
+        .map(|job| match pass.outcome(&job.order).expect("planned") {
+            Outcome::Fits { choice, reasons } => Ok(choice.explained(&job.request, reasons)),
+            Outcome::Waits(wait) => Err(Unplaceable::new(&job.request, &wait.reasons)),
+        })
+        .collect();
+    (pass, decided)
+}
+
+/// What a job keeps from those after it: what it gets, and what it had where that is fewer nodes.
+fn held(job: &Waiter, placement: Option<&Placement>) -> Vec<String> {
+    let nodes = placement.map_or(&[][..], |placement| &placement.nodes);
+    let keeps = |node: &&String| nodes.len() < job.had.len() && !nodes.contains(node);
+    let had = job.had.iter().filter(keeps);
+    nodes.iter().chain(had).cloned().collect()
+}
+
+/// Whether a gang that prefers like GPUs got as many of them with nodes that it would avoid as a mix without those.
+fn is_like_at_last(request: &GangRequest, decided: &Placement, without: &Placement) -> bool {
+    request.shape.rules.homogeneity == Homogeneity::Preferred
+        && matches!(without.gpus, Gpus::Mixed(_))
+        && matches!(decided.gpus, Gpus::Like(_))
+        && decided.nodes.len() >= without.nodes.len()
+}
+
+fn is_impatient(job: &Waiter) -> bool {
+    job.since.is_some_and(|since| since + PASSED_FOR <= at(0))
+}
+
+/// The same by planning jobs one after another, each with nothing but the inventory that those before it left.
+fn one_after_another(inventory: &Inventory, queue: &[Waiter]) -> Vec<Result<Placement, Unplaceable>> {
+    let mut inventory = inventory.clone();
+    let mut decided = Vec::new();
+    for job in queue {
+        let outcome = place(&job.request, &inventory);
+        for node in held(job, outcome.as_ref().ok()) {
+            inventory.hold(&node, &job.request.shape.requests);
+        }
+        if outcome.is_err() && is_impatient(job) {
+            let view = View::new(Arc::clone(&job.request.shape), &inventory);
+            let claim = |node: &str| match inventory.nodes[node].kept_for {
+                Some(_) => Claim::Other,
+                None => Claim::Nobody,
+            };
+            for node in view.nodes_to_keep(job.request.nodes, claim) {
+                let node = inventory.nodes.get_mut(&node).expect("a node");
+                node.kept_for.get_or_insert(Arc::clone(&job.order.job));
+            }
+        }
+        decided.push(outcome);
+    }
+    decided
+}
+
+/// A change of one node, or a new one.
+fn change() -> impl Strategy<Value = (usize, NodeFacts)> {
+    (0_usize..25, node())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn an_avoided_node_is_used_only_where_the_gang_does_not_fit_without_it(
+        inventory in cluster(),
+        request in gang(),
+        avoids in prop::collection::vec(any::<bool>(), 24),
+    ) {
+        let avoided: BTreeMap<String, Avoidance> = inventory
+            .nodes
+            .keys()
+            .zip(avoids)
+            .filter(|(_, avoids)| *avoids)
+            .map(|(name, _)| (name.to_string(), Avoidance::FailedBefore))
+            .collect();
+        let strict = Arc::new(Shape { avoided: avoided.clone(), ..(*request.shape).clone() });
+        let job = Waiter {
+            order: Order { priority: Reverse(0), created: None, job: "research/only".into() },
+            request: request.clone(),
+            stricter: vec![Arc::clone(&strict)],
+            slow_nodes: Slowdowns::new(),
+            since: None,
+            had: vec![],
+        };
+        let decided = decide(&mut board(&inventory), &[job]).1.swap_remove(0);
+        prop_assert_eq!(decided.is_ok(), place(&request, &inventory).is_ok(), "no job waits for it");
+        let without = place(&GangRequest { shape: strict, ..request.clone() }, &inventory);
+        if let (Ok(placement), Ok(without)) = (decided, without) {
+            let like_at_last = is_like_at_last(&request, &placement, &without);
+            prop_assert!(like_at_last || placement.nodes.iter().all(|node| !avoided.contains_key(node)));
+        }
+    }
+
+    #[test]
+    fn an_elastic_gang_leaves_slow_nodes_out_where_it_is_faster_without(
+        inventory in cluster(),
+        request in elastic_gang(),
+        slowness in prop::collection::vec(prop::option::of(1.2_f64..4.0), 24),
+    ) {
+        let slow_nodes: Slowdowns = inventory
+            .nodes
+            .keys()
+            .zip(slowness)
+            .filter_map(|(name, slowdown)| Some((name.to_string(), slowdown?)))
+            .collect();
+        let avoided = slow_nodes.keys().map(|node| (node.clone(), Avoidance::WasSlow)).collect();
+        let strict = Arc::new(Shape { avoided, ..(*request.shape).clone() });
+        let job = Waiter {
+            order: Order { priority: Reverse(0), created: None, job: "research/only".into() },
+            request: request.clone(),
+            stricter: vec![Arc::clone(&strict)],
+            slow_nodes: slow_nodes.clone(),
+            since: None,
+            had: vec![],
+        };
+        let speed = |placed: &Placement| speed(placed.nodes.iter().map(String::as_str), &slow_nodes);
+        let decided = decide(&mut board(&inventory), &[job]).1.swap_remove(0).ok();
+        let with = place(&request, &inventory).ok();
+        let without = place(&GangRequest { shape: strict, ..request.clone() }, &inventory).ok();
+        let fastest = with.iter().chain(&without).map(speed).reduce(f64::max);
+        let like_at_last = decided
+            .as_ref()
+            .zip(without.as_ref())
+            .is_some_and(|(decided, without)| is_like_at_last(&request, decided, without));
+        prop_assert!(like_at_last || decided.as_ref().map(speed) == fastest);
+    }
+
+    #[test]
+    fn a_pass_decides_as_one_job_after_another(
+        inventory in cluster(),
+        queue in queue(),
+        changes in prop::collection::vec(change(), 0..4),
+    ) {
+        let mut board = board(&inventory);
+        let (pass, decided) = decide(&mut board, &queue);
+        prop_assert_eq!(decided, one_after_another(&inventory, &queue));
+        // And it leaves nothing behind: the next one decides as if it were the first.
+        pass.again(&mut board);
+        prop_assert_eq!(board.fleet().inventory(), &inventory);
+        let mut changed = inventory;
+        for (index, facts) in changes {
+            let name: Arc<str> = format!("node-{index:02}").into();
+            board.fleet_mut().replace(&name, facts.clone());
+            changed.nodes.insert(name, facts);
+        }
+        board.catch_up();
+        prop_assert_eq!(decide(&mut board, &queue).1, one_after_another(&changed, &queue));
+    }
+
+    #[test]
+    fn a_job_waits_only_if_those_before_it_left_too_little(inventory in cluster(), queue in queue()) {
+        let (_, decided) = decide(&mut board(&inventory), &queue);
+        let patient = queue.iter().all(|job| !is_impatient(job));
+        let mut left = inventory;
+        for (job, outcome) in queue.iter().zip(&decided) {
+            // Whatever jobs after it got, of lower priority or younger.
+            prop_assert!(outcome.is_ok() || !patient || place(&job.request, &left).is_err());
+            for node in held(job, outcome.as_ref().ok()) {
+                left.hold(&node, &job.request.shape.requests);
+            }
+        }
+    }
+
+    #[test]
+    fn more_capacity_never_keeps_a_job_out(inventory in cluster(), request in gang(), mut spare in node()) {
+        for gpus in spare.resources.values_mut() {
+            (gpus.used, gpus.used_by_gangs) = (0, 0);
+        }
+        let job = |since| Waiter {
+            order: Order { priority: Reverse(0), created: None, job: "research/only".into() },
+            request: request.clone(),
+            stricter: vec![],
+            slow_nodes: Slowdowns::new(),
+            since,
+            had: vec![],
+        };
+        for since in [None, Some(at(-NOW))] {
+            let queue = [job(since)];
+            if decide(&mut board(&inventory), &queue).1[0].is_ok() {
+                let mut more = inventory.clone();
+                more.nodes.insert("node-99".into(), spare.clone());
+                prop_assert!(decide(&mut board(&more), &queue).1[0].is_ok());
+            }
+        }
+    }
+}
+
+/// Turns before the large job comes, so that it finds the cluster in use.
+const BUSY: usize = 3;
+
+/// A job that runs for so many turns.
+#[derive(Clone, Debug)]
+struct Short {
+    gpus: i64,
+    nodes: usize,
+    turns: usize,
+}
+
+fn short() -> impl Strategy<Value = Short> {
+    (1_i64..=4, 1_usize..3, 1_usize..5).prop_map(|(gpus, nodes, turns)| Short { gpus, nodes, turns })
+}
+
+/// A cluster of nodes with four GPUs, in which short jobs come and go while a large one waits that needs most of it.
+struct Turns {
+    inventory: Inventory,
+    large: Waiter,
+    /// Those that run, with the turn in which they end.
+    running: Vec<(Waiter, Vec<Arc<str>>, usize)>,
+    history: Vec<Arc<Placed>>,
+    waiting: BTreeMap<Order, (Waiter, usize)>,
+    pass: Pass,
+}
+
+impl Turns {
+    fn new(nodes: usize, large: usize) -> Self {
+        let objects: Vec<_> = (0..nodes)
+            .map(|index| crate::fixtures::node(&format!("node-{index:02}"), "Tesla-T4", 4))
+            .collect();
+        Self {
+            inventory: Inventory::new(&objects, [], &HashMap::new()),
+            large: Waiter {
+                since: Some(at(BUSY as i64)),
+                ..waiter("large", large, 4, 0)
+            },
+            running: Vec::new(),
+            history: Vec::new(),
+            waiting: BTreeMap::new(),
+            pass: Pass::default(),
+        }
+    }
+
+    /// One turn; returns the nodes that the large job got, and those kept for it before.
+    fn turn(&mut self, turn: usize, new: &[Short]) -> (Option<Vec<Arc<str>>>, usize) {
+        self.running.retain(|(_, _, end)| *end > turn);
+        for (index, short) in new.iter().enumerate() {
+            let job = waiter(
+                &format!("{turn:03}-{index}"),
+                short.nodes,
+                short.gpus,
+                turn as i64 + 1,
+            );
+            self.waiting.insert(job.order.clone(), (job, short.turns));
+        }
+        let mut inventory = self.inventory.clone();
+        for (job, nodes, _) in &self.running {
+            for node in nodes {
+                inventory.hold(node, &job.request.shape.requests);
+            }
+        }
+        let mut board = board(&inventory);
+        // What the pass before held went with its board.
+        let mut pass = std::mem::take(&mut self.pass).again(&mut Board::default());
+        let mut queue: Vec<&Waiter> = Vec::new();
+        queue.extend((turn >= BUSY).then_some(&self.large));
+        queue.extend(self.waiting.values().map(|(job, _)| job));
+        for job in &queue {
+            // Time does not pass: only the count ends patience.
+            pass.plan(job, &mut board, || &self.history, at(0));
+        }
+        let got = |order: &Order| match pass.outcome(order) {
+            Some(Outcome::Fits { choice, .. }) => Some(choice.nodes.clone()),
+            _ => None,
+        };
+        let large = got(&self.large.order);
+        let keeps = match pass.outcome(&self.large.order) {
+            Some(Outcome::Waits(wait)) => wait.keeps,
+            _ => 0,
+        };
+        let placed: Vec<(Order, Vec<Arc<str>>)> = self
+            .waiting
+            .keys()
+            .filter_map(|order| Some((order.clone(), got(order)?)))
+            .collect();
+        for (order, nodes) in placed {
+            if let Some((job, turns)) = self.waiting.remove(&order) {
+                let names = nodes.iter().map(|node| (**node).to_owned()).collect();
+                self.history.insert(
+                    0,
+                    Arc::new(Placed {
+                        order,
+                        time: at(turn as i64),
+                        nodes: names,
+                    }),
+                );
+                self.running.push((job, nodes, turn + turns));
+            }
+        }
+        self.pass = pass;
+        (large, keeps)
+    }
+}
+
+fn waiter(job: &str, nodes: usize, gpus: i64, second: i64) -> Waiter {
+    let shape = Shape {
+        gpus_per_node: gpus,
+        gpu_resource: GPU.into(),
+        requests: [(GPU.to_owned(), gpus)].into(),
+        ..Shape::default()
+    };
+    Waiter {
+        order: Order {
+            priority: Reverse(0),
+            created: Some(at(second)),
+            job: job.into(),
+        },
+        request: GangRequest {
+            nodes,
+            larger: vec![],
+            shape: Arc::new(shape),
+        },
+        stricter: vec![],
+        slow_nodes: Slowdowns::new(),
+        since: Some(at(second)),
+        had: vec![],
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2_000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_large_job_among_endless_short_ones_is_passed_by_so_often_and_then_has_its_turn(
+        nodes in 2_usize..8,
+        smaller in 0_usize..3,
+        news in prop::collection::vec(prop::collection::vec(short(), 1..6), 40),
+    ) {
+        let large = nodes.saturating_sub(smaller).max(2);
+        let mut turns = Turns::new(nodes, large);
+        let mut passed_by = 0;
+        let mut kept_since = None;
+        for (turn, new) in news.iter().enumerate() {
+            let running = turns.history.len();
+            let (got, keeps) = turns.turn(turn, new);
+            if got.is_some() {
+                return Ok(());
+            }
+            if turn < BUSY {
+                continue;
+            }
+            passed_by += turns.history.len() - running;
+            match (kept_since, keeps) {
+                (None, 0) => prop_assert!(passed_by < PASSED_BY, "{passed_by} went ahead"),
+                (None, _) => kept_since = Some(turn),
+                // What ran when nodes began to be kept for it has ended by then.
+                (Some(since), _) => prop_assert!(turn < since + 4, "kept since {since}, at {turn}"),
+            }
+            prop_assert!(keeps == 0 || keeps == large);
+        }
+    }
+
+    #[test]
+    fn a_pass_does_not_hang_on_the_order_in_which_nodes_came(
+        inventory in cluster(),
+        queue in queue(),
+        seed in any::<u64>(),
+    ) {
+        let mut nodes: Vec<(&Arc<str>, &NodeFacts)> = inventory.nodes.iter().collect();
+        nodes.sort_by_key(|(name, _)| {
+            name.bytes().fold(seed, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+        });
+        let mut shuffled = board(&Inventory::default());
+        // The views are there before the nodes.
+        for job in &queue {
+            shuffled.view(&job.request.shape);
+        }
+        for (name, facts) in nodes {
+            let mut down = facts.clone();
+            down.health = NodeHealth::NotReady(None);
+            shuffled.fleet_mut().replace(name, down);
+            shuffled.catch_up();
+            shuffled.fleet_mut().replace(name, facts.clone());
+            shuffled.catch_up();
+        }
+        let (_, expected) = decide(&mut board(&inventory), &queue);
+        prop_assert_eq!(decide(&mut shuffled, &queue).1, expected);
+    }
+}

@@ -1,0 +1,208 @@
+//! What may happen to jobs and nodes, in any order.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crds::status::{FailedNodeStatus, PlacementStatus};
+use crds::{Phase, ViTTrainingJob};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::core::DeserializeGuard;
+use proptest::prelude::*;
+
+use super::*;
+use crate::facts::inventory::Inventory;
+use crate::facts::pods::JobKey;
+use crate::fixtures::{self, at};
+
+const GPU: &str = "nvidia.com/gpu";
+const GPUS: i64 = 2;
+const NODES: [&str; 4] = ["a", "b", "c", "d"];
+
+#[derive(Clone, Debug)]
+enum Step {
+    Node(usize),
+    NodeGone(usize),
+    /// A job of so many nodes and GPUs a node, with a priority or without.
+    New(usize, i32, i32, bool),
+    Ask(usize),
+    /// The status with what the job was promised comes into the cache.
+    Record(usize),
+    /// The write of that status is refused.
+    Refuse(usize),
+    /// A job that has its place ends in this phase. If it waits again, then for another number of nodes, and without the node on
+    /// which it failed.
+    End(usize, Phase, i32, usize),
+    Delete(usize),
+    /// The PriorityClass comes or goes.
+    Class(bool),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let ends = prop::sample::select(vec![Phase::Succeeded, Phase::Restarting, Phase::Pending]);
+    let job = || 0_usize..3;
+    prop_oneof![
+        2 => (0_usize..4).prop_map(Step::Node),
+        1 => (0_usize..4).prop_map(Step::NodeGone),
+        4 => (job(), 1_i32..4, 1_i32..=2, any::<bool>())
+            .prop_map(|(index, nodes, gpus, class)| Step::New(index, nodes, gpus, class)),
+        8 => job().prop_map(Step::Ask),
+        6 => job().prop_map(Step::Record),
+        1 => job().prop_map(Step::Refuse),
+        6 => (job(), ends, 1_i32..4, 0_usize..4)
+            .prop_map(|(index, phase, nodes, failed)| Step::End(index, phase, nodes, failed)),
+        1 => job().prop_map(Step::Delete),
+        1 => any::<bool>().prop_map(Step::Class),
+    ]
+}
+
+fn uid(job: usize) -> String {
+    format!("uid-{job}")
+}
+
+#[derive(Default)]
+struct World {
+    planner: Planner,
+    nodes: BTreeSet<usize>,
+    jobs: BTreeMap<usize, ViTTrainingJob>,
+}
+
+impl World {
+    fn take(&mut self, step: Step) {
+        match step {
+            Step::Node(index) => {
+                self.nodes.insert(index);
+                self.planner.follow_nodes(&Event::Apply(node(index)));
+            }
+            Step::NodeGone(index) => {
+                self.nodes.remove(&index);
+                self.planner.follow_nodes(&Event::Delete(node(index)));
+            }
+            Step::New(index, nodes, gpus, has_class) => {
+                if self.jobs.contains_key(&index) {
+                    return;
+                }
+                let mut job = fixtures::job();
+                job.metadata.name = Some(format!("job-{index}"));
+                job.metadata.uid = Some(uid(index));
+                job.spec.workers.nodes = nodes;
+                job.spec.workers.gpus_per_node = gpus;
+                job.spec.workers.priority_class_name = has_class.then(|| "high".into());
+                self.tell(index, job);
+            }
+            Step::Ask(index) => {
+                let attempt = self.jobs.get(&index).map_or(0, attempt) + 1;
+                self.planner.place(&uid(index), attempt, at(100));
+            }
+            Step::Record(index) => {
+                let promise = self.planner.open.get(&uid(index)).cloned();
+                if let (Some(promise), Some(mut job)) = (promise, self.jobs.get(&index).cloned()) {
+                    let mut status = fixtures::status(Phase::Starting, promise.attempt);
+                    status.placement = Some(PlacementStatus {
+                        nodes: promise.nodes,
+                        time: Some(Time(at(50))),
+                        ..PlacementStatus::default()
+                    });
+                    job.status = Some(status);
+                    self.tell(index, job);
+                }
+            }
+            Step::Refuse(index) => {
+                let attempt = self.jobs.get(&index).map_or(0, attempt) + 1;
+                self.planner.release(&uid(index), attempt);
+            }
+            Step::End(index, phase, nodes, failed) => {
+                if let Some(mut job) = self.jobs.get(&index).cloned()
+                    && let Some(status) = &mut job.status
+                    && status.phase == Some(Phase::Starting)
+                {
+                    status.phase = Some(phase);
+                    if phase != Phase::Succeeded {
+                        job.spec.workers.nodes = nodes;
+                        status.failed_nodes = vec![FailedNodeStatus {
+                            node: NODES[failed].into(),
+                            failures: 2,
+                            class: "Killed".into(),
+                            time: Time(at(60)),
+                            avoided_until: Some(Time(at(3660))),
+                        }];
+                    }
+                    self.tell(index, job);
+                }
+            }
+            Step::Delete(index) => {
+                if let Some(job) = self.jobs.remove(&index) {
+                    let event = Event::Delete(DeserializeGuard(Ok(job)));
+                    self.planner.follow_jobs(&event);
+                }
+            }
+            Step::Class(exists) => {
+                let class = fixtures::priority_class("high", 10, false);
+                let event = if exists { Event::Apply } else { Event::Delete };
+                self.planner.follow_classes(&event(class));
+            }
+        }
+    }
+
+    fn tell(&mut self, index: usize, job: ViTTrainingJob) {
+        self.jobs.insert(index, job.clone());
+        let event = Event::Apply(DeserializeGuard(Ok(job)));
+        self.planner.follow_jobs(&event);
+    }
+
+    /// The cluster as objects and promises tell of it.
+    fn counted_anew(&self) -> Inventory {
+        let mut promises: HashMap<String, Reservation> = HashMap::new();
+        for (index, job) in &self.jobs {
+            let status = job.status.as_ref();
+            if let Some(status) = status.filter(|status| status.phase == Some(Phase::Starting)) {
+                let promise = Reservation {
+                    job: JobKey::of(job),
+                    attempt: status.attempt,
+                    nodes: status.placement.clone().expect("a placement").nodes,
+                    requests: [
+                        (GPU.to_owned(), i64::from(job.spec.workers.gpus_per_node)),
+                        ("pods".to_owned(), 1),
+                    ]
+                    .into(),
+                };
+                promises.insert(uid(*index), promise);
+            }
+        }
+        promises.extend(self.planner.open.clone());
+        let nodes: Vec<Node> = self.nodes.iter().map(|index| node(*index)).collect();
+        Inventory::new(&nodes, [], &promises)
+    }
+}
+
+fn attempt(job: &ViTTrainingJob) -> i32 {
+    job.status.as_ref().map_or(0, |status| status.attempt)
+}
+
+fn node(index: usize) -> Node {
+    fixtures::node(NODES[index], "Tesla-T4", GPUS)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2_500, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_happens_no_gpu_is_promised_twice_and_none_is_lost(
+        steps in prop::collection::vec(step(), 1..60),
+    ) {
+        let mut world = World::default();
+        for step in (0..NODES.len()).map(Step::Node).chain(steps) {
+            world.take(step);
+            let planner = &mut world.planner;
+            // What the next decision would do first.
+            planner.is_stale |= planner.board.catch_up();
+            prop_assert!(planner.board.is_current());
+            for (name, node) in world.counted_anew().nodes {
+                let gpus = node.resources[GPU];
+                prop_assert!(gpus.used <= GPUS, "{name}: {gpus:?}");
+            }
+        }
+        let expected = world.counted_anew();
+        let planner = &mut world.planner;
+        planner.pass = std::mem::take(&mut planner.pass).again(&mut planner.board);
+        prop_assert_eq!(planner.board.fleet().inventory(), &expected);
+    }
+}

@@ -1,0 +1,156 @@
+//! What a gang asks for.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crds::ValidatedJob;
+use crds::spec::Homogeneity;
+use crds::status::GpuGroup;
+use crds::validate::PlacementRules;
+use k8s_openapi::api::core::v1::Toleration;
+
+use crate::facts::resources::{self, HOST_PORTS, PODS, Requests};
+
+/// What a gang asks for.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct GangRequest {
+    /// Pods, each on a node of its own; the least number of them for an elastic gang.
+    pub nodes: usize,
+    /// Greater numbers of pods that an elastic gang would rather have, the greatest first.
+    pub larger: Vec<usize>,
+    /// What each pod asks for.
+    pub shape: Arc<Shape>,
+}
+
+impl GangRequest {
+    /// What remains of it for a gang that has so many nodes and looks for more in that shape.
+    pub fn larger_than(&self, nodes: usize, shape: &Arc<Shape>) -> Option<Self> {
+        let mut larger: Vec<usize> = self.larger.iter().copied().filter(|more| *more > nodes).collect();
+        Some(Self {
+            nodes: larger.pop()?,
+            larger,
+            shape: Arc::clone(shape),
+        })
+    }
+
+    /// Pods of the gang that it would like best.
+    pub fn most_nodes(&self) -> usize {
+        self.larger.first().copied().unwrap_or(self.nodes)
+    }
+
+    /// The same without the sizes from `nodes` up, but for the least.
+    pub fn below(mut self, nodes: usize) -> Self {
+        self.larger.retain(|more| *more < nodes);
+        self
+    }
+
+    /// The same for a gang of that size.
+    pub(crate) fn of_size(&self, nodes: usize) -> Self {
+        Self {
+            nodes,
+            larger: Vec::new(),
+            shape: Arc::clone(&self.shape),
+        }
+    }
+}
+
+/// What each pod of a gang asks for. Gangs of one shape see the same nodes fit.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Shape {
+    /// GPUs of each pod.
+    pub gpus_per_node: i64,
+    /// Name of the extended resource by which nodes count GPUs.
+    pub gpu_resource: String,
+    /// What the manifest says of placement.
+    pub rules: PlacementRules,
+    /// Labels that a node must have.
+    pub node_selector: BTreeMap<String, String>,
+    /// Of its pods.
+    pub tolerations: Vec<Toleration>,
+    /// Everything each pod asks of its node, GPUs included.
+    pub requests: Requests,
+    /// Nodes that a job does without, by name.
+    pub avoided: BTreeMap<String, Avoidance>,
+    /// The GPUs that a gang has had, where no others will do.
+    pub only: Option<GpuGroup>,
+}
+
+impl From<&ValidatedJob> for GangRequest {
+    fn from(job: &ValidatedJob) -> Self {
+        let gpus_per_node = i64::from(job.gpus_per_node());
+        let mut requests = resources::requests(Some(&job.pod.resources));
+        requests.insert(job.pod.gpu_resource.clone(), gpus_per_node);
+        requests.insert(PODS.into(), 1);
+        if job.pod.host_network {
+            requests.insert(HOST_PORTS.into(), 1);
+        }
+        let mut larger: Vec<usize> = job.sizes.iter().map(|nodes| *nodes as usize).collect();
+        Self {
+            // A valid job has a size.
+            nodes: larger.pop().unwrap_or_default(),
+            larger,
+            shape: Arc::new(Shape {
+                gpus_per_node,
+                gpu_resource: job.pod.gpu_resource.clone(),
+                rules: job.placement.clone(),
+                node_selector: job.pod.node_selector.clone(),
+                tolerations: job.pod.tolerations.clone(),
+                requests,
+                avoided: BTreeMap::new(),
+                only: None,
+            }),
+        }
+    }
+}
+
+impl Shape {
+    /// Of a pod that asks for so many GPUs of a resource, such as `nvidia.com/gpu`, and nothing else: of any product, without labels
+    /// or tolerations.
+    pub fn of_gpus(gpu_resource: &str, gpus: u32) -> Self {
+        let gpus = i64::from(gpus);
+        Self {
+            gpus_per_node: gpus,
+            gpu_resource: gpu_resource.into(),
+            requests: BTreeMap::from([(gpu_resource.into(), gpus)]),
+            ..Self::default()
+        }
+    }
+
+    /// Whether another is the same, but for the nodes that they avoid.
+    pub(crate) fn is_alike(&self, other: &Self) -> bool {
+        let Self {
+            gpus_per_node,
+            gpu_resource,
+            rules,
+            node_selector,
+            tolerations,
+            requests,
+            avoided: _,
+            only,
+        } = self;
+        *gpus_per_node == other.gpus_per_node
+            && *requests == other.requests
+            && *rules == other.rules
+            && *gpu_resource == other.gpu_resource
+            && *node_selector == other.node_selector
+            && *tolerations == other.tolerations
+            && *only == other.only
+    }
+
+    /// The word that says whether GPUs must be alike.
+    pub(crate) fn likeness(&self) -> &'static str {
+        match self.rules.homogeneity {
+            Homogeneity::Required => "like ",
+            Homogeneity::Preferred | Homogeneity::Off => "",
+        }
+    }
+}
+
+/// Why a node is avoided.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Avoidance {
+    /// A rank of the last gang, or of one within the last hour, stayed slow there.
+    WasSlow,
+    /// Attempts failed there.
+    FailedBefore,
+}

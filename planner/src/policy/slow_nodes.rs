@@ -1,0 +1,128 @@
+//! Nodes on which ranks of a job stayed slow: what later gangs of it know of them, and what they cost a gang.
+
+use std::collections::BTreeMap;
+
+use crds::status::{SlowNodeStatus, StragglerStatus};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+/// Nodes recover, and nobody tells of those that are not used.
+const REMEMBERED: SignedDuration = SignedDuration::from_hours(1);
+/// Nodes that are remembered at most, those that were slow last: the status of a job has to stay small.
+const MOST_NODES: usize = 16;
+
+/// How many times as long as the others a node's slowest rank takes, by name of the node.
+pub(crate) type Slowdowns = BTreeMap<String, f64>;
+
+/// The nodes that are remembered when a gang with these stragglers has been replaced, by name.
+pub fn after(
+    known: &[SlowNodeStatus],
+    stragglers: &[StragglerStatus],
+    now: Timestamp,
+) -> Vec<SlowNodeStatus> {
+    let found = of_stragglers(stragglers);
+    let mut nodes = remembered(known, now);
+    nodes.retain(|node| !found.contains_key(&node.node));
+    nodes.extend(found.into_iter().map(|(node, slowdown)| SlowNodeStatus {
+        node,
+        slowdown,
+        avoided_until: Time(now + REMEMBERED),
+    }));
+    nodes.sort_by_key(|node| std::cmp::Reverse(node.avoided_until.0));
+    nodes.truncate(MOST_NODES);
+    nodes.sort_by(|left, right| left.node.cmp(&right.node));
+    nodes
+}
+
+/// Those that are not forgotten yet.
+pub fn remembered(known: &[SlowNodeStatus], now: Timestamp) -> Vec<SlowNodeStatus> {
+    let is_fresh = |node: &&SlowNodeStatus| node.avoided_until.0 > now;
+    known.iter().filter(is_fresh).cloned().collect()
+}
+
+/// All slow nodes: those of the last gang, and those that are remembered of earlier ones.
+pub(crate) fn slowdowns(remembered: &[SlowNodeStatus], stragglers: &[StragglerStatus]) -> Slowdowns {
+    let mut slowdowns: Slowdowns = remembered
+        .iter()
+        .map(|node| (node.node.clone(), node.slowdown))
+        .collect();
+    slowdowns.extend(of_stragglers(stragglers));
+    slowdowns
+}
+
+fn of_stragglers(stragglers: &[StragglerStatus]) -> Slowdowns {
+    let mut slowdowns = Slowdowns::new();
+    for straggler in stragglers {
+        if let Some(node) = &straggler.node {
+            let slowdown = slowdowns.entry(node.clone()).or_insert(straggler.slowdown);
+            *slowdown = slowdown.max(straggler.slowdown);
+        }
+    }
+    slowdowns
+}
+
+/// How fast a gang on these nodes is, in nodes that are not slow: each step takes as long as on the slowest of them.
+pub(crate) fn speed<'a>(nodes: impl ExactSizeIterator<Item = &'a str>, slowdowns: &Slowdowns) -> f64 {
+    let size = nodes.len() as f64;
+    let slowest = nodes
+        .filter_map(|node| slowdowns.get(node).copied())
+        .fold(1.0, f64::max);
+    size / slowest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{at, straggler};
+
+    fn told(nodes: &[SlowNodeStatus]) -> Vec<(&str, f64, i64)> {
+        nodes
+            .iter()
+            .map(|node| {
+                let until = node.avoided_until.0.duration_since(at(0)).as_secs();
+                (node.node.as_str(), node.slowdown, until)
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_slow_node_is_remembered_for_an_hour_with_its_slowest_rank() {
+        let ranks = [
+            straggler(0, "a", 1.5),
+            straggler(1, "a", 2.0),
+            straggler(4, "c", 1.4),
+        ];
+        let first = after(&[], &ranks, at(0));
+        assert_eq!(told(&first), [("a", 2.0, 3600), ("c", 1.4, 3600)]);
+        let second = after(&first, &[straggler(7, "a", 1.6)], at(60));
+        assert_eq!(told(&second), [("a", 1.6, 3660), ("c", 1.4, 3600)]);
+        assert_eq!(told(&remembered(&second, at(3600))), [("a", 1.6, 3660)]);
+        assert_eq!(after(&second, &[], at(3660)), []);
+    }
+
+    #[test]
+    fn no_more_nodes_are_remembered_than_the_status_holds_and_the_latest_stay() {
+        let known: Vec<SlowNodeStatus> = (0..20).fold(vec![], |known, index| {
+            after(
+                &known,
+                &[straggler(0, &format!("node{index:02}"), 1.5)],
+                at(index),
+            )
+        });
+        assert_eq!((known.len(), known[0].node.as_str()), (MOST_NODES, "node04"));
+    }
+
+    #[test]
+    fn a_gang_is_as_fast_as_its_slowest_node_lets_it() {
+        let slowdowns = slowdowns(
+            &after(&[], &[straggler(0, "a", 4.0)], at(0)),
+            &[straggler(0, "b", 1.5)],
+        );
+        let gangs = [&["c", "d"][..], &["b", "c", "d"], &["a", "b", "c", "d"]];
+        let speeds: Vec<f64> = gangs
+            .iter()
+            .map(|nodes| speed(nodes.iter().copied(), &slowdowns))
+            .collect();
+        assert_eq!(speeds, [2.0, 2.0, 1.0]);
+    }
+}

@@ -1,0 +1,211 @@
+//! The GPUs of a cluster as the planner sees them, for a program that asks: which nodes a gang could have, which not, and
+//! why. Nothing is promised by it.
+
+use std::collections::BTreeMap;
+
+use crds::status::GpuGroup;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::runtime::watcher::Event;
+
+use crate::facts::fleet::Fleet;
+use crate::policy::node_fit::{Refusal, Verdict, group_of, verdict};
+use crate::policy::request::Shape;
+
+/// The nodes of a cluster, and what of them pods hold.
+#[derive(Debug, Default)]
+pub struct Survey(Fleet);
+
+/// The nodes with GPUs that count as alike.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SurveyedGroup {
+    /// What they have in common. The product is empty where no label tells it.
+    pub gpus: GpuGroup,
+    /// By name.
+    pub nodes: Vec<SurveyedNode>,
+}
+
+/// A node with GPUs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SurveyedNode {
+    /// Its name.
+    pub name: String,
+    /// GPUs that are built in.
+    pub capacity: i64,
+    /// GPUs that pods can get: fewer where some are unhealthy.
+    pub allocatable: i64,
+    /// GPUs that pods hold.
+    pub used: i64,
+    /// Pods that hold some, by name.
+    pub holders: Vec<Holder>,
+    /// Why no pod of the gang can go there now; `None` where one can.
+    pub refusal: Option<Refusal>,
+    /// Whether one could, once gangs that hold something there have ended.
+    pub is_busy: bool,
+}
+
+/// A pod that holds GPUs.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct Holder {
+    /// The pod, as `namespace/name`.
+    pub pod: String,
+    /// How many.
+    pub gpus: i64,
+}
+
+impl Survey {
+    /// Takes in the nodes and pods of a whole cluster.
+    pub fn new(nodes: impl IntoIterator<Item = Node>, pods: impl IntoIterator<Item = Pod>) -> Self {
+        let mut fleet = Fleet::default();
+        for node in nodes {
+            fleet.follow_nodes(&Event::Apply(node));
+        }
+        for pod in pods {
+            fleet.follow_pods(&Event::Apply(pod));
+        }
+        Self(fleet)
+    }
+
+    /// The nodes that have some of the resource that `shape` asks for, by group.
+    pub fn groups(&self, shape: &Shape) -> Vec<SurveyedGroup> {
+        let mut holders = self.0.holders(&shape.gpu_resource);
+        let mut groups: BTreeMap<GpuGroup, Vec<SurveyedNode>> = BTreeMap::new();
+        for (name, facts) in &self.0.inventory().nodes {
+            let Some(group) = group_of(facts, shape) else {
+                continue;
+            };
+            let amount = facts
+                .resources
+                .get(shape.gpu_resource.as_str())
+                .copied()
+                .unwrap_or_default();
+            let (refusal, is_busy) = match verdict(name, facts, shape) {
+                Verdict::Fits { .. } => (None, false),
+                Verdict::Busy { refusal, .. } => (Some(refusal), true),
+                Verdict::Refused(refusal) => (Some(refusal), false),
+            };
+            let mut holders: Vec<Holder> = holders
+                .remove(&**name)
+                .unwrap_or_default()
+                .into_iter()
+                .map(|(pod, gpus)| Holder {
+                    pod: pod.into(),
+                    gpus,
+                })
+                .collect();
+            holders.sort_unstable();
+            groups.entry(group).or_default().push(SurveyedNode {
+                name: (**name).into(),
+                capacity: amount.capacity,
+                allocatable: amount.allocatable,
+                used: amount.used,
+                holders,
+                refusal,
+                is_busy,
+            });
+        }
+        groups
+            .into_iter()
+            .map(|(gpus, nodes)| SurveyedGroup { gpus, nodes })
+            .collect()
+    }
+
+    /// How many nodes have none of a resource.
+    pub fn nodes_without(&self, resource: &str) -> usize {
+        let has = |resources: &crate::facts::resources::Resources| {
+            resources.get(resource).is_some_and(|amount| amount.capacity > 0)
+        };
+        let nodes = self.0.inventory().nodes.values();
+        nodes.filter(|facts| !has(&facts.resources)).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn node(name: &str, product: Option<&str>, gpus: u32, change: serde_json::Value) -> Node {
+        let labels = product.map_or(json!({}), |product| json!({"nvidia.com/gpu.product": product}));
+        let mut node = json!({
+            "metadata": {"name": name, "labels": labels},
+            "spec": {},
+            "status": {
+                "capacity": {"nvidia.com/gpu": gpus.to_string(), "pods": "110"},
+                "allocatable": {"nvidia.com/gpu": gpus.to_string(), "pods": "110"},
+                "conditions": [{"type": "Ready", "status": "True"}],
+            },
+        });
+        for (key, value) in change.as_object().expect("an object") {
+            node["spec"][key] = value.clone();
+        }
+        serde_json::from_value(node).expect("a node")
+    }
+
+    fn pod(name: &str, node: &str, gpus: u32) -> Pod {
+        let resources = json!({"limits": {"nvidia.com/gpu": gpus.to_string()}});
+        serde_json::from_value(json!({
+            "metadata": {"name": name, "namespace": "research"},
+            "spec": {"nodeName": node, "containers": [{"name": "a", "resources": resources}]},
+            "status": {"phase": "Running"},
+        }))
+        .expect("a pod")
+    }
+
+    #[test]
+    fn nodes_are_grouped_and_refused_as_the_planner_does() {
+        let survey = Survey::new(
+            [
+                node("a", Some("NVIDIA-H200"), 8, json!({})),
+                node("b", Some("NVIDIA-H200"), 8, json!({"unschedulable": true})),
+                node("c", Some("Tesla-T4"), 1, json!({})),
+                node("d", None, 8, json!({})),
+                node("e", None, 0, json!({})),
+            ],
+            [pod("x", "a", 3), pod("y", "c", 1), pod("none", "a", 0)],
+        );
+        let groups = survey.groups(&Shape::of_gpus("nvidia.com/gpu", 1));
+        let seen: Vec<(&str, Vec<_>)> = groups
+            .iter()
+            .map(|group| {
+                let nodes = group.nodes.iter();
+                let of = |node: &SurveyedNode| (node.name.clone(), node.used, node.refusal);
+                (group.gpus.product.as_str(), nodes.map(of).collect())
+            })
+            .collect();
+        assert_eq!(
+            seen,
+            [
+                ("", vec![("d".into(), 0, Some(Refusal::NoProductLabel))]),
+                (
+                    "NVIDIA-H200",
+                    vec![("a".into(), 3, None), ("b".into(), 0, Some(Refusal::Cordoned))]
+                ),
+                ("Tesla-T4", vec![("c".into(), 1, Some(Refusal::InUse))]),
+            ]
+        );
+        let holder = |pod: &str, gpus| Holder {
+            pod: pod.into(),
+            gpus,
+        };
+        assert_eq!(groups[1].nodes[0].holders, [holder("research/x", 3)]);
+        assert_eq!(survey.nodes_without("nvidia.com/gpu"), 1);
+        assert_eq!(survey.groups(&Shape::of_gpus("amd.com/gpu", 1)), []);
+    }
+
+    #[test]
+    fn a_question_for_more_gpus_refuses_smaller_nodes() {
+        let survey = Survey::new([node("a", Some("Tesla-T4"), 1, json!({}))], []);
+        let groups = survey.groups(&Shape::of_gpus("nvidia.com/gpu", 2));
+        assert_eq!(groups[0].nodes[0].refusal, Some(Refusal::TooFewGpus));
+    }
+
+    #[test]
+    fn every_refusal_is_listed_once_in_order() {
+        assert!(Refusal::ALL.is_sorted());
+        let mut words: Vec<String> = Refusal::ALL.iter().map(ToString::to_string).collect();
+        words.sort_unstable();
+        words.dedup();
+        assert_eq!(words.len(), Refusal::ALL.len());
+    }
+}
