@@ -9,6 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use safetensors::SafeTensors;
 use serde_json::Value;
+use tch::{Device, Kind, Tensor};
 
 /// The trainer as built for these tests.
 pub(crate) const TRAINER: &str = env!("CARGO_BIN_EXE_vit-trainer");
@@ -133,14 +134,12 @@ spec:
         )
     }
 
-    /// The manifest as a file.
     pub(crate) fn write_manifest(&self) -> PathBuf {
         let path = self.folder.path().join("job.yaml");
         fs_err::write(&path, self.manifest()).expect("writes");
         path
     }
 
-    /// Starts `vit-trainer run`.
     pub(crate) fn start(&self) -> Running {
         self.start_through(Command::new(TRAINER))
     }
@@ -171,15 +170,34 @@ spec:
         Running { child, log, logged }
     }
 
-    /// Runs to the end: exit code and everything that was printed.
-    pub(crate) fn run(&self) -> (i32, String) {
-        self.start().finish()
+    /// Runs to the end, with this exit code and these parts in what is printed. Gives all of that.
+    #[track_caller]
+    pub(crate) fn ends(&self, code: i32, parts: &[&str]) -> String {
+        self.start().ends(code, parts)
     }
 
     /// Runs to the end, which must be a good one.
+    #[track_caller]
     pub(crate) fn run_well(&self) {
-        let (code, printed) = self.run();
-        assert_eq!(code, 0, "{printed}");
+        self.ends(0, &[]);
+    }
+
+    /// Runs until it has made some progress, and is told to stop.
+    #[track_caller]
+    pub(crate) fn stop(&self, signal: Signal) {
+        let mut running = self.start();
+        running.await_progress(1);
+        running.signal(signal);
+        running.ends(143, &[]);
+    }
+
+    /// Runs in two parts: stopped, and continued to the end.
+    #[track_caller]
+    pub(crate) fn stop_and_continue(&self) {
+        self.stop(Signal::SIGTERM);
+        self.run_well();
+        let step = self.log("start")[1]["step"].as_u64();
+        assert!(step > Some(0), "the second part continued");
     }
 
     /// Records of the log of one kind.
@@ -191,7 +209,6 @@ spec:
         records.filter(|record| record["kind"] == kind).collect()
     }
 
-    /// The newest checkpoint's folder.
     pub(crate) fn newest(&self) -> PathBuf {
         let entries = fs_err::read_dir(self.checkpoints()).expect("a folder");
         let folders = entries.map(|entry| entry.expect("an entry").path());
@@ -214,7 +231,6 @@ pub(crate) fn assert_same_files(one: &Job, other: &Job, files: &[&str], story: &
     }
 }
 
-/// The tensors of a file by name.
 pub(crate) fn weights_of(path: &Path) -> Vec<(String, Vec<f32>)> {
     let bytes = fs_err::read(path).expect("weights");
     let file = SafeTensors::deserialize(&bytes).expect("safetensors");
@@ -249,37 +265,12 @@ fn records(seed: usize, count: usize) -> Vec<u8> {
 }
 
 /// Writes images of 32-bit floats in one channel, and labels 0, 1, 2, 0, ..., as `NumPy` does.
-pub(crate) fn write_arrays(folder: &Path, images: &[f32], side: usize) {
-    let count = images.len() / (side * side);
-    let pixels: Vec<u8> = images.iter().flat_map(|pixel| pixel.to_le_bytes()).collect();
-    let labels: Vec<u8> = (0..count).map(|image| (image % 3) as u8).collect();
-    write_npy(
-        &folder.join("train_images.npy"),
-        "<f4",
-        &format!("{count}, {side}, {side}"),
-        &pixels,
-    );
-    write_npy(
-        &folder.join("train_labels.npy"),
-        "|u1",
-        &format!("{count},"),
-        &labels,
-    );
-}
-
-fn write_npy(path: &Path, kind: &str, shape: &str, values: &[u8]) {
-    let mut header = format!("{{'descr': '{kind}', 'fortran_order': False, 'shape': ({shape}), }}");
-    // Ten bytes come before it, and values begin at a multiple of 64.
-    header.push_str(&" ".repeat(63 - (10 + header.len()) % 64));
-    header.push('\n');
-    let length = u16::try_from(header.len()).expect("a short header");
-    let parts = [
-        b"\x93NUMPY\x01\x00".as_slice(),
-        &length.to_le_bytes(),
-        header.as_bytes(),
-        values,
-    ];
-    fs_err::write(path, parts.concat()).expect("writes");
+pub(crate) fn write_arrays(folder: &Path, images: &[f32], side: i64) {
+    let images = Tensor::from_slice(images).reshape([-1, side, side]);
+    let labels = Tensor::arange(images.size()[0], (Kind::Int64, Device::Cpu)).remainder(3);
+    for (name, array) in [("train_images.npy", images), ("train_labels.npy", labels)] {
+        array.write_npy(folder.join(name)).expect("writes");
+    }
 }
 
 /// A run under way. Dropping it kills it, and its agents then end by themselves.
@@ -319,11 +310,18 @@ impl Running {
         kill(Pid::from_raw(self.pid()), signal).expect("signals");
     }
 
-    /// Exit code and everything that was printed.
-    pub(crate) fn finish(mut self) -> (i32, String) {
-        self.end()
+    /// Waits for the end, with this exit code and these parts in what was printed. Gives all of that.
+    #[track_caller]
+    pub(crate) fn ends(mut self, code: i32, parts: &[&str]) -> String {
+        let (found, printed) = self.end();
+        assert_eq!(found, code, "{printed}");
+        for part in parts {
+            assert!(printed.contains(part), "no {part:?} in: {printed}");
+        }
+        printed
     }
 
+    /// Exit code and everything that was printed.
     fn end(&mut self) -> (i32, String) {
         let mut printed = String::new();
         let mut output = self.child.stdout.take().expect("a pipe");
@@ -343,7 +341,6 @@ impl Drop for Running {
     }
 }
 
-/// Processes whose parent is `parent`.
 pub(crate) fn children(parent: i32) -> Vec<i32> {
     let processes = fs_err::read_dir("/proc").expect("/proc");
     let pids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
@@ -365,7 +362,6 @@ pub(crate) fn variable(pid: i32, name: &str) -> Option<String> {
         .find_map(|entry| Some(entry.strip_prefix(&prefix)?.to_owned()))
 }
 
-/// Agents and ranks of a run.
 pub(crate) fn descendants(run: i32) -> Vec<i32> {
     let agents = children(run);
     let ranks = agents.iter().flat_map(|agent| children(*agent));
@@ -381,7 +377,6 @@ pub(crate) fn process_of_rank(run: i32, rank: u32) -> i32 {
         .expect("the rank is running")
 }
 
-/// Polls until `holds` is true.
 pub(crate) fn await_condition(what: &str, mut holds: impl FnMut() -> bool) {
     let start = Instant::now();
     while !holds() {
@@ -427,7 +422,10 @@ fn differences(left: &[(String, Vec<f32>)], right: &[(String, Vec<f32>)]) -> imp
         })
 }
 
-/// Bytes of a file of a checkpoint.
 pub(crate) fn bytes(folder: &Path, file: &str) -> Vec<u8> {
     fs_err::read(folder.join(file)).expect("a file of a checkpoint")
+}
+
+pub(crate) fn text(path: &Path) -> &str {
+    path.to_str().expect("a path of plain letters")
 }

@@ -6,7 +6,6 @@ use std::process::Command;
 
 use crate::common::{Job, TRAINER, assert_same_files, distance};
 use image::{ImageFormat, Rgb, RgbImage};
-use nix::sys::signal::Signal;
 
 const CLASSES: u8 = 5;
 
@@ -101,13 +100,7 @@ fn a_run_over_shards_that_was_stopped_continues_bit_by_bit() {
     let whole = job();
     whole.run_well();
     let parts = job();
-    let mut running = parts.start();
-    running.await_progress(1);
-    running.signal(Signal::SIGTERM);
-    let (code, printed) = running.finish();
-    assert_eq!(code, 143, "stopped and saved: {printed}");
-    parts.run_well();
-    assert!(parts.log("start")[1]["step"].as_u64() > Some(0), "it continued");
+    parts.stop_and_continue();
     let files = ["model.safetensors", "optimizer.safetensors"];
     assert_same_files(&whole, &parts, &files, "a run that was stopped");
 }
@@ -121,24 +114,16 @@ fn an_unreadable_image_is_named_and_ends_training_where_it_is_not_allowed() {
     fs_err::write(&broken, &whole[..whole.len() - 10]).expect("writes");
     (job.nodes, job.micro_batch) = (1, 8);
     job.data_fields = "format: imageFolder".into();
-    let (code, printed) = job.run();
-    assert_eq!(code, 3, "{printed}");
-    assert!(
-        printed.contains("class-3/004.jpg cannot be read: the JPEG file is truncated after"),
-        "{printed}"
-    );
-    assert!(
-        printed.contains("data.maxCorruptFraction of 0 allows 0"),
-        "{printed}"
+    job.ends(
+        3,
+        &[
+            "class-3/004.jpg cannot be read: the JPEG file is truncated after",
+            "data.maxCorruptFraction of 0 allows 0",
+        ],
     );
 
     job.data_fields = "format: imageFolder, maxCorruptFraction: 0.05".into();
-    let (code, printed) = job.run();
-    assert_eq!(code, 0, "{printed}");
-    assert!(
-        printed.contains("class-3/004.jpg cannot be read and is left out"),
-        "{printed}"
-    );
+    job.ends(0, &["class-3/004.jpg cannot be read and is left out"]);
 }
 
 #[test]
@@ -149,28 +134,18 @@ fn unreadable_images_are_counted_over_all_ranks() {
     let damage = |file: &str| fs_err::write(job.data().join(file), "no image").expect("writes");
     damage("train/class-0/000.jpg");
     damage("train/class-1/001.png");
-    let (code, printed) = job.run();
-    assert_eq!(
-        code, 0,
-        "2 of 40 are allowed, whichever rank reads them: {printed}"
-    );
+    // 2 of 40 are allowed, whichever rank reads them.
+    job.run_well();
 
     fs_err::remove_dir_all(job.runs()).expect("removes");
     damage("train/class-2/002.jpg");
-    let (code, printed) = job.run();
-    assert_eq!(code, 3, "{printed}");
-    assert!(
-        printed.contains(
-            "3 of 40 images cannot be read, by the count of all ranks; data.maxCorruptFraction of 0.05 allows 2"
-        ),
-        "{printed}"
-    );
-    for file in ["class-0/000.jpg", "class-1/001.png", "class-2/002.jpg"] {
-        assert!(
-            printed.contains(&format!("{file} cannot be read and is left out: it is neither")),
-            "no {file} in: {printed}"
-        );
-    }
+    let parts = [
+        "3 of 40 images cannot be read, by the count of all ranks; data.maxCorruptFraction of 0.05 allows 2",
+        "class-0/000.jpg cannot be read and is left out: it is neither",
+        "class-1/001.png cannot be read and is left out: it is neither",
+        "class-2/002.jpg cannot be read and is left out: it is neither",
+    ];
+    job.ends(3, &parts);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::process::Command;
 use safetensors::SafeTensors;
 use serde_json::Value;
 
-use crate::common::{HELD_OUT, Job, TRAINER};
+use crate::common::{HELD_OUT, Job, TRAINER, text};
 
 /// Exit code, standard output and standard error.
 fn eval(job: &Job, arguments: &[&str]) -> (Option<i32>, String, String) {
@@ -35,10 +35,6 @@ fn refused(job: &Job, arguments: &[&str], code: i32, expected: &str) {
         errors.contains(expected) && printed.is_empty(),
         "{printed}{errors}"
     );
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("a path of plain letters")
 }
 
 fn golden(case: &str) -> PathBuf {
@@ -191,37 +187,23 @@ fn what_does_not_fit_is_named() {
     job.run_well();
     let (newest, runs) = (job.newest(), job.runs());
     let newest = ["--checkpoint", text(&newest)];
-    refused(
-        &job,
-        &["--checkpoint", "/nowhere"],
-        2,
-        "/nowhere does not exist: give the folder of a checkpoint",
-    );
-    refused(
-        &job,
-        &["--checkpoints", "/nowhere"],
-        2,
-        "/nowhere/test does not exist",
-    );
-    refused(
-        &job,
-        &[newest[0], newest[1], "--ema"],
-        2,
-        "its run had no training.ema",
-    );
     let file = golden("class_token");
-    refused(
-        &job,
-        &["--checkpoint", text(&file), "--ema"],
-        2,
-        "is a single file of weights",
-    );
-    refused(
-        &job,
-        &["--checkpoint", text(&file)],
-        2,
-        "pos_embed has shape [1, 17, 24] in the file and [1, 4, 16] in the model: see model.imageSize",
-    );
+    let file = ["--checkpoint", text(&file)];
+    for (arguments, expected) in [
+        (
+            &["--checkpoint", "/nowhere"][..],
+            "/nowhere does not exist: give the folder of a checkpoint",
+        ),
+        (&["--checkpoints", "/nowhere"], "/nowhere/test does not exist"),
+        (&[newest[0], newest[1], "--ema"], "its run had no training.ema"),
+        (&[file[0], file[1], "--ema"], "is a single file of weights"),
+        (
+            &file,
+            "pos_embed has shape [1, 17, 24] in the file and [1, 4, 16] in the model: see model.imageSize",
+        ),
+    ] {
+        refused(&job, arguments, 2, expected);
+    }
 
     let model = job.model.clone();
     job.model = model.replace("numClasses: 10", "numClasses: 12");
@@ -236,7 +218,7 @@ fn what_does_not_fit_is_named() {
             .into();
     refused(
         &job,
-        &["--checkpoint", text(&file)],
+        &file,
         2,
         "head.weight has shape [5, 24] in the file and [10, 24] in the model: see model.numClasses",
     );

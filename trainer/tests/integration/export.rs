@@ -6,7 +6,7 @@ use std::process::Command;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 
-use crate::common::{Job, TRAINER, weights_of};
+use crate::common::{Job, TRAINER, text, weights_of};
 
 /// A model that torchvision has too.
 const CLASS_TOKEN: &str =
@@ -28,10 +28,6 @@ fn export(arguments: &[&str]) -> (Option<i32>, String) {
         .expect("runs");
     let printed = [output.stdout, output.stderr].concat();
     (output.status.code(), String::from_utf8(printed).expect("text"))
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("a path of plain letters")
 }
 
 /// Where a job's weights are exported to.

@@ -1,7 +1,6 @@
 //! Optimizers and number formats over several ranks, and across a stop.
 
 use crate::common::{Job, assert_same_files, bytes, distance, norm_of_difference, weights_of};
-use nix::sys::signal::Signal;
 
 /// An optimizer, further lines of `training`, and how far apart weights may end that other divisions of the same
 /// batches give, as a share of how far training moves them. In half precision sums over other batches round otherwise,
@@ -75,16 +74,7 @@ fn a_stopped_run_continues_bit_by_bit_with_every_kind_of_state() {
         };
         let (whole, parts) = (job(), job());
         whole.run_well();
-        let mut running = parts.start();
-        running.await_progress(1);
-        running.signal(Signal::SIGTERM);
-        let (code, printed) = running.finish();
-        assert_eq!(code, 143, "stopped and saved: {printed}");
-        parts.run_well();
-        assert!(
-            parts.log("start")[1]["step"].as_u64() > Some(0),
-            "{training}: the second part continued"
-        );
+        parts.stop_and_continue();
         let mut files = vec!["model.safetensors", "optimizer.safetensors", "state.json"];
         if training.contains("ema") {
             files.push("ema.safetensors");
@@ -103,11 +93,9 @@ fn an_average_may_begin_and_end_at_any_checkpoint() {
 
     // So slow an average stays where it starts.
     (job.epochs, job.training) = (2, "ema: {decay: 0.9999999}");
-    let (code, printed) = job.run();
-    assert_eq!(code, 0, "{printed}");
-    assert!(
-        printed.contains("the checkpoint has no average of the weights: it starts from the weights"),
-        "{printed}"
+    job.ends(
+        0,
+        &["the checkpoint has no average of the weights: it starts from the weights"],
     );
     let average = weights_of(&job.newest().join("ema.safetensors"));
     let (moved, stayed) = (distance(&job.weights(), &before), distance(&average, &before));
@@ -119,11 +107,9 @@ fn an_average_may_begin_and_end_at_any_checkpoint() {
     assert!(last["emaAccuracy"].is_number(), "{last}");
 
     (job.epochs, job.training) = (3, "seed: 0");
-    let (code, printed) = job.run();
-    assert_eq!(code, 0, "{printed}");
-    assert!(
-        printed.contains("training.ema is not set: the checkpoint's average of the weights is left out"),
-        "{printed}"
+    job.ends(
+        0,
+        &["training.ema is not set: the checkpoint's average of the weights is left out"],
     );
     assert!(!job.newest().join("ema.safetensors").exists());
 }
@@ -148,6 +134,22 @@ fn accumulation_reduces_gradients_once_a_step_and_half_weights_halve_them() {
     let half = reduced(4, "precision: bf16; masterWeights: true");
     // Norms stay in 32 bits on the CPU: five of two vectors of 16.
     assert_eq!(half, (once - 5 * 2 * 16 * 4) / 2 + 5 * 2 * 16 * 4);
+}
+
+#[test]
+fn gradients_in_bf16_are_half_the_bytes_and_train_as_well() {
+    let trained = |parallelism| {
+        let mut job = Job::new(50);
+        job.parallelism = parallelism;
+        job.run_well();
+        let line = job.log("train").pop().expect("a line");
+        let bytes = line["sync"]["bytes"].as_u64().expect("a number");
+        (bytes, line["loss"].as_f64().expect("a number"))
+    };
+    let (bytes, loss) = trained("{}");
+    let (half, close) = trained("{compressGradients: bf16}");
+    assert_eq!(2 * half, bytes);
+    assert!((close - loss).abs() < 1e-2, "{close} and {loss}");
 }
 
 #[test]
@@ -233,13 +235,10 @@ fn parameters_that_do_not_go_together_are_refused_by_name() {
     let mut job = Job::new(50);
     job.optimizer = "name: sgd, betas: [0.9, 0.99]";
     job.training = "masterWeights: true; lossScale: {hysteresis: 3}";
-    let (code, printed) = job.run();
-    assert_eq!(code, 2, "{printed}");
-    for field in [
+    let fields = [
         "spec.training.optimizer.betas",
         "spec.training.masterWeights",
         "spec.training.lossScale",
-    ] {
-        assert!(printed.contains(field), "no {field} in: {printed}");
-    }
+    ];
+    job.ends(2, &fields);
 }

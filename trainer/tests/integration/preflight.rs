@@ -1,9 +1,8 @@
 //! What a run needs, tried out before it.
 
-use std::path::Path;
 use std::process::Command;
 
-use crate::common::{Job, TRAINER};
+use crate::common::{Job, TRAINER, text};
 use crate::machine::trainer_on_machine_with;
 use serde_json::Value;
 
@@ -35,10 +34,6 @@ fn detail<'a>(report: &'a Value, name: &str) -> &'a str {
     let checks = report["checks"].as_array().expect("checks");
     let check = checks.iter().find(|check| check["check"] == name);
     check.expect("the check")["detail"].as_str().expect("a text")
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().expect("a path of plain letters")
 }
 
 #[test]

@@ -16,7 +16,6 @@ use crate::common::TRAINER;
 pub(crate) struct Rank {
     pub(crate) child: Child,
     reports: BufReader<UnixStream>,
-    /// What it wrote to standard error.
     pub(crate) errors: PathBuf,
 }
 

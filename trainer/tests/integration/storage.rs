@@ -28,9 +28,7 @@ const MOST_STARTUP: u64 = 400_000;
 struct Told {
     /// Step that it started after.
     start: Option<u64>,
-    /// Steps it made.
     steps: Vec<u64>,
-    /// Checkpoints it completed.
     checkpoints: u64,
     /// Newest checkpoint that it called complete.
     durable: u64,
@@ -66,7 +64,6 @@ impl Dice {
     }
 }
 
-/// Names in the folder of checkpoints.
 fn names(folder: &Path) -> BTreeSet<String> {
     let Ok(entries) = fs_err::read_dir(folder) else {
         return BTreeSet::new();
@@ -170,8 +167,7 @@ fn a_run_killed_within_an_epoch_continues_bit_by_bit() {
         Signal::SIGKILL,
     )
     .expect("kills");
-    let (code, printed) = running.finish();
-    assert_eq!(code, 137, "{printed}");
+    running.ends(137, &[]);
     parts.run_well();
 
     let start = parts.log("start")[1]["step"].as_u64().expect("a step");
@@ -269,18 +265,15 @@ fn a_full_disk_is_named_and_the_checkpoint_before_is_continued_from() {
 
     // Needs root, as the tests of the whole do: it mounts a file system that this test alone sees.
     let command = on_small_disk(&job.runs(), size * 3 / 2, size * 10);
-    let (code, printed) = job.start_through(command).finish();
-    assert_eq!(code, 0, "with more space it goes on: {printed}");
-    for part in [
-        "code 79".to_owned(),
-        format!("failed to write the checkpoint of step {}: ", 2 * step),
-        "No space left on device".to_owned(),
-        format!("the file system of {}/test has ", job.runs().display()),
-        format!(" free; the checkpoint of step {step} is complete, and the next attempt continues from it"),
-        format!("continuing after step {step} from "),
-    ] {
-        assert!(printed.contains(&part), "no {part:?} in: {printed}");
-    }
+    let parts = [
+        "code 79",
+        &format!("failed to write the checkpoint of step {}: ", 2 * step),
+        "No space left on device",
+        &format!("the file system of {}/test has ", job.runs().display()),
+        &format!(" free; the checkpoint of step {step} is complete, and the next attempt continues from it"),
+        &format!("continuing after step {step} from "),
+    ];
+    let printed = job.start_through(command).ends(0, &parts);
     let needed = printed
         .split_once("; a checkpoint needs ")
         .and_then(|(_, rest)| rest.split_once(" bytes"))

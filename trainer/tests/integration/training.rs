@@ -49,18 +49,7 @@ fn a_run_that_was_stopped_continues_bit_by_bit() {
 
     let mut parts = Job::new(400);
     parts.epochs = 20;
-    let mut running = parts.start();
-    running.await_progress(1);
-    running.signal(Signal::SIGTERM);
-    let (code, printed) = running.finish();
-    assert_eq!(code, 143, "stopped and saved: {printed}");
-    parts.run_well();
-
-    assert_eq!(parts.log("start").len(), 2);
-    assert!(
-        parts.log("start")[1]["step"].as_u64() > Some(0),
-        "the second part continued"
-    );
+    parts.stop_and_continue();
     assert_eq!(whole.newest().file_name(), parts.newest().file_name());
     let files = ["model.safetensors", "optimizer.safetensors", "state.json"];
     assert_same_files(&whole, &parts, &files, "a run that was stopped");
@@ -70,28 +59,20 @@ fn a_run_that_was_stopped_continues_bit_by_bit() {
 fn a_run_continues_with_another_number_of_ranks() {
     let mut job = Job::new(400);
     (job.nodes, job.micro_batch, job.epochs) = (2, 5, 15);
-    let mut running = job.start();
-    running.await_progress(1);
-    running.signal(Signal::SIGINT);
-    let (code, printed) = running.finish();
-    assert_eq!(code, 143, "{printed}");
+    job.stop(Signal::SIGINT);
     job.nodes = 1;
     job.run_well();
     let state: serde_json::Value = serde_json::from_slice(&bytes(&job.newest(), "state.json")).expect("JSON");
     assert_eq!(state["position"]["epoch"], 15);
-    let (code, printed) = job.run();
-    assert_eq!(code, 0, "a finished run has nothing left to do: {printed}");
+    // A finished run has nothing left to do.
+    job.run_well();
 }
 
 #[test]
 fn deepspeeds_breakdown_is_logged_where_it_is_asked_for() {
     let mut job = Job::new(40);
     (job.accumulation, job.breakdown) = (2, true);
-    let (code, printed) = job.run();
-    assert_eq!(code, 0, "{printed}");
-    for name in ["time (ms) | fwd_microstep: ", "time (ms) | fwd: "] {
-        assert!(printed.contains(name), "{name} is not in {printed}");
-    }
+    job.ends(0, &["time (ms) | fwd_microstep: ", "time (ms) | fwd: "]);
     let record = job.log("train").pop().expect("a line");
     let time = |name: &str| record["wallClockBreakdown"][name].as_f64().expect("a number");
     let parts = time("bwd_inner_microstep") + time("bwd_allreduce_microstep");
@@ -104,6 +85,6 @@ fn deepspeeds_breakdown_is_logged_where_it_is_asked_for() {
 
     job.breakdown = false;
     job.epochs += 1;
-    let (_, printed) = job.run();
+    let printed = job.ends(0, &[]);
     assert!(!printed.contains("time (ms)"), "{printed}");
 }
