@@ -3,46 +3,9 @@
 use tch::{Kind, Tensor};
 
 use crate::error::{Error, check};
-use crate::sys::{self, RawAdamNumbers, RawSgdNumbers};
+use crate::sys;
 
-/// Numbers of a step of AdamW (arXiv 1711.05101) or LAMB (arXiv 1904.00962).
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct AdamNumbers {
-    /// Learning rate of this step.
-    pub learning_rate: f64,
-    /// Decay of the first and the second moment.
-    pub betas: [f64; 2],
-    /// Weight decay.
-    pub weight_decay: f64,
-    /// Added to the denominator.
-    pub epsilon: f64,
-}
-
-impl AdamNumbers {
-    fn raw(self) -> RawAdamNumbers {
-        let [beta1, beta2] = self.betas;
-        RawAdamNumbers {
-            learning_rate: self.learning_rate,
-            beta1,
-            beta2,
-            weight_decay: self.weight_decay,
-            epsilon: self.epsilon,
-        }
-    }
-}
-
-/// Numbers of a step of SGD with momentum.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SgdNumbers {
-    /// Learning rate of this step.
-    pub learning_rate: f64,
-    /// Share of the last step that is taken again.
-    pub momentum: f64,
-    /// Weight decay, added to the gradient.
-    pub weight_decay: f64,
-    /// Whether the gradient is read ahead of the momentum.
-    pub nesterov: bool,
-}
+pub use crate::sys::{AdamNumbers, SgdNumbers};
 
 fn assert_same_length(lists: &[&[Tensor]]) {
     assert!(
@@ -66,7 +29,6 @@ pub fn fused_adamw(
     let lists = [parameters, gradients, first_moments, second_moments];
     assert_same_length(&lists);
     let [parameters, gradients, first_moments, second_moments] = lists.map(sys::pointers);
-    let numbers = numbers.raw();
     // SAFETY: all four lists hold as many pointers to tensors, which are borrowed for the call, as is the step; the
     // numbers have the layout of the C++ struct.
     let status = unsafe {
@@ -101,12 +63,6 @@ pub fn fused_sgd(
     );
     let [parameters, gradients, momentum_buffers] =
         [parameters, gradients, momentum_buffers].map(sys::pointers);
-    let raw = RawSgdNumbers {
-        learning_rate: numbers.learning_rate,
-        momentum: numbers.momentum,
-        weight_decay: numbers.weight_decay,
-        nesterov: numbers.nesterov,
-    };
     // SAFETY: the lists hold as many pointers to tensors, which are borrowed for the call (the buffers are not read
     // where there is no momentum); the numbers have the layout of the C++ struct.
     let status = unsafe {
@@ -115,7 +71,7 @@ pub fn fused_sgd(
             gradients.as_ptr(),
             momentum_buffers.as_ptr(),
             parameters.len(),
-            &raw const raw,
+            &raw const numbers,
         )
     };
     check(status, || "failed to take an SGD step".into())
@@ -150,7 +106,6 @@ pub fn lamb(
     let lists = [parameters, gradients, first_moments, second_moments];
     assert_same_length(&lists);
     let [parameters, gradients, first_moments, second_moments] = lists.map(sys::pointers);
-    let numbers = numbers.raw();
     // SAFETY: all four lists hold as many pointers to tensors, which are borrowed for the call, as are the sizes; the
     // numbers have the layout of the C++ struct.
     let status = unsafe {

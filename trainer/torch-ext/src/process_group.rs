@@ -70,14 +70,6 @@ fn c_string(text: &str, what: &str) -> Result<CString, Error> {
     })
 }
 
-fn c_integer(value: u32, what: &str) -> Result<c_int, Error> {
-    c_int::try_from(value).map_err(|_| Error {
-        action: format!("failed to use {value} as {what}"),
-        kind: ErrorKind::Other,
-        message: "it is larger than 2147483647".into(),
-    })
-}
-
 /// A rendezvous that fails is always the network's or a peer's doing, whatever type libtorch gives it.
 fn communication(error: Error) -> Error {
     Error {
@@ -122,8 +114,8 @@ impl Store {
         .map_err(communication)?;
         Ok(Self {
             handle,
-            rank: c_integer(*rank, "a rank")?,
-            world_size: c_integer(*world_size, "a world size")?,
+            rank: rank.cast_signed(),
+            world_size: world_size.cast_signed(),
         })
     }
 }
@@ -199,10 +191,14 @@ impl ProcessGroup {
     /// Replaces `tensors` by those of rank `root`. They may differ in type and shape, not in device.
     pub fn broadcast(&self, tensors: &[Tensor], root: u32) -> Result<(), Error> {
         let pointers = sys::pointers(tensors);
-        let root = c_integer(root, "a rank")?;
         // SAFETY: group and tensors are valid and borrowed for the call.
         let status = unsafe {
-            sys::vit_group_broadcast(self.handle.as_ptr(), pointers.as_ptr(), pointers.len(), root)
+            sys::vit_group_broadcast(
+                self.handle.as_ptr(),
+                pointers.as_ptr(),
+                pointers.len(),
+                root.cast_signed(),
+            )
         };
         check(status, || format!("failed to get the parameters of rank {root}"))
     }

@@ -5,19 +5,30 @@ use tch::Tensor;
 use crate::error::{Error, check};
 use crate::handle::Handle;
 use crate::process_group::ProcessGroup;
-use crate::sys::{self, RawReducer, RawSyncTimes};
+use crate::sys::{self, RawReducer};
 
-/// What gradient synchronisation cost one rank in one step, seconds. The step waited `exposed + straggler`.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct SyncTimes {
-    /// Time in which a gradient all-reduce was under way that every rank had begun; at least `exposed`.
-    pub total: f64,
-    /// From the moment every rank had its last gradient until averaged gradients were usable.
-    pub exposed: f64,
-    /// From the own last gradient to the last rank's last gradient.
-    pub straggler: f64,
-    /// Bytes of gradients handed to all-reduce.
-    pub bytes: u64,
+pub use crate::sys::SyncTimes;
+
+impl SyncTimes {
+    /// The mean, where this is the sum over `count` steps.
+    #[must_use]
+    pub fn mean(&self, count: f64) -> Self {
+        Self {
+            total: self.total / count,
+            exposed: self.exposed / count,
+            straggler: self.straggler / count,
+            bytes: (self.bytes as f64 / count) as u64,
+        }
+    }
+}
+
+impl std::ops::AddAssign for SyncTimes {
+    fn add_assign(&mut self, other: Self) {
+        self.total += other.total;
+        self.exposed += other.exposed;
+        self.straggler += other.straggler;
+        self.bytes += other.bytes;
+    }
 }
 
 /// In what form gradients are added up over the ranks. Parameters keep gradients of their own type either way.
@@ -98,23 +109,12 @@ impl Reducer {
     /// What synchronisation cost in the step that was finished last. The ranks compare their measurements beside what
     /// happens between [`Reducer::finish`] and this call; called at once, it waits for that.
     pub fn times(&mut self) -> Result<SyncTimes, Error> {
-        let mut times = RawSyncTimes::default();
+        let mut times = SyncTimes::default();
         // SAFETY: the reducer is valid and `times` has the layout of the C++ struct.
         let status = unsafe { sys::vit_reducer_times(self.handle.as_ptr(), &raw mut times) };
         check(status, || {
             "failed to compare the times of synchronisation over the ranks".into()
         })?;
-        let RawSyncTimes {
-            total,
-            exposed,
-            straggler,
-            bytes,
-        } = times;
-        Ok(SyncTimes {
-            total,
-            exposed,
-            straggler,
-            bytes,
-        })
+        Ok(times)
     }
 }

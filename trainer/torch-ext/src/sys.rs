@@ -3,6 +3,8 @@
 use std::ffi::{c_char, c_int, c_void};
 use std::marker::{PhantomData, PhantomPinned};
 
+use serde::{Deserialize, Serialize};
+
 /// A C++ object seen only by pointer.
 #[repr(C)]
 pub(crate) struct Opaque<Name> {
@@ -22,30 +24,46 @@ pub(crate) type RawMeter = Opaque<MeterName>;
 /// `at::Tensor*`, as tch hands it out.
 pub(crate) type RawTensor = *const c_void;
 
+/// What gradient synchronisation cost one rank in one step, seconds. The step waited `exposed + straggler`.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
-pub(crate) struct RawSyncTimes {
-    pub(crate) total: f64,
-    pub(crate) exposed: f64,
-    pub(crate) straggler: f64,
-    pub(crate) bytes: u64,
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SyncTimes {
+    /// Time in which a gradient all-reduce was under way that every rank had begun; at least `exposed`.
+    pub total: f64,
+    /// From the moment every rank had its last gradient until averaged gradients were usable.
+    pub exposed: f64,
+    /// From the own last gradient to the last rank's last gradient.
+    pub straggler: f64,
+    /// Bytes of gradients handed to all-reduce.
+    pub bytes: u64,
 }
 
+/// Numbers of a step of AdamW (arXiv 1711.05101) or LAMB (arXiv 1904.00962).
 #[repr(C)]
-pub(crate) struct RawAdamNumbers {
-    pub(crate) learning_rate: f64,
-    pub(crate) beta1: f64,
-    pub(crate) beta2: f64,
-    pub(crate) weight_decay: f64,
-    pub(crate) epsilon: f64,
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdamNumbers {
+    /// Learning rate of this step.
+    pub learning_rate: f64,
+    /// Decay of the first and the second moment.
+    pub betas: [f64; 2],
+    /// Weight decay.
+    pub weight_decay: f64,
+    /// Added to the denominator.
+    pub epsilon: f64,
 }
 
+/// Numbers of a step of SGD with momentum.
 #[repr(C)]
-pub(crate) struct RawSgdNumbers {
-    pub(crate) learning_rate: f64,
-    pub(crate) momentum: f64,
-    pub(crate) weight_decay: f64,
-    pub(crate) nesterov: bool,
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SgdNumbers {
+    /// Learning rate of this step.
+    pub learning_rate: f64,
+    /// Share of the last step that is taken again.
+    pub momentum: f64,
+    /// Weight decay, added to the gradient.
+    pub weight_decay: f64,
+    /// Whether the gradient is read ahead of the momentum.
+    pub nesterov: bool,
 }
 
 unsafe extern "C" {
@@ -105,7 +123,7 @@ unsafe extern "C" {
     pub(crate) fn vit_reducer_free(reducer: *mut RawReducer);
     pub(crate) fn vit_reducer_prepare(reducer: *mut RawReducer, arrival: RawTensor) -> c_int;
     pub(crate) fn vit_reducer_finish(reducer: *mut RawReducer, sums: *mut f64, count: usize) -> c_int;
-    pub(crate) fn vit_reducer_times(reducer: *mut RawReducer, times: *mut RawSyncTimes) -> c_int;
+    pub(crate) fn vit_reducer_times(reducer: *mut RawReducer, times: *mut SyncTimes) -> c_int;
 
     pub(crate) fn vit_closure_error(message: *const c_char, length: usize);
     pub(crate) fn vit_recompute(
@@ -143,14 +161,14 @@ unsafe extern "C" {
         second_moments: *const RawTensor,
         count: usize,
         step: RawTensor,
-        numbers: *const RawAdamNumbers,
+        numbers: *const AdamNumbers,
     ) -> c_int;
     pub(crate) fn vit_fused_sgd(
         parameters: *const RawTensor,
         gradients: *const RawTensor,
         momentum_buffers: *const RawTensor,
         count: usize,
-        numbers: *const RawSgdNumbers,
+        numbers: *const SgdNumbers,
     ) -> c_int;
     pub(crate) fn vit_lamb(
         parameters: *const RawTensor,
@@ -160,7 +178,7 @@ unsafe extern "C" {
         count: usize,
         sizes: RawTensor,
         step: f64,
-        numbers: *const RawAdamNumbers,
+        numbers: *const AdamNumbers,
     ) -> c_int;
     pub(crate) fn vit_global_norm(tensors: *const RawTensor, count: usize, norm: RawTensor) -> c_int;
     pub(crate) fn vit_scale(tensors: *const RawTensor, count: usize, factor: f64) -> c_int;

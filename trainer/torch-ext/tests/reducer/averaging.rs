@@ -5,23 +5,14 @@
 use std::time::Duration;
 
 use tch::{Device, Kind, Tensor};
-use torch_ext::{Compression, ErrorKind, Reducer, Rendezvous, Store, SyncTimes};
+use torch_ext::{Compression, ErrorKind, Rendezvous, Store, SyncTimes};
 
-use crate::ranks::{LOOPBACK, Worker, on_ranks};
+use crate::ranks::{LOOPBACK, Worker, on_ranks, parameter};
 
 /// `steps` steps of two parameters whose gradient is `rank + 1`.
 fn train(rank: &Worker, steps: usize) -> (Vec<f64>, Vec<f64>, Vec<SyncTimes>) {
-    let parameters: Vec<Tensor> = (0..2)
-        .map(|_| Tensor::zeros([1000], (Kind::Float, Device::Cpu)).set_requires_grad(true))
-        .collect();
-    let mut reducer = Reducer::new(
-        &parameters,
-        &rank.gradients,
-        &rank.control,
-        1024,
-        Compression::None,
-    )
-    .expect("a reducer");
+    let parameters = [parameter(1000), parameter(1000)];
+    let mut reducer = rank.reducer(&parameters, 1024, Compression::None);
     let mut times = Vec::new();
     let mut sums = Vec::new();
     for _ in 0..steps {
@@ -73,16 +64,8 @@ fn a_single_rank_pays_nothing() {
 #[test]
 fn a_backward_pass_that_was_not_prepared_only_accumulates() {
     let gradients = on_ranks(2, |rank| {
-        let parameter = Tensor::zeros([10], (Kind::Float, Device::Cpu)).set_requires_grad(true);
-        let parameters = [parameter];
-        let mut reducer = Reducer::new(
-            &parameters,
-            &rank.gradients,
-            &rank.control,
-            1024,
-            Compression::None,
-        )
-        .expect("a reducer");
+        let parameters = [parameter(10)];
+        let mut reducer = rank.reducer(&parameters, 1024, Compression::None);
         let loss = || parameters[0].sum(Kind::Float) * f64::from(rank.rank + 1);
         loss().backward();
         reducer
@@ -139,16 +122,8 @@ fn gradients_sent_in_bf16_are_half_the_bytes_and_nearly_the_mean() {
         (places * 0.37 + f64::from(rank)).sin()
     };
     let ranks = on_ranks(3, |rank| {
-        let parameter = Tensor::zeros([SIZE], (Kind::Float, Device::Cpu)).set_requires_grad(true);
-        let parameters = [parameter];
-        let mut reducer = Reducer::new(
-            &parameters,
-            &rank.gradients,
-            &rank.control,
-            1 << 20,
-            Compression::Bf16,
-        )
-        .expect("a reducer");
+        let parameters = [parameter(SIZE)];
+        let mut reducer = rank.reducer(&parameters, 1 << 20, Compression::Bf16);
         reducer
             .prepare(&Tensor::from_slice(&[1.0_f64]))
             .expect("prepares");

@@ -4,10 +4,10 @@
 
 use std::ffi::{c_int, c_void};
 
-use tch::{Device, Kind, Tensor};
-use torch_ext::{Compression, ErrorKind, ProcessGroup, Reducer};
+use tch::{Kind, Tensor};
+use torch_ext::{Compression, ErrorKind, ProcessGroup};
 
-use crate::ranks::on_ranks;
+use crate::ranks::{on_ranks, parameter};
 
 unsafe extern "C" {
     /// `tests/reducer/delay.cpp`.
@@ -36,15 +36,8 @@ fn the_arrival_tells_of_a_lost_peer_and_what_the_device_waits_for_is_aborted() {
             return;
         }
         queue(&rank.gradients);
-        let parameters = [Tensor::zeros([8], (Kind::Float, Device::Cpu)).set_requires_grad(true)];
-        let mut reducer = Reducer::new(
-            &parameters,
-            &rank.gradients,
-            &rank.control,
-            1024,
-            Compression::None,
-        )
-        .expect("a reducer");
+        let parameters = [parameter(8)];
+        let mut reducer = rank.reducer(&parameters, 1024, Compression::None);
         reducer
             .prepare(&Tensor::from_slice(&[1.0_f64]))
             .expect("prepares");

@@ -3,7 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use torch_ext::{ProcessGroup, Rendezvous, Store};
+use tch::{Device, Kind, Tensor};
+use torch_ext::{Compression, ProcessGroup, Reducer, Rendezvous, Store};
 
 pub(crate) const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -14,6 +15,28 @@ pub(crate) struct Worker {
     pub(crate) gradients: ProcessGroup,
     pub(crate) control: ProcessGroup,
     _store: Store,
+}
+
+impl Worker {
+    pub(crate) fn reducer(
+        &self,
+        parameters: &[Tensor],
+        bucket_bytes: usize,
+        compression: Compression,
+    ) -> Reducer {
+        Reducer::new(
+            parameters,
+            &self.gradients,
+            &self.control,
+            bucket_bytes,
+            compression,
+        )
+        .expect("a reducer")
+    }
+}
+
+pub(crate) fn parameter(size: i64) -> Tensor {
+    Tensor::zeros([size], (Kind::Float, Device::Cpu)).set_requires_grad(true)
 }
 
 /// Runs `body` on each of `world_size` ranks at once and gives their results in order.

@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
 use tch::{Device, Kind, Tensor};
-use torch_ext::{Compression, ProcessGroup, Reducer, SyncTimes};
+use torch_ext::{Compression, ProcessGroup, SyncTimes};
 
 use crate::ranks::{Worker, on_ranks};
 
@@ -79,14 +79,7 @@ fn cost(rank: &Worker, layers: &Layers, delayed: Delayed) -> SyncTimes {
     if matches!(delayed, Delayed::Control | Delayed::Network) {
         delay(&rank.control, DELAY);
     }
-    let mut reducer = Reducer::new(
-        &layers.weights,
-        &rank.gradients,
-        &rank.control,
-        1024,
-        Compression::None,
-    )
-    .expect("a reducer");
+    let mut reducer = rank.reducer(&layers.weights, 1024, Compression::None);
     let mut steps = Vec::new();
     for _ in 0..WARM_UP + STEPS {
         for weight in &layers.weights {
