@@ -4,7 +4,7 @@
 //! data-efficient image transformers" (arXiv 2012.12877), table 1, for tiny and small; "Scaling Vision Transformers"
 //! (arXiv 2106.04560), table 2, for giant and gigantic. timm: `timm/models/vision_transformer.py`.
 
-use crate::Pooling;
+use crate::{ModelConfig, Pooling};
 
 /// What a name stands for. Lengths in pixels and in channels of the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -93,6 +93,25 @@ impl ModelPreset {
                     pixels => Self::plain(family, patch_size, number(pixels)?),
                 }
             }
+        }
+    }
+
+    /// The network for so many classes and channels.
+    pub fn model(self, num_classes: u32, channels: u32) -> ModelConfig {
+        ModelConfig {
+            image_size: self.image_size,
+            patch_size: self.patch_size,
+            hidden_size: self.hidden_size,
+            depth: self.depth,
+            heads: self.heads,
+            mlp_size: self.mlp_size,
+            num_classes,
+            channels,
+            pooling: self.pooling,
+            register_tokens: self.register_tokens,
+            layer_scale: self.layer_scale,
+            drop_path: 0.0,
+            pretrained: None,
         }
     }
 

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::rules::Rules;
-use super::{Interpolation, ModelConfig, TrainingConfig};
+use super::{ModelConfig, TrainingConfig};
 
 /// What is done to training images, in this order: crop, flip, colours, normalisation, erasing, mixing.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,6 +39,16 @@ pub struct Augmentation {
     pub random_erasing: f64,
     /// How many variants of an image a batch holds.
     pub repeated_augmentation: u32,
+}
+
+/// Filters to resize with. Both widen where they shrink an image (antialiasing), as Pillow's do.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum Interpolation {
+    /// Bilinear.
+    Bilinear,
+    /// Bicubic (Catmull-Rom).
+    Bicubic,
 }
 
 /// A random part of the image, resized to the model's size.
@@ -123,17 +133,23 @@ impl Augmentation {
             ("data.augmentation.randomErasing", self.random_erasing),
             ("data.augmentation.colorJitter", self.color_jitter),
         ] {
-            rules.require((0.0..=1.0).contains(&value), field, value, || {
-                "must be between 0 and 1".into()
-            });
+            rules.require(
+                (0.0..=1.0).contains(&value),
+                field,
+                value,
+                "must be between 0 and 1",
+            );
         }
         for (field, value) in [
             ("data.augmentation.mixup", self.mixup),
             ("data.augmentation.cutmix", self.cutmix),
         ] {
-            rules.require((0.0..=100.0).contains(&value), field, value, || {
-                "must be between 0 and 100".into()
-            });
+            rules.require(
+                (0.0..=100.0).contains(&value),
+                field,
+                value,
+                "must be between 0 and 100",
+            );
         }
         if let Some(crop) = &self.random_resized_crop {
             let [least, largest] = crop.scale;
@@ -141,39 +157,39 @@ impl Augmentation {
                 0.0 < least && least <= largest && largest <= 1.0,
                 "data.augmentation.randomResizedCrop.scale",
                 format_args!("{least}, {largest}"),
-                || "must be two shares above 0 and at most 1, the smaller one first".into(),
+                "must be two shares above 0 and at most 1, the smaller one first",
             );
             let [least, largest] = crop.ratio;
             rules.require(
                 0.0 < least && least <= largest && largest.is_finite(),
                 "data.augmentation.randomResizedCrop.ratio",
                 format_args!("{least}, {largest}"),
-                || "must be two numbers above 0, the smaller one first".into(),
+                "must be two numbers above 0, the smaller one first",
             );
             rules.require(
                 self.random_crop.is_none(),
                 "data.augmentation.randomCrop",
                 "given",
-                || "give one of randomCrop and randomResizedCrop".into(),
+                "give one of randomCrop and randomResizedCrop",
             );
         }
         rules.require(
             !self.changes_colors() || model.channels == 3,
             "model.channels",
             model.channels,
-            || "must be 3 for colorJitter, randAugment and threeAugment of data.augmentation".into(),
+            "must be 3 for colorJitter, randAugment and threeAugment of data.augmentation",
         );
         rules.require(
             self.rand_augment.is_none() || (!self.three_augment && self.color_jitter <= 0.0),
             "data.augmentation.randAugment",
             "given",
-            || "give one of randAugment, and threeAugment with or without colorJitter".into(),
+            "give one of randAugment, and threeAugment with or without colorJitter",
         );
         rules.require(
             !self.mixes() || training.micro_batch_size.is_multiple_of(2),
             "training.microBatchSize",
             training.micro_batch_size,
-            || "must be even for mixup and cutmix, which mix pairs of images".into(),
+            "must be even for mixup and cutmix, which mix pairs of images",
         );
         rules.positive(
             "data.augmentation.repeatedAugmentation",

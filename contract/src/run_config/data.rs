@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::rules::Rules;
-use super::{Augmentation, ModelConfig, TrainingConfig};
+use super::{Augmentation, Interpolation, ModelConfig, TrainingConfig};
 
 /// A data set, and how its images become the model's input.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -67,16 +67,6 @@ pub struct Shards {
     pub validation: String,
 }
 
-/// Filters to resize with. Both widen where they shrink an image (antialiasing), as Pillow's do.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum Interpolation {
-    /// Bilinear.
-    Bilinear,
-    /// Bicubic (Catmull-Rom).
-    Bicubic,
-}
-
 /// Mean and deviation of pixels scaled to 0..1; one value for all channels, or one a channel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -117,27 +107,15 @@ impl DataConfig {
 
     pub(super) fn check(&self, model: &ModelConfig, training: &TrainingConfig, rules: &mut Rules) {
         self.check_format(model, rules);
+        rules.share("data.fraction", self.fraction);
         rules.require(
-            self.fraction > 0.0 && self.fraction <= 1.0,
-            "data.fraction",
-            self.fraction,
-            || "must be above 0 and at most 1".into(),
+            self.decode_threads != Some(0),
+            "data.decodeThreads",
+            0,
+            "must be at least 1",
         );
-        rules.require(self.decode_threads != Some(0), "data.decodeThreads", 0, || {
-            "must be at least 1".into()
-        });
-        rules.require(
-            (0.0..1.0).contains(&self.max_corrupt_fraction),
-            "data.maxCorruptFraction",
-            self.max_corrupt_fraction,
-            || "must be at least 0 and below 1".into(),
-        );
-        rules.require(
-            self.crop_fraction > 0.0 && self.crop_fraction <= 1.0,
-            "data.cropFraction",
-            self.crop_fraction,
-            || "must be above 0 and at most 1".into(),
-        );
+        rules.below_one("data.maxCorruptFraction", self.max_corrupt_fraction);
+        rules.share("data.cropFraction", self.crop_fraction);
         self.normalization.check(model.channels, rules);
         self.augmentation.check(model, training, rules);
     }
@@ -147,13 +125,16 @@ impl DataConfig {
             self.path.is_some() || !self.format.has_files(),
             "data.path",
             "missing",
-            || "must name the folder of the data set".into(),
+            "must name the folder of the data set",
         );
         match self.format {
             DataFormat::Cifar10 | DataFormat::Cifar100 => {
-                rules.require(model.channels == 3, "model.channels", model.channels, || {
-                    "must be 3: CIFAR images have 3 channels".into()
-                });
+                rules.require(
+                    model.channels == 3,
+                    "model.channels",
+                    model.channels,
+                    "must be 3: CIFAR images have 3 channels",
+                );
                 let classes = if self.format == DataFormat::Cifar10 {
                     10
                 } else {
@@ -163,14 +144,14 @@ impl DataConfig {
                     model.num_classes >= classes,
                     "model.numClasses",
                     model.num_classes,
-                    || format!("must be at least {classes}, the classes of the data set"),
+                    format!("must be at least {classes}, the classes of the data set"),
                 );
             }
             DataFormat::ImageFolder | DataFormat::WebDataset => rules.require(
                 [1, 3].contains(&model.channels),
                 "model.channels",
                 model.channels,
-                || "must be 1 (grey) or 3 (red, green, blue) for JPEG and PNG files; format numpy takes any number".into(),
+                "must be 1 (grey) or 3 (red, green, blue) for JPEG and PNG files; format numpy takes any number",
             ),
             DataFormat::Numpy => {}
             DataFormat::Synthetic => rules.require(
@@ -178,14 +159,14 @@ impl DataConfig {
                 "data.syntheticImages",
                 self.synthetic_images
                     .map_or_else(|| "missing".to_owned(), |images| images.to_string()),
-                || "must be at least 1 for synthetic data".into(),
+                "must be at least 1 for synthetic data",
             ),
         }
         rules.require(
             (self.format == DataFormat::WebDataset) == self.shards.is_some(),
             "data.shards",
             if self.shards.is_some() { "given" } else { "missing" },
-            || "must be given for format webDataset, and for no other".into(),
+            "must be given for format webDataset, and for no other",
         );
     }
 }
@@ -200,17 +181,16 @@ impl Normalization {
                 values.len() == 1 || values.len() == channels as usize,
                 field,
                 format_args!("a list of {}", values.len()),
-                || {
-                    format!(
-                        "must have one value, or one for each of the {channels} channels (model.channels)"
-                    )
-                },
+                format!("must have one value, or one for each of the {channels} channels (model.channels)"),
             );
         }
         for value in &self.mean {
-            rules.require(value.is_finite(), "data.normalization.mean", value, || {
-                "must be finite".into()
-            });
+            rules.require(
+                value.is_finite(),
+                "data.normalization.mean",
+                value,
+                "must be finite",
+            );
         }
         for value in &self.std {
             rules.above_zero("data.normalization.std", *value);

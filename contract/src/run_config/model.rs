@@ -81,7 +81,7 @@ impl ModelConfig {
             self.num_classes >= 2,
             "model.numClasses",
             self.num_classes,
-            || "must be at least 2".into(),
+            "must be at least 2",
         );
         rules.divides(
             "model.patchSize",
@@ -94,17 +94,12 @@ impl ModelConfig {
             self.register_tokens <= MOST_REGISTER_TOKENS,
             "model.registerTokens",
             self.register_tokens,
-            || format!("must be at most {MOST_REGISTER_TOKENS}"),
+            format!("must be at most {MOST_REGISTER_TOKENS}"),
         );
         if let Some(value) = self.layer_scale {
             rules.above_zero("model.layerScale", value);
         }
-        rules.require(
-            (0.0..1.0).contains(&self.drop_path),
-            "model.dropPath",
-            self.drop_path,
-            || "must be at least 0 and below 1".into(),
-        );
+        rules.below_one("model.dropPath", self.drop_path);
     }
 
     /// How the weights of `other` differ in number or shape, in words, field by field; `None` where weights of one fit
@@ -151,24 +146,11 @@ impl ModelConfig {
 
 #[cfg(test)]
 mod tests {
+    use super::super::tests::config;
     use super::*;
 
     fn model() -> ModelConfig {
-        ModelConfig {
-            image_size: 32,
-            patch_size: 8,
-            hidden_size: 64,
-            depth: 2,
-            heads: 4,
-            mlp_size: 256,
-            num_classes: 10,
-            channels: 3,
-            pooling: Pooling::Token,
-            register_tokens: 0,
-            layer_scale: None,
-            drop_path: 0.0,
-            pretrained: None,
-        }
+        config().model
     }
 
     fn messages(change: impl FnOnce(&mut ModelConfig)) -> Vec<String> {
@@ -206,14 +188,14 @@ mod tests {
         assert_eq!(model().difference(&same), None);
         let other = ModelConfig {
             depth: 3,
-            pooling: Pooling::Average,
+            pooling: Pooling::Token,
             layer_scale: Some(1e-5),
             ..model()
         };
         assert_eq!(
             model().difference(&other).as_deref(),
             Some(
-                "depth is 2 instead of 3, pooling is token instead of average, layerScale is absent instead of present"
+                "depth is 2 instead of 3, pooling is average instead of token, layerScale is absent instead of present"
             )
         );
     }

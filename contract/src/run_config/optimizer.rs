@@ -74,7 +74,7 @@ impl Optimizer {
             self.weight_decay().is_finite() && self.weight_decay() >= 0.0,
             "training.optimizer.weightDecay",
             self.weight_decay(),
-            || "must be at least 0".into(),
+            "must be at least 0",
         );
         match self {
             Self::Adamw { betas, epsilon, .. } | Self::Lamb { betas, epsilon, .. } => {
@@ -84,24 +84,19 @@ impl Optimizer {
                         (0.0..1.0).contains(beta),
                         "training.optimizer.betas",
                         beta,
-                        || "each must be at least 0 and below 1".into(),
+                        "each must be at least 0 and below 1",
                     );
                 }
             }
             Self::Sgd {
                 momentum, nesterov, ..
             } => {
-                rules.require(
-                    (0.0..1.0).contains(momentum),
-                    "training.optimizer.momentum",
-                    momentum,
-                    || "must be at least 0 and below 1".into(),
-                );
+                rules.below_one("training.optimizer.momentum", *momentum);
                 rules.require(
                     !nesterov || *momentum > 0.0,
                     "training.optimizer.nesterov",
                     nesterov,
-                    || "needs training.optimizer.momentum above 0".into(),
+                    "needs training.optimizer.momentum above 0",
                 );
             }
         }
@@ -189,13 +184,13 @@ impl Schedule {
             self.warmup_epochs >= 0.0 && self.warmup_epochs <= f64::from(epochs),
             "training.schedule.warmupEpochs",
             self.warmup_epochs,
-            || format!("must be between 0 and training.epochs ({epochs})"),
+            format!("must be between 0 and training.epochs ({epochs})"),
         );
         rules.require(
             self.min_learning_rate >= 0.0 && (self.min_learning_rate <= peak || !peak.is_finite()),
             "training.schedule.minLearningRate",
             self.min_learning_rate,
-            || format!("must be between 0 and the learning rate at its peak ({peak})"),
+            format!("must be between 0 and the learning rate at its peak ({peak})"),
         );
         if let Course::Step {
             decay_epochs,
@@ -203,12 +198,7 @@ impl Schedule {
         } = self.course
         {
             rules.above_zero("training.schedule.decayEpochs", decay_epochs);
-            rules.require(
-                decay_rate > 0.0 && decay_rate <= 1.0,
-                "training.schedule.decayRate",
-                decay_rate,
-                || "must be above 0 and at most 1".into(),
-            );
+            rules.share("training.schedule.decayRate", decay_rate);
         }
     }
 }

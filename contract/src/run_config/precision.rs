@@ -16,6 +16,16 @@ pub enum Precision {
     Fp16,
 }
 
+impl std::fmt::Display for Precision {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str(match self {
+            Self::Fp32 => "fp32",
+            Self::Bf16 => "bf16",
+            Self::Fp16 => "fp16",
+        })
+    }
+}
+
 /// Dynamic loss scale of [`Precision::Fp16`], with the names, defaults and behaviour of DeepSpeed's `fp16`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -47,7 +57,7 @@ impl LossScaleConfig {
             self.initial_scale_power <= 32,
             "training.lossScale.initialScalePower",
             self.initial_scale_power,
-            || "must be at most 32".into(),
+            "must be at most 32",
         );
         rules.positive("training.lossScale.lossScaleWindow", self.loss_scale_window);
         rules.positive("training.lossScale.hysteresis", self.hysteresis);
@@ -56,12 +66,10 @@ impl LossScaleConfig {
                 && u64::from(self.min_loss_scale) <= 1 << self.initial_scale_power.min(32),
             "training.lossScale.minLossScale",
             self.min_loss_scale,
-            || {
-                format!(
-                    "must be between 1 and 2 to the power of training.lossScale.initialScalePower ({})",
-                    self.initial_scale_power
-                )
-            },
+            format!(
+                "must be between 1 and 2 to the power of training.lossScale.initialScalePower ({})",
+                self.initial_scale_power
+            ),
         );
     }
 }
@@ -78,11 +86,6 @@ pub struct Ema {
 
 impl Ema {
     pub(super) fn check(&self, rules: &mut Rules) {
-        rules.require(
-            (0.0..1.0).contains(&self.decay),
-            "training.ema.decay",
-            self.decay,
-            || "must be at least 0 and below 1".into(),
-        );
+        rules.below_one("training.ema.decay", self.decay);
     }
 }

@@ -73,23 +73,13 @@ impl TrainingConfig {
             "training.gradientAccumulationSteps",
             self.gradient_accumulation_steps,
         );
-        rules.require(
-            (0.0..1.0).contains(&self.label_smoothing),
-            "training.labelSmoothing",
-            self.label_smoothing,
-            || "must be at least 0 and below 1".into(),
-        );
+        rules.below_one("training.labelSmoothing", self.label_smoothing);
         if let Some(norm) = self.clip_grad_norm {
             rules.above_zero("training.clipGradNorm", norm);
         }
         self.optimizer.check(rules);
         self.learning_rate_scaling.check(rules);
-        rules.require(
-            self.layer_decay > 0.0 && self.layer_decay <= 1.0,
-            "training.layerDecay",
-            self.layer_decay,
-            || "must be above 0 and at most 1".into(),
-        );
+        rules.share("training.layerDecay", self.layer_decay);
         if global_batch_size > 0 && self.learning_rate_scaling.reference_batch_size > 0 {
             let peak = self.peak_learning_rate(global_batch_size);
             self.schedule.check(self.epochs, peak, rules);
@@ -98,7 +88,7 @@ impl TrainingConfig {
             !self.master_weights || self.precision != Precision::Fp32,
             "training.masterWeights",
             self.master_weights,
-            || "needs training.precision bf16 or fp16: fp32 weights are their own masters".into(),
+            "needs training.precision bf16 or fp16: fp32 weights are their own masters",
         );
         self.loss_scale.check(rules);
         if let Some(ema) = &self.ema {
