@@ -3,26 +3,15 @@
 use std::path::Path;
 use std::str::FromStr;
 
-use contract::{RunConfig, environment};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use contract::{Device, RunConfig, environment};
 
 use crate::error::TrainError;
 
-/// `workers.device`, as the command line has it.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-pub(crate) enum Device {
-    Auto,
-    Cuda,
-    Cpu,
-}
-
-impl From<Device> for contract::Device {
-    fn from(device: Device) -> Self {
-        match device {
-            Device::Auto => Self::Auto,
-            Device::Cuda => Self::Cuda,
-            Device::Cpu => Self::Cpu,
-        }
-    }
+/// Reads `workers.device` on a command line.
+pub(crate) fn device() -> impl TypedValueParser<Value = Device> {
+    PossibleValuesParser::new(["auto", "cuda", "cpu"])
+        .map(|name| serde_json::from_value(name.into()).expect("the name of a device"))
 }
 
 /// The run configuration that the environment names, with every rule checked.

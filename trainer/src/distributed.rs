@@ -3,6 +3,8 @@
 use std::net::IpAddr;
 use std::time::Duration;
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tch::{Kind, Tensor};
 use torch_ext::{Compression, Cuda, CudaError, ProcessGroup, Reducer, Rendezvous, Store};
 
@@ -14,6 +16,9 @@ const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 /// How long a collective may take before the peers count as lost. The others wait while rank 0 finishes a checkpoint at
 /// the end of an epoch or of training, so this bounds a slow write there too.
 const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(10 * 60);
+
+/// Room for a value that rank 0 gives to the others.
+const VALUE_BYTES: usize = 4096;
 
 /// Where this rank's tensors live.
 #[derive(Clone, Copy, Debug)]
@@ -166,14 +171,17 @@ impl World {
         Ok(self.gradients.broadcast(tensors, 0)?)
     }
 
-    /// Gives every rank rank 0's numbers.
-    pub(crate) fn broadcast_numbers<const N: usize>(
+    /// Gives every rank rank 0's value, which takes less than [`VALUE_BYTES`] as JSON.
+    pub(crate) fn broadcast_value<T: Serialize + DeserializeOwned>(
         &self,
-        numbers: [i64; N],
-    ) -> Result<[i64; N], TrainError> {
-        let tensor = Tensor::from_slice(&numbers);
+        value: &T,
+    ) -> Result<T, TrainError> {
+        let mut json = serde_json::to_vec(value).expect("a plain value");
+        json.resize(VALUE_BYTES, b' ');
+        let tensor = Tensor::from_slice(&json);
         self.control.broadcast(std::slice::from_ref(&tensor), 0)?;
-        Ok(std::array::from_fn(|index| tensor.int64_value(&[index as i64])))
+        let json = Vec::<u8>::try_from(tensor)?;
+        Ok(serde_json::from_slice(&json).expect("rank 0's JSON"))
     }
 
     /// Sums of all ranks' counts.

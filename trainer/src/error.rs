@@ -5,33 +5,27 @@ use std::panic::AssertUnwindSafe;
 use contract::{ConfigError, ExitCode, FailureClass};
 use torch_ext::{CudaError, ErrorKind};
 
-use crate::checkpoint::CheckpointError;
-use crate::data::DataError;
-use crate::export::ExportError;
-use crate::model::WeightsError;
-use crate::tensor_file::SaveError;
+/// An error of one part of the trainer, which knows what it asks for.
+pub(crate) trait Failure: std::error::Error + Send + Sync {
+    /// The exit code that tells the operator what to do.
+    fn exit_code(&self) -> ExitCode;
+}
 
-/// What ended a rank or an agent.
+impl<E: Failure + 'static> From<E> for TrainError {
+    fn from(error: E) -> Self {
+        Self::Part(Box::new(error))
+    }
+}
+
+/// What ended a rank, an agent or a command.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TrainError {
     /// The run configuration, the manifest, the environment or the command line is wrong.
     #[error("{0}")]
     Config(String),
-    /// The data set is missing, corrupt or too small.
-    #[error(transparent)]
-    Data(#[from] DataError),
-    /// A checkpoint cannot be written or read.
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
-    /// Weights that cannot be read or belong to another model.
-    #[error(transparent)]
-    Weights(#[from] WeightsError),
-    /// Weights cannot be had in the form that was asked for.
-    #[error(transparent)]
-    Export(#[from] ExportError),
-    /// A file of tensors cannot be written.
-    #[error(transparent)]
-    Save(#[from] SaveError),
+    /// Data, weights, checkpoints, files.
+    #[error("{0}")]
+    Part(Box<dyn Failure>),
     /// A call into libtorch failed.
     #[error(transparent)]
     Torch(#[from] torch_ext::Error),
@@ -97,17 +91,12 @@ impl TrainError {
     /// The exit code that tells the operator what to do.
     pub(crate) fn exit_code(&self) -> ExitCode {
         match self {
-            Self::Config(_)
-            | Self::Weights(_)
-            | Self::Export(_)
-            | Self::Save(SaveError::Exists { .. } | SaveError::Place { .. }) => ExitCode::BadConfig,
+            Self::Config(_) => ExitCode::BadConfig,
+            Self::Part(error) => error.exit_code(),
             // Any other node would fail the same way.
             Self::Device(CudaError::CpuBuild { .. }) | Self::UnusableGpu(CudaError::CpuBuild { .. }) => {
                 ExitCode::BadConfig
             }
-            Self::Data(_) => ExitCode::BadData,
-            Self::Checkpoint(error) if error.is_refusal() => ExitCode::BadConfig,
-            Self::Checkpoint(_) | Self::Save(SaveError::Write { .. }) => ExitCode::Storage,
             Self::Torch(error) => of_kind(error.kind),
             Self::Device(_) | Self::UnusableGpu(_) | Self::MixedDevices { .. } | Self::TooFewGpus { .. } => {
                 ExitCode::DeviceFault
@@ -119,6 +108,11 @@ impl TrainError {
             Self::Panic(message) => of_kind(ErrorKind::of_message(message)),
             Self::System { .. } => ExitCode::Other(1),
         }
+    }
+
+    /// An error of the operating system in what was tried, "failed to ...".
+    pub(crate) fn system(action: &'static str) -> impl Fn(std::io::Error) -> Self {
+        move |error| Self::System { action, error }
     }
 
     /// The class of the failure that the exit code stands for.

@@ -1,6 +1,6 @@
-//! Accuracy on held-out images, over all ranks.
+//! How images are classified, and how many of them right: held-out ones over all ranks, or in `vit-trainer eval`.
 
-use tch::{Kind, Tensor};
+use tch::{Kind, TchError, Tensor};
 
 use crate::data::DataSet;
 use crate::distributed::World;
@@ -42,15 +42,17 @@ pub(crate) fn evaluate(
         ranks: world.size,
         batch_size,
     };
-    let (mut correct, mut counted) = (0, 0);
+    // Adds up on the device, so that no batch waits for the one before.
+    let mut right = Tensor::zeros([0_i64; 0], (Kind::Int64, data.device()));
+    let mut counted = 0;
     let left_out = classify(model, precision, data, part, |logits, labels| {
         counted += labels.size()[0].cast_unsigned();
-        let right = logits.f_argmax(1, false)?.f_eq_tensor(labels)?;
-        correct += right.f_sum(Kind::Int64)?.f_int64_value(&[])?.cast_unsigned();
+        right = right.f_add(&correct(logits, labels)?)?;
         gets_on();
         Ok(())
     })?;
-    let own = [correct, counted, u64::from(stop), left_out];
+    let right = right.f_int64_value(&[])?.cast_unsigned();
+    let own = [right, counted, u64::from(stop), left_out];
     let [correct, counted, stop_requests, left_out] = world.sum(own)?;
     data.readable().check(left_out)?;
     Ok(Counts {
@@ -58,6 +60,15 @@ pub(crate) fn evaluate(
         counted,
         stop_requests,
     })
+}
+
+/// How many images of a batch are classified right, on the device: their label is the likeliest class, of equal logits the
+/// first.
+pub(crate) fn correct(logits_bk: &Tensor, labels_b: &Tensor) -> Result<Tensor, TchError> {
+    logits_bk
+        .f_argmax(1, false)?
+        .f_eq_tensor(labels_b)?
+        .f_sum(Kind::Int64)
 }
 
 /// Which images one rank classifies, and how many at a time.

@@ -46,26 +46,12 @@ pub(crate) fn peak(product: &str) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::fixtures::preset;
 
     #[test]
     fn the_operations_of_vit_b16_are_those_of_the_literature() {
-        let model = ModelConfig {
-            image_size: 224,
-            patch_size: 16,
-            hidden_size: 768,
-            depth: 12,
-            heads: 12,
-            mlp_size: 3072,
-            num_classes: 1000,
-            channels: 3,
-            pooling: Pooling::Token,
-            register_tokens: 0,
-            layer_scale: None,
-            drop_path: 0.0,
-            pretrained: None,
-        };
         // 17.56 GMAC forward.
-        let flops = flops_per_image(&model);
+        let flops = flops_per_image(&preset("vit_base_patch16_224"));
         assert!((flops / 1e9 - 105.4).abs() < 0.1, "{flops}");
     }
 

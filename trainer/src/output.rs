@@ -1,4 +1,4 @@
-//! Progress on the agent's standard output.
+//! What is written to standard output: lines, and progress at a rate that can be read.
 
 use std::io::Write as _;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ pub(crate) enum Output {
 
 impl Output {
     /// Writes a record; as text only where its turn has come.
-    pub(super) fn progress(self, pace: &mut Pace, progress: &Progress) {
+    pub(crate) fn progress(self, pace: &mut Pace, progress: &Progress) {
         match self {
             Self::Text if pace.is_due(progress, Instant::now()) => {
                 write_line(&progress_line::write(progress));
@@ -30,7 +30,7 @@ impl Output {
     }
 
     /// Says how far it came, at the end.
-    pub(super) fn end(self, progress: Option<&Progress>) {
+    pub(crate) fn end(self, progress: Option<&Progress>) {
         if let (Self::Text, Some(progress)) = (self, progress) {
             write_line(&format!(
                 "{}{}",

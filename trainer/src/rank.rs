@@ -1,8 +1,6 @@
 //! One rank: a worker process that the agent starts, with `torchrun`'s environment, and to which it is connected by
 //! the socket on the worker's standard input. Reports go out on it; that it closes means that the agent is gone.
 
-mod reporter;
-
 use std::net::IpAddr;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -11,14 +9,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use contract::{ExitCode, FailureRecord, RunConfig, environment};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::bench::Plan;
 use crate::config;
 use crate::distributed::Place;
 use crate::error::{TrainError, catching};
-use crate::metrics::Report;
-use crate::train::{Outcome, Trainer};
-
-pub(crate) use reporter::Reporter;
+use crate::metrics::{Report, Reporter};
+use crate::train::{Outcome, Plan, Trainer};
 
 /// Names of `torchrun`'s environment.
 pub(crate) mod torchrun {
@@ -88,10 +83,7 @@ fn stop_on_signal() -> Result<StopSignal, TrainError> {
     for signal in [SIGTERM, SIGINT] {
         signal_hook::flag::register_conditional_shutdown(signal, code, Arc::clone(&stop.at_once))
             .and_then(|_| signal_hook::flag::register(signal, Arc::clone(&stop.requested)))
-            .map_err(|error| TrainError::System {
-                action: "failed to listen for signals",
-                error,
-            })?;
+            .map_err(TrainError::system("failed to listen for signals"))?;
     }
     Ok(stop)
 }

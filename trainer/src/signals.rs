@@ -9,10 +9,7 @@ use crate::error::TrainError;
 pub(crate) fn stop_on_signal() -> Result<CancellationToken, TrainError> {
     let stop = CancellationToken::new();
     for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
-        let mut signals = signal(kind).map_err(|error| TrainError::System {
-            action: "failed to listen for signals",
-            error,
-        })?;
+        let mut signals = signal(kind).map_err(TrainError::system("failed to listen for signals"))?;
         let stop = stop.clone();
         tokio::spawn(async move {
             signals.recv().await;

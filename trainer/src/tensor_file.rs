@@ -9,9 +9,12 @@ use std::io::{BufWriter, ErrorKind, Write};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use contract::ExitCode;
 use fs_err as fs;
 use serde_json::{Map, Value, json};
 use tch::{Kind, Tensor};
+
+use crate::error::Failure;
 
 /// The header is padded so that values are aligned to this.
 const ALIGNMENT: usize = 8;
@@ -41,6 +44,15 @@ pub(crate) enum SaveError {
         #[source]
         error: std::io::Error,
     },
+}
+
+impl Failure for SaveError {
+    fn exit_code(&self) -> ExitCode {
+        match self {
+            Self::Exists { .. } | Self::Place { .. } => ExitCode::BadConfig,
+            Self::Write { .. } => ExitCode::Storage,
+        }
+    }
 }
 
 /// What happens to a file that is there already.

@@ -17,12 +17,12 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 
 use super::heartbeats::Pulses;
-use super::output::{Output, Pace};
 use super::{Pod, Shown};
 use crate::error::TrainError;
 use crate::metrics::Report;
+use crate::output::{Output, Pace};
 use crate::rank::torchrun;
-use crate::{allocator, threads};
+use crate::threads;
 
 /// How long the other ranks have to end by themselves, once one has failed, before they are killed. Their collectives
 /// fail at once, and rank 0 may be finishing a checkpoint.
@@ -77,10 +77,8 @@ pub(super) struct End {
 impl Gang {
     /// Starts every rank of this pod.
     pub(super) fn start(config: &RunConfig, pod: &Pod, pulses: &Pulses) -> Result<Self, TrainError> {
-        let program = std::env::current_exe().map_err(|error| TrainError::System {
-            action: "failed to find this program's file",
-            error,
-        })?;
+        let program =
+            std::env::current_exe().map_err(TrainError::system("failed to find this program's file"))?;
         let first_rank = pod.node_rank * config.ranks_per_node;
         let (sender, events) = mpsc::channel(WAITING_REPORTS);
         let mut ranks = Vec::new();
@@ -97,7 +95,9 @@ impl Gang {
                 .env(torchrun::MASTER_PORT, pod.coordinator_port.to_string())
                 .env(environment::ATTEMPT, pod.attempt.to_string());
             let others = [
-                (allocator::SETTINGS, allocator::KEEP.to_owned()),
+                // jemalloc's. Every step frees all activations and asks for the same again. What was given back to the kernel
+                // in between would come back page by page, each filled with zeros first: a rank keeps it.
+                ("MALLOC_CONF", "dirty_decay_ms:-1,muzzy_decay_ms:-1".to_owned()),
                 // Its errors come back as values; it would print them too, with stack traces.
                 ("TORCH_CPP_LOG_LEVEL", "FATAL".to_owned()),
             ];
@@ -109,18 +109,11 @@ impl Gang {
                     command.env(name, value);
                 }
             }
-            let (child, socket) = spawn(command).map_err(|error| TrainError::System {
-                action: "failed to start a rank",
-                error,
-            })?;
-            let pid = child
-                .id()
-                .and_then(|id| i32::try_from(id).ok())
-                .map(Pid::from_raw);
-            let pid = pid.ok_or_else(|| TrainError::System {
-                action: "failed to start a rank",
-                error: std::io::Error::other("it has no process id"),
-            })?;
+            let failed = TrainError::system("failed to start a rank");
+            let (child, socket) = spawn(command).map_err(&failed)?;
+            let id = child.id().and_then(|id| i32::try_from(id).ok());
+            let id = id.ok_or_else(|| failed(std::io::Error::other("it has no process id")))?;
+            let pid = Pid::from_raw(id);
             pulses.started(local_rank as usize, pid);
             ranks.push(Running {
                 pid,

@@ -20,10 +20,7 @@ pub(super) async fn serve(port: u16, shown: Arc<Shown>) -> Result<(), TrainError
         Ok(listener) => Ok(listener),
         Err(_) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await,
     }
-    .map_err(|error| TrainError::System {
-        action: "failed to listen for HTTP (VIT_AGENT_PORT)",
-        error,
-    })?;
+    .map_err(TrainError::system("failed to listen for HTTP (VIT_AGENT_PORT)"))?;
     let router = Router::new()
         .route("/metrics", get(metrics))
         .route("/progress", get(progress))

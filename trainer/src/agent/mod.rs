@@ -11,7 +11,6 @@ mod coordinator;
 mod gang;
 mod heartbeats;
 mod http;
-pub(crate) mod output;
 
 use std::path::PathBuf;
 use std::sync::{Arc, RwLock};
@@ -23,19 +22,9 @@ use tokio_util::sync::CancellationToken;
 use crate::config;
 use crate::error::TrainError;
 use crate::metrics::prometheus::Metrics;
+use crate::output::Output;
 use crate::signals::stop_on_signal;
-
 use heartbeats::Pulses;
-pub(crate) use output::Output;
-
-/// What the agent was told on its command line.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Options {
-    /// How progress is written to standard output.
-    pub(crate) output: Output,
-    /// Whether a standard input that closes means the same as SIGTERM.
-    pub(crate) stop_with_parent: bool,
-}
 
 /// What differs by pod.
 #[derive(Clone, Debug)]
@@ -56,23 +45,19 @@ pub(crate) struct Shown {
     pulses: Pulses,
 }
 
-/// Runs this pod's part of the attempt and leaves its termination record. Gives the exit code.
-pub(crate) fn main(options: Options) -> ExitCode {
+/// Runs this pod's part of the attempt, writes progress to standard output as `output` says, and leaves the termination
+/// record. Gives the exit code. With `stop_with_parent`, a standard input that closes means the same as SIGTERM.
+pub(crate) fn main(output: Output, stop_with_parent: bool) -> ExitCode {
     let runtime = match tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
     {
         Ok(runtime) => runtime,
-        Err(error) => {
-            return finish(&Ended::failed(&TrainError::System {
-                action: "failed to start",
-                error,
-            }));
-        }
+        Err(error) => return finish(&Ended::failed(&TrainError::system("failed to start")(error))),
     };
     let ended = runtime.block_on(async {
-        attempt(options).await.unwrap_or_else(|error| {
+        attempt(output, stop_with_parent).await.unwrap_or_else(|error| {
             tracing::error!("{error}");
             Ended::failed(&error)
         })
@@ -106,8 +91,8 @@ impl Ended {
     }
 }
 
-async fn attempt(options: Options) -> Result<Ended, TrainError> {
-    let stop = told_to_stop(options.stop_with_parent)?;
+async fn attempt(output: Output, stop_with_parent: bool) -> Result<Ended, TrainError> {
+    let stop = told_to_stop(stop_with_parent)?;
     let config = config::read_run_config()?;
     let pod = pod(&config)?;
     let first_rank = pod.node_rank * config.ranks_per_node;
@@ -131,9 +116,9 @@ async fn attempt(options: Options) -> Result<Ended, TrainError> {
     tracing::debug!("the coordinator {} is {address}", pod.coordinator_host);
 
     let gang = gang::Gang::start(&config, &pod, &shown.pulses)?;
-    let end = gang.run(&shown, options.output, stop).await;
+    let end = gang.run(&shown, output, stop).await;
     let progress = shown.progress.read().ok().and_then(|progress| progress.clone());
-    options.output.end(progress.as_ref());
+    output.end(progress.as_ref());
     Ok(Ended {
         code: end.code,
         record: TerminationRecord {

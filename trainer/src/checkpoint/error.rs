@@ -2,6 +2,10 @@
 
 use std::path::PathBuf;
 
+use contract::ExitCode;
+
+use crate::error::Failure;
+
 /// The messages of `fs_err` name the path.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CheckpointError {
@@ -69,6 +73,16 @@ impl CheckpointError {
                 | Self::NoAverage { .. }
                 | Self::OtherModel { .. }
         )
+    }
+}
+
+impl Failure for CheckpointError {
+    fn exit_code(&self) -> ExitCode {
+        if self.is_refusal() {
+            ExitCode::BadConfig
+        } else {
+            ExitCode::Storage
+        }
     }
 }
 

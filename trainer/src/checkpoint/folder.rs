@@ -7,8 +7,8 @@ use fs_err as fs;
 
 use super::checksums::Checksums;
 use super::error::{Earlier, Shortage};
-use super::load::{Loaded, load};
 use super::ownership::{Claim, Owner};
+use super::restore::{Loaded, load};
 use super::{CheckpointError, Part, Run, STATE_FILE, Snapshot};
 use crate::tensor_file;
 
@@ -180,19 +180,13 @@ impl CheckpointFolder {
         self.path.join(format!("{COMPLETE_PREFIX}{STEP_PREFIX}{step:08}"))
     }
 
-    pub(super) fn folder(&self, step: u64) -> PathBuf {
-        self.path.join(format!("{STEP_PREFIX}{step:08}"))
+    fn folder(&self, step: u64) -> PathBuf {
+        folder_of(&self.path, step)
     }
 
     /// Steps of all complete checkpoints, ascending.
     pub(super) fn steps(&self) -> Result<Vec<u64>, CheckpointError> {
-        let mut steps = Vec::new();
-        for entry in fs::read_dir(&self.path).map_err(CheckpointError::Folder)? {
-            let name = entry.map_err(CheckpointError::Folder)?.file_name();
-            steps.extend(name.to_str().and_then(step_of));
-        }
-        steps.sort_unstable();
-        Ok(steps)
+        steps_in(&self.path).map_err(CheckpointError::Folder)
     }
 
     fn prune(&self) -> Result<(), CheckpointError> {
@@ -204,8 +198,32 @@ impl CheckpointFolder {
     }
 }
 
+/// Whether a job's folder holds a checkpoint; a folder that is not there holds none.
+pub(crate) fn has_checkpoints(folder: &Path) -> bool {
+    newest(folder).is_ok_and(|found| found.is_some())
+}
+
+/// The newest checkpoint in a job's folder.
+pub(super) fn newest(folder: &Path) -> std::io::Result<Option<PathBuf>> {
+    Ok(steps_in(folder)?.last().map(|step| folder_of(folder, *step)))
+}
+
+/// Steps of the complete checkpoints in a job's folder, ascending.
+fn steps_in(folder: &Path) -> std::io::Result<Vec<u64>> {
+    let mut steps = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        steps.extend(entry?.file_name().to_str().and_then(step_of));
+    }
+    steps.sort_unstable();
+    Ok(steps)
+}
+
+fn folder_of(job: &Path, step: u64) -> PathBuf {
+    job.join(format!("{STEP_PREFIX}{step:08}"))
+}
+
 /// The step that a checkpoint's folder is named for.
-pub(super) fn step_of(name: &str) -> Option<u64> {
+fn step_of(name: &str) -> Option<u64> {
     name.strip_prefix(STEP_PREFIX)?.parse().ok()
 }
 
@@ -224,4 +242,27 @@ fn make(path: &Path) -> std::io::Result<()> {
 /// Makes the names in a folder durable.
 fn sync_folder(path: &Path) -> std::io::Result<()> {
     fs::File::open(path)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_is_the_one_of_the_highest_step() {
+        let place = tempfile::tempdir().expect("a folder");
+        assert!(!has_checkpoints(place.path()));
+        assert!(!has_checkpoints(&place.path().join("missing")));
+        for name in [
+            "step-00000009",
+            "step-100000000",
+            ".partial-step-99999999999",
+            "log.jsonl",
+        ] {
+            fs::create_dir(place.path().join(name)).expect("makes");
+        }
+        let newest = newest(place.path()).expect("lists");
+        assert_eq!(newest, Some(place.path().join("step-100000000")));
+        assert!(has_checkpoints(place.path()));
+    }
 }

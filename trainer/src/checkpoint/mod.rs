@@ -18,29 +18,26 @@
 mod cadence;
 mod checksums;
 mod error;
-mod find;
 mod folder;
-mod load;
 mod ownership;
-mod saved;
+mod restore;
 mod snapshot;
 mod state;
-mod tensors;
 #[cfg(test)]
 mod tests;
+mod weights;
 mod writer;
 
 use tch::Tensor;
 
 pub(crate) use cadence::Cadence;
 pub(crate) use error::CheckpointError;
-pub(crate) use find::has_checkpoints;
-pub(crate) use folder::CheckpointFolder;
-pub(crate) use load::{Loaded, Run, SavedAverage};
+pub(crate) use folder::{CheckpointFolder, has_checkpoints};
 pub(crate) use ownership::Owner;
-pub(crate) use saved::{SavedCheckpoint, WeightsKind, locate};
+pub(crate) use restore::{Loaded, Run, SavedAverage};
 pub(crate) use snapshot::Snapshot;
 pub(crate) use state::{Position, State};
+pub(crate) use weights::{SavedCheckpoint, WeightsKind, locate};
 pub(crate) use writer::{Writer, Written};
 
 const STATE_FILE: &str = "state.json";

@@ -7,22 +7,13 @@ use fs_err as fs;
 use tch::{Device, Kind};
 
 use super::*;
+use crate::model::fixtures::small;
 
 fn model() -> ModelConfig {
     ModelConfig {
-        image_size: 8,
-        patch_size: 4,
-        hidden_size: 8,
         depth: 1,
         heads: 2,
-        mlp_size: 16,
-        num_classes: 3,
-        channels: 3,
-        pooling: Pooling::Average,
-        register_tokens: 0,
-        layer_scale: None,
-        drop_path: 0.0,
-        pretrained: None,
+        ..small(Pooling::Average)
     }
 }
 
@@ -51,6 +42,10 @@ fn state(step: u64) -> State {
     )
 }
 
+fn run<'a>(job: &'a JobIdentity, model: &'a ModelConfig, resume: Resume) -> Run<'a> {
+    Run { job, model, resume }
+}
+
 fn named(value: f64) -> Vec<(String, Tensor)> {
     vec![(
         "a".into(),
@@ -77,6 +72,13 @@ pub(super) fn owner(attempt: u32) -> Owner {
     Owner::new(Some("uid".into()), attempt)
 }
 
+/// A folder of its own that keeps so many checkpoints.
+fn folder(keep: u32) -> (tempfile::TempDir, CheckpointFolder) {
+    let place = tempfile::tempdir().expect("a folder");
+    let folder = CheckpointFolder::open(place.path(), keep, owner(1)).expect("opens");
+    (place, folder)
+}
+
 /// What is in a folder of checkpoints beside the name of its owner.
 fn contents(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).expect("lists");
@@ -97,11 +99,7 @@ fn save(folder: &CheckpointFolder, step: u64) -> PathBuf {
 pub(super) fn load_into(folder: &CheckpointFolder) -> Result<Option<(u64, f64, f64)>, CheckpointError> {
     let (weights, moments) = (named(-1.0), named(-1.0));
     let (job, model) = (job("research", Some("second")), model());
-    let run = Run {
-        job: &job,
-        model: &model,
-        resume: Resume::Auto,
-    };
+    let run = run(&job, &model, Resume::Auto);
     let found = folder.load_newest(run, &[Part::model(&weights), Part::optimizer(&moments)])?;
     Ok(found.map(|found| (found.state.position.step, value(&weights), value(&moments))))
 }
@@ -120,8 +118,7 @@ fn the_newest_is_loaded_and_only_so_many_are_kept() {
 
 #[test]
 fn a_checkpoint_is_good_though_an_old_one_cannot_be_removed() {
-    let place = tempfile::tempdir().expect("a folder");
-    let folder = CheckpointFolder::open(place.path(), 1, owner(1)).expect("opens");
+    let (place, folder) = folder(1);
     save(&folder, 5);
     // Takes the name to which the old checkpoint is renamed before its removal.
     fs::write(place.path().join(".partial-removed-00000005"), "").expect("writes");
@@ -163,8 +160,7 @@ fn a_checkpoint_with_a_changed_bit_or_a_missing_end_is_passed_over() {
     ];
     for file in FILES {
         for damage in damages {
-            let place = tempfile::tempdir().expect("a folder");
-            let folder = CheckpointFolder::open(place.path(), 3, owner(1)).expect("opens");
+            let (_place, folder) = folder(3);
             save(&folder, 1);
             let path = save(&folder, 2).join(file);
             let mut content = fs::read(&path).expect("reads");
@@ -187,8 +183,7 @@ fn a_checkpoint_with_a_changed_bit_or_a_missing_end_is_passed_over() {
 
 #[test]
 fn no_readable_checkpoint_left_is_an_error() {
-    let place = tempfile::tempdir().expect("a folder");
-    let folder = CheckpointFolder::open(place.path(), 3, owner(1)).expect("opens");
+    let (_place, folder) = folder(3);
     for step in [1, 2] {
         fs::write(save(&folder, step).join("state.json"), "{}").expect("writes");
     }
@@ -204,8 +199,7 @@ fn no_readable_checkpoint_left_is_an_error() {
 
 #[test]
 fn another_model_is_told_by_its_tensors_and_nothing_is_overwritten() {
-    let place = tempfile::tempdir().expect("a folder");
-    let folder = CheckpointFolder::open(place.path(), 3, owner(1)).expect("opens");
+    let (_place, folder) = folder(3);
     save(&folder, 1);
     let job = job("research", Some("first"));
     let weights = named(-1.0);
@@ -233,11 +227,7 @@ fn another_model_is_told_by_its_tensors_and_nothing_is_overwritten() {
             "state.json does not fit this run: its model's heads is 2 instead of 4; ".into(),
         ),
     ] {
-        let run = Run {
-            job: &job,
-            model: &model,
-            resume: Resume::Auto,
-        };
+        let run = run(&job, &model, Resume::Auto);
         let error = folder
             .load_newest(run, &[Part::model(&weights), Part::optimizer(moments)])
             .expect_err("refused");
@@ -249,8 +239,7 @@ fn another_model_is_told_by_its_tensors_and_nothing_is_overwritten() {
 
 #[test]
 fn leftovers_of_an_interrupted_write_are_removed_at_the_start() {
-    let place = tempfile::tempdir().expect("a folder");
-    let folder = CheckpointFolder::open(place.path(), 3, owner(1)).expect("opens");
+    let (place, folder) = folder(3);
     let left = save(&folder, 7);
     fs::rename(&left, place.path().join(".partial-step-00000007")).expect("renames");
     let folder = CheckpointFolder::open(place.path(), 3, owner(1)).expect("opens");
@@ -301,8 +290,7 @@ fn saving_a_step_again_loses_nothing_at_whatever_moment_it_is_killed() {
 
 #[test]
 fn a_step_saved_again_is_the_newer_one() {
-    let place = tempfile::tempdir().expect("a folder");
-    let folder = CheckpointFolder::open(place.path(), 1, owner(1)).expect("opens");
+    let (place, folder) = folder(1);
     save(&folder, 7);
     folder.save(&snapshot_of(7, 9.0, 9.5)).expect("saves again");
     assert_eq!(load_into(&folder).expect("reads"), Some((7, 9.0, 9.5)));
@@ -311,8 +299,7 @@ fn a_step_saved_again_is_the_newer_one() {
 
 #[test]
 fn a_failed_write_names_the_path_and_leaves_the_earlier_checkpoint() {
-    let place = tempfile::tempdir().expect("a folder");
-    let folder = CheckpointFolder::open(place.path(), 3, owner(1)).expect("opens");
+    let (place, folder) = folder(3);
     save(&folder, 1);
     // A file where the folder should go fails for root too, unlike a permission.
     fs::write(place.path().join(".partial-step-00000002"), "").expect("writes");
@@ -327,14 +314,10 @@ fn a_failed_write_names_the_path_and_leaves_the_earlier_checkpoint() {
 
 /// What comes of a checkpoint that job `research/digits` with uid `first` made.
 fn continued(job: JobIdentity, resume: Resume) -> Result<u64, String> {
-    let place = tempfile::tempdir().expect("a folder");
-    let folder = CheckpointFolder::open(place.path(), 3, owner(1)).expect("opens");
+    let (_place, folder) = folder(3);
     save(&folder, 3);
-    let run = Run {
-        job: &job,
-        model: &model(),
-        resume,
-    };
+    let model = model();
+    let run = run(&job, &model, resume);
     let found = folder.load_newest(run, &[Part::model(&named(0.0)), Part::optimizer(&named(0.0))]);
     found
         .map(|found| found.expect("a checkpoint").state.position.step)
@@ -355,13 +338,9 @@ fn never_resuming_goes_by_the_jobs_uid() {
         }
         assert_eq!(continued(job("research", other), Resume::Auto), Ok(3));
     }
-    let place = tempfile::tempdir().expect("a folder");
-    let folder = CheckpointFolder::open(place.path(), 3, owner(1)).expect("opens");
-    let run = Run {
-        job: &job("research", None),
-        model: &model(),
-        resume: Resume::Never,
-    };
+    let (_place, folder) = folder(3);
+    let (job, model) = (job("research", None), model());
+    let run = run(&job, &model, Resume::Never);
     let found = folder
         .load_newest(run, &[Part::model(&named(0.0)), Part::optimizer(&named(0.0))])
         .expect("empty");
@@ -382,8 +361,7 @@ fn a_checkpoint_of_another_namespace_is_refused_and_a_local_one_is_not() {
 
 #[test]
 fn a_snapshot_keeps_the_values_of_its_moment() {
-    let place = tempfile::tempdir().expect("a folder");
-    let folder = CheckpointFolder::open(place.path(), 3, owner(1)).expect("opens");
+    let (_place, folder) = folder(3);
     let (mut weights, moments) = (named(1.0), named(2.0));
     let snapshot = Snapshot::take(state(1), &[Part::model(&weights), Part::optimizer(&moments)]);
     let _ = weights[0].1.fill_(9.0);
@@ -393,18 +371,14 @@ fn a_snapshot_keeps_the_values_of_its_moment() {
 
 #[test]
 fn an_average_that_was_never_saved_is_no_damage_and_one_that_is_lost_is() {
-    let place = tempfile::tempdir().expect("a folder");
-    let folder = CheckpointFolder::open(place.path(), 3, owner(1)).expect("opens");
+    let (_place, folder) = folder(3);
     save(&folder, 1);
     let (weights, moments, average) = (named(-1.0), named(-1.0), named(-1.0));
     let [model_part, optimizer_part] = [Part::model(&weights), Part::optimizer(&moments)];
     let all = [model_part, optimizer_part, Part::average(&average)];
     let load = |parts: &[Part<'_>]| {
-        let run = Run {
-            job: &job("research", Some("first")),
-            model: &model(),
-            resume: Resume::Auto,
-        };
+        let (job, model) = (job("research", Some("first")), model());
+        let run = run(&job, &model, Resume::Auto);
         let loaded = folder
             .load_newest(run, parts)
             .expect("loads")

@@ -97,7 +97,7 @@ pub(crate) fn locate(path: &Path) -> Result<PathBuf, CheckpointError> {
     if path.join(STATE_FILE).exists() {
         return Ok(path.into());
     }
-    let newest = super::find::newest(path).map_err(CheckpointError::Read)?;
+    let newest = super::folder::newest(path).map_err(CheckpointError::Read)?;
     newest.ok_or_else(|| CheckpointError::NotThere {
         path: path.into(),
         problem: "holds no checkpoint",
@@ -168,12 +168,12 @@ mod tests {
         let own = checkpoint.state.model.clone();
         checkpoint.is_of(&own).expect("its own");
         let other = ModelConfig {
-            num_classes: 5,
+            num_classes: 7,
             heads: 4,
             ..own
         };
         let error = checkpoint.is_of(&other).expect_err("refused");
-        let expected = "is of another model: its heads is 2 instead of 4, numClasses is 3 instead of 5; ";
+        let expected = "is of another model: its heads is 2 instead of 4, numClasses is 5 instead of 7; ";
         assert!(error.to_string().contains(expected), "{error}");
     }
 

@@ -127,20 +127,13 @@ fn split_records(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::fixtures::folder;
 
     fn record(label_bytes: usize, label: u8, value: u8) -> Vec<u8> {
         let mut record = vec![0; label_bytes];
         record[label_bytes - 1] = label;
         record.resize(label_bytes + PIXEL_BYTES, value);
         record
-    }
-
-    fn folder(files: &[(&str, Vec<u8>)]) -> tempfile::TempDir {
-        let folder = tempfile::tempdir().expect("a folder");
-        for (name, bytes) in files {
-            fs_err::write(folder.path().join(name), bytes).expect("writes");
-        }
-        folder
     }
 
     fn cifar_10() -> Vec<(&'static str, Vec<u8>)> {

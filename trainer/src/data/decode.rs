@@ -7,8 +7,8 @@ use fast_image_resize::images::{CroppedImage, Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
 use image::{ImageFormat, ImageReader, Limits};
 
-use super::augment::{Window, random_offset, random_window};
 use super::draws::Draws;
+use super::window::{Window, random_offset, random_window};
 
 /// No image is decoded that takes more memory than this: a small file can claim any size.
 const LARGEST_IMAGE_BYTES: u64 = 1 << 30;
@@ -218,24 +218,10 @@ impl Decoded {
     }
 }
 
-/// Files for tests.
-#[cfg(test)]
-pub(super) mod samples {
-    use super::{Cursor, ImageFormat};
-
-    /// A file of an image in one colour.
-    pub(in crate::data) fn file(format: ImageFormat, width: u32, height: u32, color: [u8; 3]) -> Vec<u8> {
-        let image = image::RgbImage::from_pixel(width, height, image::Rgb(color));
-        let mut bytes = Cursor::new(Vec::new());
-        image.write_to(&mut bytes, format).expect("encodes");
-        bytes.into_inner()
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::samples::file;
     use super::*;
+    use crate::data::fixtures::image_file as file;
     use crate::random::Stream;
 
     /// Each pixel tells where it is.

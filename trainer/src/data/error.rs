@@ -2,6 +2,10 @@
 
 use std::path::PathBuf;
 
+use contract::ExitCode;
+
+use crate::error::Failure;
+
 /// What is wrong with a data set. No retry helps.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DataError {
@@ -97,4 +101,10 @@ pub(crate) enum DataError {
         "the data set has {images} training images, fewer than one step of {global_batch_size} (microBatchSize x gradientAccumulationSteps x ranks): lower microBatchSize or use fewer ranks"
     )]
     TooSmall { images: u64, global_batch_size: u64 },
+}
+
+impl Failure for DataError {
+    fn exit_code(&self) -> ExitCode {
+        ExitCode::BadData
+    }
 }

@@ -153,15 +153,12 @@ impl Source for ImageFolder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::fixtures;
 
+    /// Files whose content is their name.
     fn folder(files: &[&str]) -> tempfile::TempDir {
-        let folder = tempfile::tempdir().expect("a folder");
-        for file in files {
-            let path = folder.path().join(file);
-            fs_err::create_dir_all(path.parent().expect("a folder")).expect("creates");
-            fs_err::write(path, file).expect("writes");
-        }
-        folder
+        let files: Vec<_> = files.iter().map(|name| (*name, name)).collect();
+        fixtures::folder(&files)
     }
 
     fn message(files: &[&str], classes: u32) -> String {

@@ -7,59 +7,43 @@
 //! and resized by threads of their own while the model works on earlier batches.
 
 mod augment;
-mod batches;
+mod batch;
 mod cifar;
 mod decode;
 mod draws;
 mod error;
+#[cfg(test)]
+pub(crate) mod fixtures;
 mod image_folder;
-pub(crate) mod inspect;
-mod npy;
+mod loader;
 mod numpy;
-mod pipeline;
+mod order;
 mod resident;
-mod sampler;
 mod source;
+mod statistics;
 mod synthetic;
 mod web_dataset;
+mod window;
 
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use contract::{DataConfig, DataFormat, ModelConfig, RunConfig};
-use tch::{Device, Tensor};
+use tch::Device;
 
-pub(crate) use batches::{Batches, Share};
 pub(crate) use error::DataError;
+pub(crate) use loader::Batches;
+pub(crate) use order::Share;
+pub(crate) use statistics::{Range, Split, Unreadable, survey};
 
 use crate::threads;
-use augment::{Preparation, Values};
-use batches::{Item, Readable, ResidentBatches, Task};
-use pipeline::Pipeline;
-use resident::Resident;
-use sampler::EpochOrder;
+use augment::Preparation;
+use batch::Readable;
+use loader::{Pipeline, ResidentBatches, Task};
+use order::{EpochOrder, Item};
+use resident::{Resident, Values};
 use source::Source;
-
-/// Images as the model takes them, and what it is to say of them.
-#[derive(Debug)]
-pub(crate) struct Batch {
-    /// Normalised floats, BCHW, on the device.
-    pub(crate) images: Tensor,
-    /// The class of each image, before any mixing.
-    pub(crate) labels: Tensor,
-    /// What the loss compares with.
-    pub(crate) targets: Targets,
-}
-
-/// What the loss compares with.
-#[derive(Debug)]
-pub(crate) enum Targets {
-    /// [`Batch::labels`], to which label smoothing is still to be added.
-    Classes,
-    /// Distributions over the classes, [batch, classes], with label smoothing in them.
-    Distribution(Tensor),
-}
 
 /// The parts of a data set.
 #[derive(Debug)]
@@ -71,6 +55,18 @@ pub(crate) struct Splits {
 }
 
 impl Splits {
+    /// An error where the training images do not fill one optimizer step.
+    pub(crate) fn require_a_step(&self, global_batch_size: u64) -> Result<(), DataError> {
+        let images = self.train.len();
+        if images < global_batch_size {
+            return Err(DataError::TooSmall {
+                images,
+                global_batch_size,
+            });
+        }
+        Ok(())
+    }
+
     /// The images to evaluate, of which there must be some.
     pub(crate) fn held_out(self, format: DataFormat) -> Result<DataSet, DataError> {
         let held_out = self.validation.filter(|images| images.len() > 0);
@@ -101,16 +97,16 @@ pub(crate) struct DataSet {
 
 /// What the model expects of a data set.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-struct Expected {
-    channels: u32,
+pub(crate) struct Expected {
+    pub(crate) channels: u32,
     /// Labels are below this.
-    classes: u32,
+    pub(crate) classes: u32,
     /// Side of images in pixels; others are resized to it.
-    side: u32,
+    pub(crate) side: u32,
 }
 
 impl Expected {
-    fn of(model: &ModelConfig) -> Self {
+    pub(crate) fn of(model: &ModelConfig) -> Self {
         Self {
             channels: model.channels,
             classes: model.num_classes,
@@ -128,10 +124,7 @@ enum Images {
 
 /// Opens the data set; small ones are read whole, onto the device.
 pub(crate) fn load(config: &RunConfig, device: Device) -> Result<Splits, DataError> {
-    let threads = match config.data.decode_threads {
-        Some(threads) => threads as usize,
-        None => threads::per_rank(config.ranks_per_node),
-    };
+    let threads = decode_threads(&config.data, config.ranks_per_node);
     let (train, validation) = open(
         &config.data,
         Expected::of(&config.model),
@@ -159,6 +152,12 @@ pub(crate) fn load(config: &RunConfig, device: Device) -> Result<Splits, DataErr
         train: set(train),
         validation: validation.map(set),
     })
+}
+
+/// Threads that decode files for each of so many ranks on this machine.
+fn decode_threads(data: &DataConfig, ranks: u32) -> usize {
+    data.decode_threads
+        .map_or_else(|| threads::per_rank(ranks), |threads| threads as usize)
 }
 
 /// The images to train on and those to evaluate.
@@ -213,7 +212,7 @@ impl DataSet {
 
     /// Where batches are made.
     pub(crate) fn device(&self) -> Device {
-        self.preparation.device()
+        self.preparation.device
     }
 
     /// One rank's micro-batches of what is left of an epoch after its first `done` places, in whole steps.
@@ -273,31 +272,14 @@ impl DataSet {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use tch::Kind;
+mod tests {
+    use tch::{Kind, Tensor};
 
+    use super::batch::Targets;
+    use super::fixtures::config;
     use super::*;
 
-    /// A run over `data`, with images of 24 pixels.
-    pub(crate) fn config(data: &str) -> RunConfig {
-        let manifest = format!(
-            "apiVersion: vit-operator.dev/v1alpha1
-kind: ViTTrainingJob
-metadata: {{name: test}}
-spec:
-  image: unused
-  model: {{imageSize: 24, patchSize: 8, hiddenSize: 16, depth: 1, heads: 2, numClasses: 10}}
-  data: {data}
-  training: {{epochs: 2, microBatchSize: 4, labelSmoothing: 0.1, seed: 7}}
-  workers: {{nodes: 1, device: cpu}}
-  checkpoint: {{volume: {{hostPath: {{path: /unused}}}}}}
-"
-        );
-        let job = serde_saphyr::from_str(&manifest).expect("a manifest");
-        crds::validate(&job).expect("a sound manifest").run_config
-    }
-
-    pub(super) const EVERYTHING: &str = "{format: synthetic, syntheticImages: 80, augmentation: {horizontalFlip: 0.5, \
+    const EVERYTHING: &str = "{format: synthetic, syntheticImages: 80, augmentation: {horizontalFlip: 0.5, \
         randAugment: rand-m9-mstd0.5-inc1, mixup: 0.8, cutmix: 1.0, randomErasing: 0.5, repeatedAugmentation: 3, ";
 
     fn share(rank: u32, ranks: u32, micro_batch: u32, accumulation: u32) -> Share {

@@ -1,10 +1,12 @@
-//! The order in which an epoch sees the training images.
+//! The order in which an epoch sees the training images, and which of them a rank takes.
 //!
 //! The order depends on seed and epoch alone, not on the number of ranks: an optimizer step takes the next
 //! `global_batch_size` places, and each rank a slice of them. So a run continues after a restart with another number
 //! of ranks without seeing an image twice. What is left at the end of an epoch and is less than a step is dropped
 //! (`drop_last` of PyTorch's `DistributedSampler`): a mean over equal slices is then the mean over the batch, and the
 //! next epoch's order drops other images.
+
+use std::ops::Range;
 
 use crate::random::{SplitMix64, Stream, derive};
 
@@ -13,6 +15,36 @@ use crate::random::{SplitMix64, Stream, derive};
 const REPEATED_RUN: u64 = 16;
 /// Shards that are read at the same time: their images are shuffled with one another.
 const SHARDS_AT_ONCE: usize = 8;
+
+/// An image, and the place in the epoch's order that it is at.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Item {
+    pub(super) image: u64,
+    pub(super) place: u64,
+}
+
+/// Which part of every optimizer step a rank takes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Share {
+    pub(crate) rank: u32,
+    pub(crate) ranks: u32,
+    pub(crate) micro_batch: u32,
+    /// Micro-batches of a step.
+    pub(crate) accumulation: u32,
+}
+
+impl Share {
+    /// This rank's places out of `places`, whole steps only.
+    pub(super) fn places(self, places: Range<u64>) -> impl Iterator<Item = u64> {
+        let local = u64::from(self.micro_batch) * u64::from(self.accumulation);
+        let global = local * u64::from(self.ranks);
+        let steps = places.end.saturating_sub(places.start) / global;
+        (0..steps).flat_map(move |step| {
+            let start = places.start + step * global + u64::from(self.rank) * local;
+            start..start + local
+        })
+    }
+}
 
 /// The order of one epoch.
 #[derive(Debug)]
@@ -157,5 +189,21 @@ mod tests {
         assert_eq!(order[..16], order[16..32]);
         assert_eq!(order[..16], order[32..48]);
         assert_ne!(order[..16], order[48..64]);
+    }
+
+    #[test]
+    fn ranks_share_every_step_and_an_incomplete_one_is_left_out() {
+        let share = |rank, ranks, micro_batch, accumulation| Share {
+            rank,
+            ranks,
+            micro_batch,
+            accumulation,
+        };
+        let places = |share: Share, range| share.places(range).collect::<Vec<_>>();
+        assert_eq!(places(share(0, 1, 4, 1), 0..11), (0..8).collect::<Vec<_>>());
+        assert_eq!(places(share(0, 2, 2, 1), 0..11), [0, 1, 4, 5]);
+        assert_eq!(places(share(1, 2, 2, 1), 0..11), [2, 3, 6, 7]);
+        assert_eq!(places(share(1, 2, 1, 2), 3..11), [5, 6, 9, 10]);
+        assert_eq!(places(share(0, 2, 4, 1), 9..11), Vec::<u64>::new());
     }
 }

@@ -2,11 +2,19 @@
 
 use tch::{Device, Kind, Tensor};
 
-use super::augment::Values;
-use super::batches::Item;
+use super::order::Item;
 
 /// More bytes than this stay in the host's memory; batches are then copied to the device.
 const ON_DEVICE_BYTES: u64 = 8 << 30;
+
+/// What the numbers of stored images are.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Values {
+    /// Bytes, of which 255 counts as 1.
+    Bytes,
+    /// Floats in units of their own.
+    Floats,
+}
 
 /// Labelled images, all of one size.
 #[derive(Debug)]

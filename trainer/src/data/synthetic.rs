@@ -27,7 +27,7 @@ pub(super) fn generate(images: u64, expected: Expected, seed: u64) -> Resident {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::batches::Item;
+    use crate::data::order::Item;
 
     #[test]
     fn images_fit_the_model_and_repeat_beyond_what_is_stored() {

@@ -328,6 +328,7 @@ impl Source for WebDataset {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::fixtures::folder;
 
     fn tar(files: &[(&str, &[u8])]) -> Vec<u8> {
         let mut builder = tar::Builder::new(Vec::new());
@@ -338,14 +339,6 @@ mod tests {
             builder.append_data(&mut header, name, *bytes).expect("appends");
         }
         builder.into_inner().expect("a tar file")
-    }
-
-    fn folder(files: &[(&str, Vec<u8>)]) -> tempfile::TempDir {
-        let folder = tempfile::tempdir().expect("a folder");
-        for (name, bytes) in files {
-            fs_err::write(folder.path().join(name), bytes).expect("writes");
-        }
-        folder
     }
 
     fn shards(train: &str) -> Shards {

@@ -55,7 +55,7 @@ mod tests {
     ) -> Result<Vec<String>, TrainError> {
         let manifest = include_str!("../../../examples/digits.yaml");
         let job = serde_saphyr::from_str(manifest).expect("a job");
-        let config = crate::run::local_config(job, None, std::path::Path::new("runs"), Some(nodes));
+        let config = crate::manifest::local_config(job, None, std::path::Path::new("runs"), Some(nodes));
         let config = RunConfig {
             device,
             ranks_per_node,

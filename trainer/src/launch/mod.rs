@@ -1,4 +1,6 @@
-//! The agents of a local run, one process a node.
+//! Starts the agents of a job as local processes, one a node, and follows them.
+
+mod gpus;
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
@@ -17,7 +19,6 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use torch_ext::Rendezvous;
 
-use super::gpus;
 use crate::error::TrainError;
 use crate::threads;
 
@@ -107,6 +108,14 @@ pub(crate) enum Event<'a> {
     Said(&'a str),
 }
 
+/// Runs a future to its end on this thread.
+pub(crate) fn block_on<F: Future>(future: F) -> Result<F::Output, TrainError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    Ok(runtime
+        .map_err(TrainError::system("failed to start"))?
+        .block_on(future))
+}
+
 /// Starts an agent a node and follows them until the last has ended; `stop` asks them to save and stop. With
 /// [`Launch::keep_errors`] what they write to standard error becomes events, instead of going out by itself.
 pub(crate) async fn run(
@@ -115,7 +124,7 @@ pub(crate) async fn run(
     stop: CancellationToken,
     mut on_event: impl FnMut(Event<'_>),
 ) -> Result<End, TrainError> {
-    let failed = |action| move |error| TrainError::System { action, error };
+    let failed = TrainError::system;
     let gpus = gpus::divide(&gpus::of_this_process(), config)?;
     let folder = RunFolder::new("run").map_err(failed("failed to make a temporary folder"))?;
     let json = serde_json::to_vec_pretty(config).map_err(std::io::Error::other);
@@ -138,17 +147,12 @@ pub(crate) async fn run(
         if node == 0 {
             lines = child.stdout.take().map(|stdout| BufReader::new(stdout).lines());
         }
-        pids.push(
-            child
-                .id()
-                .and_then(|id| i32::try_from(id).ok())
-                .map(Pid::from_raw),
-        );
+        let id = child.id().and_then(|id| i32::try_from(id).ok());
+        pids.push(id.map(Pid::from_raw));
         agents.spawn(wait(node, child));
     }
 
     drop(said);
-
     let mut last = None;
     let mut stop_passed_on = false;
     let mut kill_at: Option<Instant> = None;

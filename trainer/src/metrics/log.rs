@@ -11,9 +11,10 @@ use std::time::Duration;
 
 use fs_err as fs;
 use serde::Serialize;
+use torch_ext::SyncTimes;
 
 use super::breakdown::Breakdown;
-use super::{CheckpointCost, Phases, SyncCost};
+use super::{CheckpointCost, Phases, now};
 
 /// A line of the log.
 #[derive(Debug, Serialize)]
@@ -43,7 +44,7 @@ pub(super) enum Record {
         images_per_second: f64,
         step_seconds: f64,
         phases: Phases,
-        sync: SyncCost,
+        sync: SyncTimes,
         /// Milliseconds under DeepSpeed's names, where asked for.
         #[serde(skip_serializing_if = "Option::is_none")]
         wall_clock_breakdown: Option<Breakdown>,
@@ -159,7 +160,7 @@ impl Log {
 
     fn line(&self, record: &Record) -> Vec<u8> {
         let line = Line {
-            time: super::observer::now(),
+            time: now(),
             attempt: self.attempt,
             record,
         };

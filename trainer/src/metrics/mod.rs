@@ -5,6 +5,7 @@ mod compute;
 mod log;
 mod observer;
 pub(crate) mod prometheus;
+mod reporter;
 mod window;
 
 use contract::{Activity, FailureRecord, Progress};
@@ -12,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use torch_ext::SyncTimes;
 
 pub(crate) use observer::{Observer, RunShape};
+pub(crate) use reporter::Reporter;
 
 /// A line from a rank to its agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -57,7 +59,7 @@ pub(crate) struct StepReport {
     /// Where the step's time went.
     pub(crate) phases: Phases,
     /// What synchronisation cost this rank.
-    pub(crate) sync: SyncCost,
+    pub(crate) sync: SyncTimes,
     /// Mean loss over all ranks.
     pub(crate) loss: f64,
     /// Share of the running epoch's images that were classified right, over all ranks.
@@ -119,10 +121,7 @@ impl Phases {
         [data, forward, backward, sync_exposed, sync_straggler, optimizer]
     }
 
-    /// The mean, where this is the sum over `count` steps.
-    pub(crate) fn mean(&self, count: f64) -> Self {
-        let [data, forward, backward, sync_exposed, sync_straggler, optimizer] =
-            self.values().map(|value| value / count);
+    fn of([data, forward, backward, sync_exposed, sync_straggler, optimizer]: [f64; 6]) -> Self {
         Self {
             data,
             forward,
@@ -131,6 +130,11 @@ impl Phases {
             sync_straggler,
             optimizer,
         }
+    }
+
+    /// The mean, where this is the sum over `count` steps.
+    pub(crate) fn mean(&self, count: f64) -> Self {
+        Self::of(self.values().map(|value| value / count))
     }
 
     /// What the rank itself computed until its last gradient was ready.
@@ -146,65 +150,19 @@ impl Phases {
 
 impl std::ops::AddAssign for Phases {
     fn add_assign(&mut self, other: Self) {
-        self.data += other.data;
-        self.forward += other.forward;
-        self.backward += other.backward;
-        self.sync_exposed += other.sync_exposed;
-        self.sync_straggler += other.sync_straggler;
-        self.optimizer += other.optimizer;
+        let (own, other) = (self.values(), other.values());
+        *self = Self::of(std::array::from_fn(|phase| own[phase] + other[phase]));
     }
 }
 
-/// [`SyncTimes`] as it is written.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct SyncCost {
-    pub(crate) total: f64,
-    pub(crate) exposed: f64,
-    pub(crate) straggler: f64,
-    pub(crate) bytes: u64,
+/// Seconds in the order of [`contract::metrics::SYNC_KINDS`].
+fn sync_seconds(times: &SyncTimes) -> [f64; 3] {
+    [times.total, times.exposed, times.straggler]
 }
 
-impl SyncCost {
-    /// Seconds in the order of [`contract::metrics::SYNC_KINDS`].
-    pub(crate) fn seconds(&self) -> [f64; 3] {
-        [self.total, self.exposed, self.straggler]
-    }
-
-    /// The mean, where this is the sum over `count` steps.
-    pub(crate) fn mean(&self, count: f64) -> Self {
-        Self {
-            total: self.total / count,
-            exposed: self.exposed / count,
-            straggler: self.straggler / count,
-            bytes: (self.bytes as f64 / count) as u64,
-        }
-    }
-}
-
-impl From<SyncTimes> for SyncCost {
-    fn from(times: SyncTimes) -> Self {
-        let SyncTimes {
-            total,
-            exposed,
-            straggler,
-            bytes,
-        } = times;
-        Self {
-            total,
-            exposed,
-            straggler,
-            bytes,
-        }
-    }
-}
-
-impl std::ops::AddAssign for SyncCost {
-    fn add_assign(&mut self, other: Self) {
-        self.total += other.total;
-        self.exposed += other.exposed;
-        self.straggler += other.straggler;
-        self.bytes += other.bytes;
-    }
+/// The present time, RFC 3339 in UTC.
+fn now() -> String {
+    jiff::Timestamp::now().to_string()
 }
 
 /// Resident memory of this process in bytes, as `/proc` tells it.
@@ -244,14 +202,14 @@ mod tests {
         for (name, value) in STEP_PHASES.iter().zip(phases.values()) {
             assert_eq!(json[name], value, "{name}");
         }
-        let sync = SyncCost {
+        let sync = SyncTimes {
             total: 1.0,
             exposed: 2.0,
             straggler: 3.0,
             bytes: 4,
         };
         let json = serde_json::to_value(sync).expect("serializes");
-        for (name, value) in SYNC_KINDS.iter().zip(sync.seconds()) {
+        for (name, value) in SYNC_KINDS.iter().zip(sync_seconds(&sync)) {
             assert_eq!(json[name], value, "{name}");
         }
     }

@@ -9,10 +9,9 @@ use super::breakdown::Breakdown;
 use super::compute::ComputeTimes;
 use super::log::{Log, Record};
 use super::window::{Summary, Window};
-use super::{CheckpointCost, Report, StepReport};
+use super::{CheckpointCost, Report, Reporter, StepReport, now};
 use crate::checkpoint::{Position, Written};
-use crate::evaluate::Counts;
-use crate::rank::Reporter;
+use crate::evaluation::Counts;
 
 /// Sizes of a run that do not change while it lasts.
 #[derive(Clone, Copy, Debug)]
@@ -53,11 +52,6 @@ impl Drop for Writing {
     fn drop(&mut self) {
         self.0.send(&Report::Writing { under_way: false });
     }
-}
-
-/// The present time, RFC 3339 in UTC.
-pub(super) fn now() -> String {
-    jiff::Timestamp::now().to_string()
 }
 
 impl Observer {

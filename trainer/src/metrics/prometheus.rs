@@ -7,7 +7,7 @@ use prometheus::{
     TextEncoder,
 };
 
-use super::{CheckpointCost, StepReport};
+use super::{CheckpointCost, StepReport, sync_seconds};
 use crate::flops::flops_per_image;
 
 /// From a tenth of a millisecond to some 50 seconds.
@@ -84,7 +84,7 @@ impl Metrics {
         for (phase, seconds) in names::STEP_PHASES.iter().zip(step.phases.values()) {
             rank.step_seconds.with_label_values(&[phase]).observe(seconds);
         }
-        for (counter, seconds) in rank.sync_seconds.iter().zip(step.sync.seconds()) {
+        for (counter, seconds) in rank.sync_seconds.iter().zip(sync_seconds(&step.sync)) {
             counter.inc_by(seconds);
         }
         rank.sync_bytes.inc_by(step.sync.bytes);
@@ -282,7 +282,9 @@ impl RankMetrics {
 mod tests {
     use contract::{CheckpointRecord, JobIdentity};
 
-    use super::super::{DeviceReport, Phases, SyncCost};
+    use torch_ext::SyncTimes;
+
+    use super::super::{DeviceReport, Phases};
     use super::*;
 
     /// A run of the job `vision/digits` with so many ranks a node.
@@ -294,7 +296,7 @@ mod tests {
                 uid: None,
             },
             ranks_per_node,
-            ..crate::data::tests::config("{format: synthetic, syntheticImages: 80}")
+            ..crate::data::fixtures::config("{format: synthetic, syntheticImages: 80}")
         }
     }
 
@@ -307,7 +309,7 @@ mod tests {
                 forward: 0.25,
                 ..Phases::default()
             },
-            sync: SyncCost {
+            sync: SyncTimes {
                 total: 0.5,
                 exposed: 0.25,
                 straggler: 0.125,

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use contract::ExitCode;
 
+use super::Report;
 use crate::error::TrainError;
-use crate::metrics::Report;
 
 /// Sends reports as lines of JSON.
 #[derive(Clone, Debug)]
@@ -17,18 +17,17 @@ pub(crate) struct Reporter(Arc<Mutex<UnixStream>>);
 impl Reporter {
     /// Takes the socket that the agent put on standard input, and watches it: an agent that is gone takes its ranks
     /// with it, whatever ended it.
-    pub(super) fn on_standard_input() -> Result<Self, TrainError> {
+    pub(crate) fn on_standard_input() -> Result<Self, TrainError> {
         let socket = std::io::stdin()
             .as_fd()
             .try_clone_to_owned()
             .map(UnixStream::from);
-        let not_a_socket = |error| TrainError::System {
-            action: "a rank is started by `vit-trainer agent`, with a socket as its standard input",
-            error,
-        };
-        let socket = socket.map_err(not_a_socket)?;
-        socket.peer_addr().map_err(not_a_socket)?;
-        let mut watched = socket.try_clone().map_err(not_a_socket)?;
+        let not_a_socket = TrainError::system(
+            "a rank is started by `vit-trainer agent`, with a socket as its standard input",
+        );
+        let socket = socket.map_err(&not_a_socket)?;
+        socket.peer_addr().map_err(&not_a_socket)?;
+        let mut watched = socket.try_clone().map_err(&not_a_socket)?;
         std::thread::spawn(move || {
             // The agent never writes: this returns when its end closes.
             let _ = watched.read(&mut [0]);

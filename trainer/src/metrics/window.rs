@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Phases, StepReport, SyncCost};
+use torch_ext::SyncTimes;
+
+use super::{Phases, StepReport};
 
 /// Least time between two lines of the log and two progress records.
 const INTERVAL: Duration = Duration::from_millis(500);
@@ -15,7 +17,7 @@ pub(super) struct Window {
     images: u64,
     loss: f64,
     phases: Phases,
-    sync: SyncCost,
+    sync: SyncTimes,
 }
 
 /// Means over a window.
@@ -32,7 +34,7 @@ pub(super) struct Summary {
     /// Mean seconds of each phase.
     pub(super) phases: Phases,
     /// Mean cost of a step.
-    pub(super) sync: SyncCost,
+    pub(super) sync: SyncTimes,
     /// Share of the steps' time that waited for synchronisation, 0..1.
     pub(super) sync_share: f64,
 }
@@ -45,7 +47,7 @@ impl Window {
             images: 0,
             loss: 0.0,
             phases: Phases::default(),
-            sync: SyncCost::default(),
+            sync: SyncTimes::default(),
         }
     }
 
@@ -104,7 +106,7 @@ mod tests {
                 sync_exposed,
                 ..Phases::default()
             },
-            sync: SyncCost {
+            sync: SyncTimes {
                 total: 2.0 * sync_exposed,
                 exposed: sync_exposed,
                 straggler: 0.0,
@@ -129,7 +131,7 @@ mod tests {
         assert!((summary.sync_share - 0.25).abs() < 1e-12);
         assert_eq!(
             summary.sync,
-            SyncCost {
+            SyncTimes {
                 total: 2.0,
                 exposed: 1.0,
                 straggler: 0.0,

@@ -24,19 +24,5 @@ pub(crate) fn small(pooling: Pooling) -> ModelConfig {
 /// The preset of that name, with 1000 classes.
 pub(crate) fn preset(name: &str) -> ModelConfig {
     let preset = ModelPreset::by_name(name).unwrap_or_else(|| panic!("no preset {name}"));
-    ModelConfig {
-        image_size: preset.image_size,
-        patch_size: preset.patch_size,
-        hidden_size: preset.hidden_size,
-        depth: preset.depth,
-        heads: preset.heads,
-        mlp_size: preset.mlp_size,
-        num_classes: 1000,
-        channels: 3,
-        pooling: preset.pooling,
-        register_tokens: preset.register_tokens,
-        layer_scale: preset.layer_scale,
-        drop_path: 0.0,
-        pretrained: None,
-    }
+    preset.model(1000, 3)
 }

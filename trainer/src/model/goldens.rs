@@ -8,7 +8,8 @@ use safetensors::{Dtype, SafeTensors};
 use tch::{Device, Kind, Reduction, Tensor};
 use torch_ext::memory::Meter;
 
-use super::{DropSeed, Fit, Mode, VisionTransformer, Weights, WeightsError};
+use super::weights::WeightsError;
+use super::{DropSeed, Fit, Mode, VisionTransformer, Weights};
 
 const TOLERANCE: f64 = 1e-4;
 

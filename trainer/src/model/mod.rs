@@ -15,4 +15,4 @@ mod goldens;
 pub(crate) use drop_path::DropSeed;
 pub(crate) use parameters::Parameters;
 pub(crate) use vit::{Mode, VisionTransformer};
-pub(crate) use weights::{Fit, Naming, Weights, WeightsError};
+pub(crate) use weights::{Fit, Naming, Weights};

@@ -1,15 +1,13 @@
 //! Training losses equal to those of PyTorch and timm. `tests/peers/optimizer_losses.py` makes the goldens; it starts
 //! from the same weights and images by the same formula.
 
-use contract::{
-    Course, Ema, LearningRateScaling, LossScaleConfig, Optimizer as Settings, Pooling, ScalingRule, Schedule,
-    TrainingConfig,
-};
+use contract::{Ema, Optimizer as Settings, Pooling, TrainingConfig};
 use serde::Deserialize;
 use tch::{Device, Kind, Reduction, Tensor};
 use torch_ext::optim::{global_norm, scale};
 
 use super::{Average, Optimizer};
+use crate::data::fixtures::config;
 use crate::model::fixtures::small;
 use crate::model::{DropSeed, Mode, VisionTransformer};
 use crate::precision::{Precision, TrainedWeights};
@@ -61,29 +59,9 @@ fn settings(name: &str) -> Settings {
 
 fn training(optimizer: Settings, layer_decay: f64) -> TrainingConfig {
     TrainingConfig {
-        epochs: 1,
-        micro_batch_size: 4,
-        gradient_accumulation_steps: 1,
-        seed: 0,
         optimizer,
-        learning_rate_scaling: LearningRateScaling {
-            rule: ScalingRule::None,
-            reference_batch_size: 1,
-        },
         layer_decay,
-        schedule: Schedule {
-            course: Course::Constant,
-            warmup_epochs: 0.0,
-            min_learning_rate: 0.0,
-        },
-        label_smoothing: 0.1,
-        clip_grad_norm: None,
-        precision: contract::Precision::Fp32,
-        master_weights: false,
-        loss_scale: LossScaleConfig::default(),
-        ema: None,
-        wall_clock_breakdown: false,
-        activation_checkpointing: contract::ActivationCheckpointing::None,
+        ..config("{format: synthetic, syntheticImages: 8}").training
     }
 }
 

@@ -1,12 +1,14 @@
-//! Real steps, timed one by one.
+//! Real steps, timed one by one, for `vit-trainer bench`.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use torch_ext::SyncTimes;
+
 use super::Trainer;
-use crate::bench::{Distribution, Plan, RankResult};
+use super::plan::{Distribution, Plan, RankResult};
 use crate::data::Batches;
 use crate::error::TrainError;
-use crate::metrics::{Phases, SyncCost, peak_resident_bytes};
+use crate::metrics::{Phases, peak_resident_bytes};
 
 /// Steps as training takes them, over and over the same epochs.
 struct Steps<'a> {
@@ -31,9 +33,9 @@ impl Steps<'_> {
     /// One step that all ranks begin together, with or without reducing gradients. Gives its seconds.
     fn next_together(&mut self, synchronize: bool) -> Result<f64, TrainError> {
         self.trainer.world.barrier()?;
-        self.trainer.synchronize = synchronize;
+        self.trainer.sync.is_on = synchronize;
         let seconds = self.next();
-        self.trainer.synchronize = true;
+        self.trainer.sync.is_on = true;
         seconds
     }
 }
@@ -53,7 +55,7 @@ impl Trainer {
         }
 
         let mut durations = Vec::new();
-        let (mut phases, mut sync) = (Phases::default(), SyncCost::default());
+        let (mut phases, mut sync) = (Phases::default(), SyncTimes::default());
         for _ in 0..plan.steps {
             durations.push(steps.next()?);
             if let Some(step) = steps.trainer.observer.last_step() {

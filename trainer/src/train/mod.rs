@@ -1,8 +1,14 @@
 //! The training loop of one rank.
 
-mod bench;
+mod arrival;
+mod clock;
+mod measure;
+mod plan;
 mod saving;
+mod start;
 mod step;
+mod sync;
+mod trained;
 mod update;
 
 use std::sync::Arc;
@@ -11,21 +17,21 @@ use std::time::Instant;
 
 use contract::{Activity, RunConfig};
 use tch::{Kind, Tensor};
-use torch_ext::Reducer;
 
-use crate::checkpoint::{CheckpointFolder, Owner, Position};
-use crate::data::{Batches, DataError, DataSet, Share};
+use crate::checkpoint::{CheckpointError, Position};
+use crate::data::{Batches, Share, Splits};
 use crate::distributed::{Accelerator, Place, World};
 use crate::error::TrainError;
-use crate::evaluate::evaluate;
+use crate::evaluation::evaluate;
 use crate::flops;
-use crate::metrics::{Observer, RunShape};
-use crate::model::{DropSeed, Mode, VisionTransformer};
-use crate::optim::{Average, Optimizer};
-use crate::precision::{Precision, TrainedWeights};
-use crate::rank::Reporter;
-use crate::resume::{Tensors, restore, share_start, start_from_pretrained, total_steps};
+use crate::metrics::{Observer, Reporter, RunShape};
+use crate::model::{DropSeed, Mode};
 use saving::Saver;
+use start::{Start, total_steps};
+use sync::GradientSync;
+use trained::Trained;
+
+pub(crate) use plan::{Distribution, Plan, RankResult};
 
 /// How training ended well.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -42,14 +48,9 @@ pub(crate) struct Trainer {
     config: RunConfig,
     world: World,
     accelerator: Accelerator,
-    train: DataSet,
-    validation: Option<DataSet>,
-    model: VisionTransformer,
-    precision: Precision,
-    weights: TrainedWeights,
-    optimizer: Optimizer,
-    average: Option<Average>,
-    reducer: Reducer,
+    data: Splits,
+    trained: Trained,
+    sync: GradientSync,
     /// Only rank 0 touches storage.
     saver: Option<Saver>,
     position: Position,
@@ -60,8 +61,6 @@ pub(crate) struct Trainer {
     compute_seconds: f64,
     /// Dense bf16 peak of this rank's GPU, FLOP/s, where its product is known.
     peak_flops: Option<f64>,
-    /// Whether steps reduce gradients over the ranks; always but in measurements of what that costs.
-    synchronize: bool,
 }
 
 impl Trainer {
@@ -76,89 +75,28 @@ impl Trainer {
         let accelerator = Accelerator::find(config.device, place.local_rank)?;
         let device = accelerator.device();
         // Before meeting the others: what is wrong with the data is this rank's own error, not a peer's.
-        let splits = crate::data::load(&config, device)?;
-        let (images, global_batch_size) = (splits.train.len(), config.global_batch_size());
-        if images < global_batch_size {
-            return Err(DataError::TooSmall {
-                images,
-                global_batch_size,
-            }
-            .into());
-        }
+        let data = crate::data::load(&config, device)?;
+        data.require_a_step(config.global_batch_size())?;
 
         let world = World::join(place, accelerator)?;
-        let mut model = VisionTransformer::new(&config.model, config.training.seed, device);
-        model.checkpoint_activations(config.training.activation_checkpointing);
-        if world.is_first() {
-            start_from_pretrained(&config, &model)?;
-        }
-        let precision = Precision::new(&config.training);
-        let weights = TrainedWeights::new(model.parameters(), precision);
-        let optimizer = Optimizer::new(&config.training, model.parameters(), &weights);
-        let average = config
-            .training
-            .ema
-            .map(|ema| Average::new(ema, &config.model, device));
-
-        let tensors = Tensors::of(&weights, &optimizer, average.as_ref());
-        let checkpoints = world
-            .is_first()
-            .then(|| {
-                let owner = Owner::new(config.job.uid.clone(), place.attempt);
-                CheckpointFolder::open(&config.checkpoint.path, config.checkpoint.keep, owner)
-            })
-            .transpose()?;
-        let restored = match &checkpoints {
-            Some(folder) => restore(folder, &config, &tensors)?,
-            None => None,
-        };
-        let position = share_start(&world, restored.as_ref(), &config.training, &weights, &tensors)?;
-
-        let saver =
-            checkpoints.map(|folder| Saver::new(folder, &config.checkpoint, position, restored.is_some()));
-        let reducer = world.reducer(weights.model(), &config.parallelism)?;
-        let shape = RunShape {
-            attempt: place.attempt,
-            total_epochs: config.training.epochs,
-            total_steps: total_steps(position, config.training.epochs, images, global_batch_size),
-            world_size: world.size,
-            global_batch_size,
-            train_images: images,
-            wall_clock_breakdown: config
-                .training
-                .wall_clock_breakdown
-                .then_some(config.training.gradient_accumulation_steps),
-        };
-        let validation_accuracy = restored.as_ref().and_then(|(state, _)| state.validation_accuracy);
-        let observer = Observer::new(
-            shape,
-            reporter,
-            saver.is_some().then_some(config.checkpoint.path.as_path()),
-            position,
-            validation_accuracy,
-            restored.as_ref().map(|(_, path)| path.as_path()),
-        )
-        .map_err(crate::checkpoint::CheckpointError::Folder)?;
+        let trained = Trained::new(&config, device, world.is_first())?;
+        let start = Start::find(&world, &config, place.attempt, &trained)?;
+        let reducer = world.reducer(trained.weights.model(), &config.parallelism)?;
+        let observer = observer(&config, place.attempt, data.train.len(), &start, reporter)?;
         let mut trainer = Self {
-            train: splits.train,
-            validation: splits.validation,
             config,
             world,
             accelerator,
-            model,
-            precision,
-            weights,
-            optimizer,
-            average,
-            reducer,
-            saver,
-            position,
-            validation_accuracy,
+            data,
+            trained,
+            sync: GradientSync::new(reducer),
+            saver: start.saver,
+            position: start.position,
+            validation_accuracy: start.validation_accuracy,
             observer,
             stop,
             compute_seconds: 0.0,
             peak_flops: accelerator.product().as_deref().and_then(flops::peak),
-            synchronize: true,
         };
         trainer.warm_up()?;
         Ok(trainer)
@@ -214,7 +152,7 @@ impl Trainer {
 
     /// Whether the running epoch has images for another step.
     fn epoch_has_a_step(&self) -> bool {
-        self.position.images_into_epoch + self.config.global_batch_size() <= self.train.len()
+        self.position.images_into_epoch + self.config.global_batch_size() <= self.data.train.len()
     }
 
     /// This rank's micro-batches of what is left of the running epoch.
@@ -230,7 +168,7 @@ impl Trainer {
             images_into_epoch,
             ..
         } = self.position;
-        Ok(self.train.training(epoch, images_into_epoch, share)?)
+        Ok(self.data.train.training(epoch, images_into_epoch, share)?)
     }
 
     /// Two passes over blank images, whose gradients are thrown away. After the first, the reducer rebuilds its
@@ -243,18 +181,18 @@ impl Trainer {
         let images = Tensor::zeros(shape, (Kind::Float, self.accelerator.device()));
         for _ in 0..2 {
             let arrival = Tensor::zeros([1], (Kind::Double, tch::Device::Cpu));
-            self.reducer.prepare(&arrival)?;
+            self.sync.prepare(arrival)?;
             let mode = Mode::Train(DropSeed::default());
-            let logits = self.precision.forward(&self.model, &images, mode)?;
+            let logits = self.trained.forward(&images, mode)?;
             logits.sum(Kind::Float).f_backward()?;
-            self.reducer.finish()?;
+            self.sync.finish()?;
         }
         Ok(())
     }
 
     /// Accuracy on the held-out images. Whether some rank was told to stop meanwhile.
     fn evaluate(&mut self) -> Result<bool, TrainError> {
-        let Some(data) = &self.validation else {
+        let Some(data) = &self.data.validation else {
             return Ok(false);
         };
         self.observer.turn_to(Activity::Evaluating);
@@ -267,13 +205,10 @@ impl Trainer {
             })
         };
         let stop = self.stop.load(Ordering::Relaxed);
-        let counts = evaluate(&self.model, self.precision, stop)?;
-        let of_average = match &self.average {
-            Some(average) => Some(evaluate(
-                average.model(),
-                self.precision.of_full_weights(),
-                false,
-            )?),
+        let Trained { model, precision, .. } = &self.trained;
+        let counts = evaluate(model, *precision, stop)?;
+        let of_average = match &self.trained.average {
+            Some(average) => Some(evaluate(average.model(), precision.of_full_weights(), false)?),
             None => None,
         };
         self.validation_accuracy = Some(counts.accuracy());
@@ -282,4 +217,36 @@ impl Trainer {
         self.observer.turn_to(Activity::Training);
         Ok(counts.stop_requests > 0)
     }
+}
+
+/// Of a run that begins at `start`. Where there is a saver it speaks for the run.
+fn observer(
+    config: &RunConfig,
+    attempt: u32,
+    images: u64,
+    start: &Start,
+    reporter: Reporter,
+) -> Result<Observer, CheckpointError> {
+    let (training, global_batch_size) = (&config.training, config.global_batch_size());
+    let shape = RunShape {
+        attempt,
+        total_epochs: training.epochs,
+        total_steps: total_steps(start.position, training.epochs, images, global_batch_size),
+        world_size: config.world_size(),
+        global_batch_size,
+        train_images: images,
+        wall_clock_breakdown: training
+            .wall_clock_breakdown
+            .then_some(training.gradient_accumulation_steps),
+    };
+    let log_folder = start.saver.is_some().then_some(config.checkpoint.path.as_path());
+    let observer = Observer::new(
+        shape,
+        reporter,
+        log_folder,
+        start.position,
+        start.validation_accuracy,
+        start.resumed_from.as_deref(),
+    );
+    observer.map_err(CheckpointError::Folder)
 }

@@ -10,7 +10,6 @@ use contract::Activity;
 use super::Trainer;
 use crate::checkpoint::{Cadence, CheckpointFolder, Position, Snapshot, State, Writer, Written};
 use crate::error::TrainError;
-use crate::resume::Tensors;
 
 /// What rank 0 saves with.
 #[derive(Debug)]
@@ -79,8 +78,7 @@ impl Trainer {
             self.config.model.clone(),
             self.validation_accuracy,
         );
-        let tensors = Tensors::of(&self.weights, &self.optimizer, self.average.as_ref());
-        let snapshot = Snapshot::take(state, &tensors.parts())?;
+        let snapshot = Snapshot::take(state, &self.trained.tensors().parts())?;
         saver.writer.begin(snapshot, self.observer.writes())?;
         saver.cadence.taken(self.position.step);
         saver.newest = Some(self.position);

@@ -1,82 +1,59 @@
-//! Where a run begins: at random weights or at a checkpoint, and the same on every rank.
+//! Where a run begins: at the weights it has, or at a checkpoint, and the same on every rank.
 
 use std::path::PathBuf;
 
-use contract::{Precision, RunConfig, TrainingConfig};
-use tch::Tensor;
+use contract::{Precision, RunConfig};
 
-use crate::checkpoint::{
-    CheckpointFolder, Loaded, Part, Position, Run, SavedAverage, State, has_checkpoints,
-};
+use super::saving::Saver;
+use super::trained::{Tensors, Trained};
+use crate::checkpoint::{CheckpointFolder, Loaded, Owner, Position, Run, SavedAverage, State};
 use crate::distributed::World;
 use crate::error::TrainError;
 use crate::loss_scale::LossScale;
-use crate::model::{Fit, VisionTransformer, Weights};
-use crate::optim::{Average, Optimizer};
-use crate::precision::TrainedWeights;
 
-type Named = Vec<(String, Tensor)>;
-
-/// Handles to every tensor that training goes on from, under its name.
+/// Where a run begins.
 #[derive(Debug)]
-pub(crate) struct Tensors {
-    /// In 32 bits.
-    weights: Named,
-    optimizer: Named,
-    average: Option<Named>,
+pub(super) struct Start {
+    pub(super) position: Position,
+    /// Only rank 0 touches storage.
+    pub(super) saver: Option<Saver>,
+    /// Of the checkpoint that rank 0 continues from, as is its folder.
+    pub(super) validation_accuracy: Option<f64>,
+    pub(super) resumed_from: Option<PathBuf>,
 }
 
-impl Tensors {
-    pub(crate) fn of(weights: &TrainedWeights, optimizer: &Optimizer, average: Option<&Average>) -> Self {
-        Self {
-            weights: weights.named(),
-            optimizer: optimizer.state(),
-            average: average.map(Average::named),
+impl Start {
+    /// Rank 0 takes the folder of checkpoints, loads the newest one if there is one, and gives every rank its position and
+    /// tensors.
+    pub(super) fn find(
+        world: &World,
+        config: &RunConfig,
+        attempt: u32,
+        trained: &Trained,
+    ) -> Result<Self, TrainError> {
+        let tensors = trained.tensors();
+        let (mut folder, mut restored) = (None, None);
+        if world.is_first() {
+            let owner = Owner::new(config.job.uid.clone(), attempt);
+            let opened = CheckpointFolder::open(&config.checkpoint.path, config.checkpoint.keep, owner)?;
+            restored = restore(&opened, config, &tensors)?;
+            folder = Some(opened);
         }
+        let found = restored.as_ref().map(|(state, _)| state.position);
+        let position = share(world, found.unwrap_or_default(), config, trained, &tensors)?;
+        let saver = folder.map(|folder| Saver::new(folder, &config.checkpoint, position, found.is_some()));
+        let (state, resumed_from) = restored.unzip();
+        Ok(Self {
+            position,
+            saver,
+            validation_accuracy: state.and_then(|state| state.validation_accuracy),
+            resumed_from,
+        })
     }
-
-    /// The files of a checkpoint.
-    pub(crate) fn parts(&self) -> Vec<Part<'_>> {
-        let always = [Part::model(&self.weights), Part::optimizer(&self.optimizer)];
-        let average = self.average.as_deref().map(Part::average);
-        always.into_iter().chain(average).collect()
-    }
-
-    /// What ranks need of rank 0 after that many updates. Before the first one, state and average hold nothing yet.
-    fn shared(&self, updates: u64) -> Vec<Tensor> {
-        let grown = [Some(&self.optimizer), self.average.as_ref()];
-        let grown = grown.into_iter().flatten().filter(|_| updates > 0);
-        let named = std::iter::once(&self.weights).chain(grown).flatten();
-        named.map(|(_, tensor)| tensor.shallow_clone()).collect()
-    }
-
-    /// Gives the average the values of the weights, as timm does with a checkpoint that has none.
-    fn start_average_from_weights(&self) {
-        let Some(average) = &self.average else { return };
-        tch::no_grad(|| {
-            for ((_, average), (_, weight)) in average.iter().zip(&self.weights) {
-                average.shallow_clone().copy_(weight);
-            }
-        });
-    }
-}
-
-/// Puts pretrained weights, if the configuration names some, in the place of random ones. Not where a checkpoint will
-/// replace them: the file may be gone by then.
-pub(crate) fn start_from_pretrained(config: &RunConfig, model: &VisionTransformer) -> Result<(), TrainError> {
-    let Some(file) = &config.model.pretrained else {
-        return Ok(());
-    };
-    if has_checkpoints(&config.checkpoint.path) {
-        return Ok(());
-    }
-    Weights::read(file)?.load_into(model, Fit::Adapted)?;
-    tracing::info!("starting from the weights of {}", file.display());
-    Ok(())
 }
 
 /// What rank 0 finds to continue from.
-pub(crate) fn restore(
+fn restore(
     folder: &CheckpointFolder,
     config: &RunConfig,
     tensors: &Tensors,
@@ -112,97 +89,27 @@ pub(crate) fn restore(
 }
 
 /// Gives every rank rank 0's position and tensors.
-pub(crate) fn share_start(
+fn share(
     world: &World,
-    restored: Option<&(State, PathBuf)>,
-    training: &TrainingConfig,
-    weights: &TrainedWeights,
+    start: Position,
+    config: &RunConfig,
+    trained: &Trained,
     tensors: &Tensors,
 ) -> Result<Position, TrainError> {
-    let start = restored.map(|(state, _)| state.position).unwrap_or_default();
-    let mut position = from_numbers(world.broadcast_numbers(to_numbers(start))?);
-    position.loss_scale = match training.precision {
+    let mut position = world.broadcast_value(&start)?;
+    position.loss_scale = match config.training.precision {
         Precision::Fp16 => position
             .loss_scale
-            .or_else(|| Some(LossScale::new(&training.loss_scale))),
+            .or_else(|| Some(LossScale::new(&config.training.loss_scale))),
         Precision::Fp32 | Precision::Bf16 => None,
     };
     tch::no_grad(|| world.broadcast(&tensors.shared(position.updates)))?;
-    weights.publish()?;
+    trained.weights.publish()?;
     Ok(position)
 }
 
-/// A position as the numbers that ranks exchange.
-const POSITION_NUMBERS: usize = 11;
-
-fn to_numbers(position: Position) -> [i64; POSITION_NUMBERS] {
-    let Position {
-        epoch,
-        images_into_epoch,
-        step,
-        updates,
-        correct,
-        counted,
-        loss_scale,
-    } = position;
-    // A scale is above 0, so that 0 stands for none.
-    let LossScale {
-        scale,
-        iterations,
-        since,
-        hysteresis,
-        skipped,
-    } = loss_scale.unwrap_or_default();
-    [
-        u64::from(epoch),
-        images_into_epoch,
-        step,
-        updates,
-        correct,
-        counted,
-        scale.to_bits(),
-        iterations,
-        since,
-        u64::from(hysteresis),
-        skipped,
-    ]
-    .map(u64::cast_signed)
-}
-
-fn from_numbers(numbers: [i64; POSITION_NUMBERS]) -> Position {
-    let [
-        epoch,
-        images_into_epoch,
-        step,
-        updates,
-        correct,
-        counted,
-        scale,
-        iterations,
-        since,
-        hysteresis,
-        skipped,
-    ] = numbers.map(i64::cast_unsigned);
-    let scale = LossScale {
-        scale: f64::from_bits(scale),
-        iterations,
-        since,
-        hysteresis: hysteresis as u32,
-        skipped,
-    };
-    Position {
-        epoch: epoch as u32,
-        images_into_epoch,
-        step,
-        updates,
-        correct,
-        counted,
-        loss_scale: (scale.scale > 0.0).then_some(scale),
-    }
-}
-
 /// Steps of the whole run, given where it stands.
-pub(crate) fn total_steps(position: Position, epochs: u32, images: u64, batch: u64) -> u64 {
+pub(super) fn total_steps(position: Position, epochs: u32, images: u64, batch: u64) -> u64 {
     if position.epoch >= epochs {
         return position.step;
     }
@@ -213,28 +120,6 @@ pub(crate) fn total_steps(position: Position, epochs: u32, images: u64, batch: u
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_position_is_the_same_on_the_rank_that_gets_it_as_numbers() {
-        let mut position = Position {
-            epoch: 1,
-            images_into_epoch: 2,
-            step: 3,
-            updates: 4,
-            correct: 5,
-            counted: 6,
-            loss_scale: None,
-        };
-        assert_eq!(from_numbers(to_numbers(position)), position);
-        position.loss_scale = Some(LossScale {
-            scale: 0.5,
-            iterations: 7,
-            since: 8,
-            hysteresis: 9,
-            skipped: 10,
-        });
-        assert_eq!(from_numbers(to_numbers(position)), position);
-    }
 
     #[test]
     fn the_number_of_steps_counts_whole_batches_and_what_is_done_already() {

@@ -4,6 +4,7 @@ use tch::Tensor;
 use torch_ext::optim::{global_norm, scale};
 
 use super::Trainer;
+use super::arrival::Agreed;
 use crate::error::TrainError;
 use crate::loss_scale::AtMinimum;
 use crate::optim::clip_factor;
@@ -18,9 +19,9 @@ impl Trainer {
         self.position.loss_scale.map_or(1.0, |scale| scale.scale)
     }
 
-    /// An error on every rank where the loss of some is not a number; `not_finite` is how many those are.
-    pub(super) fn require_finite_loss(&self, own_loss: &Tensor, not_finite: f64) -> Result<(), TrainError> {
-        if not_finite < 1.0 {
+    /// An error on every rank where the loss of some is not a number.
+    pub(super) fn require_finite_loss(&self, own_loss: &Tensor, agreed: &Agreed) -> Result<(), TrainError> {
+        if agreed.is_finite {
             return Ok(());
         }
         // Every rank is here, as all of them know of the loss.
@@ -35,25 +36,26 @@ impl Trainer {
     /// Changes the weights with the gradients that the backward pass has left, or skips the step where they overflow
     /// fp16.
     pub(super) fn update_weights(&mut self, learning_rate: f64, loss: f64) -> Result<(), TrainError> {
-        let gradients = self.weights.gradients()?;
+        let gradients = self.trained.weights.gradients()?;
         let norm = global_norm(&gradients)?.double_value(&[]) / self.loss_scale();
         if !norm.is_finite() {
             return self.skip_step(norm, loss);
         }
         let limits = [
             self.config.training.clip_grad_norm,
-            self.optimizer.gradient_norm_limit(),
+            self.trained.optimizer.gradient_norm_limit(),
         ];
         let factor = clip_factor(norm, limits) / self.loss_scale();
         if factor < 1.0 {
             scale(&gradients, factor)?;
         }
         self.position.updates += 1;
-        self.optimizer
+        self.trained
+            .optimizer
             .step(&gradients, learning_rate, self.position.updates)?;
-        self.weights.publish()?;
-        if let Some(average) = &self.average {
-            average.update(&self.weights, self.position.updates)?;
+        self.trained.weights.publish()?;
+        if let Some(average) = &self.trained.average {
+            average.update(&self.trained.weights, self.position.updates)?;
         }
         if let Some(scale) = &mut self.position.loss_scale {
             scale.step_taken(&self.config.training.loss_scale);

@@ -149,7 +149,7 @@ mod tests {
     #[test]
     fn the_command_line_replaces_fields_of_the_manifest() {
         let file = tempfile::NamedTempFile::new().expect("a file");
-        let manifest = include_str!("../../../examples/digits.yaml");
+        let manifest = include_str!("../../../../examples/digits.yaml");
         fs_err::write(file.path(), manifest).expect("writes");
         let path = file.path().to_str().expect("a name");
         let config = configured(&[

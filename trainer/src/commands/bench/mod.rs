@@ -1,7 +1,6 @@
 //! `vit-trainer bench`: real training steps, measured on the machinery that `run` uses.
 
 mod configure;
-mod plan;
 mod report;
 
 use std::net::IpAddr;
@@ -10,14 +9,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use contract::{ExitCode, RunConfig};
 
-use crate::agent::output::write_line;
 use crate::error::TrainError;
-use crate::run::agents::{self, Launch, RunFolder};
+use crate::launch::{self, Launch, RunFolder};
+use crate::output::write_line;
 use crate::signals::stop_on_signal;
+use crate::train::Plan;
 use configure::Setting;
 use report::Summary;
-
-pub(crate) use plan::{Distribution, Plan, RankResult};
 
 /// The command line of `bench`.
 #[derive(Debug, clap::Args)]
@@ -68,9 +66,8 @@ pub(crate) struct Arguments {
 
 /// Measures, and tells. Gives the exit code.
 pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
-    let system = |action| move |error| TrainError::System { action, error };
-    let started = started().map_err(system("failed to read when this process started"))?;
-    let folder = RunFolder::new("bench").map_err(system("failed to make a temporary folder"))?;
+    let started = started().map_err(TrainError::system("failed to read when this process started"))?;
+    let folder = RunFolder::new("bench").map_err(TrainError::system("failed to make a temporary folder"))?;
     let config = configure::configure(arguments, folder.path())?;
     if !arguments.addresses.is_empty() && arguments.addresses.len() != config.nodes as usize {
         return Err(TrainError::Config(format!(
@@ -89,14 +86,10 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     let launch = Launch {
         launcher: arguments.launcher.split_whitespace().map(Into::into).collect(),
         addresses: arguments.addresses.clone(),
-        environment: vec![(plan::PLAN.into(), plan.write()?.into())],
+        environment: vec![(Plan::VARIABLE.into(), plan.write()?.into())],
         keep_errors: false,
     };
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(system("failed to start"))?;
-    let end = runtime.block_on(async { agents::run(&config, &launch, stop_on_signal()?, |_| ()).await })?;
+    let end = launch::block_on(async { launch::run(&config, &launch, stop_on_signal()?, |_| ()).await })??;
     if end.code != ExitCode::Done {
         let message = end
             .failure
@@ -110,13 +103,10 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
 }
 
 fn tell(arguments: &Arguments, config: &RunConfig, summary: &Summary) -> Result<(), TrainError> {
-    let failed = |error| TrainError::System {
-        action: "failed to write the result",
-        error,
-    };
+    let failed = TrainError::system("failed to write the result");
     let json = serde_json::to_string_pretty(summary)
         .map_err(std::io::Error::other)
-        .map_err(failed)?;
+        .map_err(&failed)?;
     match arguments.json.as_deref() {
         Some(path) if path.as_os_str() == "-" => write_line(&json),
         Some(path) => {

@@ -3,8 +3,8 @@
 use contract::RunConfig;
 use serde::Serialize;
 
-use super::{Distribution, RankResult};
 use crate::flops::{flops_per_image, peak};
+use crate::train::{Distribution, RankResult};
 
 /// The result of a benchmark.
 #[derive(Debug, Serialize)]

@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 use contract::ExitCode;
 use crds::ViTTrainingJob;
 
-use crate::agent::output::write_line;
 use crate::error::TrainError;
+use crate::output::write_line;
 use batch::Batch;
 use document::Node;
 use section::{Findings, Section};

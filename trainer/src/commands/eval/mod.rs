@@ -14,20 +14,20 @@ mod tally;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use contract::{ExitCode, RunConfig};
-use tch::{Device, Kind, Tensor};
+use contract::{Device, ExitCode, RunConfig};
+use tch::{Kind, Tensor};
 
-use crate::agent::output::write_line;
 use crate::checkpoint::WeightsKind;
 use crate::config;
 use crate::data::DataSet;
 use crate::distributed::Accelerator;
 use crate::error::{TrainError, catching};
-use crate::evaluate::{Part, classify};
+use crate::evaluation::{Part, classify};
 use crate::model::{Fit, VisionTransformer};
+use crate::output::write_line;
 use crate::precision::{Precision, TrainedWeights};
 use crate::tensor_file::{self, Existing, Metadata};
-use crate::{run, threads};
+use crate::{manifest, threads};
 use progress::Display;
 use report::Report;
 use source::Source;
@@ -58,8 +58,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     batch_size: Option<u32>,
     /// Where tensors live, in place of workers.device
-    #[arg(long, value_enum)]
-    device: Option<config::Device>,
+    #[arg(long, value_parser = config::device())]
+    device: Option<Device>,
     /// Also write each image's logits and label, in the data set's order, to this safetensors file, which must not exist
     #[arg(long, value_name = "FILE")]
     logits: Option<PathBuf>,
@@ -70,10 +70,7 @@ pub(crate) struct Arguments {
 
 /// Evaluates, and tells. Gives the exit code.
 pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
-    threads::use_all().map_err(|error| TrainError::System {
-        action: "failed to start with all processors",
-        error,
-    })?;
+    threads::use_all().map_err(TrainError::system("failed to start with all processors"))?;
     catching(|| eval(arguments))
 }
 
@@ -132,7 +129,7 @@ fn eval(arguments: &Arguments) -> Result<ExitCode, TrainError> {
 
 /// The manifest's job as one process, with what the command line replaces.
 fn configure(arguments: &Arguments) -> Result<RunConfig, TrainError> {
-    let mut config = run::read_config(
+    let mut config = manifest::read_config(
         &arguments.manifest,
         arguments.data.as_deref(),
         &arguments.checkpoints,
@@ -141,7 +138,7 @@ fn configure(arguments: &Arguments) -> Result<RunConfig, TrainError> {
     config.nodes = 1;
     config.ranks_per_node = 1;
     if let Some(device) = arguments.device {
-        config.device = device.into();
+        config.device = device;
     }
     if let Some(batch_size) = arguments.batch_size {
         config.training.micro_batch_size = batch_size;
@@ -179,8 +176,8 @@ fn measure(
     classify(model, precision, data, part, |batch_logits, batch_labels| {
         tally.add(batch_logits, batch_labels)?;
         if keep_logits {
-            logits.push(batch_logits.f_to_device(Device::Cpu)?);
-            labels.push(batch_labels.f_to_device(Device::Cpu)?);
+            logits.push(batch_logits.f_to_device(tch::Device::Cpu)?);
+            labels.push(batch_labels.f_to_device(tch::Device::Cpu)?);
         }
         display.at(tally.images());
         Ok(())

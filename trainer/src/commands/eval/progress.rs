@@ -6,7 +6,7 @@ use std::time::Instant;
 use contract::progress_line::significant;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use crate::run::line::clock;
+use crate::commands::run::line::clock;
 
 /// A line that is gone at the end; nothing where nobody looks.
 #[derive(Debug)]

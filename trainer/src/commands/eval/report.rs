@@ -110,7 +110,8 @@ mod tests {
 
     #[test]
     fn images_that_cannot_be_read_and_a_loss_that_is_no_number_are_told() {
-        let job = serde_saphyr::from_str(include_str!("../../../examples/digits.yaml")).expect("a manifest");
+        let job =
+            serde_saphyr::from_str(include_str!("../../../../examples/digits.yaml")).expect("a manifest");
         let config = crds::validate(&job).expect("a sound manifest").run_config;
         let source = Source::File("vit.safetensors".into());
         let report = Report {

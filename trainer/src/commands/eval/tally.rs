@@ -3,6 +3,7 @@
 use tch::{Device, Kind, Reduction, Tensor};
 
 use crate::error::TrainError;
+use crate::evaluation::correct;
 
 /// How many of the likeliest classes top-5 looks at.
 const TOP: i64 = 5;
@@ -50,9 +51,7 @@ impl Tally {
     /// Takes in a batch: logits BK in 32 bits, labels B.
     pub(super) fn add(&mut self, logits: &Tensor, labels: &Tensor) -> Result<(), TrainError> {
         self.images += labels.size()[0].cast_unsigned();
-        // As training counts it: of equal logits the first.
-        let right = logits.f_argmax(1, false)?.f_eq_tensor(labels)?;
-        self.correct = self.correct.f_add(&right.f_sum(Kind::Int64)?)?;
+        self.correct = self.correct.f_add(&correct(logits, labels)?)?;
         if let Some(correct) = &mut self.correct_top5 {
             let (_, likeliest) = logits.f_topk(TOP, 1, true, false)?;
             let right = likeliest.f_eq_tensor(&labels.f_unsqueeze(1)?)?;

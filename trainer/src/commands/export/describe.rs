@@ -61,14 +61,10 @@ impl PythonModel {
         };
         let same_but_for = |image_size: Option<u32>| {
             presets.iter().copied().find(|name| {
-                ModelPreset::by_name(name).is_some_and(|preset| {
-                    is_of(
-                        &ModelPreset {
-                            image_size: image_size.unwrap_or(preset.image_size),
-                            ..preset
-                        },
-                        model,
-                    )
+                ModelPreset::by_name(name).is_some_and(|mut preset| {
+                    preset.image_size = image_size.unwrap_or(preset.image_size);
+                    let preset = preset.model(model.num_classes, model.channels);
+                    preset.difference(model).is_none()
                 })
             })
         };
@@ -125,19 +121,6 @@ impl PythonModel {
             format!("model.load_state_dict(safetensors.torch.load_file({file}))"),
         ]
     }
-}
-
-/// Whether weights of the preset have the names, shapes and heads of `model`'s, but for classes and channels.
-fn is_of(preset: &ModelPreset, model: &ModelConfig) -> bool {
-    preset.image_size == model.image_size
-        && preset.patch_size == model.patch_size
-        && preset.hidden_size == model.hidden_size
-        && preset.depth == model.depth
-        && preset.heads == model.heads
-        && preset.mlp_size == model.mlp_size
-        && preset.pooling == model.pooling
-        && preset.register_tokens == model.register_tokens
-        && preset.layer_scale.is_some() == model.layer_scale.is_some()
 }
 
 fn timm_sizes(model: &ModelConfig, arguments: &mut Vec<(&'static str, Value)>) {

@@ -12,10 +12,10 @@ use contract::ExitCode;
 use serde_json::json;
 use tch::{Kind, Tensor};
 
-use crate::agent::output::write_line;
 use crate::checkpoint::{SavedCheckpoint, WeightsKind, locate};
-use crate::error::{TrainError, catching};
+use crate::error::{Failure, TrainError, catching};
 use crate::model::Naming;
+use crate::output::write_line;
 use crate::tensor_file::{self, Existing};
 use describe::PythonModel;
 
@@ -98,6 +98,12 @@ pub(crate) enum ExportError {
         "{name} has a value of magnitude {largest:.3e}, beyond {LARGEST_HALF}, the largest of fp16: use --dtype bf16 or fp32"
     )]
     Range { name: String, largest: f64 },
+}
+
+impl Failure for ExportError {
+    fn exit_code(&self) -> ExitCode {
+        ExitCode::BadConfig
+    }
 }
 
 /// Exports, and tells what and how to load it. Gives the exit code.

@@ -9,10 +9,9 @@ use fs_err as fs;
 
 use super::report::{Check, Report};
 use crate::checkpoint::CheckpointError;
-use crate::data::DataError;
 use crate::distributed::Accelerator;
 use crate::error::TrainError;
-use crate::run::agents::{self, Launch};
+use crate::launch::{self, Launch};
 use crate::signals::stop_on_signal;
 use crate::threads;
 
@@ -24,14 +23,8 @@ const STEPS: u64 = 2;
 /// Reads the data set as ranks will.
 pub(super) fn data(config: &RunConfig) -> Result<((), String), TrainError> {
     let splits = crate::data::load(config, tch::Device::Cpu)?;
-    let (images, global_batch_size) = (splits.train.len(), config.global_batch_size());
-    if images < global_batch_size {
-        return Err(DataError::TooSmall {
-            images,
-            global_batch_size,
-        }
-        .into());
-    }
+    splits.require_a_step(config.global_batch_size())?;
+    let images = splits.train.len();
     let held_out = splits.validation.map_or(0, |data| data.len());
     Ok(((), format!("{images} training and {held_out} held-out images")))
 }
@@ -140,7 +133,7 @@ pub(super) async fn rehearse(config: &RunConfig, scratch: &Scratch, report: &mut
         ..Launch::default()
     };
     let end = match stop_on_signal() {
-        Ok(stop) => agents::run(&config, &launch, stop, |_| {}).await,
+        Ok(stop) => launch::run(&config, &launch, stop, |_| {}).await,
         Err(error) => Err(error),
     };
     let seconds = start.elapsed().as_secs_f64();

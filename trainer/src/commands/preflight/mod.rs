@@ -7,13 +7,13 @@ mod report;
 
 use std::path::PathBuf;
 
-use contract::{ExitCode, RunConfig, environment};
+use contract::{Device, ExitCode, RunConfig, environment};
 use crds::ViTTrainingJob;
 
-use crate::agent::output::write_line;
-use crate::config::{self, Device};
+use crate::config;
 use crate::error::TrainError;
-use crate::run;
+use crate::output::write_line;
+use crate::{launch, manifest};
 use checks::Scratch;
 use report::{Check, Report};
 
@@ -56,7 +56,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     gpus_per_node: Option<u32>,
     /// Where tensors live, in place of workers.device
-    #[arg(long, value_enum)]
+    #[arg(long, value_parser = config::device())]
     device: Option<Device>,
     /// Print one JSON object in place of the table
     #[arg(long)]
@@ -65,14 +65,7 @@ pub(crate) struct Arguments {
 
 /// Checks everything and tells it. Gives the exit code.
 pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| TrainError::System {
-            action: "failed to start",
-            error,
-        })?;
-    let report = runtime.block_on(examine(arguments));
+    let report = launch::block_on(examine(arguments))?;
     if arguments.json {
         write_line(&report.json());
     } else {
@@ -114,14 +107,14 @@ async fn examine(arguments: &Arguments) -> Report {
 /// The job of the manifest, of the pod, or a small one.
 fn configure(arguments: &Arguments) -> Result<RunConfig, TrainError> {
     let mut config = match &arguments.manifest {
-        Some(manifest) => {
-            let config = run::read_config(
-                manifest,
+        Some(path) => {
+            let config = manifest::read_config(
+                path,
                 arguments.data.as_deref(),
                 &arguments.checkpoints,
                 arguments.nodes,
             )?;
-            run::with_pretrained(config, arguments.pretrained.as_deref(), manifest)?
+            manifest::with_pretrained(config, arguments.pretrained.as_deref(), path)?
         }
         None if std::env::var_os(environment::RUN_CONFIG).is_some() => RunConfig {
             // The other pods have their own.
@@ -131,7 +124,7 @@ fn configure(arguments: &Arguments) -> Result<RunConfig, TrainError> {
         None => {
             let job: ViTTrainingJob =
                 serde_saphyr::from_str(SMALL_JOB).map_err(|error| TrainError::Config(error.to_string()))?;
-            run::local_config(
+            manifest::local_config(
                 job,
                 arguments.data.as_deref(),
                 &arguments.checkpoints,
@@ -144,7 +137,7 @@ fn configure(arguments: &Arguments) -> Result<RunConfig, TrainError> {
         config.ranks_per_node = ranks;
     }
     if let Some(device) = arguments.device {
-        config.device = device.into();
+        config.device = device;
     }
     match config.errors().as_slice() {
         [] => Ok(config),

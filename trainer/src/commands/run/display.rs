@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use contract::{ExitCode, Progress, RunConfig, progress_line};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-use super::agents::End;
 use super::line::live_line;
-use crate::agent::output::{Pace, write_line};
+use crate::launch::End;
+use crate::output::{Pace, write_line};
 
 /// Columns of the spinner before the live line.
 const SPINNER: usize = 2;

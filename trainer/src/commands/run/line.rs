@@ -77,7 +77,7 @@ pub(super) fn live_line(progress: &Progress, width: usize) -> String {
 }
 
 /// Minutes and seconds, with hours and days where there are some.
-pub(crate) fn clock(seconds: u64) -> String {
+pub(in crate::commands) fn clock(seconds: u64) -> String {
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86400);
     match () {
         () if days > 0 => format!("{days}d{:02}h", hours % 24),

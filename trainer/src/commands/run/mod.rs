@@ -1,31 +1,19 @@
 //! `vit-trainer run`: a manifest on this machine, without Kubernetes. Each node of the gang is an agent process, as it
 //! would be a pod.
 
-pub(crate) mod agents;
 mod display;
-mod gpus;
-pub(crate) mod line;
+pub(super) mod line;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
-use contract::{DataFormat, ExitCode, RunConfig};
-use crds::ViTTrainingJob;
+use contract::{Device, ExitCode, RunConfig};
 
-use crate::config::Device;
+use crate::config;
 use crate::error::TrainError;
+use crate::launch::{self, Event, Launch};
+use crate::manifest::{read_config, with_pretrained};
 use crate::signals::stop_on_signal;
-
-const API_VERSION: &str = "vit-operator.dev/v1alpha1";
-const KIND: &str = "ViTTrainingJob";
-
-/// What a manifest says that it is.
-#[derive(serde::Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct TypeMeta {
-    api_version: String,
-    kind: String,
-}
 
 /// The command line of `run`.
 #[derive(Debug, clap::Args)]
@@ -49,34 +37,27 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N")]
     nodes: Option<u32>,
     /// Where tensors live, in place of workers.device
-    #[arg(long, value_enum)]
+    #[arg(long, value_parser = config::device())]
     device: Option<Device>,
 }
 
 /// Runs the manifest to its end. Gives the exit code.
 pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     let config = configure(arguments)?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(|error| TrainError::System {
-            action: "failed to start",
-            error,
-        })?;
-    runtime.block_on(run(&config))
+    launch::block_on(run(&config))?
 }
 
 async fn run(config: &RunConfig) -> Result<ExitCode, TrainError> {
     let start = Instant::now();
     let stop = stop_on_signal()?;
     let mut display = display::Display::new(config);
-    let launch = agents::Launch {
+    let launch = Launch {
         keep_errors: display.is_live(),
-        ..agents::Launch::default()
+        ..Launch::default()
     };
-    let end = agents::run(config, &launch, stop, |event| match event {
-        agents::Event::Progress(progress) => display.progress(progress),
-        agents::Event::Said(line) => display.said(line),
+    let end = launch::run(config, &launch, stop, |event| match event {
+        Event::Progress(progress) => display.progress(progress),
+        Event::Said(line) => display.said(line),
     })
     .await?;
     display.end(config, &end, start.elapsed());
@@ -92,82 +73,15 @@ fn configure(arguments: &Arguments) -> Result<RunConfig, TrainError> {
         arguments.nodes,
     )?;
     if let Some(device) = arguments.device {
-        config.device = device.into();
+        config.device = device;
     }
     with_pretrained(config, arguments.pretrained.as_deref(), &arguments.manifest)
 }
 
-/// A run configuration with the file of weights of the command line, if it names one.
-pub(crate) fn with_pretrained(
-    mut config: RunConfig,
-    pretrained: Option<&Path>,
-    manifest: &Path,
-) -> Result<RunConfig, TrainError> {
-    match (pretrained, &config.model.pretrained) {
-        (Some(file), _) => config.model.pretrained = Some(file.into()),
-        (None, Some(file)) if !file.exists() => {
-            return Err(TrainError::Config(format!(
-                "{}: spec.model.pretrained is a file of a volume, which this machine does not mount: give --pretrained FILE",
-                manifest.display()
-            )));
-        }
-        (None, _) => {}
-    }
-    Ok(config)
-}
-
-/// The run configuration of a manifest on this machine: volumes are folders, and `nodes` replaces the manifest's.
-pub(crate) fn read_config(
-    manifest: &Path,
-    data: Option<&Path>,
-    checkpoints: &Path,
-    nodes: Option<u32>,
-) -> Result<RunConfig, TrainError> {
-    let job = read_manifest(manifest)?;
-    local_config(job, data, checkpoints, nodes)
-        .map_err(|error| TrainError::Config(format!("{}: {error}", manifest.display())))
-}
-
-/// As [`read_config`], of a job that is read already.
-pub(crate) fn local_config(
-    mut job: ViTTrainingJob,
-    data: Option<&Path>,
-    checkpoints: &Path,
-    nodes: Option<u32>,
-) -> Result<RunConfig, crds::InvalidJob> {
-    job.metadata.namespace = Some("local".into());
-    job.metadata.uid = None;
-    if let Some(nodes) = nodes {
-        job.spec.workers.nodes = i32::try_from(nodes).unwrap_or(i32::MAX);
-    }
-    let mut config = crds::validate(&job)?.run_config;
-    config.checkpoint.path = checkpoints.join(&config.job.name);
-    if config.data.format != DataFormat::Synthetic
-        && let Some(folder) = data
-    {
-        config.data.path = Some(folder.into());
-    }
-    Ok(config)
-}
-
-pub(crate) fn read_manifest(path: &Path) -> Result<ViTTrainingJob, TrainError> {
-    let text = fs_err::read_to_string(path)
-        .map_err(|error| TrainError::Config(format!("failed to read the manifest: {error}")))?;
-    let wrong = |reason: &dyn std::fmt::Display| {
-        TrainError::Config(format!("{} is no ViTTrainingJob: {reason}", path.display()))
-    };
-    // The job's own type leaves these two to the API server.
-    let TypeMeta { api_version, kind } = serde_saphyr::from_str(&text).map_err(|error| wrong(&error))?;
-    if (api_version.as_str(), kind.as_str()) != (API_VERSION, KIND) {
-        let found =
-            format!("apiVersion is {api_version} and kind is {kind}: must be {API_VERSION} and {KIND}");
-        return Err(wrong(&found));
-    }
-    serde_saphyr::from_str(&text).map_err(|error| wrong(&error))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::*;
 
     fn configured(manifest: &str, nodes: Option<u32>) -> Result<RunConfig, TrainError> {
@@ -183,12 +97,12 @@ mod tests {
         })
     }
 
-    const DIGITS: &str = include_str!("../../../examples/digits.yaml");
+    const DIGITS: &str = include_str!("../../../../examples/digits.yaml");
 
     #[test]
     fn the_example_runs_with_folders_and_nodes_of_the_command_line() {
         let config = configured(DIGITS, Some(3)).expect("a sound manifest");
-        assert_eq!((config.world_size(), config.device), (3, contract::Device::Cpu));
+        assert_eq!((config.world_size(), config.device), (3, Device::Cpu));
         assert_eq!(config.data.path.as_deref(), Some(Path::new("here")));
         assert_eq!(config.checkpoint.path, Path::new("there/digits"));
         assert_eq!(

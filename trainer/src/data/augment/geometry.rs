@@ -1,60 +1,9 @@
-//! Which part of an image is taken, and how it becomes the model's size.
+//! How parts of stored images become the model's size.
 
-use contract::{Interpolation, RandomResizedCrop};
+use contract::Interpolation;
 use tch::{Kind, Tensor};
 
-use crate::data::draws::Draws;
-
-/// A part of an image, in pixels.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(in crate::data) struct Window {
-    pub(in crate::data) left: u32,
-    pub(in crate::data) top: u32,
-    pub(in crate::data) width: u32,
-    pub(in crate::data) height: u32,
-}
-
-/// Attempts at a window of random shape before the middle of the image is taken.
-const ATTEMPTS: usize = 10;
-
-/// The window of a random resized crop, as timm and torchvision choose it.
-pub(in crate::data) fn random_window(
-    crop: &RandomResizedCrop,
-    width: u32,
-    height: u32,
-    draws: &mut Draws,
-) -> Window {
-    let area = f64::from(width) * f64::from(height);
-    for _ in 0..ATTEMPTS {
-        let target = area * draws.between(crop.scale);
-        let ratio = draws.between(crop.ratio.map(f64::ln)).exp();
-        let [wide, high] = [target * ratio, target / ratio].map(|square| square.sqrt().round() as u32);
-        if (1..=width).contains(&wide) && (1..=height).contains(&high) {
-            return Window {
-                left: draws.below((width - wide) as usize + 1) as u32,
-                top: draws.below((height - high) as usize + 1) as u32,
-                width: wide,
-                height: high,
-            };
-        }
-    }
-    let [least, largest] = crop.ratio;
-    let ratio = (f64::from(width) / f64::from(height)).clamp(least, largest);
-    let wide = ((f64::from(height) * ratio).round() as u32).clamp(1, width);
-    let high = ((f64::from(width) / ratio).round() as u32).clamp(1, height);
-    Window {
-        left: (width - wide) / 2,
-        top: (height - high) / 2,
-        width: wide,
-        height: high,
-    }
-}
-
-/// Where in a margin of `padding` pixels the window begins: from the left, from the top.
-pub(in crate::data) fn random_offset(padding: u32, draws: &mut Draws) -> (u32, u32) {
-    let choices = 2 * padding as usize + 1;
-    (draws.below(choices) as u32, draws.below(choices) as u32)
-}
+use crate::data::window::Window;
 
 /// Cuts a window out of each image and resizes it to a square, as two matrix products: so a batch of windows of many
 /// sizes takes as many operations as one. `images` are BCHW.
@@ -163,40 +112,10 @@ mod tests {
     use tch::Device;
 
     use super::*;
-    use crate::random::Stream;
 
     fn images(batch: i64, height: i64, width: i64) -> Tensor {
         tch::manual_seed(1);
         Tensor::randint(256, [batch, 3, height, width], (Kind::Uint8, Device::Cpu))
-    }
-
-    fn crop() -> RandomResizedCrop {
-        RandomResizedCrop {
-            scale: [0.08, 1.0],
-            ratio: [0.75, 4.0 / 3.0],
-            interpolation: Interpolation::Bicubic,
-        }
-    }
-
-    #[test]
-    fn windows_lie_inside_the_image_and_in_the_bounds() {
-        for (width, height) in [(224, 224), (500, 333), (1, 9), (3, 1000), (1, 1)] {
-            for place in 0..300 {
-                let window =
-                    random_window(&crop(), width, height, &mut Draws::new(0, Stream::Crop, 0, place));
-                assert!(
-                    window.width >= 1
-                        && window.height >= 1
-                        && window.left + window.width <= width
-                        && window.top + window.height <= height,
-                    "{window:?} of {width} x {height}"
-                );
-                if width == height && width > 1 {
-                    let share = f64::from(window.width * window.height) / f64::from(width * height);
-                    assert!((0.07..=1.0).contains(&share), "{share}");
-                }
-            }
-        }
     }
 
     #[test]

@@ -17,22 +17,13 @@ use contract::{Augmentation, DataConfig, RunConfig};
 use fast_image_resize::Resizer;
 use tch::{Device, Kind, Tensor};
 
+use super::batch::{Batch, Targets};
 use super::decode::{Decoded, Framing};
 use super::draws::Draws;
-use super::{Batch, Targets};
+use super::resident::Values;
+use super::window::{Window, random_offset, random_window};
 use crate::random::{Stream, derive};
 use mix::{Mixing, NOISE_STARTS, erase, erased, mix_images, mix_targets, noise};
-
-pub(super) use geometry::{Window, random_offset, random_window};
-
-/// What the numbers of stored images are.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Values {
-    /// Bytes, of which 255 counts as 1.
-    Bytes,
-    /// Floats in units of their own.
-    Floats,
-}
 
 /// Where in training a batch is.
 #[derive(Clone, Copy, Debug)]
@@ -47,12 +38,14 @@ pub(super) struct Moment<'a> {
 pub(super) struct Preparation {
     config: DataConfig,
     seed: u64,
-    side: i64,
-    classes: i64,
+    /// Of the model's images.
+    pub(super) side: i64,
+    pub(super) channels: u32,
+    pub(super) classes: u32,
+    /// Where batches are made.
+    pub(super) device: Device,
     label_smoothing: f64,
     values: Values,
-    device: Device,
-    channels: u32,
     /// Threads share these; a lock is held no longer than it takes to make new handles.
     constants: Mutex<Constants>,
 }
@@ -92,7 +85,7 @@ impl Preparation {
         Self {
             seed: training.seed,
             side: i64::from(model.image_size),
-            classes: i64::from(model.num_classes),
+            classes: model.num_classes,
             label_smoothing: training.label_smoothing,
             values,
             device,
@@ -186,7 +179,13 @@ impl Preparation {
                 Mixing::draw(augmentation, self.side, &mut draws)
             })
             .collect();
-        let targets = mix_targets(&labels, &mixings, self.side, self.classes, self.label_smoothing);
+        let targets = mix_targets(
+            &labels,
+            &mixings,
+            self.side,
+            self.classes.into(),
+            self.label_smoothing,
+        );
         Batch {
             images: mix_images(images, &mixings),
             labels,
@@ -229,26 +228,9 @@ impl Preparation {
         image.frame(framing, self.side as u32, resizer, &mut draws)
     }
 
-    pub(super) fn device(&self) -> Device {
-        self.device
-    }
-
-    /// Side of the model's images.
-    pub(super) fn side(&self) -> i64 {
-        self.side
-    }
-
-    pub(super) fn channels(&self) -> u32 {
-        self.channels
-    }
-
-    pub(super) fn classes(&self) -> u32 {
-        self.classes as u32
-    }
-
     /// What a prepared image takes in memory.
     pub(super) fn image_bytes(&self) -> usize {
-        (self.side * self.side) as usize * self.channels() as usize * size_of::<f32>()
+        (self.side * self.side) as usize * self.channels as usize * size_of::<f32>()
     }
 
     pub(super) fn max_corrupt_fraction(&self) -> f64 {

@@ -1,6 +1,8 @@
 //! Operations on the colours and the shape of images, as Pillow defines them, on batches of floats in 0..255 with
 //! three channels. Every image of a batch has a strength of its own.
 
+use std::mem::discriminant;
+
 use tch::{Kind, Tensor};
 
 use crate::data::decode::LUMA;
@@ -34,41 +36,7 @@ pub(super) enum Op {
     Blur(f64),
 }
 
-/// Operations that are computed together.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-enum Family {
-    AutoContrast,
-    Equalize,
-    Invert,
-    Affine,
-    Color,
-    Contrast,
-    Brightness,
-    Sharpness,
-    Posterize,
-    Solarize,
-    SolarizeAdd,
-    Blur,
-}
-
 impl Op {
-    fn family(&self) -> Family {
-        match self {
-            Self::AutoContrast => Family::AutoContrast,
-            Self::Equalize => Family::Equalize,
-            Self::Invert => Family::Invert,
-            Self::Affine(_) => Family::Affine,
-            Self::Color(_) => Family::Color,
-            Self::Contrast(_) => Family::Contrast,
-            Self::Brightness(_) => Family::Brightness,
-            Self::Sharpness(_) => Family::Sharpness,
-            Self::Posterize(_) => Family::Posterize,
-            Self::Solarize(_) => Family::Solarize,
-            Self::SolarizeAdd(_) => Family::SolarizeAdd,
-            Self::Blur(_) => Family::Blur,
-        }
-    }
-
     fn strength(&self) -> f64 {
         match *self {
             Self::AutoContrast | Self::Equalize | Self::Invert | Self::Affine(_) => 0.0,
@@ -85,50 +53,52 @@ impl Op {
 }
 
 /// Gives each image its operation, if any. `fill` is the colour of what lies outside an image, [1, 3, 1, 1].
-pub(super) fn apply(images: Tensor, ops: &[Option<Op>], fill: &Tensor) -> Tensor {
-    let mut chosen: Vec<(Family, i64, Op)> = (0_i64..)
+pub(super) fn apply(mut images: Tensor, ops: &[Option<Op>], fill: &Tensor) -> Tensor {
+    let mut rest: Vec<(i64, Op)> = (0_i64..)
         .zip(ops)
-        .filter_map(|(row, op)| op.map(|op| (op.family(), row, op)))
+        .filter_map(|(row, op)| Some((row, (*op)?)))
         .collect();
-    chosen.sort_by_key(|(family, row, _)| (*family, *row));
-    let mut images = images;
-    for group in chosen.chunk_by(|left, right| left.0 == right.0) {
-        let rows: Vec<i64> = group.iter().map(|(_, row, _)| *row).collect();
+    // Images with the same operation are computed together.
+    while let Some((_, first)) = rest.first() {
+        let first = discriminant(first);
+        let (group, others) = rest.into_iter().partition(|(_, op)| discriminant(op) == first);
+        let (rows, ops): (Vec<i64>, Vec<Op>) = Vec::<_>::into_iter(group).unzip();
         let rows = Tensor::from_slice(&rows).to_device(images.device());
-        let ops: Vec<Op> = group.iter().map(|(_, _, op)| *op).collect();
-        let changed = apply_family(&images.index_select(0, &rows), group[0].0, &ops, fill);
+        let changed = apply_all(&images.index_select(0, &rows), &ops, fill);
         images = images.index_copy(0, &rows, &changed);
+        rest = others;
     }
     images
 }
 
-fn apply_family(images: &Tensor, family: Family, ops: &[Op], fill: &Tensor) -> Tensor {
+/// Applies one operation, to each image at its own strength.
+fn apply_all(images: &Tensor, ops: &[Op], fill: &Tensor) -> Tensor {
     let strengths: Vec<f32> = ops.iter().map(|op| op.strength() as f32).collect();
     let strength = Tensor::from_slice(&strengths)
         .reshape([-1, 1, 1, 1])
         .to_device(images.device());
-    match family {
-        Family::AutoContrast => auto_contrast(images),
-        Family::Equalize => equalize(images),
-        Family::Invert => 255.0 - images,
-        Family::Affine => affine(images, ops, fill),
-        Family::Color => blend(&grey(images), images, &strength),
-        Family::Contrast => {
+    match ops[0] {
+        Op::AutoContrast => auto_contrast(images),
+        Op::Equalize => equalize(images),
+        Op::Invert => 255.0 - images,
+        Op::Affine(_) => affine(images, ops, fill),
+        Op::Color(_) => blend(&grey(images), images, &strength),
+        Op::Contrast(_) => {
             let mean = grey(images).mean_dim([2_i64, 3].as_slice(), true, Kind::Float);
             blend(&(mean + 0.5).floor(), images, &strength)
         }
-        Family::Brightness => blend(&images.zeros_like(), images, &strength),
-        Family::Sharpness => blend(&smooth(images), images, &strength),
-        Family::Posterize => {
+        Op::Brightness(_) => blend(&images.zeros_like(), images, &strength),
+        Op::Sharpness(_) => blend(&smooth(images), images, &strength),
+        Op::Posterize(_) => {
             let step = (8.0_f64 - strength).exp2();
             (images / &step).floor() * step
         }
-        Family::Solarize => images.where_self(&images.lt_tensor(&strength), &(255.0 - images)),
-        Family::SolarizeAdd => {
+        Op::Solarize(_) => images.where_self(&images.lt_tensor(&strength), &(255.0 - images)),
+        Op::SolarizeAdd(_) => {
             let added = (images + strength).clamp_max(255.0);
             added.where_self(&images.lt(128.0), images)
         }
-        Family::Blur => blur(images, &strengths),
+        Op::Blur(_) => blur(images, &strengths),
     }
 }
 

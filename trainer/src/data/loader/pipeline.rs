@@ -13,11 +13,13 @@ use std::thread::JoinHandle;
 use fast_image_resize::Resizer;
 use tch::Tensor;
 
-use super::augment::{Moment, Preparation};
-use super::batches::{Item, Readable, Task};
-use super::decode::decode;
-use super::source::Source;
-use super::{Batch, DataError};
+use super::Task;
+use crate::data::DataError;
+use crate::data::augment::{Moment, Preparation};
+use crate::data::batch::{Batch, Readable};
+use crate::data::decode::decode;
+use crate::data::order::Item;
+use crate::data::source::Source;
 
 /// Batches that are made ahead, and bytes that they may take together. One is always made.
 const AHEAD: usize = 4;
@@ -67,7 +69,7 @@ type Outcome = std::thread::Result<Result<Option<(Vec<u8>, i64)>, DataError>>;
 type BatchOutcome = std::thread::Result<Result<Option<Batch>, DataError>>;
 
 impl Pipeline {
-    pub(super) fn start(
+    pub(in crate::data) fn start(
         source: Arc<dyn Source>,
         preparation: Arc<Preparation>,
         task: Task,
@@ -242,7 +244,7 @@ impl Shared {
             Ok(stored) => stored,
             Err(reason) => return Ok(Err(reason)),
         };
-        let classes = self.preparation.classes();
+        let classes = self.preparation.classes;
         if !(0..i64::from(classes)).contains(&stored.label) {
             return Err(DataError::LabelOfImage {
                 image: self.source.name(image),
@@ -250,7 +252,7 @@ impl Shared {
                 classes,
             });
         }
-        let framed = decode(&stored.file, self.preparation.channels()).and_then(|decoded| {
+        let framed = decode(&stored.file, self.preparation.channels).and_then(|decoded| {
             self.preparation
                 .frame(&decoded, self.task.epoch, item.place, resizer)
         });
@@ -299,13 +301,13 @@ impl Shared {
             return Ok(Ok(None));
         }
         let preparation = &self.preparation;
-        let (side, channels) = (preparation.side(), i64::from(preparation.channels()));
+        let (side, channels) = (preparation.side, i64::from(preparation.channels));
         let images = Tensor::from_slice(&pixels)
             .reshape([-1, side, side, channels])
-            .to_device(preparation.device())
+            .to_device(preparation.device)
             .permute([0, 3, 1, 2])
             .contiguous();
-        let labels = Tensor::from_slice(&labels).to_device(preparation.device());
+        let labels = Tensor::from_slice(&labels).to_device(preparation.device);
         Ok(Ok(Some(match self.task.epoch {
             Some(epoch) => {
                 let moment = Moment {
@@ -328,10 +330,9 @@ mod tests {
     use tch::{Device, Kind};
 
     use super::*;
-    use crate::data::augment::Values;
-    use crate::data::decode::samples::file;
+    use crate::data::fixtures::{config, image_file as file};
+    use crate::data::resident::Values;
     use crate::data::source::Stored;
-    use crate::data::tests::config;
 
     /// Longer than any wait in these tests.
     const DEADLINE: Duration = Duration::from_secs(60);

@@ -15,7 +15,7 @@ const MOST_HEADER_BYTES: usize = 10_000;
 
 /// What is wrong with a file.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum NpyError {
+pub(super) enum ArrayError {
     #[error("{0}")]
     Read(#[from] std::io::Error),
     #[error("it ends within its header")]
@@ -38,29 +38,29 @@ pub(super) enum NpyError {
 
 /// An array of which the header was read.
 #[derive(Debug)]
-pub(super) struct Npy<R> {
+pub(super) struct ArrayFile<R> {
     pub(super) kind: Kind,
     pub(super) shape: Vec<i64>,
     values: R,
 }
 
-impl<R: Read> Npy<R> {
+impl<R: Read> ArrayFile<R> {
     /// Reads the header of a file of so many bytes.
-    pub(super) fn open(mut file: R, bytes: u64) -> Result<Self, NpyError> {
+    pub(super) fn open(mut file: R, bytes: u64) -> Result<Self, ArrayError> {
         let mut start = [0; MAGIC.len() + 2];
-        file.read_exact(&mut start).map_err(|_| NpyError::NotAnArray)?;
+        file.read_exact(&mut start).map_err(|_| ArrayError::NotAnArray)?;
         let (magic, version) = start.split_at(MAGIC.len());
         let mut length = [0; 4];
         let length_bytes = match (magic, version[0]) {
             (MAGIC, 1) => 2,
             (MAGIC, 2 | 3) => 4,
-            _ => return Err(NpyError::NotAnArray),
+            _ => return Err(ArrayError::NotAnArray),
         };
-        let cut = |_| NpyError::CutHeader;
+        let cut = |_| ArrayError::CutHeader;
         file.read_exact(&mut length[..length_bytes]).map_err(cut)?;
         let length = u32::from_le_bytes(length) as usize;
         if length > MOST_HEADER_BYTES {
-            return Err(NpyError::LongHeader(length));
+            return Err(ArrayError::LongHeader(length));
         }
         let mut header = vec![0; length];
         file.read_exact(&mut header).map_err(cut)?;
@@ -72,7 +72,7 @@ impl<R: Read> Npy<R> {
                 bytes.checked_mul(u64::try_from(*size).ok()?)
             });
         if needed.is_none_or(|needed| found < needed) {
-            return Err(NpyError::TooShort { found, shape, kind });
+            return Err(ArrayError::TooShort { found, shape, kind });
         }
         Ok(Self {
             kind,
@@ -82,7 +82,7 @@ impl<R: Read> Npy<R> {
     }
 
     /// The rows (what the first dimension counts) in order, several in a tensor.
-    pub(super) fn parts(mut self) -> impl Iterator<Item = Result<Tensor, NpyError>> {
+    pub(super) fn parts(mut self) -> impl Iterator<Item = Result<Tensor, ArrayError>> {
         let (rows, row) = self.shape.split_first().unwrap_or((&0, &[]));
         let (mut rest, mut shape) = (*rows as usize, self.shape.clone());
         let row_bytes = row.iter().product::<i64>() as usize * self.kind.elt_size_in_bytes();
@@ -105,12 +105,12 @@ impl<R: Read> Npy<R> {
 }
 
 /// Type and shape out of `{'descr': '<f4', 'fortran_order': False, 'shape': (3, 4), }`.
-fn parse(header: &str) -> Result<(Kind, Vec<i64>), NpyError> {
+fn parse(header: &str) -> Result<(Kind, Vec<i64>), ArrayError> {
     let value = |field: &'static str| {
         let (_, rest) = header.split_once(&format!("'{field}':"))?;
         Some(rest.trim_start())
     };
-    let missing = |field| NpyError::Header {
+    let missing = |field| ArrayError::Header {
         header: header.trim_end().into(),
         field,
     };
@@ -128,7 +128,7 @@ fn parse(header: &str) -> Result<(Kind, Vec<i64>), NpyError> {
         "i8" => Kind::Int64,
         "u1" => Kind::Uint8,
         "b1" => Kind::Bool,
-        _ => return Err(NpyError::Type(descr.into())),
+        _ => return Err(ArrayError::Type(descr.into())),
     };
     let order = value("fortran_order").ok_or_else(|| missing("fortran_order"))?;
     let shape: Option<Vec<i64>> = value("shape")
@@ -140,7 +140,7 @@ fn parse(header: &str) -> Result<(Kind, Vec<i64>), NpyError> {
     let shape = shape.ok_or_else(|| missing("shape"))?;
     // With one dimension both orders are the same, and NumPy may say either.
     if order.starts_with("True") && shape.len() > 1 {
-        return Err(NpyError::FortranOrder);
+        return Err(ArrayError::FortranOrder);
     }
     Ok((kind, shape))
 }
@@ -158,8 +158,8 @@ mod tests {
         [MAGIC, &[1, 0], &length.to_le_bytes(), header.as_bytes(), values].concat()
     }
 
-    fn open(bytes: &[u8]) -> Result<Npy<Cursor<&[u8]>>, NpyError> {
-        Npy::open(Cursor::new(bytes), bytes.len() as u64)
+    fn open(bytes: &[u8]) -> Result<ArrayFile<Cursor<&[u8]>>, ArrayError> {
+        ArrayFile::open(Cursor::new(bytes), bytes.len() as u64)
     }
 
     #[test]
@@ -169,12 +169,12 @@ mod tests {
         let place = tempfile::NamedTempFile::new().expect("a file");
         array.write_npy(place.path()).expect("writes");
         let bytes = fs_err::read(place.path()).expect("reads");
-        let npy = open(&bytes).expect("opens");
+        let array_file = open(&bytes).expect("opens");
         assert_eq!(
-            (npy.kind, npy.shape.as_slice()),
+            (array_file.kind, array_file.shape.as_slice()),
             (Kind::Uint8, [rows, 10, 100].as_slice())
         );
-        let parts: Vec<Tensor> = npy.parts().collect::<Result<_, _>>().expect("reads");
+        let parts: Vec<Tensor> = array_file.parts().collect::<Result<_, _>>().expect("reads");
         assert!(parts.len() >= 3);
         for part in &parts {
             assert!(part.numel() <= PART_BYTES, "a part of {} bytes", part.numel());

@@ -1,6 +1,8 @@
 //! Images in `NumPy` arrays: `train.npz` and `val.npz` with `images` and `labels`, or each array in a file of its own,
 //! such as `train_images.npy`. Images are uint8 or float32, with the channels first or last.
 
+mod array;
+
 use std::io::{BufReader, Read};
 use std::path::Path;
 
@@ -9,9 +11,9 @@ use tch::{Device, Kind, Tensor};
 use zip::ZipArchive;
 use zip::result::ZipError;
 
-use super::npy::Npy;
 use super::resident::Resident;
 use super::{DataError, Expected};
+use array::ArrayFile;
 
 const EXPECTED: &str =
     "a numpy data set has train.npz with images and labels, or train_images.npy and train_labels.npy";
@@ -58,17 +60,17 @@ fn split(folder: &Path, name: &str, expected: Expected) -> Result<Option<Residen
     Ok(Some(Resident::new(images, labels, count)))
 }
 
-fn in_file(path: &Path) -> Result<Npy<impl Read + use<>>, DataError> {
+fn in_file(path: &Path) -> Result<ArrayFile<impl Read + use<>>, DataError> {
     let file = File::open(path).map_err(DataError::Read)?;
     let bytes = file.metadata().map_err(DataError::Read)?.len();
-    Npy::open(file, bytes).map_err(|error| refused(path, error))
+    ArrayFile::open(file, bytes).map_err(|error| refused(path, error))
 }
 
 fn in_archive<'a>(
     path: &Path,
     arrays: &'a mut ZipArchive<BufReader<File>>,
     array: &str,
-) -> Result<Npy<impl Read + use<'a>>, DataError> {
+) -> Result<ArrayFile<impl Read + use<'a>>, DataError> {
     let file = arrays
         .by_name(&format!("{array}.npy"))
         .map_err(|error| match error {
@@ -76,7 +78,7 @@ fn in_archive<'a>(
             other => refused(path, other),
         })?;
     let bytes = file.size();
-    Npy::open(file, bytes).map_err(|error| refused(path, format!("{array}: {error}")))
+    ArrayFile::open(file, bytes).map_err(|error| refused(path, format!("{array}: {error}")))
 }
 
 fn refused(path: &Path, message: impl std::fmt::Display) -> DataError {
@@ -87,7 +89,7 @@ fn refused(path: &Path, message: impl std::fmt::Display) -> DataError {
 }
 
 /// As [images, channels, height, width].
-fn images(path: &Path, array: Npy<impl Read>, channels: u32) -> Result<Tensor, DataError> {
+fn images(path: &Path, array: ArrayFile<impl Read>, channels: u32) -> Result<Tensor, DataError> {
     let kind = array.kind;
     if !matches!(kind, Kind::Uint8 | Kind::Float) {
         return Err(refused(
@@ -130,7 +132,7 @@ fn images(path: &Path, array: Npy<impl Read>, channels: u32) -> Result<Tensor, D
     })
 }
 
-fn labels(path: &Path, array: Npy<impl Read>, images: i64, classes: u32) -> Result<Tensor, DataError> {
+fn labels(path: &Path, array: ArrayFile<impl Read>, images: i64, classes: u32) -> Result<Tensor, DataError> {
     if !matches!(
         array.kind,
         Kind::Uint8 | Kind::Int8 | Kind::Int16 | Kind::Int | Kind::Int64
@@ -167,7 +169,7 @@ fn labels(path: &Path, array: Npy<impl Read>, images: i64, classes: u32) -> Resu
 /// The whole array, of a shape into which `arrange` brings its rows.
 fn together(
     path: &Path,
-    array: Npy<impl Read>,
+    array: ArrayFile<impl Read>,
     shape: &[i64],
     arrange: impl Fn(Tensor) -> Result<Tensor, DataError>,
 ) -> Result<Tensor, DataError> {

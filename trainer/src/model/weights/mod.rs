@@ -13,10 +13,12 @@ mod torchvision;
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 
-use contract::ModelConfig;
+use contract::{ExitCode, ModelConfig};
 use fs_err as fs;
 use safetensors::{Dtype, SafeTensors};
 use tch::{Kind, Tensor};
+
+use crate::error::Failure;
 
 pub(crate) use fit::Fit;
 
@@ -106,6 +108,12 @@ pub(crate) enum WeightsError {
         expected: Vec<i64>,
         hint: &'static str,
     },
+}
+
+impl Failure for WeightsError {
+    fn exit_code(&self) -> ExitCode {
+        ExitCode::BadConfig
+    }
 }
 
 /// All tensors of a file, under timm's names and in 32 bits.

@@ -1,15 +1,13 @@
-//! What the command and its ranks tell each other: a plan in a file that the environment names, and beside it a result
-//! a rank.
+//! What `vit-trainer bench` and its ranks tell each other: a plan in a file that the environment names, and beside it a
+//! result a rank.
 
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
+use torch_ext::SyncTimes;
 
 use crate::error::TrainError;
-use crate::metrics::{Phases, SyncCost};
-
-/// Environment variable with the path of the plan; a rank that has it measures instead of training.
-pub(crate) const PLAN: &str = "VIT_BENCH_PLAN";
+use crate::metrics::Phases;
 
 /// What each rank is to measure.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -38,7 +36,7 @@ pub(crate) struct RankResult {
     /// Mean seconds of a step by phase.
     pub(crate) phases: Phases,
     /// Mean cost of a step's synchronisation.
-    pub(crate) sync: SyncCost,
+    pub(crate) sync: SyncTimes,
     /// Share of a step in which it waited for gradients that every rank had ready, timed inside the step.
     pub(crate) exposed_sync_share_in_place: f64,
     /// Share of a step that vanishes where gradients are not reduced: medians of the paired steps.
@@ -81,42 +79,42 @@ impl Distribution {
     }
 }
 
-fn failed(action: &'static str) -> impl FnOnce(std::io::Error) -> TrainError {
-    move |error| TrainError::System { action, error }
-}
-
 impl Plan {
+    /// Environment variable with the path of the plan; a rank that has it measures instead of training.
+    pub(crate) const VARIABLE: &str = "VIT_BENCH_PLAN";
+
     /// The plan that the environment names; `None` where this rank is to train.
     pub(crate) fn of_environment() -> Result<Option<Self>, TrainError> {
-        let Some(path) = std::env::var_os(PLAN) else {
+        let Some(path) = std::env::var_os(Self::VARIABLE) else {
             return Ok(None);
         };
         let plan = fs_err::read(Path::new(&path))
             .and_then(|bytes| serde_json::from_slice(&bytes).map_err(std::io::Error::other))
-            .map_err(failed("failed to read the plan of the benchmark"))?;
+            .map_err(TrainError::system("failed to read the plan of the benchmark"))?;
         Ok(Some(plan))
     }
 
     /// Writes the plan for the ranks. Gives its path.
-    pub(super) fn write(&self) -> Result<PathBuf, TrainError> {
+    pub(crate) fn write(&self) -> Result<PathBuf, TrainError> {
         let path = self.folder.join("plan.json");
-        write_json(&path, self).map_err(failed("failed to write the plan of the benchmark"))?;
+        write_json(&path, self).map_err(TrainError::system("failed to write the plan of the benchmark"))?;
         Ok(path)
     }
 
     /// Leaves a rank's result.
     pub(crate) fn report(&self, result: &RankResult) -> Result<(), TrainError> {
-        write_json(&self.result(result.rank), result).map_err(failed("failed to write what was measured"))
+        write_json(&self.result(result.rank), result)
+            .map_err(TrainError::system("failed to write what was measured"))
     }
 
     /// The results of all ranks, in their order.
-    pub(super) fn results(&self, ranks: u32) -> Result<Vec<RankResult>, TrainError> {
+    pub(crate) fn results(&self, ranks: u32) -> Result<Vec<RankResult>, TrainError> {
         let read = |rank| {
             let bytes = fs_err::read(self.result(rank))?;
             serde_json::from_slice(&bytes).map_err(std::io::Error::other)
         };
         let results: std::io::Result<Vec<RankResult>> = (0..ranks).map(read).collect();
-        results.map_err(failed("failed to read what a rank measured"))
+        results.map_err(TrainError::system("failed to read what a rank measured"))
     }
 
     fn result(&self, rank: u32) -> PathBuf {

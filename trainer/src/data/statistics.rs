@@ -1,0 +1,223 @@
+//! What a data set holds: images by class, sizes, mean and deviation, unreadable files.
+
+use std::collections::BTreeMap;
+
+use contract::DataConfig;
+use serde::Serialize;
+use tch::{Kind, Tensor};
+
+use super::decode::decode;
+use super::resident::{Resident, Values};
+use super::source::Source;
+use super::{DataError, Expected, Images, decode_threads, open};
+
+/// Unreadable images that are named.
+const NAMED: usize = 10;
+
+/// What a part of a data set holds.
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Split {
+    pub(crate) images: u64,
+    /// In the order of class numbers, those with images.
+    pub(crate) classes: Vec<Class>,
+    /// Images that were read whole; all of the following is about them.
+    pub(crate) examined: u64,
+    pub(crate) width: Range,
+    pub(crate) height: Range,
+    /// Images by the number of channels in the file.
+    pub(crate) channels: BTreeMap<u8, u64>,
+    /// Of pixels scaled to 0..1 (float arrays: as they are), as the model's channels.
+    pub(crate) mean: Vec<f64>,
+    pub(crate) std: Vec<f64>,
+    pub(crate) unreadable_images: u64,
+    /// The first of them.
+    pub(crate) unreadable: Vec<Unreadable>,
+}
+
+/// The images of a class.
+#[derive(Debug, Serialize)]
+pub(crate) struct Class {
+    #[serde(rename = "class")]
+    pub(crate) number: i64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) name: Option<String>,
+    pub(crate) images: u64,
+}
+
+/// How long a side of images is.
+#[derive(Debug, Default, PartialEq, Serialize)]
+pub(crate) struct Range {
+    pub(crate) least: u32,
+    pub(crate) median: u32,
+    pub(crate) largest: u32,
+}
+
+/// An image that cannot be read.
+#[derive(Debug, Serialize)]
+pub(crate) struct Unreadable {
+    pub(crate) image: String,
+    pub(crate) reason: String,
+}
+
+/// Examines what is trained on and what is evaluated: of each `sample` images are read whole, evenly spread, or all if it
+/// is 0.
+pub(crate) fn survey(
+    data: &DataConfig,
+    expected: Expected,
+    seed: u64,
+    sample: u64,
+) -> Result<(Split, Option<Split>), DataError> {
+    let threads = decode_threads(data, 1);
+    let (train, validation) = open(data, expected, seed, threads)?;
+    let examine = |images: Images| match images {
+        Images::Resident(images) => of_resident(&images, sample),
+        Images::Files(source) => of_files(&*source, expected, sample),
+    };
+    Ok((examine(train), validation.map(examine)))
+}
+
+/// Every image's number, or `sample` of them, evenly spread.
+fn spread(len: u64, sample: u64) -> impl Iterator<Item = u64> {
+    let count = if sample == 0 { len } else { sample.min(len) };
+    (0..count).map(move |index| index * len / count)
+}
+
+fn of_resident(images: &Resident, sample: u64) -> Split {
+    let (pixels, labels) = images.stored();
+    let stored = pixels.size()[0].cast_unsigned();
+    let rows: Vec<i64> = spread(stored, sample).map(u64::cast_signed).collect();
+    let unit = match images.values() {
+        Values::Bytes => 255.0,
+        Values::Floats => 1.0,
+    };
+    let some = pixels
+        .index_select(0, &Tensor::from_slice(&rows))
+        .to_kind(Kind::Float)
+        / unit;
+    let dimensions = [0_i64, 2, 3];
+    let numbers = |tensor: Tensor| Vec::<f64>::try_from(tensor.to_kind(Kind::Double)).unwrap_or_default();
+    let counts = Vec::<i64>::try_from(labels.bincount::<Tensor>(None, 0)).unwrap_or_default();
+    let size = |dimension: usize| range(vec![pixels.size()[dimension] as u32]);
+    Split {
+        images: images.len(),
+        classes: (0..)
+            .zip(counts)
+            .filter(|(_, images)| *images > 0)
+            .map(|(number, images)| Class {
+                number,
+                name: None,
+                images: images.cast_unsigned(),
+            })
+            .collect(),
+        examined: rows.len() as u64,
+        width: size(3),
+        height: size(2),
+        channels: BTreeMap::from([(pixels.size()[1] as u8, rows.len() as u64)]),
+        mean: numbers(some.mean_dim(dimensions.as_slice(), false, Kind::Float)),
+        std: numbers(some.std_dim(dimensions.as_slice(), false, false)),
+        ..Split::default()
+    }
+}
+
+fn of_files(source: &dyn Source, expected: Expected, sample: u64) -> Split {
+    let mut split = Split {
+        images: source.len(),
+        ..Split::default()
+    };
+    let mut counts = BTreeMap::<i64, u64>::new();
+    for label in (0..source.len()).filter_map(|image| source.label(image).ok()) {
+        *counts.entry(label).or_default() += 1;
+    }
+    let name = |class: i64| source.classes().get(usize::try_from(class).ok()?).cloned();
+    split.classes = counts
+        .into_iter()
+        .map(|(number, images)| Class {
+            number,
+            name: name(number),
+            images,
+        })
+        .collect();
+
+    let channels = expected.channels as usize;
+    let (mut sums, mut squares, mut pixels) = (vec![0_u64; channels], vec![0_u64; channels], 0_u64);
+    let (mut widths, mut heights) = (Vec::new(), Vec::new());
+    for image in spread(source.len(), sample) {
+        split.examined += 1;
+        let decoded = source
+            .read(image)
+            .and_then(|stored| decode(&stored.file, expected.channels));
+        match decoded {
+            Ok(decoded) => {
+                widths.push(decoded.width);
+                heights.push(decoded.height);
+                *split.channels.entry(decoded.stored_channels).or_default() += 1;
+                pixels += (decoded.pixels.len() / channels) as u64;
+                for (place, value) in decoded.pixels.iter().enumerate() {
+                    sums[place % channels] += u64::from(*value);
+                    squares[place % channels] += u64::from(*value) * u64::from(*value);
+                }
+            }
+            Err(reason) => {
+                split.unreadable_images += 1;
+                if split.unreadable.len() < NAMED {
+                    let image = source.name(image);
+                    split.unreadable.push(Unreadable { image, reason });
+                }
+            }
+        }
+    }
+    let mean = |sum: &u64| *sum as f64 / pixels.max(1) as f64;
+    split.mean = sums.iter().map(|sum| mean(sum) / 255.0).collect();
+    split.std = sums
+        .iter()
+        .zip(&squares)
+        .map(|(sum, square)| (mean(square) - mean(sum).powi(2)).max(0.0).sqrt() / 255.0)
+        .collect();
+    split.width = range(widths);
+    split.height = range(heights);
+    split
+}
+
+fn range(mut lengths: Vec<u32>) -> Range {
+    lengths.sort_unstable();
+    Range {
+        least: lengths.first().copied().unwrap_or(0),
+        median: lengths.get(lengths.len() / 2).copied().unwrap_or(0),
+        largest: lengths.last().copied().unwrap_or(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_is_spread_and_never_larger_than_the_set() {
+        let numbers = |len, sample| spread(len, sample).collect::<Vec<_>>();
+        assert_eq!(numbers(10, 4), [0, 2, 5, 7]);
+        assert_eq!(numbers(3, 100), [0, 1, 2]);
+        assert_eq!(numbers(3, 0), [0, 1, 2]);
+        assert_eq!(numbers(0, 5), Vec::<u64>::new());
+    }
+
+    #[test]
+    fn arrays_tell_the_deviation_over_all_pixels_of_a_channel() {
+        let images = Tensor::from_slice(&[0_u8, 255, 0, 255, 51, 51, 51, 51]).reshape([1, 2, 2, 2]);
+        let set = Resident::new(images, Tensor::from_slice(&[4_i64]), 1);
+        let split = of_resident(&set, 10);
+        let near = |found: &[f64], expected: [f64; 2]| {
+            assert!(
+                found
+                    .iter()
+                    .zip(expected)
+                    .all(|(left, right)| (left - right).abs() < 1e-6),
+                "{found:?}"
+            );
+        };
+        near(&split.mean, [0.5, 0.2]);
+        near(&split.std, [0.5, 0.0]);
+        assert_eq!((split.classes[0].number, split.classes[0].images), (4, 1));
+        assert_eq!(split.width, range(vec![2]));
+    }
+}

@@ -1,0 +1,55 @@
+//! Trains Vision Transformers data-parallel, and measures what synchronisation costs.
+//!
+//! ```text
+//!   commands/      run, eval, export, preflight, bench, data inspect, import-deepspeed, completions
+//!     launch/      a job's agents as local processes
+//!       agent/     a pod's first process
+//!         rank     one worker process
+//!           train/   data -> model -> gradients averaged -> optimizer  (data/, model/, distributed, optim/)
+//!                    checkpoints, evaluation, measurements             (checkpoint/, evaluation, metrics/)
+//! ```
+//! Sibling modules do not depend on each other in circles.
+#![forbid(unsafe_code)]
+
+mod agent;
+mod checkpoint;
+mod commands;
+mod config;
+mod data;
+mod distributed;
+mod error;
+mod evaluation;
+mod flops;
+mod launch;
+mod loss_scale;
+mod manifest;
+mod metrics;
+mod model;
+mod optim;
+mod output;
+mod precision;
+mod random;
+mod rank;
+mod schedule;
+mod signals;
+mod tensor_file;
+mod threads;
+mod train;
+
+use std::io::IsTerminal as _;
+use std::process::ExitCode;
+
+use tracing_subscriber::EnvFilter;
+
+/// Carries out the command line of this process.
+pub fn main() -> ExitCode {
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
+        .with_target(false)
+        // A standard error that is closed is no reason to stop training: it would be a panic.
+        .log_internal_errors(false)
+        .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info")))
+        .init();
+    ExitCode::from(commands::main().code())
+}
