@@ -7,7 +7,6 @@ const GLOBAL: &str = "train_batch_size";
 const MICRO: &str = "train_micro_batch_size_per_gpu";
 const ACCUMULATION: &str = "gradient_accumulation_steps";
 
-/// Images of a step.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Batch {
     pub(super) global: u64,

@@ -1,11 +1,15 @@
-//! A tree of values as a file has it: keys in their order, none twice.
+//! A tree of values as a file has it: keys in their order, none twice (which the reader of YAML refuses).
 
-use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
-use serde::ser::{Serialize, SerializeMap as _, SerializeSeq as _, Serializer};
+use indexmap::IndexMap;
+use serde::{Deserialize, Serialize};
 use serde_saphyr::Commented;
 
+/// Keys in their order.
+pub(super) type Entries = IndexMap<String, Node>;
+
 /// A value of JSON or YAML.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(untagged)]
 pub(super) enum Node {
     Null,
     Bool(bool),
@@ -13,9 +17,10 @@ pub(super) enum Node {
     Number(f64),
     Text(String),
     List(Vec<Node>),
-    Map(Vec<(String, Node)>),
+    Map(Entries),
     /// A scalar with a comment behind it.
-    Commented(Box<Node>, String),
+    #[serde(skip_deserializing)]
+    Commented(Commented<Box<Node>>),
 }
 
 impl Node {
@@ -26,24 +31,25 @@ impl Node {
             return;
         };
         if !matches!(self, Self::Map(_)) {
-            *self = Self::Map(Vec::new());
+            *self = Self::Map(Entries::new());
         }
-        let Self::Map(entries) = self else { return };
-        let place = entries.iter().position(|(name, _)| name == key);
-        let place = place.unwrap_or_else(|| {
-            entries.push(((*key).to_owned(), Self::Null));
-            entries.len() - 1
-        });
-        entries[place].1.set(rest, value);
+        if let Self::Map(entries) = self {
+            let entry = entries.entry((*key).to_owned());
+            entry.or_insert(Self::Null).set(rest, value);
+        }
     }
 
-    /// The value at a path of keys.
     pub(super) fn get(&self, path: &[&str]) -> Option<&Self> {
         let Some((key, rest)) = path.split_first() else {
             return Some(self);
         };
         let Self::Map(entries) = self else { return None };
-        entries.iter().find(|(name, _)| name == key)?.1.get(rest)
+        entries.get(*key)?.get(rest)
+    }
+
+    /// This scalar with a comment behind it.
+    pub(super) fn commented(self, comment: impl Into<String>) -> Self {
+        Self::Commented(Commented(Box::new(self), comment.into()))
     }
 
     /// The number that this is, comment or not.
@@ -52,7 +58,7 @@ impl Node {
             Self::Integer(value) => u64::try_from(*value).ok(),
             // 5e8 is how DeepSpeed's files write whole numbers.
             Self::Number(value) if value.fract() == 0.0 && (0.0..9e15).contains(value) => Some(*value as u64),
-            Self::Commented(value, _) => value.as_count(),
+            Self::Commented(value) => value.0.as_count(),
             _ => None,
         }
     }
@@ -77,100 +83,8 @@ impl std::fmt::Display for Node {
                     .collect();
                 write!(formatter, "{{{}}}", entries.join(", "))
             }
-            Self::Commented(value, _) => value.fmt(formatter),
+            Self::Commented(value) => value.0.fmt(formatter),
         }
-    }
-}
-
-impl Serialize for Node {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Null => serializer.serialize_unit(),
-            Self::Bool(value) => serializer.serialize_bool(*value),
-            Self::Integer(value) => serializer.serialize_i64(*value),
-            Self::Number(value) => serializer.serialize_f64(*value),
-            Self::Text(value) => serializer.serialize_str(value),
-            Self::List(values) => {
-                let mut list = serializer.serialize_seq(Some(values.len()))?;
-                for value in values {
-                    list.serialize_element(value)?;
-                }
-                list.end()
-            }
-            Self::Map(entries) => {
-                let mut map = serializer.serialize_map(Some(entries.len()))?;
-                for (key, value) in entries {
-                    map.serialize_entry(key, value)?;
-                }
-                map.end()
-            }
-            Self::Commented(value, comment) => {
-                Commented(value.as_ref(), comment.clone()).serialize(serializer)
-            }
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for Node {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(NodeVisitor)
-    }
-}
-
-struct NodeVisitor;
-
-impl<'de> Visitor<'de> for NodeVisitor {
-    type Value = Node;
-
-    fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str("a value")
-    }
-
-    fn visit_unit<E>(self) -> Result<Node, E> {
-        Ok(Node::Null)
-    }
-
-    fn visit_none<E>(self) -> Result<Node, E> {
-        Ok(Node::Null)
-    }
-
-    fn visit_bool<E>(self, value: bool) -> Result<Node, E> {
-        Ok(Node::Bool(value))
-    }
-
-    fn visit_i64<E>(self, value: i64) -> Result<Node, E> {
-        Ok(Node::Integer(value))
-    }
-
-    fn visit_u64<E>(self, value: u64) -> Result<Node, E> {
-        Ok(i64::try_from(value).map_or(Node::Number(value as f64), Node::Integer))
-    }
-
-    fn visit_f64<E>(self, value: f64) -> Result<Node, E> {
-        Ok(Node::Number(value))
-    }
-
-    fn visit_str<E>(self, value: &str) -> Result<Node, E> {
-        Ok(Node::Text(value.to_owned()))
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut access: A) -> Result<Node, A::Error> {
-        let mut values = Vec::new();
-        while let Some(value) = access.next_element()? {
-            values.push(value);
-        }
-        Ok(Node::List(values))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut access: A) -> Result<Node, A::Error> {
-        let mut entries: Vec<(String, Node)> = Vec::new();
-        while let Some((key, value)) = access.next_entry::<String, Node>()? {
-            if entries.iter().any(|(known, _)| *known == key) {
-                return Err(A::Error::custom(format!("the key {key} is there twice")));
-            }
-            entries.push((key, value));
-        }
-        Ok(Node::Map(entries))
     }
 }
 
@@ -190,7 +104,7 @@ mod tests {
         assert_eq!(node.get(&["b"]).and_then(Node::as_count), Some(500_000_000));
         assert_eq!(node.get(&["a", "on"]), Some(&Node::Bool(true)));
         assert_eq!(node.get(&["a", "x"]), Some(&Node::Text("auto".into())));
-        assert!(matches!(&node, Node::Map(entries) if entries[0].0 == "b"));
+        assert!(matches!(&node, Node::Map(entries) if entries.get_index_of("b") == Some(0)));
     }
 
     #[test]
@@ -202,10 +116,7 @@ mod tests {
     #[test]
     fn what_is_written_reads_back_with_comments_behind_values() {
         let mut node = read("z: 1\na: [1, two]\n").expect("reads");
-        node.set(
-            &["m", "n"],
-            Node::Commented(Box::new(Node::Number(1e-4)), "why".into()),
-        );
+        node.set(&["m", "n"], Node::Number(1e-4).commented("why"));
         let text = serde_saphyr::to_string(&node).expect("writes");
         assert!(text.contains("# why"), "{text}");
         let back = read(&text).expect("reads back");

@@ -11,13 +11,7 @@ const STAGE_ZERO: &str = "no effect at stage 0";
 
 pub(super) const TOP: &[(&str, Fate)] = &[
     (
-        "micro_batch_per_gpu",
-        NoKey(
-            "no key of DeepSpeed, which ignores it without a word; the key is train_micro_batch_size_per_gpu",
-        ),
-    ),
-    (
-        "micro_batch_size_per_gpu",
+        "micro_batch_per_gpu micro_batch_size_per_gpu",
         NoKey(
             "no key of DeepSpeed, which ignores it without a word; the key is train_micro_batch_size_per_gpu",
         ),
@@ -49,21 +43,15 @@ pub(super) const TOP: &[(&str, Fate)] = &[
         "disable_allgather",
         NoEffect("it concerns DeepSpeed's sharded optimizers only"),
     ),
-    ("memory_breakdown", NoEffect(MEASURED)),
     (
-        "comms_logger",
-        NoEffect("what synchronisation costs is always measured"),
+        "memory_breakdown tensorboard wandb csv_monitor comet timers",
+        NoEffect(MEASURED),
     ),
     (
-        "comms_config",
+        "comms_logger comms_config",
         NoEffect("what synchronisation costs is always measured"),
     ),
     ("flops_profiler", NoEffect("`vit-trainer bench` measures speed")),
-    ("tensorboard", NoEffect(MEASURED)),
-    ("wandb", NoEffect(MEASURED)),
-    ("csv_monitor", NoEffect(MEASURED)),
-    ("comet", NoEffect(MEASURED)),
-    ("timers", NoEffect(MEASURED)),
     ("log_level", NoEffect("set RUST_LOG in workers.env")),
     (
         "activation_checkpointing",
@@ -75,8 +63,10 @@ pub(super) const TOP: &[(&str, Fate)] = &[
         "checkpoint",
         NoEffect("spec.checkpoint sets where and how often checkpoints are written"),
     ),
-    ("nebula", Off("checkpoints go to spec.checkpoint.volume")),
-    ("datastates_ckpt", Off("checkpoints go to spec.checkpoint.volume")),
+    (
+        "nebula datastates_ckpt",
+        Off("checkpoints go to spec.checkpoint.volume"),
+    ),
     ("aio", NoEffect("it concerns offloading to NVMe only")),
     (
         "dataloader_drop_last",
@@ -88,11 +78,7 @@ pub(super) const TOP: &[(&str, Fate)] = &[
         NoEffect("it concerns offloading only"),
     ),
     (
-        "seq_parallel_communication_data_type",
-        NoEffect("there is no sequence parallelism"),
-    ),
-    (
-        "seq_parallel_comm_data_type",
+        "seq_parallel_communication_data_type seq_parallel_comm_data_type sequence_parallel_size",
         NoEffect("there is no sequence parallelism"),
     ),
     (
@@ -104,10 +90,6 @@ pub(super) const TOP: &[(&str, Fate)] = &[
         NoEffect("a Vision Transformer has no vocabulary"),
     ),
     ("graph_harvesting", NoEffect("it concerns inference")),
-    (
-        "sequence_parallel_size",
-        NoEffect("there is no sequence parallelism"),
-    ),
     (
         "data_types",
         Off("gradients are accumulated in the dtype of the weights"),
@@ -122,12 +104,11 @@ pub(super) const TOP: &[(&str, Fate)] = &[
         "progressive_layer_drop",
         Off("not there; model.dropPath is the usual way for a Vision Transformer"),
     ),
-    ("curriculum_learning", Off("not there")),
-    ("data_efficiency", Off("not there")),
-    ("eigenvalue", Off("not there")),
-    ("quantize_training", Off("not there")),
-    ("compression_training", Off("not there")),
-    ("weight_quantization", Off("not there")),
+    (
+        "curriculum_learning data_efficiency eigenvalue quantize_training compression_training \
+         weight_quantization",
+        Off("not there"),
+    ),
     ("hybrid_engine", Off("it is for language models")),
     (
         "autotuning",
@@ -143,11 +124,27 @@ pub(super) const TOP: &[(&str, Fate)] = &[
 ];
 
 pub(super) const ZERO: &[(&str, Fate)] = &[
-    ("offload_optimizer", Off("optimizer state stays on the device")),
-    ("offload_param", Off("parameters stay on the device")),
-    ("cpu_offload", Off("optimizer state stays on the device")),
-    ("cpu_offload_param", Off("parameters stay on the device")),
-    ("cpu_offload_use_pin_memory", NoEffect(STAGE_ZERO)),
+    (
+        "offload_optimizer cpu_offload",
+        Off("optimizer state stays on the device"),
+    ),
+    (
+        "offload_param cpu_offload_param",
+        Off("parameters stay on the device"),
+    ),
+    (
+        "cpu_offload_use_pin_memory allgather_bucket_size allgather_partitions reduce_scatter \
+         use_multi_rank_bucket_allreduce round_robin_gradients sub_group_size legacy_stage1 \
+         zero_hpz_partition_size mics_shard_size mics_hierarchical_params_gather memory_efficient_linear \
+         pipeline_loading_checkpoint override_module_apply log_trace_cache_warnings enable_sanity_checks \
+         save_muon_momentum_buffer_in_memory leaf_module stage3_prefetch_bucket_size \
+         stage3_param_persistence_threshold stage3_model_persistence_threshold \
+         stage3_max_live_parameters stage3_max_reuse_distance stage3_gather_16bit_weights_on_model_save \
+         stage3_gather_fp16_weights_on_model_save stage3_module_granularity_threshold \
+         stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential \
+         stage3_partition_stream_chunk_size",
+        NoEffect(STAGE_ZERO),
+    ),
     (
         "overlap_comm",
         NoEffect("gradients are always reduced while the backward pass goes on"),
@@ -158,16 +155,10 @@ pub(super) const ZERO: &[(&str, Fate)] = &[
             "parallelism.bucketMegabytes sets the largest size of buckets; DeepSpeed's at stage 0 is fixed",
         ),
     ),
-    ("allgather_bucket_size", NoEffect(STAGE_ZERO)),
-    ("allgather_partitions", NoEffect(STAGE_ZERO)),
-    ("reduce_scatter", NoEffect(STAGE_ZERO)),
     (
         "contiguous_gradients",
         NoEffect("gradients always lie in their buckets"),
     ),
-    ("use_multi_rank_bucket_allreduce", NoEffect(STAGE_ZERO)),
-    ("round_robin_gradients", NoEffect(STAGE_ZERO)),
-    ("sub_group_size", NoEffect(STAGE_ZERO)),
     (
         "load_from_fp32_weights",
         NoEffect("checkpoints always hold fp32 weights"),
@@ -177,33 +168,12 @@ pub(super) const ZERO: &[(&str, Fate)] = &[
         "elastic_checkpoint",
         NoEffect("checkpoints can be continued on any number of ranks"),
     ),
-    ("legacy_stage1", NoEffect(STAGE_ZERO)),
-    ("zero_hpz_partition_size", NoEffect(STAGE_ZERO)),
-    ("zero_quantized_weights", Off("ZeRO++ is not there")),
-    ("zero_quantized_nontrainable_weights", Off("ZeRO++ is not there")),
-    ("zero_quantized_gradients", Off("ZeRO++ is not there")),
-    ("zeropp_loco_param", Off("ZeRO++ is not there")),
+    (
+        "zero_quantized_weights zero_quantized_nontrainable_weights zero_quantized_gradients \
+         zeropp_loco_param",
+        Off("ZeRO++ is not there"),
+    ),
     ("zenflow", Off("not there")),
-    ("mics_shard_size", NoEffect(STAGE_ZERO)),
-    ("mics_hierarchical_params_gather", NoEffect(STAGE_ZERO)),
-    ("memory_efficient_linear", NoEffect(STAGE_ZERO)),
-    ("pipeline_loading_checkpoint", NoEffect(STAGE_ZERO)),
-    ("override_module_apply", NoEffect(STAGE_ZERO)),
-    ("log_trace_cache_warnings", NoEffect(STAGE_ZERO)),
-    ("enable_sanity_checks", NoEffect(STAGE_ZERO)),
-    ("save_muon_momentum_buffer_in_memory", NoEffect(STAGE_ZERO)),
-    ("leaf_module", NoEffect(STAGE_ZERO)),
-    ("stage3_prefetch_bucket_size", NoEffect(STAGE_ZERO)),
-    ("stage3_param_persistence_threshold", NoEffect(STAGE_ZERO)),
-    ("stage3_model_persistence_threshold", NoEffect(STAGE_ZERO)),
-    ("stage3_max_live_parameters", NoEffect(STAGE_ZERO)),
-    ("stage3_max_reuse_distance", NoEffect(STAGE_ZERO)),
-    ("stage3_gather_16bit_weights_on_model_save", NoEffect(STAGE_ZERO)),
-    ("stage3_gather_fp16_weights_on_model_save", NoEffect(STAGE_ZERO)),
-    ("stage3_module_granularity_threshold", NoEffect(STAGE_ZERO)),
-    ("stage3_use_all_reduce_for_fetch_params", NoEffect(STAGE_ZERO)),
-    ("stage3_allgather_sequential", NoEffect(STAGE_ZERO)),
-    ("stage3_partition_stream_chunk_size", NoEffect(STAGE_ZERO)),
 ];
 
 pub(super) const OPTIMIZER: &[(&str, Fate)] = &[("legacy_fusion", NoEffect("kernels are always fused"))];

@@ -115,7 +115,7 @@ fn import(
         let path: Vec<_> = std::iter::once("spec").chain(path).collect();
         let value = match value {
             Node::Map(_) => value,
-            value => Node::Commented(Box::new(value), from),
+            value => value.commented(from),
         };
         manifest.set(&path, value);
     }

@@ -1,11 +1,10 @@
 //! The optimizer and the schedule of its learning rate.
 
-use super::document::Node;
+use super::document::{Entries, Node};
 use super::keys;
 use super::section::Fate::{self, NoEffect};
 use super::section::{Findings, Section};
 
-/// What turns steps into epochs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Epochs {
     pub(super) images: Option<u64>,
@@ -58,12 +57,10 @@ fn optimizer(root: &mut Section, findings: &mut Findings) -> Option<f64> {
         return None;
     };
     let kind = section.text("type", findings);
-    let mut params = section
-        .section("params", findings)
-        .unwrap_or_else(|| Section::root(Vec::new()));
+    let mut params = section.section("params", findings).unwrap_or_default();
     let path = |name| ["training", "optimizer", name];
     // The base's own optimizer may have parameters that this one does not know.
-    findings.field(&["training", "optimizer"], Node::Map(Vec::new()), "");
+    findings.field(&["training", "optimizer"], Node::Map(Entries::new()), "");
     let name = match kind.as_deref() {
         Some("Adam" | "AdamW") => {
             // DeepSpeed's Adam is AdamW unless adam_w_mode is false; its AdamW always is.
@@ -84,13 +81,7 @@ fn optimizer(root: &mut Section, findings: &mut Findings) -> Option<f64> {
             "lamb"
         }
         Some("SGD") => {
-            let momentum = params.number("momentum", findings);
-            // torch's default.
-            findings.number(
-                &path("momentum"),
-                momentum.unwrap_or(0.0),
-                from(momentum, "optimizer.params.momentum"),
-            );
+            parameter(&mut params, "momentum", "momentum", 0.0, findings);
             if let Some(nesterov) = params.flag("nesterov", findings) {
                 findings.field(
                     &path("nesterov"),
@@ -116,20 +107,8 @@ fn optimizer(root: &mut Section, findings: &mut Findings) -> Option<f64> {
         }
     };
     findings.field(&path("name"), Node::Text(name.into()), "optimizer.type");
-    let rate = params.number("lr", findings);
-    // What DeepSpeed's own Adam has where the file says nothing.
-    findings.number(
-        &path("learningRate"),
-        rate.unwrap_or(1e-3),
-        from(rate, "optimizer.params.lr"),
-    );
-    let decay = params.number("weight_decay", findings);
-    findings.number(
-        &path("weightDecay"),
-        decay.unwrap_or(0.0),
-        from(decay, "optimizer.params.weight_decay"),
-    );
-    if decay.is_some_and(|decay| decay > 0.0) {
+    let rate = parameter(&mut params, "lr", "learningRate", 1e-3, findings);
+    if parameter(&mut params, "weight_decay", "weightDecay", 0.0, findings) > 0.0 {
         findings.different.push(
             "optimizer.params.weight_decay: biases, norms, the class token and the position embedding are not decayed here".into(),
         );
@@ -139,12 +118,7 @@ fn optimizer(root: &mut Section, findings: &mut Findings) -> Option<f64> {
         findings.field(&path("betas"), Node::List(betas), "optimizer.params.betas");
     }
     if name != "sgd" {
-        let epsilon = params.number("eps", findings);
-        findings.number(
-            &path("epsilon"),
-            epsilon.unwrap_or(1e-8),
-            from(epsilon, "optimizer.params.eps"),
-        );
+        parameter(&mut params, "eps", "epsilon", 1e-8, findings);
     }
     if params.flag("bias_correction", findings) == Some(false) {
         findings.refuse(
@@ -155,15 +129,25 @@ fn optimizer(root: &mut Section, findings: &mut Findings) -> Option<f64> {
     }
     params.finish(keys::OPTIMIZER_PARAMS, findings);
     section.finish(keys::OPTIMIZER, findings);
-    Some(rate.unwrap_or(1e-3))
+    Some(rate)
 }
 
-fn from(value: Option<f64>, key: &str) -> String {
-    if value.is_some() {
-        key.to_owned()
-    } else {
-        format!("DeepSpeed's default of {key}")
-    }
+/// Takes a number of the optimizer's parameters, or what torch or DeepSpeed has in its place, as a field.
+fn parameter(
+    params: &mut Section,
+    key: &str,
+    field: &'static str,
+    default: f64,
+    findings: &mut Findings,
+) -> f64 {
+    let value = params.number(key, findings);
+    let from = match value {
+        Some(_) => params.path_of(key),
+        None => format!("DeepSpeed's default of optimizer.params.{key}"),
+    };
+    let value = value.unwrap_or(default);
+    findings.number(&["training", "optimizer", field], value, from);
+    value
 }
 
 /// Keys of every schedule.
@@ -183,9 +167,7 @@ fn scheduler(root: &mut Section, epochs: &Epochs, learning_rate: Option<f64>, fi
             .push("scheduler.type is missing: must name the schedule".into());
         return;
     };
-    let mut params = section
-        .section("params", findings)
-        .unwrap_or_else(|| Section::root(Vec::new()));
+    let mut params = section.section("params", findings).unwrap_or_default();
     let name = match kind.as_str() {
         "WarmupLR" => "constant",
         "WarmupCosineLR" => "cosine",
@@ -202,7 +184,7 @@ fn scheduler(root: &mut Section, epochs: &Epochs, learning_rate: Option<f64>, fi
             return;
         }
     };
-    findings.field(&["training", "schedule"], Node::Map(Vec::new()), "");
+    findings.field(&["training", "schedule"], Node::Map(Entries::new()), "");
     findings.field(&path("name"), Node::Text(name.into()), "scheduler.type");
 
     // DeepSpeed's default.

@@ -54,16 +54,9 @@ pub(super) fn take(root: &mut Section, findings: &mut Findings) {
     // As DeepSpeed: the model in half precision, its fp32 masters in the optimizer.
     for (on, name) in [(fp16, "fp16"), (bf16, "bf16")] {
         if on {
-            findings.field(
-                &["training", "precision"],
-                Node::Text(name.into()),
-                format!("{name}.enabled"),
-            );
-            findings.field(
-                &["training", "masterWeights"],
-                Node::Bool(true),
-                format!("{name}.enabled"),
-            );
+            let (from, format) = (format!("{name}.enabled"), Node::Text(name.into()));
+            findings.field(&["training", "precision"], format, from.as_str());
+            findings.field(&["training", "masterWeights"], Node::Bool(true), from);
         }
     }
     let weights = match (fp16, bf16) {

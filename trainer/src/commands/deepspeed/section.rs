@@ -1,8 +1,7 @@
 //! Taking a DeepSpeed configuration apart key by key, so that none is left unread.
 
-use super::document::Node;
+use super::document::{Entries, Node};
 
-/// What an import found.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
     /// Fields of the manifest's spec, and the key each comes from.
@@ -29,7 +28,7 @@ impl Findings {
     }
 }
 
-/// What becomes of a key that has no field of the manifest.
+/// What becomes of a key that has no field of the manifest. Tables have keys with the same fate in one string.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Fate {
     /// It changes nothing here, whatever its value.
@@ -41,14 +40,14 @@ pub(super) enum Fate {
 }
 
 /// A map of the file, from which keys are taken.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Section {
     path: String,
-    entries: Vec<(String, Node)>,
+    entries: Entries,
 }
 
 impl Section {
-    pub(super) fn root(entries: Vec<(String, Node)>) -> Self {
+    pub(super) fn root(entries: Entries) -> Self {
         Self {
             path: String::new(),
             entries,
@@ -64,8 +63,7 @@ impl Section {
     }
 
     pub(super) fn take(&mut self, key: &str) -> Option<Node> {
-        let place = self.entries.iter().position(|(name, _)| name == key)?;
-        Some(self.entries.remove(place).1)
+        self.entries.shift_remove(key)
     }
 
     /// A map within this one; empty where it is missing.
@@ -154,7 +152,8 @@ impl Section {
     pub(super) fn finish(self, fates: &[(&str, Fate)], findings: &mut Findings) {
         for (key, node) in &self.entries {
             let path = self.path_of(key);
-            let fate = fates.iter().find(|(name, _)| name == key).map(|(_, fate)| *fate);
+            let is_it = |(keys, _): &&(&str, Fate)| keys.split(' ').any(|known| known == key);
+            let fate = fates.iter().find(is_it).map(|(_, fate)| *fate);
             match fate {
                 Some(Fate::NoEffect(why)) => findings.without_effect.push(format!("{path}: {why}")),
                 Some(Fate::Off(_)) if is_off(node) => {
