@@ -1,7 +1,10 @@
 //! The ranks of one agent as Prometheus metrics.
 
+use std::collections::BTreeMap;
+
 use contract::metrics as names;
 use contract::{Progress, RunConfig};
+use prometheus::core::Collector;
 use prometheus::{
     Counter, CounterVec, Encoder as _, GaugeVec, HistogramOpts, HistogramVec, IntCounter, Opts, Registry,
     TextEncoder,
@@ -15,7 +18,6 @@ const BUCKETS_START: f64 = 1e-4;
 const BUCKETS_FACTOR: f64 = 2.0;
 const BUCKETS: usize = 20;
 
-/// The metrics of every rank of one agent.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     registry: Registry,
@@ -28,39 +30,51 @@ struct RankMetrics {
     step_seconds: HistogramVec,
     sync_seconds: [Counter; 3],
     sync_bytes: IntCounter,
-    loss: Figure,
     accuracy: GaugeVec,
-    learning_rate: Figure,
-    skipped_steps: Figure,
-    epoch: Figure,
-    step: Figure,
+    /// Gauges that have no series until their value is known: a 0 would be drawn as one, and counted as a change after a
+    /// restart.
+    figures: BTreeMap<&'static str, GaugeVec>,
     /// Of rank 0 alone, so that no other rank shows a 0 that means nothing.
-    run: Option<RunMetrics>,
-    memory: Figure,
-    /// Never known on the CPU.
-    device_memory: Figure,
-    device_peak_flops: Figure,
+    checkpoints: Option<CheckpointMetrics>,
 }
 
-/// A gauge that has no series until its value is known: a 0 would be drawn as one, and counted as a change after a restart.
-#[derive(Debug)]
-struct Figure(GaugeVec);
-
-impl Figure {
-    fn set(&self, value: f64) {
-        self.0.with_label_values::<&str>(&[]).set(value);
-    }
-}
-
-#[derive(Debug)]
-struct RunMetrics {
-    steps: Figure,
-    checkpoints: CheckpointMetrics,
-}
+/// Names and descriptions of every rank's figures.
+const FIGURES: [(&str, &str); 8] = [
+    (
+        names::LOSS,
+        "Training loss of the last step, mean over all ranks.",
+    ),
+    (names::LEARNING_RATE, "Learning rate of the last step."),
+    (
+        names::SKIPPED_STEPS,
+        "Optimizer steps that were skipped because gradients overflowed fp16.",
+    ),
+    (names::EPOCH, "Epochs finished."),
+    (names::STEP, "Optimizer steps finished."),
+    (
+        names::PROCESS_RESIDENT_MEMORY_BYTES,
+        "Host memory of this rank's process, its resident set.",
+    ),
+    (
+        names::DEVICE_MEMORY_PEAK_BYTES,
+        "Most memory that tensors of this rank have taken on its GPU so far.",
+    ),
+    (
+        names::DEVICE_PEAK_FLOPS,
+        "Dense bf16 peak of the rank's GPU, FLOP/s.",
+    ),
+];
+/// Those of rank 0.
+const FIGURES_OF_RUN: [(&str, &str); 2] = [
+    (names::RUN_STEPS, "Optimizer steps of the whole run."),
+    (
+        names::CHECKPOINT_STEP,
+        "Optimizer step of the newest complete checkpoint.",
+    ),
+];
 
 #[derive(Debug)]
 struct CheckpointMetrics {
-    step: Figure,
     count: IntCounter,
     bytes: IntCounter,
     seconds: [Counter; 2],
@@ -77,7 +91,6 @@ impl Metrics {
         Ok(Self { registry, ranks })
     }
 
-    /// Takes in a step of the `local`-th rank.
     pub(crate) fn step(&self, local: usize, step: &StepReport) {
         let Some(rank) = self.ranks.get(local) else { return };
         rank.images.inc_by(step.images);
@@ -88,21 +101,19 @@ impl Metrics {
             counter.inc_by(seconds);
         }
         rank.sync_bytes.inc_by(step.sync.bytes);
-        rank.loss.set(step.loss);
-        rank.accuracy
-            .with_label_values(&[names::SPLIT_TRAIN])
-            .set(step.train_accuracy);
-        rank.learning_rate.set(step.learning_rate);
-        rank.skipped_steps.set(step.skipped_steps as f64);
-        rank.epoch.set(f64::from(step.epoch));
-        rank.step.set(step.step as f64);
+        rank.set(names::LOSS, step.loss);
+        rank.classifies(names::SPLIT_TRAIN, Some(step.train_accuracy));
+        rank.set(names::LEARNING_RATE, step.learning_rate);
+        rank.set(names::SKIPPED_STEPS, step.skipped_steps as f64);
+        rank.set(names::EPOCH, f64::from(step.epoch));
+        rank.set(names::STEP, step.step as f64);
         if let Some(bytes) = step.resident_bytes {
-            rank.memory.set(bytes as f64);
+            rank.set(names::PROCESS_RESIDENT_MEMORY_BYTES, bytes as f64);
         }
         if let Some(device) = &step.device {
-            rank.device_memory.set(device.memory_peak_bytes as f64);
+            rank.set(names::DEVICE_MEMORY_PEAK_BYTES, device.memory_peak_bytes as f64);
             if let Some(flops) = device.peak_flops {
-                rank.device_peak_flops.set(flops);
+                rank.set(names::DEVICE_PEAK_FLOPS, flops);
             }
         }
     }
@@ -110,31 +121,20 @@ impl Metrics {
     /// Takes in the run's progress, which comes from the first rank.
     pub(crate) fn progress(&self, progress: &Progress) {
         let Some(rank) = self.ranks.first() else { return };
-        rank.epoch.set(f64::from(progress.epoch));
-        rank.step.set(progress.step as f64);
-        if let Some(accuracy) = progress.validation_accuracy {
-            rank.accuracy
-                .with_label_values(&[names::SPLIT_VALIDATION])
-                .set(accuracy);
-        }
-        if let Some(accuracy) = progress.ema_validation_accuracy {
-            rank.accuracy
-                .with_label_values(&[names::SPLIT_VALIDATION_EMA])
-                .set(accuracy);
-        }
-        let Some(run) = &rank.run else { return };
-        run.steps.set(progress.total_steps as f64);
+        rank.set(names::EPOCH, f64::from(progress.epoch));
+        rank.set(names::STEP, progress.step as f64);
+        rank.classifies(names::SPLIT_VALIDATION, progress.validation_accuracy);
+        rank.classifies(names::SPLIT_VALIDATION_EMA, progress.ema_validation_accuracy);
+        rank.set(names::RUN_STEPS, progress.total_steps as f64);
         if let Some(newest) = &progress.last_checkpoint {
-            run.checkpoints.step.set(newest.step as f64);
+            rank.set(names::CHECKPOINT_STEP, newest.step as f64);
         }
     }
 
-    /// Takes in a checkpoint of the first rank.
     pub(crate) fn checkpoint(&self, cost: &CheckpointCost) {
-        let Some(run) = self.ranks.first().and_then(|rank| rank.run.as_ref()) else {
+        let Some(metrics) = self.ranks.first().and_then(|rank| rank.checkpoints.as_ref()) else {
             return;
         };
-        let metrics = &run.checkpoints;
         metrics.count.inc();
         metrics.bytes.inc_by(cost.bytes);
         for (counter, seconds) in metrics
@@ -146,7 +146,6 @@ impl Metrics {
         }
     }
 
-    /// The text exposition format.
     pub(crate) fn render(&self) -> prometheus::Result<Vec<u8>> {
         let mut text = Vec::new();
         TextEncoder::new().encode(&self.registry.gather(), &mut text)?;
@@ -155,6 +154,19 @@ impl Metrics {
 }
 
 impl RankMetrics {
+    /// Sets a figure, if this rank has it.
+    fn set(&self, name: &str, value: f64) {
+        if let Some(figure) = self.figures.get(name) {
+            figure.with_label_values::<&str>(&[]).set(value);
+        }
+    }
+
+    fn classifies(&self, split: &str, accuracy: Option<f64>) {
+        if let Some(accuracy) = accuracy {
+            self.accuracy.with_label_values(&[split]).set(accuracy);
+        }
+    }
+
     fn register(
         registry: &Registry,
         config: &RunConfig,
@@ -168,16 +180,21 @@ impl RankMetrics {
                 .const_label(names::LABEL_JOB_NAME, &job.name)
                 .const_label(names::LABEL_RANK, rank.to_string())
         };
+        let registered = |metric: Box<dyn Collector>| registry.register(metric);
         let gauges = |name: &str, help: &str, labels: &[&str]| -> prometheus::Result<GaugeVec> {
             let gauges = GaugeVec::new(options(name, help), labels)?;
-            registry.register(Box::new(gauges.clone()))?;
+            registered(Box::new(gauges.clone()))?;
             Ok(gauges)
         };
-        let figure = |name: &str, help: &str| gauges(name, help, &[]).map(Figure);
         let count = |name: &str, help: &str| -> prometheus::Result<IntCounter> {
             let counter = IntCounter::with_opts(options(name, help))?;
-            registry.register(Box::new(counter.clone()))?;
+            registered(Box::new(counter.clone()))?;
             Ok(counter)
+        };
+        let seconds = |name: &str, help: &str, label: &str| -> prometheus::Result<CounterVec> {
+            let counters = CounterVec::new(options(name, help), &[label])?;
+            registered(Box::new(counters.clone()))?;
+            Ok(counters)
         };
         let step_seconds = HistogramVec::new(
             HistogramOpts {
@@ -186,19 +203,18 @@ impl RankMetrics {
             },
             &[names::LABEL_PHASE],
         )?;
-        registry.register(Box::new(step_seconds.clone()))?;
-        let sync_seconds = CounterVec::new(
-            options(
-                names::SYNC_SECONDS_TOTAL,
-                "Seconds of gradient synchronisation; a step waits for exposed and straggler.",
-            ),
-            &[names::LABEL_KIND],
+        registered(Box::new(step_seconds.clone()))?;
+        let sync_seconds = seconds(
+            names::SYNC_SECONDS_TOTAL,
+            "Seconds of gradient synchronisation; a step waits for exposed and straggler.",
+            names::LABEL_KIND,
         )?;
-        registry.register(Box::new(sync_seconds.clone()))?;
-        figure(
+        gauges(
             names::MODEL_FLOPS_PER_IMAGE,
             "Floating-point operations of the model for one training image, forward and backward pass.",
+            &[],
         )?
+        .with_label_values::<&str>(&[])
         .set(flops_per_image(&config.model));
         if let Some(node) = node {
             gauges(
@@ -209,6 +225,29 @@ impl RankMetrics {
             .with_label_values(&[node])
             .set(1.0);
         }
+        let mut figures = BTreeMap::new();
+        let mut checkpoints = None;
+        for (name, help) in FIGURES {
+            figures.insert(name, gauges(name, help, &[])?);
+        }
+        if rank == 0 {
+            for (name, help) in FIGURES_OF_RUN {
+                figures.insert(name, gauges(name, help, &[])?);
+            }
+            let seconds = seconds(
+                names::CHECKPOINT_SECONDS_TOTAL,
+                "Seconds of checkpointing; training stands still for the snapshot only.",
+                names::LABEL_PHASE,
+            )?;
+            checkpoints = Some(CheckpointMetrics {
+                count: count(names::CHECKPOINTS_TOTAL, "Checkpoints completed on storage.")?,
+                bytes: count(
+                    names::CHECKPOINT_BYTES_TOTAL,
+                    "Bytes of all files of completed checkpoints.",
+                )?,
+                seconds: names::CHECKPOINT_PHASES.map(|phase| seconds.with_label_values(&[phase])),
+            });
+        }
         Ok(Self {
             images: count(names::IMAGES_TOTAL, "Training images this rank has processed.")?,
             step_seconds,
@@ -218,62 +257,13 @@ impl RankMetrics {
                 names::SYNC_BYTES_TOTAL,
                 "Bytes of gradients this rank has handed to all-reduce.",
             )?,
-            loss: figure(
-                names::LOSS,
-                "Training loss of the last step, mean over all ranks.",
-            )?,
             accuracy: gauges(
                 names::ACCURACY_RATIO,
                 "Share of images classified right.",
                 &[names::LABEL_SPLIT],
             )?,
-            learning_rate: figure(names::LEARNING_RATE, "Learning rate of the last step.")?,
-            skipped_steps: figure(
-                names::SKIPPED_STEPS,
-                "Optimizer steps that were skipped because gradients overflowed fp16.",
-            )?,
-            epoch: figure(names::EPOCH, "Epochs finished.")?,
-            step: figure(names::STEP, "Optimizer steps finished.")?,
-            run: (rank == 0)
-                .then(|| -> prometheus::Result<RunMetrics> {
-                    let steps = figure(names::RUN_STEPS, "Optimizer steps of the whole run.")?;
-                    let checkpoints = CheckpointMetrics {
-                        step: figure(
-                            names::CHECKPOINT_STEP,
-                            "Optimizer step of the newest complete checkpoint.",
-                        )?,
-                        count: count(names::CHECKPOINTS_TOTAL, "Checkpoints completed on storage.")?,
-                        bytes: count(
-                            names::CHECKPOINT_BYTES_TOTAL,
-                            "Bytes of all files of completed checkpoints.",
-                        )?,
-                        seconds: {
-                            let seconds = CounterVec::new(
-                                options(
-                                    names::CHECKPOINT_SECONDS_TOTAL,
-                                    "Seconds of checkpointing; training stands still for the snapshot only.",
-                                ),
-                                &[names::LABEL_PHASE],
-                            )?;
-                            registry.register(Box::new(seconds.clone()))?;
-                            names::CHECKPOINT_PHASES.map(|phase| seconds.with_label_values(&[phase]))
-                        },
-                    };
-                    Ok(RunMetrics { steps, checkpoints })
-                })
-                .transpose()?,
-            memory: figure(
-                names::PROCESS_RESIDENT_MEMORY_BYTES,
-                "Host memory of this rank's process, its resident set.",
-            )?,
-            device_memory: figure(
-                names::DEVICE_MEMORY_PEAK_BYTES,
-                "Most memory that tensors of this rank have taken on its GPU so far.",
-            )?,
-            device_peak_flops: figure(
-                names::DEVICE_PEAK_FLOPS,
-                "Dense bf16 peak of the rank's GPU, FLOP/s.",
-            )?,
+            figures,
+            checkpoints,
         })
     }
 }
