@@ -28,21 +28,17 @@ pub(crate) enum Accelerator {
 }
 
 impl Accelerator {
-    /// Finds what the configuration asks for.
     pub(crate) fn find(device: contract::Device, local_rank: u32) -> Result<Self, TrainError> {
-        match device {
-            contract::Device::Cpu => Ok(Self::Cpu),
-            contract::Device::Cuda => Ok(Self::Cuda {
-                cuda: torch_ext::load_cuda()?,
+        if device == contract::Device::Cpu {
+            return Ok(Self::Cpu);
+        }
+        match torch_ext::load_cuda() {
+            Ok(cuda) => Ok(Self::Cuda {
+                cuda,
                 index: local_rank as usize,
             }),
-            contract::Device::Auto => match torch_ext::load_cuda() {
-                Ok(cuda) => Ok(Self::Cuda {
-                    cuda,
-                    index: local_rank as usize,
-                }),
-                Err(reason) => Self::instead_of_cuda(reason, local_rank),
-            },
+            Err(reason) if device == contract::Device::Cuda => Err(reason.into()),
+            Err(reason) => Self::instead_of_cuda(reason, local_rank),
         }
     }
 
@@ -134,7 +130,6 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Meets the other ranks.
     pub(crate) fn join(place: &Place, accelerator: Accelerator) -> Result<Self, TrainError> {
         let store = Store::connect(&Rendezvous {
             host: place.coordinator_host.clone(),
@@ -184,7 +179,6 @@ impl World {
         Ok(serde_json::from_slice(&json).expect("rank 0's JSON"))
     }
 
-    /// Sums of all ranks' counts.
     pub(crate) fn sum<const N: usize>(&self, counts: [u64; N]) -> Result<[u64; N], TrainError> {
         let mut tensor = Tensor::from_slice(&counts.map(u64::cast_signed)).to_kind(Kind::Int64);
         self.control.all_reduce_sum(&mut tensor)?;

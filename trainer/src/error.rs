@@ -29,7 +29,6 @@ pub(crate) enum TrainError {
     /// A call into libtorch failed.
     #[error(transparent)]
     Torch(#[from] torch_ext::Error),
-    /// No usable GPU although the configuration demands one.
     #[error("workers.device is cuda, but {0}")]
     Device(#[from] CudaError),
     /// A GPU that cannot be used although the machine has one. Training on the CPU instead would go unnoticed.
@@ -42,7 +41,6 @@ pub(crate) enum TrainError {
         "workers.device is auto, and {with_gpu} of {ranks} ranks found a GPU: all must, or set workers.device to cpu"
     )]
     MixedDevices { with_gpu: u64, ranks: u32 },
-    /// More ranks on a machine than GPUs.
     #[error(
         "workers.nodes x workers.gpusPerNode is {nodes} x {ranks_per_node}, but this machine has {found} GPUs"
     )]
@@ -54,13 +52,11 @@ pub(crate) enum TrainError {
     /// The coordinator did not appear.
     #[error("{0}")]
     Rendezvous(String),
-    /// The loss of some ranks is not a number any more.
     #[error(
         "training diverged at step {step} (epoch {epoch}): the loss of {} is not a finite number; lower training.optimizer.learningRate, or set training.clipGradNorm",
         ranks_in_words(ranks)
     )]
     LossNotFinite { step: u64, epoch: u32, ranks: Vec<u32> },
-    /// The gradient is not a number any more.
     #[error(
         "training diverged at step {step} (epoch {epoch}): the gradient norm is {norm} at a loss of {loss}; lower training.optimizer.learningRate, or set training.clipGradNorm"
     )]
@@ -70,7 +66,6 @@ pub(crate) enum TrainError {
         norm: f64,
         loss: f64,
     },
-    /// Gradients overflow fp16 although the loss scale is as low as it may be.
     #[error(
         "training diverged at step {step} (epoch {epoch}): gradients overflow fp16 at the least loss scale, {scale}; use training.precision bf16, or lower training.optimizer.learningRate"
     )]
@@ -78,7 +73,6 @@ pub(crate) enum TrainError {
     /// A libtorch call or this program itself panicked.
     #[error("{0}")]
     Panic(String),
-    /// The operating system refused something the trainer itself needs.
     #[error("{action}: {error}")]
     System {
         action: &'static str,
@@ -115,12 +109,10 @@ impl TrainError {
         move |error| Self::System { action, error }
     }
 
-    /// The class of the failure that the exit code stands for.
     pub(crate) fn class(&self) -> FailureClass {
         self.exit_code().failure_class().unwrap_or(FailureClass::Crashed)
     }
 
-    /// All broken rules of a configuration in one error.
     pub(crate) fn of_rules(errors: &[ConfigError]) -> Self {
         Self::Config(
             errors

@@ -8,19 +8,14 @@ use crate::error::TrainError;
 use crate::model::{Mode, VisionTransformer};
 use crate::precision::Precision;
 
-/// What all ranks counted together.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Counts {
-    /// Images classified right.
     pub(crate) correct: u64,
-    /// Images classified.
     pub(crate) counted: u64,
-    /// Ranks that were told to stop.
     pub(crate) stop_requests: u64,
 }
 
 impl Counts {
-    /// Share of images classified right.
     pub(crate) fn accuracy(self) -> f64 {
         self.correct as f64 / self.counted.max(1) as f64
     }

@@ -7,14 +7,12 @@
 use contract::LossScaleConfig;
 use serde::{Deserialize, Serialize};
 
-/// Factor by which the scale grows and shrinks.
 const SCALE_FACTOR: f64 = 2.0;
 
 /// What a checkpoint keeps of the loss scale.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct LossScale {
-    /// What the loss is multiplied by.
     pub(crate) scale: f64,
     /// Steps so far, with those that were skipped.
     pub(crate) iterations: u64,
@@ -22,7 +20,6 @@ pub(crate) struct LossScale {
     pub(crate) since: u64,
     /// Overflows that are left until the scale is halved.
     pub(crate) hysteresis: u32,
-    /// Steps that were skipped for an overflow.
     pub(crate) skipped: u64,
 }
 

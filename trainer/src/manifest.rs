@@ -71,7 +71,6 @@ pub(crate) fn local_config(
     Ok(config)
 }
 
-/// The job of a manifest.
 pub(crate) fn read(path: &Path) -> Result<ViTTrainingJob, TrainError> {
     let text = fs_err::read_to_string(path)
         .map_err(|error| TrainError::Config(format!("failed to read the manifest: {error}")))?;

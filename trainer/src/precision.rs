@@ -22,14 +22,11 @@ use torch_ext::{Error, autocast};
 use crate::error::TrainError;
 use crate::model::{Mode, Parameters, VisionTransformer};
 
-/// How forward passes are run.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Precision {
-    /// In 32 bits.
     Full,
     /// Weights in 32 bits are cast where they are used.
     Autocast(Kind),
-    /// The weights themselves are in half precision.
     Half(Kind),
 }
 
@@ -136,11 +133,7 @@ impl TrainedWeights {
     pub(crate) fn gradients(&self) -> Result<Vec<Tensor>, Error> {
         let mut gradients = self.raw_gradients();
         if !self.halves.is_empty() {
-            let halves: Vec<Tensor> = self
-                .halves
-                .iter()
-                .map(|index| gradients[*index].shallow_clone())
-                .collect();
+            let halves = self.halves_of(&gradients);
             copy(&self.gradients, &halves)?;
             for (index, full) in self.halves.iter().zip(&self.gradients) {
                 gradients[*index] = full.shallow_clone();
@@ -151,16 +144,16 @@ impl TrainedWeights {
 
     /// Gives the model the masters' values, after they have changed.
     pub(crate) fn publish(&self) -> Result<(), Error> {
-        let of = |list: &[Tensor]| -> Vec<Tensor> {
-            self.halves
-                .iter()
-                .map(|index| list[*index].shallow_clone())
-                .collect()
-        };
         if self.halves.is_empty() {
             return Ok(());
         }
-        copy(&of(&self.model), &of(&self.masters))
+        copy(&self.halves_of(&self.model), &self.halves_of(&self.masters))
+    }
+
+    /// Those tensors of a list whose weights are in half precision.
+    fn halves_of(&self, list: &[Tensor]) -> Vec<Tensor> {
+        let halves = self.halves.iter();
+        halves.map(|index| list[*index].shallow_clone()).collect()
     }
 }
 

@@ -14,11 +14,8 @@ pub(crate) enum Stream {
     DropPath = 2,
     /// The part of an image that is cut out; places: epoch, place in its order. So are those below.
     Crop = 16,
-    /// Whether an image is mirrored.
     Flip = 17,
-    /// Changes of colours and shape.
     Color = 18,
-    /// The rectangle of an image that is erased.
     Erase = 19,
     /// How two neighbours are mixed; places: epoch, number of the pair.
     Mix = 20,

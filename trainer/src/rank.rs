@@ -66,11 +66,9 @@ fn train(reporter: Reporter) -> Result<Outcome, TrainError> {
     trainer.train()
 }
 
-/// How SIGTERM and SIGINT are answered.
 struct StopSignal {
     /// While true, a signal ends the process at once: there is nothing to save yet.
     at_once: Arc<AtomicBool>,
-    /// Becomes true at a signal.
     requested: Arc<AtomicBool>,
 }
 

@@ -39,7 +39,6 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Reports that may wait for the agent: ranks block rather than fill its memory.
 const WAITING_REPORTS: usize = 1024;
 
-/// The running ranks of one pod.
 #[derive(Debug)]
 pub(super) struct Gang {
     first_rank: u32,
@@ -53,9 +52,7 @@ struct Running {
     pid: Pid,
     /// What the rank said of its failure, or its agent when it gave the rank up.
     said: Option<FailureRecord>,
-    /// Whether the agent gave it up.
     given_up: bool,
-    /// Whether it is writing a checkpoint.
     writes: bool,
     ended: Option<ExitCode>,
 }
@@ -67,7 +64,6 @@ enum Event {
     Ended(usize, std::io::Result<ExitStatus>),
 }
 
-/// How a gang ended.
 #[derive(Debug)]
 pub(super) struct End {
     pub(super) code: ExitCode,
@@ -75,7 +71,6 @@ pub(super) struct End {
 }
 
 impl Gang {
-    /// Starts every rank of this pod.
     pub(super) fn start(config: &RunConfig, pod: &Pod, pulses: &Pulses) -> Result<Self, TrainError> {
         let program =
             std::env::current_exe().map_err(TrainError::system("failed to find this program's file"))?;

@@ -10,7 +10,6 @@ use nix::unistd::Pid;
 /// Steps of which the median is taken.
 const LATEST_STEPS: usize = 101;
 
-/// The ranks of one pod.
 #[derive(Debug)]
 pub(crate) struct Pulses {
     attempt: u32,
@@ -28,7 +27,6 @@ struct Pulse {
     /// How often it has got on, and when it did last.
     moves: u64,
     moved_at: Instant,
-    /// Seconds of its latest steps.
     seconds: VecDeque<f64>,
 }
 
@@ -81,7 +79,6 @@ impl Pulses {
         }
     }
 
-    /// How all ranks are now.
     pub(super) fn heartbeats(&self) -> Heartbeats {
         Heartbeats {
             attempt: self.attempt,

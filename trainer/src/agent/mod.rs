@@ -26,7 +26,6 @@ use crate::output::Output;
 use crate::signals::stop_on_signal;
 use heartbeats::Pulses;
 
-/// What differs by pod.
 #[derive(Clone, Debug)]
 struct Pod {
     node_rank: u32,
@@ -36,7 +35,6 @@ struct Pod {
     http_port: u16,
 }
 
-/// What the HTTP endpoints show.
 #[derive(Debug)]
 pub(crate) struct Shown {
     metrics: Metrics,
@@ -73,7 +71,6 @@ struct Ended {
 }
 
 impl Ended {
-    /// The agent itself failed.
     fn failed(error: &TrainError) -> Self {
         let failure = FailureRecord {
             rank: None,

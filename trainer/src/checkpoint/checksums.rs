@@ -76,7 +76,6 @@ impl Checksums {
         })
     }
 
-    /// Whether the checkpoint has a file of that name.
     pub(super) fn knows(&self, name: &str) -> bool {
         self.0.contains_key(name)
     }

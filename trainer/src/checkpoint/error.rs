@@ -14,8 +14,10 @@ pub(crate) enum CheckpointError {
         step: u64,
         #[source]
         error: std::io::Error,
-        space: Shortage,
-        earlier: Earlier,
+        /// What there was too little of, where that is why; begins with "; ".
+        space: String,
+        /// The checkpoint that is left as the newest.
+        earlier: String,
     },
     #[error("the writer of checkpoints ended at step {step} without a word")]
     WriterLost { step: u64 },
@@ -82,52 +84,6 @@ impl Failure for CheckpointError {
             ExitCode::BadConfig
         } else {
             ExitCode::Storage
-        }
-    }
-}
-
-/// Where storage ran full: how much was needed and how much there is.
-#[derive(Debug)]
-pub(crate) enum Shortage {
-    /// Something else went wrong.
-    None,
-    Of {
-        needed: u64,
-        folder: PathBuf,
-        /// Free for this user once the half-written files are gone, where the file system tells.
-        free: Option<u64>,
-    },
-}
-
-impl std::fmt::Display for Shortage {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self::Of { needed, folder, free } = self else {
-            return Ok(());
-        };
-        write!(formatter, "; a checkpoint needs {needed} bytes")?;
-        match free {
-            Some(free) => write!(
-                formatter,
-                ", the file system of {} has {free} free",
-                folder.display()
-            ),
-            None => write!(formatter, " in {}", folder.display()),
-        }
-    }
-}
-
-/// The checkpoint that a failed write leaves as the newest.
-#[derive(Debug)]
-pub(crate) struct Earlier(pub(super) Option<u64>);
-
-impl std::fmt::Display for Earlier {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.0 {
-            Some(step) => write!(
-                formatter,
-                "the checkpoint of step {step} is complete, and the next attempt continues from it"
-            ),
-            None => formatter.write_str("there is no earlier checkpoint"),
         }
     }
 }

@@ -6,7 +6,6 @@ use std::path::{Path, PathBuf};
 use fs_err as fs;
 
 use super::checksums::Checksums;
-use super::error::{Earlier, Shortage};
 use super::ownership::{Claim, Owner};
 use super::restore::{Loaded, load};
 use super::{CheckpointError, Part, Run, STATE_FILE, Snapshot};
@@ -18,7 +17,6 @@ const PARTIAL_PREFIX: &str = ".partial-";
 const COMPLETE_PREFIX: &str = ".complete-";
 const STEP_PREFIX: &str = "step-";
 
-/// The checkpoints of one job.
 #[derive(Debug)]
 pub(crate) struct CheckpointFolder {
     path: PathBuf,
@@ -79,7 +77,7 @@ impl CheckpointFolder {
                 Err(CheckpointError::Write {
                     step,
                     space: self.shortage(&error, snapshot.bytes()),
-                    earlier: Earlier(self.steps().ok().and_then(|steps| steps.last().copied())),
+                    earlier: self.earlier(),
                     error,
                 })
             }
@@ -109,22 +107,33 @@ impl CheckpointFolder {
     }
 
     /// What there was too little of, where that is why a write failed.
-    fn shortage(&self, error: &std::io::Error, needed: u64) -> Shortage {
+    fn shortage(&self, error: &std::io::Error, needed: u64) -> String {
         let full = [
             ErrorKind::StorageFull,
             ErrorKind::QuotaExceeded,
             ErrorKind::FileTooLarge,
         ];
         if !full.contains(&error.kind()) {
-            return Shortage::None;
+            return String::new();
         }
-        let free = nix::sys::statvfs::statvfs(&self.path)
-            .ok()
-            .map(|storage| storage.blocks_available() * storage.fragment_size());
-        Shortage::Of {
-            needed,
-            folder: self.path.clone(),
-            free,
+        let folder = self.path.display();
+        // Free for this user once the half-written files are gone.
+        let place = match nix::sys::statvfs::statvfs(&self.path) {
+            Ok(storage) => {
+                let free = storage.blocks_available() * storage.fragment_size();
+                format!(", the file system of {folder} has {free} free")
+            }
+            Err(_) => format!(" in {folder}"),
+        };
+        format!("; a checkpoint needs {needed} bytes{place}")
+    }
+
+    fn earlier(&self) -> String {
+        match self.steps().ok().and_then(|steps| steps.last().copied()) {
+            Some(step) => {
+                format!("the checkpoint of step {step} is complete, and the next attempt continues from it")
+            }
+            None => "there is no earlier checkpoint".into(),
         }
     }
 
@@ -203,7 +212,6 @@ pub(crate) fn has_checkpoints(folder: &Path) -> bool {
     newest(folder).is_ok_and(|found| found.is_some())
 }
 
-/// The newest checkpoint in a job's folder.
 pub(super) fn newest(folder: &Path) -> std::io::Result<Option<PathBuf>> {
     Ok(steps_in(folder)?.last().map(|step| folder_of(folder, *step)))
 }
@@ -222,7 +230,6 @@ fn folder_of(job: &Path, step: u64) -> PathBuf {
     job.join(format!("{STEP_PREFIX}{step:08}"))
 }
 
-/// The step that a checkpoint's folder is named for.
 fn step_of(name: &str) -> Option<u64> {
     name.strip_prefix(STEP_PREFIX)?.parse().ok()
 }
@@ -239,7 +246,6 @@ fn make(path: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Makes the names in a folder durable.
 fn sync_folder(path: &Path) -> std::io::Result<()> {
     fs::File::open(path)?.sync_all()
 }

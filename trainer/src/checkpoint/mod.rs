@@ -56,27 +56,19 @@ pub(crate) struct Part<'a> {
 }
 
 impl<'a> Part<'a> {
-    /// Weights.
+    fn of(file: &'static str, tensors: &'a Named) -> Self {
+        Self { file, tensors }
+    }
+
     pub(crate) fn model(tensors: &'a Named) -> Self {
-        Self {
-            file: MODEL_FILE,
-            tensors,
-        }
+        Self::of(MODEL_FILE, tensors)
     }
 
-    /// The optimizer's state.
     pub(crate) fn optimizer(tensors: &'a Named) -> Self {
-        Self {
-            file: OPTIMIZER_FILE,
-            tensors,
-        }
+        Self::of(OPTIMIZER_FILE, tensors)
     }
 
-    /// The average of the weights.
     pub(crate) fn average(tensors: &'a Named) -> Self {
-        Self {
-            file: AVERAGE_FILE,
-            tensors,
-        }
+        Self::of(AVERAGE_FILE, tensors)
     }
 }

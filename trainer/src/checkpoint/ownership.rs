@@ -21,14 +21,12 @@ const NEW_FILE: &str = ".owner.json.new";
 pub(crate) struct Owner {
     /// The job's uid; `None` outside a cluster.
     job: Option<String>,
-    /// The job's attempt, from 1.
     attempt: u32,
     /// When it took the folder, which tells runs outside a cluster apart.
     since: Timestamp,
     process: u32,
 }
 
-/// A folder that a run has taken.
 #[derive(Debug)]
 pub(super) struct Claim {
     path: PathBuf,

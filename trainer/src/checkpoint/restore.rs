@@ -3,11 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use contract::{JobIdentity, ModelConfig, Resume};
-use safetensors::{Dtype, SafeTensors};
+use safetensors::SafeTensors;
 use tch::{Kind, Tensor};
 
 use super::checksums::Checksums;
 use super::{AVERAGE_FILE, CheckpointError, Named, Part, STATE_FILE, State};
+use crate::tensor_file::tensor_of;
 
 /// So many differences are told one by one.
 const TOLD_DIFFERENCES: usize = 3;
@@ -24,7 +25,6 @@ pub(crate) struct Run<'a> {
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub(crate) state: State,
-    /// Its folder.
     pub(crate) path: PathBuf,
     pub(crate) average: SavedAverage,
 }
@@ -138,14 +138,14 @@ fn read(path: &Path, content: &[u8], expected: &Named) -> Result<Read, Checkpoin
         let shape = target.size();
         match file.tensor(name) {
             Err(_) => differences.push(format!("it has no {name} {shape:?}")),
-            Ok(view) if view.dtype() == Dtype::F32 && same_shape(view.shape(), &shape) => {
-                values.push(Tensor::from_data_size(view.data(), &shape, Kind::Float));
-            }
-            Ok(view) => differences.push(format!(
-                "{name} is {} {:?} instead of F32 {shape:?}",
-                view.dtype(),
-                view.shape()
-            )),
+            Ok(view) => match tensor_of(&view) {
+                Some(value) if value.kind() == Kind::Float && value.size() == shape => values.push(value),
+                _ => differences.push(format!(
+                    "{name} is {} {:?} instead of F32 {shape:?}",
+                    view.dtype(),
+                    view.shape()
+                )),
+            },
         }
     }
     let mut unknown: Vec<String> = file
@@ -160,14 +160,6 @@ fn read(path: &Path, content: &[u8], expected: &Named) -> Result<Read, Checkpoin
     } else {
         Read::Differs(tell(&differences))
     })
-}
-
-fn same_shape(found: &[usize], expected: &[i64]) -> bool {
-    found.len() == expected.len()
-        && found
-            .iter()
-            .zip(expected)
-            .all(|(found, expected)| *found as i64 == *expected)
 }
 
 /// The first few differences, and how many more there are.

@@ -36,7 +36,6 @@ pub(crate) struct Position {
     pub(crate) loss_scale: Option<LossScale>,
 }
 
-/// `state.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct State {
@@ -69,7 +68,6 @@ impl State {
         serde_json::to_vec_pretty(self)
     }
 
-    /// Reads the content of the file `path`.
     pub(super) fn parse(path: &Path, content: &[u8]) -> Result<Self, CheckpointError> {
         let corrupt = |message: String| CheckpointError::Corrupt {
             path: path.into(),

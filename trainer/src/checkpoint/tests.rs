@@ -143,7 +143,6 @@ fn an_attempt_that_was_replaced_changes_nothing_of_its_successors() {
     assert_eq!(load_into(&successor).expect("reads"), Some((8, 8.0, 8.5)));
 }
 
-/// Each of a checkpoint's files.
 const FILES: [&str; 4] = [
     "model.safetensors",
     "optimizer.safetensors",

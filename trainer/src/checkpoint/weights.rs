@@ -19,6 +19,13 @@ pub(crate) enum WeightsKind {
     Ema,
 }
 
+impl WeightsKind {
+    /// As `--ema` says.
+    pub(crate) fn of(ema: bool) -> Self {
+        if ema { Self::Ema } else { Self::Trained }
+    }
+}
+
 impl std::fmt::Display for WeightsKind {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         formatter.write_str(match self {
@@ -28,7 +35,6 @@ impl std::fmt::Display for WeightsKind {
     }
 }
 
-/// A complete checkpoint.
 #[derive(Debug)]
 pub(crate) struct SavedCheckpoint {
     pub(crate) path: PathBuf,
@@ -37,7 +43,6 @@ pub(crate) struct SavedCheckpoint {
 }
 
 impl SavedCheckpoint {
-    /// Opens the checkpoint in the folder `path`.
     pub(crate) fn open(path: PathBuf) -> Result<Self, CheckpointError> {
         let checksums = Checksums::open(&path)?;
         let state = State::parse(&path.join(STATE_FILE), &checksums.read(&path, STATE_FILE)?)?;
@@ -48,7 +53,6 @@ impl SavedCheckpoint {
         })
     }
 
-    /// Whether it holds the average of the weights.
     pub(crate) fn has_average(&self) -> bool {
         self.checksums.knows(AVERAGE_FILE)
     }

@@ -24,12 +24,10 @@ struct UnderWay {
     result: Receiver<Result<Written, CheckpointError>>,
 }
 
-/// A checkpoint that is complete on storage.
 #[derive(Clone, Debug)]
 pub(crate) struct Written {
     pub(crate) position: Position,
     pub(crate) path: PathBuf,
-    /// Of all its files.
     pub(crate) bytes: u64,
     /// How long training stood still while values were copied.
     pub(crate) snapshot: Duration,

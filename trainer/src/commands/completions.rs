@@ -15,7 +15,6 @@ pub(crate) struct Arguments {
     shell: Shell,
 }
 
-/// Prints the completions of `command`.
 pub(crate) fn main(arguments: &Arguments, command: &mut Command) -> ExitCode {
     clap_complete::generate(arguments.shell, command, "vit-trainer", &mut std::io::stdout());
     ExitCode::Done

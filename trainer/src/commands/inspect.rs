@@ -54,7 +54,6 @@ fn format(name: &str) -> Result<DataFormat, String> {
         .ok_or_else(|| "must be cifar10, cifar100, imageFolder, webDataset or numpy".into())
 }
 
-/// What is told of a data set.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Report {

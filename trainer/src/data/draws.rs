@@ -17,7 +17,6 @@ impl Draws {
         self.0.unit()
     }
 
-    /// Between two numbers.
     pub(super) fn between(&mut self, [low, high]: [f64; 2]) -> f64 {
         low + self.unit() * (high - low)
     }
@@ -27,7 +26,6 @@ impl Draws {
         self.0.below(count as u64) as usize
     }
 
-    /// True with this probability.
     pub(super) fn chance(&mut self, probability: f64) -> bool {
         self.unit() < probability
     }
@@ -37,10 +35,9 @@ impl Draws {
         if self.chance(0.5) { 1.0 } else { -1.0 }
     }
 
-    /// Of the standard normal distribution (Box and Muller).
+    /// Of the standard normal distribution.
     pub(super) fn normal(&mut self) -> f64 {
-        let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
-        radius * (std::f64::consts::TAU * self.unit()).cos()
+        self.0.normal_pair()[0]
     }
 
     /// Of Beta(alpha, alpha), as a ratio of two Gamma variables.

@@ -33,7 +33,6 @@ pub(crate) fn image_file(format: ImageFormat, width: u32, height: u32, color: [u
     bytes.into_inner()
 }
 
-/// A folder with these files.
 pub(crate) fn folder(files: &[(&str, impl AsRef<[u8]>)]) -> tempfile::TempDir {
     let folder = tempfile::tempdir().expect("a folder");
     for (name, bytes) in files {

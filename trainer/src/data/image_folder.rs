@@ -9,7 +9,6 @@ use super::source::{Source, Stored};
 const EXPECTED: &str =
     "an imageFolder has train/<class>/ with JPEG or PNG files, and val/<class>/ to evaluate";
 
-/// Images of one split.
 #[derive(Debug)]
 pub(super) struct ImageFolder {
     folder: PathBuf,

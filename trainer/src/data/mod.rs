@@ -45,10 +45,8 @@ use order::{EpochOrder, Item};
 use resident::{Resident, Values};
 use source::Source;
 
-/// The parts of a data set.
 #[derive(Debug)]
 pub(crate) struct Splits {
-    /// What is trained on.
     pub(crate) train: DataSet,
     /// What is only evaluated, if there is anything.
     pub(crate) validation: Option<DataSet>,
@@ -115,7 +113,6 @@ impl Expected {
     }
 }
 
-/// Where images are.
 #[derive(Debug)]
 enum Images {
     Resident(Rc<Resident>),
@@ -252,7 +249,7 @@ impl DataSet {
 
     /// How many images may be unreadable.
     pub(crate) fn readable(&self) -> Readable {
-        Readable::new(self.len(), self.preparation.max_corrupt_fraction())
+        Readable::new(self.len(), self.preparation.config.max_corrupt_fraction)
     }
 
     fn batches(&self, task: Task) -> Result<Batches, DataError> {

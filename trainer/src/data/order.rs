@@ -46,7 +46,6 @@ impl Share {
     }
 }
 
-/// The order of one epoch.
 #[derive(Debug)]
 pub(crate) struct EpochOrder {
     images: Vec<u32>,
@@ -91,7 +90,6 @@ impl EpochOrder {
         }
     }
 
-    /// The image at a place.
     pub(crate) fn image_at(&self, place: u64) -> u64 {
         let cycle = REPEATED_RUN * self.repeats;
         let position = place / cycle * REPEATED_RUN + place % cycle % REPEATED_RUN;

@@ -33,7 +33,6 @@ impl Resident {
         Self { images, labels, len }
     }
 
-    /// Number of images.
     pub(super) fn len(&self) -> u64 {
         self.len
     }

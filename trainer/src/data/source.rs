@@ -7,13 +7,11 @@ use std::fmt::Debug;
 pub(super) struct Stored {
     /// Bytes of a JPEG or PNG file.
     pub(super) file: Vec<u8>,
-    /// Its class.
     pub(super) label: i64,
 }
 
 /// A list of images in files.
 pub(super) trait Source: Debug + Send + Sync {
-    /// Number of images.
     fn len(&self) -> u64;
 
     /// Reads one. The error says what is wrong with it.

@@ -35,7 +35,6 @@ pub(crate) struct Split {
     pub(crate) unreadable: Vec<Unreadable>,
 }
 
-/// The images of a class.
 #[derive(Debug, Serialize)]
 pub(crate) struct Class {
     #[serde(rename = "class")]
@@ -53,7 +52,6 @@ pub(crate) struct Range {
     pub(crate) largest: u32,
 }
 
-/// An image that cannot be read.
 #[derive(Debug, Serialize)]
 pub(crate) struct Unreadable {
     pub(crate) image: String,

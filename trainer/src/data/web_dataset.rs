@@ -6,7 +6,6 @@
 use std::collections::VecDeque;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use contract::Shards;
@@ -53,7 +52,6 @@ enum Label {
     Json(Span),
 }
 
-/// The samples of one shard.
 type Listed = Result<Vec<Sample>, DataError>;
 
 #[derive(Deserialize)]
@@ -152,24 +150,20 @@ fn matching(folder: &Path, before: &str, after: &str) -> Result<Vec<PathBuf>, Da
 impl WebDataset {
     /// Lists what the shards hold, several at a time.
     fn list(shards: Vec<PathBuf>, threads: usize) -> Result<Self, DataError> {
-        let next = AtomicUsize::new(0);
-        let lists: Mutex<Vec<Option<Listed>>> = Mutex::new(shards.iter().map(|_| None).collect());
-        std::thread::scope(|scope| {
-            for _ in 0..threads.min(shards.len()) {
-                scope.spawn(|| {
-                    loop {
-                        let index = next.fetch_add(1, Ordering::Relaxed);
-                        let Some(path) = shards.get(index) else { return };
-                        let list = list_shard(path, index as u32);
-                        lists.lock().unwrap_or_else(PoisonError::into_inner)[index] = Some(list);
-                    }
-                });
-            }
+        let indexed: Vec<(usize, &PathBuf)> = shards.iter().enumerate().collect();
+        let lists: Vec<Listed> = std::thread::scope(|scope| {
+            let parts = indexed.chunks(shards.len().div_ceil(threads).max(1));
+            let list = |(index, path): &(usize, &PathBuf)| list_shard(path, *index as u32);
+            let running: Vec<_> = parts
+                .map(|part| scope.spawn(move || part.iter().map(list).collect::<Vec<_>>()))
+                .collect();
+            let lists = running.into_iter().map(|part| part.join().expect("no panic"));
+            lists.flatten().collect()
         });
         let mut samples = Vec::new();
         let mut lengths = Vec::with_capacity(shards.len());
-        for list in lists.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            let list = list.expect("every shard was listed")?;
+        for list in lists {
+            let list = list?;
             lengths.push(list.len() as u32);
             samples.extend(list);
         }

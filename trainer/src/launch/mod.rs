@@ -27,7 +27,6 @@ const GRACE_AFTER_FAILURE: Duration = Duration::from_secs(10);
 /// How long a process that an agent left behind may keep its standard error open.
 const GRACE_FOR_LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// How a local run ended.
 #[derive(Debug)]
 pub(crate) struct End {
     pub(crate) code: ExitCode,
@@ -71,14 +70,12 @@ impl Launch {
 pub(crate) struct RunFolder(PathBuf);
 
 impl RunFolder {
-    /// `purpose` is part of its name.
     pub(crate) fn new(purpose: &str) -> std::io::Result<Self> {
         let path = std::env::temp_dir().join(format!("vit-trainer-{purpose}-{}", std::process::id()));
         fs_err::create_dir(&path)?;
         Ok(Self(path))
     }
 
-    /// Where it is.
     pub(crate) fn path(&self) -> &Path {
         &self.0
     }

@@ -19,7 +19,6 @@ impl ComputeTimes {
         }
     }
 
-    /// The slow ranks, starting anew.
     pub(super) fn take(&mut self) -> Vec<SlowRank> {
         slow_ranks(&std::mem::take(&mut self.seconds))
     }

@@ -16,7 +16,6 @@ use torch_ext::SyncTimes;
 use super::breakdown::Breakdown;
 use super::{CheckpointCost, Phases, now};
 
-/// A line of the log.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase", tag = "kind")]
 pub(super) enum Record {
@@ -72,7 +71,6 @@ pub(super) enum Record {
     },
 }
 
-/// A line with its time and attempt.
 #[derive(Serialize)]
 struct Line<'a> {
     time: String,
@@ -86,7 +84,6 @@ const WAITING_LINES: usize = 1024;
 /// How long they are given where training ends without a checkpoint after them.
 const PATIENCE_AT_THE_END: Duration = Duration::from_secs(1);
 
-/// The open log.
 #[derive(Debug)]
 pub(super) struct Log {
     attempt: u32,
@@ -97,7 +94,6 @@ pub(super) struct Log {
     has_gaps: bool,
 }
 
-/// A line that waits to be written.
 #[derive(Debug)]
 struct Waiting {
     bytes: Vec<u8>,
@@ -106,7 +102,6 @@ struct Waiting {
 }
 
 impl Log {
-    /// Opens the log in `folder` for appending.
     pub(super) fn open(folder: &Path, attempt: u32) -> std::io::Result<Self> {
         let file = fs::OpenOptions::new()
             .create(true)

@@ -19,22 +19,23 @@ pub(crate) use reporter::Reporter;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", tag = "kind")]
 pub(crate) enum Report {
-    /// An optimizer step is done.
     Step(StepReport),
     /// The training loop turns to an activity, or gets on with it; steps have a report of their own.
-    Activity { activity: Activity },
+    Activity {
+        activity: Activity,
+    },
     /// A checkpoint is being written from now on, or no more; only from rank 0. Told by whoever writes: training may be waiting
     /// for a rank that is gone.
-    Writing { under_way: bool },
+    Writing {
+        under_way: bool,
+    },
     /// Training has heard that a checkpoint is complete on storage; only from rank 0.
     Checkpoint(CheckpointCost),
     /// Progress of the run; only from rank 0.
     Progress(Progress),
-    /// This rank gives up.
     Failed(FailureRecord),
 }
 
-/// What a checkpoint cost.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct CheckpointCost {
@@ -42,11 +43,9 @@ pub(crate) struct CheckpointCost {
     pub(crate) snapshot_seconds: f64,
     /// Writing took so long, while training went on.
     pub(crate) write_seconds: f64,
-    /// Bytes of all its files.
     pub(crate) bytes: u64,
 }
 
-/// One optimizer step of one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct StepReport {
@@ -54,17 +53,14 @@ pub(crate) struct StepReport {
     pub(crate) step: u64,
     /// Epochs finished.
     pub(crate) epoch: u32,
-    /// Images this rank processed in the step.
     pub(crate) images: u64,
     /// Where the step's time went.
     pub(crate) phases: Phases,
-    /// What synchronisation cost this rank.
     pub(crate) sync: SyncTimes,
     /// Mean loss over all ranks.
     pub(crate) loss: f64,
     /// Share of the running epoch's images that were classified right, over all ranks.
     pub(crate) train_accuracy: f64,
-    /// Learning rate of the step.
     pub(crate) learning_rate: f64,
     /// Loss scale for the next step; only with fp16.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -79,7 +75,6 @@ pub(crate) struct StepReport {
     pub(crate) device: Option<DeviceReport>,
 }
 
-/// The GPU of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct DeviceReport {
@@ -95,7 +90,6 @@ pub(crate) struct DeviceReport {
 pub(crate) struct Phases {
     /// Images into tensors.
     pub(crate) data: f64,
-    /// Forward pass and loss.
     pub(crate) forward: f64,
     /// Backward pass without waiting for synchronisation.
     pub(crate) backward: f64,
@@ -142,7 +136,6 @@ impl Phases {
         self.data + self.forward + self.backward
     }
 
-    /// The whole step.
     pub(crate) fn sum(&self) -> f64 {
         self.values().iter().sum()
     }

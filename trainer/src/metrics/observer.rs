@@ -8,7 +8,7 @@ use contract::{Activity, CheckpointRecord, Progress};
 use super::breakdown::Breakdown;
 use super::compute::ComputeTimes;
 use super::log::{Log, Record};
-use super::window::{Summary, Window};
+use super::window::Window;
 use super::{CheckpointCost, Report, Reporter, StepReport, now};
 use crate::checkpoint::{Position, Written};
 use crate::evaluation::Counts;
@@ -125,7 +125,6 @@ impl Observer {
         }
     }
 
-    /// A step is done.
     pub(crate) fn step(&mut self, step: &StepReport) {
         self.window.add(step);
         if self.window.is_due() || step.step == self.shape.total_steps {
@@ -135,7 +134,6 @@ impl Observer {
         self.last = Some(*step);
     }
 
-    /// The step that was done last.
     pub(crate) fn last_step(&self) -> Option<&StepReport> {
         self.last.as_ref()
     }
@@ -143,48 +141,39 @@ impl Observer {
     fn flush(&mut self, step: &StepReport) {
         let Some(summary) = self.window.take() else { return };
         let Some(run) = &mut self.run else { return };
-        let Summary {
-            steps,
-            loss,
-            images_per_second,
-            step_seconds,
-            phases,
-            sync,
-            sync_share,
-        } = summary;
-        let images_per_second = images_per_second * f64::from(self.shape.world_size);
+        let images_per_second = summary.images_per_second * f64::from(self.shape.world_size);
         let breakdown = self
             .shape
             .wall_clock_breakdown
-            .map(|micro_batches| Breakdown::new(&phases, micro_batches));
+            .map(|micro_batches| Breakdown::new(&summary.phases, micro_batches));
         for line in breakdown.iter().flat_map(Breakdown::lines) {
             tracing::info!("{line}");
         }
         run.log.write(&Record::Train {
             epoch: step.epoch,
             step: step.step,
-            steps,
-            loss,
+            steps: summary.steps,
+            loss: summary.loss,
             accuracy: step.train_accuracy,
             learning_rate: step.learning_rate,
             loss_scale: step.loss_scale,
             skipped_steps: step.loss_scale.map(|_| step.skipped_steps),
             images_per_second,
-            step_seconds,
-            phases,
-            sync,
+            step_seconds: summary.step_seconds,
+            phases: summary.phases,
+            sync: summary.sync,
             wall_clock_breakdown: breakdown,
         });
         let remaining = self.shape.total_steps.saturating_sub(step.step);
         run.progress = Progress {
             epoch: step.epoch,
             step: step.step,
-            loss: Some(loss),
+            loss: Some(summary.loss),
             train_accuracy: Some(step.train_accuracy),
             images_per_second: Some(images_per_second),
-            sync_share: Some(sync_share),
+            sync_share: Some(summary.sync_share),
             slow_ranks: run.compute_times.take(),
-            eta_seconds: Some((remaining as f64 * step_seconds).ceil() as u64),
+            eta_seconds: Some((remaining as f64 * summary.step_seconds).ceil() as u64),
             ..run.progress.clone()
         };
         self.send_progress();

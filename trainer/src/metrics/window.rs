@@ -20,20 +20,13 @@ pub(super) struct Window {
     sync: SyncTimes,
 }
 
-/// Means over a window.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Summary {
-    /// Steps that were added.
     pub(super) steps: u64,
-    /// Mean loss.
     pub(super) loss: f64,
-    /// Images a second of one rank.
     pub(super) images_per_second: f64,
-    /// Mean seconds of a step.
     pub(super) step_seconds: f64,
-    /// Mean seconds of each phase.
     pub(super) phases: Phases,
-    /// Mean cost of a step.
     pub(super) sync: SyncTimes,
     /// Share of the steps' time that waited for synchronisation, 0..1.
     pub(super) sync_share: f64,
@@ -59,34 +52,26 @@ impl Window {
         self.sync += step.sync;
     }
 
-    /// Whether it is time for a line.
     pub(super) fn is_due(&self) -> bool {
         self.since.elapsed() >= INTERVAL
     }
 
     /// The means, starting anew; `None` where no step was added.
     pub(super) fn take(&mut self) -> Option<Summary> {
-        let Self {
-            since: _,
-            steps,
-            images,
-            loss,
-            phases,
-            sync,
-        } = std::mem::replace(self, Self::new());
-        if steps == 0 {
+        let done = std::mem::replace(self, Self::new());
+        if done.steps == 0 {
             return None;
         }
-        let count = steps as f64;
-        let seconds = phases.sum().max(f64::MIN_POSITIVE);
+        let count = done.steps as f64;
+        let seconds = done.phases.sum().max(f64::MIN_POSITIVE);
         Some(Summary {
-            steps,
-            loss: loss / count,
-            images_per_second: images as f64 / seconds,
+            steps: done.steps,
+            loss: done.loss / count,
+            images_per_second: done.images as f64 / seconds,
             step_seconds: seconds / count,
-            phases: phases.mean(count),
-            sync: sync.mean(count),
-            sync_share: (sync.exposed + sync.straggler) / seconds,
+            phases: done.phases.mean(count),
+            sync: done.sync.mean(count),
+            sync_share: (done.sync.exposed + done.sync.straggler) / seconds,
         })
     }
 }

@@ -102,7 +102,6 @@ impl Block {
         })
     }
 
-    /// All parameters.
     fn tensors(&self) -> Vec<&Tensor> {
         let layers = [
             self.norm1.tensors(),

@@ -22,9 +22,7 @@ pub(super) fn rates(rate: f64, depth: u32) -> Vec<f64> {
 /// Identifies the images of a micro-batch: all that their draws depend on.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct DropSeed {
-    /// Seed of the run.
     pub(crate) seed: u64,
-    /// Number of steps taken so far.
     pub(crate) step: u64,
     /// Place of the first image in the global batch; the others follow.
     pub(crate) place: u64,
@@ -33,7 +31,6 @@ pub(crate) struct DropSeed {
 /// The images of one batch that keep a branch.
 #[derive(Debug, Default)]
 pub(super) enum Kept {
-    /// Every one.
     #[default]
     All,
     /// Those whose factor (shape B11) is not zero.

@@ -10,6 +10,7 @@ use torch_ext::memory::Meter;
 
 use super::weights::WeightsError;
 use super::{DropSeed, Fit, Mode, VisionTransformer, Weights};
+use crate::tensor_file::tensor_of;
 
 const TOLERANCE: f64 = 1e-4;
 
@@ -26,9 +27,7 @@ fn config(case: &str) -> ModelConfig {
 
 /// The model of a case with the weights of a case.
 fn loaded(case: &str, weights: &str, fit: Fit) -> Result<VisionTransformer, WeightsError> {
-    let model = VisionTransformer::new(&config(case), 0, Device::Cpu);
-    Weights::read(&folder(weights).join("model.safetensors"))?.load_into(&model, fit)?;
-    Ok(model)
+    load_file(&config(case), &folder(weights).join("model.safetensors"), fit)
 }
 
 fn expected(case: &str) -> BTreeMap<String, Tensor> {
@@ -36,13 +35,8 @@ fn expected(case: &str) -> BTreeMap<String, Tensor> {
     let file = SafeTensors::deserialize(&bytes).expect("safetensors");
     file.iter()
         .map(|(name, view)| {
-            let kind = match view.dtype() {
-                Dtype::F32 => Kind::Float,
-                Dtype::I64 => Kind::Int64,
-                other => panic!("{name} is {other:?}"),
-            };
-            let shape: Vec<i64> = view.shape().iter().map(|size| *size as i64).collect();
-            (name.to_owned(), Tensor::from_data_size(view.data(), &shape, kind))
+            let tensor = tensor_of(&view).expect("numbers of a known type");
+            (name.to_owned(), tensor)
         })
         .collect()
 }

@@ -25,9 +25,7 @@ impl Linear {
     pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor, TrainError> {
         Ok(x.f_linear(&self.weight, Some(&self.bias))?)
     }
-}
 
-impl Linear {
     /// Of `gelu(x)`, which the backward pass computes again.
     pub(super) fn forward_gelu(&self, x: &Tensor) -> Result<Tensor, TrainError> {
         Ok(gelu_linear(x, &self.weight, &self.bias)?)

@@ -2,7 +2,6 @@
 
 use tch::{Kind, Tensor};
 
-/// One trained tensor.
 #[derive(Debug)]
 pub(crate) struct Parameter {
     /// timm's name, for example `blocks.0.attn.qkv.weight`.
@@ -32,7 +31,6 @@ impl Parameters {
         self.0.iter()
     }
 
-    /// Handles to all tensors.
     pub(crate) fn tensors(&self) -> Vec<Tensor> {
         self.0
             .iter()

@@ -14,7 +14,6 @@ use super::layers::{Builder, LayerNorm, Linear};
 use super::parameters::{Parameters, truncated_normal, uniform_fan_in};
 use crate::error::TrainError;
 
-/// What a forward pass is for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Mode {
     /// Images drop branches; the seed decides which.
@@ -23,7 +22,6 @@ pub(crate) enum Mode {
     Evaluate,
 }
 
-/// A Vision Transformer that classifies square images.
 #[derive(Debug)]
 pub(crate) struct VisionTransformer {
     config: ModelConfig,
@@ -34,7 +32,6 @@ pub(crate) struct VisionTransformer {
     registers: Option<Tensor>,
     position: Tensor,
     blocks: Vec<Block>,
-    /// Drop path rate of each block.
     drop_rates: Vec<f64>,
     norm: LayerNorm,
     head: Linear,
@@ -98,12 +95,10 @@ impl VisionTransformer {
         self.checkpointing = checkpointing;
     }
 
-    /// The trained tensors.
     pub(crate) fn parameters(&self) -> &Parameters {
         &self.parameters
     }
 
-    /// What the model is.
     pub(crate) fn config(&self) -> &ModelConfig {
         &self.config
     }

@@ -46,7 +46,6 @@ impl Average {
         }
     }
 
-    /// The model with the averaged weights.
     pub(crate) fn model(&self) -> &VisionTransformer {
         &self.model
     }

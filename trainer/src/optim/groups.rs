@@ -13,27 +13,23 @@ use crate::precision::TrainedWeights;
 /// What is the same for all parameters of a group, and which they are.
 #[derive(Debug, PartialEq)]
 pub(super) struct Members {
-    weight_decay: f64,
-    learning_rate_scale: f64,
+    pub(super) weight_decay: f64,
+    /// Factor on the learning rate.
+    pub(super) learning_rate_scale: f64,
     names: Vec<String>,
     /// Places among the model's parameters.
     indices: Vec<usize>,
 }
 
-/// A group with its weights and state.
 #[derive(Debug)]
 pub(super) struct Group {
-    pub(super) weight_decay: f64,
-    /// Factor on the learning rate.
-    pub(super) learning_rate_scale: f64,
+    pub(super) members: Members,
     /// In 32 bits; the model's own, or masters.
     pub(super) weights: Vec<Tensor>,
     /// Numbers of elements of the weights, on their device.
     pub(super) sizes: Tensor,
     /// A list a kind of state, each with a tensor a weight.
     pub(super) state: Vec<Vec<Tensor>>,
-    names: Vec<String>,
-    indices: Vec<usize>,
 }
 
 impl Group {
@@ -51,19 +47,16 @@ impl Group {
                 .collect()
         };
         Self {
-            weight_decay: members.weight_decay,
-            learning_rate_scale: members.learning_rate_scale,
             sizes: sizes(&weights),
             state: state_names.iter().map(|_| zeros()).collect(),
             weights,
-            names: members.names,
-            indices: members.indices,
+            members,
         }
     }
 
-    /// This group's gradients out of all.
     pub(super) fn own(&self, gradients: &[Tensor]) -> Vec<Tensor> {
-        self.indices
+        self.members
+            .indices
             .iter()
             .map(|index| gradients[*index].shallow_clone())
             .collect()
@@ -73,7 +66,7 @@ impl Group {
     pub(super) fn state(&self, state_names: &[&str]) -> Vec<(String, Tensor)> {
         let mut state = Vec::new();
         for (kind, tensors) in state_names.iter().zip(&self.state) {
-            let named = self.names.iter().zip(tensors);
+            let named = self.members.names.iter().zip(tensors);
             state.extend(named.map(|(name, tensor)| (format!("{kind}.{name}"), tensor.shallow_clone())));
         }
         state

@@ -20,7 +20,6 @@ use strategy::Strategy;
 pub(crate) use clip::clip_factor;
 pub(crate) use ema::Average;
 
-/// The optimizer and its state.
 #[derive(Debug)]
 pub(crate) struct Optimizer {
     strategy: Strategy,

@@ -53,17 +53,18 @@ impl Strategy {
     ) -> Result<(), Error> {
         let weights = &group.weights;
         let gradients = group.own(gradients);
-        let learning_rate = learning_rate * group.learning_rate_scale;
-        let weight_decay = group.weight_decay;
+        let learning_rate = learning_rate * group.members.learning_rate_scale;
+        let weight_decay = group.members.weight_decay;
+        let adam = |betas, epsilon| AdamNumbers {
+            learning_rate,
+            betas,
+            weight_decay,
+            epsilon,
+        };
         match *self {
             Self::Adamw { betas, epsilon } => {
                 let step = Tensor::full([], update as f64, (Kind::Float, weights[0].device()));
-                let numbers = AdamNumbers {
-                    learning_rate,
-                    betas,
-                    weight_decay,
-                    epsilon,
-                };
+                let numbers = adam(betas, epsilon);
                 fused_adamw(weights, &gradients, moments(group), &step, numbers)
             }
             Self::Sgd { momentum, nesterov } => {
@@ -77,12 +78,7 @@ impl Strategy {
                 fused_sgd(weights, &gradients, buffers, numbers)
             }
             Self::Lamb { betas, epsilon } => {
-                let numbers = AdamNumbers {
-                    learning_rate,
-                    betas,
-                    weight_decay,
-                    epsilon,
-                };
+                let numbers = adam(betas, epsilon);
                 lamb(weights, &gradients, moments(group), &group.sizes, update, numbers)
             }
         }

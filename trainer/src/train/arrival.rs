@@ -6,10 +6,8 @@ use tch::{Kind, Tensor};
 /// What one rank tells. Sums over the images of its micro-batches are on its device, where they stay until they are sent.
 #[derive(Debug)]
 pub(super) struct Arrival {
-    /// Whether it was told to stop.
     pub(super) stop: bool,
     pub(super) loss_sum: Tensor,
-    /// Images classified right.
     pub(super) correct: Tensor,
     pub(super) images: u64,
     /// Images left out so far in this epoch, because they cannot be read.

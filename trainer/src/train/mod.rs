@@ -33,16 +33,13 @@ use trained::Trained;
 
 pub(crate) use plan::{Distribution, Plan, RankResult};
 
-/// How training ended well.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Outcome {
-    /// All epochs are done.
     Done,
     /// Told to stop, and saved.
     Stopped,
 }
 
-/// Everything one rank trains with.
 #[derive(Debug)]
 pub(crate) struct Trainer {
     config: RunConfig,

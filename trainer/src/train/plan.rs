@@ -9,10 +9,8 @@ use torch_ext::SyncTimes;
 use crate::error::TrainError;
 use crate::metrics::Phases;
 
-/// What each rank is to measure.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Plan {
-    /// Steps before anything is measured.
     pub(crate) warmup_steps: u32,
     /// Steps that are measured, one right after the other.
     pub(crate) steps: u32,
@@ -20,22 +18,15 @@ pub(crate) struct Plan {
     pub(crate) pairs: u32,
     /// When the command was started, seconds since 1970.
     pub(crate) started: f64,
-    /// Folder of the plan and the results.
     pub(crate) folder: PathBuf,
 }
 
-/// What one rank measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct RankResult {
-    /// The rank.
     pub(crate) rank: u32,
-    /// Images a second of this rank.
     pub(crate) images_per_second: f64,
-    /// Duration of the measured steps.
     pub(crate) step_ms: Distribution,
-    /// Mean seconds of a step by phase.
     pub(crate) phases: Phases,
-    /// Mean cost of a step's synchronisation.
     pub(crate) sync: SyncTimes,
     /// Share of a step in which it waited for gradients that every rank had ready, timed inside the step.
     pub(crate) exposed_sync_share_in_place: f64,
@@ -43,9 +34,7 @@ pub(crate) struct RankResult {
     pub(crate) exposed_sync_share: Option<f64>,
     /// From the start of the command to the end of the first step.
     pub(crate) seconds_to_first_step: f64,
-    /// Most resident memory of the rank's process.
     pub(crate) peak_rss_bytes: Option<u64>,
-    /// Most memory of tensors on the GPU.
     pub(crate) peak_device_bytes: Option<u64>,
     /// The GPU's product name; `None` on the CPU.
     pub(crate) gpu: Option<String>,
@@ -101,7 +90,6 @@ impl Plan {
         Ok(path)
     }
 
-    /// Leaves a rank's result.
     pub(crate) fn report(&self, result: &RankResult) -> Result<(), TrainError> {
         write_json(&self.result(result.rank), result)
             .map_err(TrainError::system("failed to write what was measured"))

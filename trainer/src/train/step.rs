@@ -26,7 +26,7 @@ impl Trainer {
 
         // Every rank has the same numbers and the same gradients, so every rank decides the same.
         self.require_finite_loss(&own_loss, &agreed)?;
-        batches.readable().check(agreed.left_out)?;
+        self.data.train.readable().check(agreed.left_out)?;
         let learning_rate = self.learning_rate();
         self.update_weights(learning_rate, agreed.loss)?;
         self.advance(&agreed);

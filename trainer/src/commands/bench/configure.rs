@@ -102,7 +102,6 @@ impl std::str::FromStr for Setting {
     }
 }
 
-/// Sets a field by its path below `spec`.
 fn set(spec: &mut Value, field: &str, value: Value) -> Result<(), TrainError> {
     let mut place = spec;
     for part in field.split('.') {

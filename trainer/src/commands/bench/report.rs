@@ -6,14 +6,12 @@ use serde::Serialize;
 use crate::flops::{flops_per_image, peak};
 use crate::train::{Distribution, RankResult};
 
-/// The result of a benchmark.
 #[derive(Debug, Serialize)]
 pub(super) struct Summary {
     device: String,
     world_size: u32,
     /// Images of one rank's step.
     batch: u64,
-    /// Over all ranks.
     images_per_second: f64,
     step_ms: Distribution,
     exposed_sync_share: Option<f64>,
@@ -54,7 +52,6 @@ impl Summary {
         }
     }
 
-    /// The result as lines to read.
     pub(super) fn table(&self, config: &RunConfig) -> String {
         let megabytes = |bytes: Option<u64>| {
             bytes.map_or_else(

@@ -122,7 +122,7 @@ fn eval(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     }
     tracing::error!(
         "the loss is not a finite number: the weights of {} hold values that are none, or too large for the job's precision: try training.precision fp32, or an earlier checkpoint",
-        source.path().display()
+        source.path.display()
     );
     Ok(ExitCode::Diverged)
 }

@@ -29,7 +29,6 @@ impl Display {
         }
     }
 
-    /// So many images are classified.
     pub(super) fn at(&self, images: u64) {
         let Some(bar) = &self.bar else { return };
         let rate = images as f64 / self.start.elapsed().as_secs_f64().max(1e-9);

@@ -1,13 +1,12 @@
 //! What came of an evaluation, as lines to read and as JSON.
 
-use contract::{Precision, RunConfig};
+use contract::RunConfig;
 use serde_json::json;
 
 use super::source::Source;
 use super::tally::Scores;
 use crate::checkpoint::WeightsKind;
 
-/// An evaluation that is done.
 #[derive(Debug)]
 pub(super) struct Report<'a> {
     pub(super) config: &'a RunConfig,
@@ -27,13 +26,11 @@ impl Report<'_> {
 
     /// One object. What is unknown, and a loss that is not a number, are null.
     pub(super) fn json(&self) -> String {
-        let position = self
-            .source
-            .checkpoint()
-            .map(|checkpoint| checkpoint.state.position);
+        let checkpoint = self.source.checkpoint.as_ref();
+        let position = checkpoint.map(|(checkpoint, _)| checkpoint.state.position);
         json!({
             "job": self.config.job.name,
-            "path": self.source.path(),
+            "path": self.source.path,
             "weights": self.source.kind().map_or(json!("file"), |kind| json!(kind)),
             "step": position.map(|position| position.step),
             "epoch": position.map(|position| position.epoch),
@@ -51,7 +48,6 @@ impl Report<'_> {
         .to_string()
     }
 
-    /// A line each.
     pub(super) fn lines(&self) -> Vec<String> {
         let scores = &self.scores;
         let share = |correct| format!("{:.4} ({correct} of {})", scores.share(correct), scores.images);
@@ -63,11 +59,7 @@ impl Report<'_> {
             unread => format!(", {unread} more cannot be read"),
         };
         rows.push(("images", format!("{} held out{unread}", scores.images)));
-        let precision = match self.config.training.precision {
-            Precision::Fp32 => "fp32",
-            Precision::Bf16 => "bf16",
-            Precision::Fp16 => "fp16",
-        };
+        let precision = self.config.training.precision;
         rows.push((
             "speed",
             format!(
@@ -85,10 +77,9 @@ impl Report<'_> {
             .collect()
     }
 
-    /// Which weights these are.
     fn weights(&self) -> String {
-        let path = self.source.path().display();
-        let Source::Checkpoint(checkpoint, kind) = self.source else {
+        let path = self.source.path.display();
+        let Some((checkpoint, kind)) = &self.source.checkpoint else {
             return format!("{path}");
         };
         let which = match kind {
@@ -113,7 +104,10 @@ mod tests {
         let job =
             serde_saphyr::from_str(include_str!("../../../../examples/digits.yaml")).expect("a manifest");
         let config = crds::validate(&job).expect("a sound manifest").run_config;
-        let source = Source::File("vit.safetensors".into());
+        let source = Source {
+            path: "vit.safetensors".into(),
+            checkpoint: None,
+        };
         let report = Report {
             config: &config,
             source: &source,

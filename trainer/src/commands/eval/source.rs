@@ -8,13 +8,11 @@ use crate::checkpoint::{SavedCheckpoint, WeightsKind, locate};
 use crate::error::TrainError;
 use crate::model::Weights;
 
-/// Where weights come from.
 #[derive(Debug)]
-pub(super) enum Source {
-    /// A checkpoint of this trainer.
-    Checkpoint(Box<SavedCheckpoint>, WeightsKind),
-    /// A safetensors file with timm's or torchvision's names.
-    File(PathBuf),
+pub(super) struct Source {
+    /// Folder of the checkpoint, or a safetensors file with timm's or torchvision's names.
+    pub(super) path: PathBuf,
+    pub(super) checkpoint: Option<(SavedCheckpoint, WeightsKind)>,
 }
 
 impl Source {
@@ -32,46 +30,25 @@ impl Source {
                     file.display()
                 )));
             }
-            return Ok(Self::File(file.into()));
+            let (path, checkpoint) = (file.into(), None);
+            return Ok(Self { path, checkpoint });
         }
         let checkpoint = SavedCheckpoint::open(locate(named.unwrap_or(job_folder))?)?;
         checkpoint.is_of(model)?;
-        let kind = if ema {
-            WeightsKind::Ema
-        } else {
-            WeightsKind::Trained
-        };
-        Ok(Self::Checkpoint(Box::new(checkpoint), kind))
+        Ok(Self {
+            path: checkpoint.path.clone(),
+            checkpoint: Some((checkpoint, WeightsKind::of(ema))),
+        })
     }
 
-    /// The weights in 32 bits.
     pub(super) fn weights(&self) -> Result<Weights, TrainError> {
-        match self {
-            Self::Checkpoint(checkpoint, kind) => checkpoint.weights(*kind),
-            Self::File(path) => Ok(Weights::read(path)?),
+        match &self.checkpoint {
+            Some((checkpoint, kind)) => checkpoint.weights(*kind),
+            None => Ok(Weights::read(&self.path)?),
         }
     }
 
-    /// Folder of the checkpoint, or the file.
-    pub(super) fn path(&self) -> &Path {
-        match self {
-            Self::Checkpoint(checkpoint, _) => &checkpoint.path,
-            Self::File(path) => path,
-        }
-    }
-
-    /// Which weights of a checkpoint.
     pub(super) fn kind(&self) -> Option<WeightsKind> {
-        match self {
-            Self::Checkpoint(_, kind) => Some(*kind),
-            Self::File(_) => None,
-        }
-    }
-
-    pub(super) fn checkpoint(&self) -> Option<&SavedCheckpoint> {
-        match self {
-            Self::Checkpoint(checkpoint, _) => Some(checkpoint),
-            Self::File(_) => None,
-        }
+        self.checkpoint.as_ref().map(|(_, kind)| *kind)
     }
 }

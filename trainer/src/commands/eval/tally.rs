@@ -17,10 +17,8 @@ pub(super) struct Tally {
     loss: Tensor,
 }
 
-/// Sums over all images.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Scores {
-    /// Images classified.
     pub(super) images: u64,
     /// Images whose label is the likeliest class.
     pub(super) correct: u64,
@@ -31,7 +29,6 @@ pub(super) struct Scores {
 }
 
 impl Scores {
-    /// That share of the images.
     pub(super) fn share(&self, correct: u64) -> f64 {
         correct as f64 / self.images.max(1) as f64
     }
@@ -62,7 +59,6 @@ impl Tally {
         Ok(())
     }
 
-    /// Images so far.
     pub(super) fn images(&self) -> u64 {
         self.images
     }

@@ -92,7 +92,6 @@ impl PythonModel {
         }
     }
 
-    /// The arguments as a JSON object.
     pub(super) fn arguments(&self) -> Value {
         let arguments = self.arguments.iter().cloned();
         Value::Object(arguments.map(|(name, value)| (name.into(), value)).collect())
@@ -163,7 +162,6 @@ fn mlp_ratio(model: &ModelConfig) -> f64 {
     }
 }
 
-/// A JSON value as Python writes it.
 fn literal(value: &Value) -> String {
     match value {
         Value::Bool(true) => "True".into(),
@@ -175,21 +173,7 @@ fn literal(value: &Value) -> String {
 /// The metadata of a file. `format` is what readers of PyTorch's ecosystem ask for.
 pub(super) fn metadata(checkpoint: &SavedCheckpoint, kind: WeightsKind, python: &PythonModel) -> Metadata {
     let state = &checkpoint.state;
-    let ModelConfig {
-        image_size,
-        patch_size,
-        hidden_size,
-        depth,
-        heads,
-        mlp_size,
-        num_classes,
-        channels,
-        pooling,
-        register_tokens,
-        layer_scale,
-        drop_path: _,
-        pretrained: _,
-    } = &state.model;
+    let model = &state.model;
     let mut metadata = Metadata::from([
         ("format", "pt".to_owned()),
         ("producer", PRODUCER.to_owned()),
@@ -201,17 +185,17 @@ pub(super) fn metadata(checkpoint: &SavedCheckpoint, kind: WeightsKind, python: 
         ("library", python.naming.to_string()),
         ("model", python.name.to_owned()),
         ("arguments", python.arguments().to_string()),
-        ("image_size", image_size.to_string()),
-        ("patch_size", patch_size.to_string()),
-        ("hidden_size", hidden_size.to_string()),
-        ("depth", depth.to_string()),
-        ("heads", heads.to_string()),
-        ("mlp_size", mlp_size.to_string()),
-        ("num_classes", num_classes.to_string()),
-        ("channels", channels.to_string()),
-        ("pooling", pooling.to_string()),
-        ("register_tokens", register_tokens.to_string()),
-        ("layer_scale", layer_scale.is_some().to_string()),
+        ("image_size", model.image_size.to_string()),
+        ("patch_size", model.patch_size.to_string()),
+        ("hidden_size", model.hidden_size.to_string()),
+        ("depth", model.depth.to_string()),
+        ("heads", model.heads.to_string()),
+        ("mlp_size", model.mlp_size.to_string()),
+        ("num_classes", model.num_classes.to_string()),
+        ("channels", model.channels.to_string()),
+        ("pooling", model.pooling.to_string()),
+        ("register_tokens", model.register_tokens.to_string()),
+        ("layer_scale", model.layer_scale.is_some().to_string()),
     ]);
     // Within an epoch, the accuracy is that of the epoch before.
     let evaluated = kind == WeightsKind::Trained && state.position.images_into_epoch == 0;

@@ -8,7 +8,8 @@ mod describe;
 
 use std::path::{Path, PathBuf};
 
-use contract::ExitCode;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use contract::{ExitCode, Precision};
 use serde_json::json;
 use tch::{Kind, Tensor};
 
@@ -19,7 +20,6 @@ use crate::output::write_line;
 use crate::tensor_file::{self, Existing};
 use describe::PythonModel;
 
-/// The largest number of fp16.
 const LARGEST_HALF: f64 = 65504.0;
 
 /// The command line of `export`.
@@ -41,8 +41,8 @@ pub(crate) struct Arguments {
     #[arg(long)]
     ema: bool,
     /// Precision of the values
-    #[arg(long, value_enum, default_value = "fp32")]
-    dtype: Dtype,
+    #[arg(long, value_parser = precision(), default_value = "fp32")]
+    dtype: Precision,
     /// Replace the file if it exists; without it, that is refused
     #[arg(long)]
     force: bool,
@@ -51,49 +51,30 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// Precision of the values in a file.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, serde::Serialize, clap::ValueEnum)]
-#[serde(rename_all = "camelCase")]
-enum Dtype {
-    Fp32,
-    Bf16,
-    Fp16,
+fn precision() -> impl TypedValueParser<Value = Precision> {
+    PossibleValuesParser::new(["fp32", "bf16", "fp16"])
+        .map(|name| serde_json::from_value(name.into()).expect("the name of a precision"))
 }
 
-impl Dtype {
-    fn kind(self) -> Kind {
-        match self {
-            Self::Fp32 => Kind::Float,
-            Self::Bf16 => Kind::BFloat16,
-            Self::Fp16 => Kind::Half,
-        }
-    }
-}
-
-impl std::fmt::Display for Dtype {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        formatter.write_str(match self {
-            Self::Fp32 => "fp32",
-            Self::Bf16 => "bf16",
-            Self::Fp16 => "fp16",
-        })
+fn kind_of(precision: Precision) -> Kind {
+    match precision {
+        Precision::Fp32 => Kind::Float,
+        Precision::Bf16 => Kind::BFloat16,
+        Precision::Fp16 => Kind::Half,
     }
 }
 
 /// Why weights cannot be had in the form that was asked for.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ExportError {
-    /// A model that the library does not have.
     #[error("{path} cannot have {naming}'s names: {naming}'s VisionTransformer has no {}; use --names timm", .lacks.join(", no "))]
     Names {
         path: PathBuf,
         naming: Naming,
         lacks: Vec<String>,
     },
-    /// Weights that no model can compute with.
     #[error("{name} holds values that are not finite numbers: export an earlier checkpoint")]
     NotFinite { name: String },
-    /// Values that the precision does not reach.
     #[error(
         "{name} has a value of magnitude {largest:.3e}, beyond {LARGEST_HALF}, the largest of fp16: use --dtype bf16 or fp32"
     )]
@@ -133,11 +114,7 @@ fn export(arguments: &Arguments) -> Result<ExitCode, TrainError> {
         }
         .into());
     }
-    let kind = if *ema {
-        WeightsKind::Ema
-    } else {
-        WeightsKind::Trained
-    };
+    let kind = WeightsKind::of(*ema);
     let tensors = in_precision(checkpoint.weights(kind)?.named(*names)?, *dtype)?;
     let python = PythonModel::new(*names, &checkpoint.state.model);
     let metadata = describe::metadata(&checkpoint, kind, &python);
@@ -157,22 +134,23 @@ fn export(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     Ok(ExitCode::Done)
 }
 
-/// The tensors with values in `dtype`.
-fn in_precision(tensors: Vec<(String, Tensor)>, dtype: Dtype) -> Result<Vec<(String, Tensor)>, TrainError> {
+fn in_precision(
+    tensors: Vec<(String, Tensor)>,
+    dtype: Precision,
+) -> Result<Vec<(String, Tensor)>, TrainError> {
     let converted = tensors.into_iter().map(|(name, tensor)| {
         let largest = tensor.f_abs()?.f_max()?.f_double_value(&[])?;
         if !largest.is_finite() {
             return Err(ExportError::NotFinite { name }.into());
         }
-        if dtype == Dtype::Fp16 && largest > LARGEST_HALF {
+        if dtype == Precision::Fp16 && largest > LARGEST_HALF {
             return Err(ExportError::Range { name, largest }.into());
         }
-        Ok((name, tensor.f_to_kind(dtype.kind())?))
+        Ok((name, tensor.f_to_kind(kind_of(dtype))?))
     });
     converted.collect()
 }
 
-/// What was written.
 struct Exported {
     checkpoint: SavedCheckpoint,
     kind: WeightsKind,
@@ -245,22 +223,22 @@ mod tests {
     #[test]
     fn values_beyond_fp16_are_named_and_other_precisions_take_them() {
         let weight = |value: f32| vec![("head.bias".to_owned(), Tensor::from_slice(&[0.25, -value]))];
-        for dtype in [Dtype::Fp32, Dtype::Bf16, Dtype::Fp16] {
+        for dtype in [Precision::Fp32, Precision::Bf16, Precision::Fp16] {
             let values = in_precision(weight(65504.0), dtype).expect("converts");
-            assert_eq!(values[0].1.kind(), dtype.kind());
+            assert_eq!(values[0].1.kind(), kind_of(dtype));
             assert!(
                 (values[0].1.double_value(&[0]) - 0.25).abs() < f64::EPSILON,
                 "{dtype}"
             );
         }
-        in_precision(weight(7e4), Dtype::Bf16).expect("converts");
-        let error = in_precision(weight(7e4), Dtype::Fp16).expect_err("refused");
+        in_precision(weight(7e4), Precision::Bf16).expect("converts");
+        let error = in_precision(weight(7e4), Precision::Fp16).expect_err("refused");
         assert_eq!(
             error.to_string(),
             "head.bias has a value of magnitude 7.000e4, beyond 65504, the largest of fp16: use --dtype bf16 or fp32"
         );
         assert_eq!(error.exit_code(), ExitCode::BadConfig);
-        let error = in_precision(weight(f32::NAN), Dtype::Fp32).expect_err("refused");
+        let error = in_precision(weight(f32::NAN), Precision::Fp32).expect_err("refused");
         assert!(
             error
                 .to_string()

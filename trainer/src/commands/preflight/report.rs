@@ -31,16 +31,8 @@ impl Check {
         Self::Checkpoint,
     ];
 
-    fn name(self) -> &'static str {
-        match self {
-            Self::Configuration => "configuration",
-            Self::Data => "data",
-            Self::Storage => "storage",
-            Self::Device => "device",
-            Self::Collective => "collective",
-            Self::Memory => "memory",
-            Self::Checkpoint => "checkpoint",
-        }
+    fn name(self) -> String {
+        format!("{self:?}").to_lowercase()
     }
 }
 
@@ -64,7 +56,6 @@ struct Row {
     exit_code: Option<u8>,
 }
 
-/// The checks so far.
 #[derive(Debug, Default)]
 pub(super) struct Report(Vec<Row>);
 

@@ -13,7 +13,6 @@ use crate::output::{Pace, write_line};
 /// Columns of the spinner before the live line.
 const SPINNER: usize = 2;
 
-/// The display of a run.
 #[derive(Debug)]
 pub(super) struct Display {
     /// On a terminal.

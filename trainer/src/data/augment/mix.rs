@@ -6,7 +6,6 @@ use tch::{Device, Kind, Tensor};
 use crate::data::draws::Draws;
 use crate::random::SplitMix64;
 
-/// A rectangle of an image.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Rectangle {
     pub(super) top: i64,

@@ -36,7 +36,7 @@ pub(super) struct Moment<'a> {
 /// Makes batches of stored images.
 #[derive(Debug)]
 pub(super) struct Preparation {
-    config: DataConfig,
+    pub(super) config: DataConfig,
     seed: u64,
     /// Of the model's images.
     pub(super) side: i64,
@@ -231,10 +231,6 @@ impl Preparation {
     /// What a prepared image takes in memory.
     pub(super) fn image_bytes(&self) -> usize {
         (self.side * self.side) as usize * self.channels as usize * size_of::<f32>()
-    }
-
-    pub(super) fn max_corrupt_fraction(&self) -> f64 {
-        self.config.max_corrupt_fraction
     }
 
     fn resized(&self, images: Tensor) -> Tensor {

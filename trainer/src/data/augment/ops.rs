@@ -14,7 +14,6 @@ pub(super) enum Op {
     AutoContrast,
     /// Makes each channel's histogram flat.
     Equalize,
-    /// The negative.
     Invert,
     /// Output to input, both in 0..1 of the side: x = a x + b y + c, y = d x + e y + f.
     Affine([f64; 6]),

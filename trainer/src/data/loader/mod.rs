@@ -57,14 +57,6 @@ impl Batches {
             Self::Files(pipeline) => pipeline.left_out(),
         }
     }
-
-    /// How many images of all ranks together may be unreadable.
-    pub(crate) fn readable(&self) -> Readable {
-        match self {
-            Self::Resident(batches) => batches.task.readable,
-            Self::Files(pipeline) => pipeline.readable(),
-        }
-    }
 }
 
 impl ResidentBatches {

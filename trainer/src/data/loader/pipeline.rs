@@ -16,7 +16,7 @@ use tch::Tensor;
 use super::Task;
 use crate::data::DataError;
 use crate::data::augment::{Moment, Preparation};
-use crate::data::batch::{Batch, Readable};
+use crate::data::batch::Batch;
 use crate::data::decode::decode;
 use crate::data::order::Item;
 use crate::data::source::Source;
@@ -113,10 +113,6 @@ impl Pipeline {
     /// Images that could not be read so far.
     pub(super) fn left_out(&self) -> u64 {
         self.shared.lock().left_out
-    }
-
-    pub(super) fn readable(&self) -> Readable {
-        self.shared.task.readable
     }
 
     /// The next batch, for which this waits; `None` after the last one.
@@ -330,6 +326,7 @@ mod tests {
     use tch::{Device, Kind};
 
     use super::*;
+    use crate::data::batch::Readable;
     use crate::data::fixtures::{config, image_file as file};
     use crate::data::resident::Values;
     use crate::data::source::Stored;

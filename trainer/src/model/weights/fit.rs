@@ -12,7 +12,6 @@ const HEAD: [&str; 2] = ["head.weight", "head.bias"];
 /// Channels that images have for which pretrained weights were made.
 const COLOURS: i64 = 3;
 
-/// How weights must fit.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Fit {
     /// Every tensor with its shape: the model is to do what it did.

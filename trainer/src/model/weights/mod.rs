@@ -15,10 +15,11 @@ use std::path::{Path, PathBuf};
 
 use contract::{ExitCode, ModelConfig};
 use fs_err as fs;
-use safetensors::{Dtype, SafeTensors};
+use safetensors::SafeTensors;
 use tch::{Kind, Tensor};
 
 use crate::error::Failure;
+use crate::tensor_file;
 
 pub(crate) use fit::Fit;
 
@@ -57,17 +58,14 @@ pub(crate) enum WeightsError {
     /// A file that cannot be read. The messages of `fs_err` name the path.
     #[error("failed to read the weights: {0}")]
     Read(#[source] std::io::Error),
-    /// A file of another format, or cut off.
     #[error("{path} is no safetensors file: {message}; weights in another format must be converted first")]
     Format { path: PathBuf, message: String },
-    /// Numbers that are not floating point.
     #[error("{path}: {name} holds {dtype} values: must be F32, F16, BF16 or F64")]
     Kind {
         path: PathBuf,
         name: String,
         dtype: String,
     },
-    /// A tensor of the model that the file lacks.
     #[error("{path} has no tensor {name}, which has shape {expected:?} in the model{hint}")]
     Missing {
         path: PathBuf,
@@ -75,7 +73,6 @@ pub(crate) enum WeightsError {
         expected: Vec<i64>,
         hint: &'static str,
     },
-    /// A tensor that the model lacks.
     #[error("{path} has a tensor {name} of shape {found:?}, which the model does not have{hint}")]
     Unexpected {
         path: PathBuf,
@@ -83,14 +80,12 @@ pub(crate) enum WeightsError {
         found: Vec<i64>,
         hint: &'static str,
     },
-    /// A tensor that another library's model lacks.
     #[error("{path} has a tensor {name}, for which {naming} has no name")]
     Unnamed {
         path: PathBuf,
         name: String,
         naming: Naming,
     },
-    /// Heads, of which tensors of any number have the same shapes.
     #[error(
         "{path} is for {found} attention heads by its metadata, and model.heads is {expected}: set it to {found}, or give another file"
     )]
@@ -99,7 +94,6 @@ pub(crate) enum WeightsError {
         found: u32,
         expected: u32,
     },
-    /// A tensor of another shape.
     #[error("{path}: {name} has shape {found:?} in the file and {expected:?} in the model{hint}")]
     Shape {
         path: PathBuf,
@@ -127,7 +121,6 @@ pub(crate) struct Weights {
 }
 
 impl Weights {
-    /// Reads a file of either naming.
     pub(crate) fn read(path: &Path) -> Result<Self, WeightsError> {
         Self::parse(path, &fs::read(path).map_err(WeightsError::Read)?)
     }
@@ -142,21 +135,13 @@ impl Weights {
         let (_, header) = SafeTensors::read_metadata(content).map_err(format)?;
         let mut tensors = BTreeMap::new();
         for (name, view) in file.iter() {
-            let kind = match view.dtype() {
-                Dtype::F32 => Kind::Float,
-                Dtype::F16 => Kind::Half,
-                Dtype::BF16 => Kind::BFloat16,
-                Dtype::F64 => Kind::Double,
-                other => {
-                    return Err(WeightsError::Kind {
-                        path: path.into(),
-                        name: name.into(),
-                        dtype: format!("{other:?}"),
-                    });
-                }
-            };
-            let shape: Vec<i64> = view.shape().iter().map(|size| *size as i64).collect();
-            let tensor = Tensor::from_data_size(view.data(), &shape, kind).to_kind(Kind::Float);
+            let tensor = tensor_file::tensor_of(&view).filter(Tensor::is_floating_point);
+            let tensor = tensor.ok_or_else(|| WeightsError::Kind {
+                path: path.into(),
+                name: name.into(),
+                dtype: format!("{:?}", view.dtype()),
+            })?;
+            let tensor = tensor.to_kind(Kind::Float);
             tensors.insert(name.to_owned(), tensor);
         }
         if torchvision::is_its(&tensors) {

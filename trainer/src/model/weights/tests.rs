@@ -6,7 +6,7 @@ use tch::Device;
 use super::*;
 use crate::model::VisionTransformer;
 use crate::model::fixtures::small;
-use crate::tensor_file::{self, Existing, Metadata};
+use crate::tensor_file::{Existing, Metadata};
 
 fn golden(case: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
