@@ -11,6 +11,7 @@ use std::time::Duration;
 use contract::{ExitCode, FailureClass, FailureRecord, Progress, RunConfig, TerminationRecord, environment};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStderr, ChildStdout, Command};
 use tokio::sync::mpsc;
@@ -26,6 +27,8 @@ use crate::threads;
 const GRACE_AFTER_FAILURE: Duration = Duration::from_secs(10);
 /// How long a process that an agent left behind may keep its standard error open.
 const GRACE_FOR_LAST_WORDS: Duration = Duration::from_secs(2);
+/// The run configuration in the folder of a run.
+const RUN_CONFIG: &str = "run.json";
 
 #[derive(Debug)]
 pub(crate) struct End {
@@ -65,35 +68,14 @@ impl Launch {
     }
 }
 
-/// A folder for the files that the processes of one run share, removed at its end.
-#[derive(Debug)]
-pub(crate) struct RunFolder(PathBuf);
-
-impl RunFolder {
-    pub(crate) fn new(purpose: &str) -> std::io::Result<Self> {
-        let path = std::env::temp_dir().join(format!("vit-trainer-{purpose}-{}", std::process::id()));
-        fs_err::create_dir(&path)?;
-        Ok(Self(path))
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        &self.0
-    }
-
-    fn run_config(&self) -> PathBuf {
-        self.0.join("run.json")
-    }
-
-    fn termination_log(&self, node: u32) -> PathBuf {
-        self.0.join(format!("termination-{node}.json"))
-    }
+/// A folder for the files that the processes of one run share, removed at its end; `purpose` is part of its name.
+pub(crate) fn folder(purpose: &str) -> std::io::Result<TempDir> {
+    let prefix = format!("vit-trainer-{purpose}-");
+    tempfile::Builder::new().prefix(&prefix).tempdir()
 }
 
-impl Drop for RunFolder {
-    fn drop(&mut self) {
-        // A leftover in the temporary folder harms nobody.
-        let _ = fs_err::remove_dir_all(&self.0);
-    }
+fn termination_log(folder: &Path, node: u32) -> PathBuf {
+    folder.join(format!("termination-{node}.json"))
 }
 
 /// What happens while agents run.
@@ -123,9 +105,9 @@ pub(crate) async fn run(
 ) -> Result<End, TrainError> {
     let failed = TrainError::system;
     let gpus = gpus::divide(&gpus::of_this_process(), config)?;
-    let folder = RunFolder::new("run").map_err(failed("failed to make a temporary folder"))?;
+    let shared = folder("run").map_err(failed("failed to make a temporary folder"))?;
     let json = serde_json::to_vec_pretty(config).map_err(std::io::Error::other);
-    json.and_then(|json| fs_err::write(folder.run_config(), json))
+    json.and_then(|json| fs_err::write(shared.path().join(RUN_CONFIG), json))
         .map_err(failed("failed to write the run configuration"))?;
     let port =
         Rendezvous::reserve_port(Ipv4Addr::LOCALHOST.into()).map_err(failed("failed to find a free port"))?;
@@ -136,7 +118,7 @@ pub(crate) async fn run(
     let (said, mut to_say) = mpsc::unbounded_channel();
     for node in 0..config.nodes {
         let gpus = gpus.get(node as usize).map(String::as_str);
-        let mut child = start(&folder, launch, node, port, config.world_size(), gpus)
+        let mut child = start(shared.path(), launch, node, port, config.world_size(), gpus)
             .map_err(failed("failed to start an agent"))?;
         if let Some(errors) = child.stderr.take() {
             tokio::spawn(collect(errors, said.clone()));
@@ -203,7 +185,7 @@ pub(crate) async fn run(
         .iter()
         .find(|(code, _)| !is_echo(code))
         .or(failures.first());
-    let failure = blamed.and_then(|(_, node)| read_failure(&folder.termination_log(*node)));
+    let failure = blamed.and_then(|(_, node)| read_failure(&termination_log(shared.path(), *node)));
     let code = match blamed {
         Some((code, _)) => *code,
         None if stopped => ExitCode::Stopped,
@@ -217,7 +199,7 @@ pub(crate) async fn run(
 }
 
 fn start(
-    folder: &RunFolder,
+    folder: &Path,
     launch: &Launch,
     node: u32,
     coordinator_port: u16,
@@ -234,14 +216,14 @@ fn start(
     }
     command
         .args(["agent", "--output", "json", "--stop-with-parent"])
-        .env(environment::RUN_CONFIG, folder.run_config())
+        .env(environment::RUN_CONFIG, folder.join(RUN_CONFIG))
         .env(environment::NODE_RANK, node.to_string())
         .env(environment::ATTEMPT, "1")
         .env(environment::COORDINATOR_HOST, launch.address(0).to_string())
         .env(environment::COORDINATOR_PORT, coordinator_port.to_string())
         .env(environment::POD_ADDRESS, launch.address(node).to_string())
         .env(environment::AGENT_PORT, "0")
-        .env(environment::TERMINATION_LOG, folder.termination_log(node))
+        .env(environment::TERMINATION_LOG, termination_log(folder, node))
         .stdin(Stdio::piped())
         .stdout(if node == 0 { Stdio::piped() } else { Stdio::null() })
         .stderr(if launch.keep_errors {

@@ -10,7 +10,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use contract::{ExitCode, RunConfig};
 
 use crate::error::TrainError;
-use crate::launch::{self, Launch, RunFolder};
+use crate::launch::{self, Launch};
 use crate::output::write_line;
 use crate::signals::stop_on_signal;
 use crate::train::Plan;
@@ -67,7 +67,7 @@ pub(crate) struct Arguments {
 /// Measures, and tells. Gives the exit code.
 pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     let started = started().map_err(TrainError::system("failed to read when this process started"))?;
-    let folder = RunFolder::new("bench").map_err(TrainError::system("failed to make a temporary folder"))?;
+    let folder = launch::folder("bench").map_err(TrainError::system("failed to make a temporary folder"))?;
     let config = configure::configure(arguments, folder.path())?;
     if !arguments.addresses.is_empty() && arguments.addresses.len() != config.nodes as usize {
         return Err(TrainError::Config(format!(
