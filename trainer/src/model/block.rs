@@ -94,10 +94,10 @@ impl Block {
         wanted: Wanted,
         selective: bool,
     ) -> Result<Tensor, TrainError> {
-        let x_bnd = attention.add_to(&wanted.of(x_bnd, 1)?, x_bnd, |x_bnd| {
+        let x_bnd = attention.add(&wanted.of(x_bnd, 1)?, x_bnd, |x_bnd| {
             scaled(self.attention(x_bnd, wanted, selective)?, self.scale1.as_ref())
         })?;
-        mlp.add(&x_bnd, |x_bnd| {
+        mlp.add(&x_bnd, &x_bnd, |x_bnd| {
             scaled(self.mlp(x_bnd, selective)?, self.scale2.as_ref())
         })
     }

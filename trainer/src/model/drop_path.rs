@@ -89,17 +89,8 @@ pub(super) fn draw(rates: &[f64], seed: DropSeed, x_bnd: &Tensor) -> Result<Vec<
 }
 
 impl Kept {
-    /// `x` plus the branch of the images that keep it.
-    pub(super) fn add(
-        &self,
-        x: &Tensor,
-        branch: impl FnOnce(&Tensor) -> Result<Tensor, TrainError>,
-    ) -> Result<Tensor, TrainError> {
-        self.add_to(x, x, branch)
-    }
-
     /// `residual` plus the branch over `x` of the images that keep it.
-    pub(super) fn add_to(
+    pub(super) fn add(
         &self,
         residual: &Tensor,
         x: &Tensor,
@@ -148,7 +139,7 @@ mod tests {
                 seen = x.size()[0];
                 Ok(x + 1.0)
             };
-            let sum = kept.add(&x, branch).expect("adds");
+            let sum = kept.add(&x, &x, branch).expect("adds");
             let of_image = sum.mean_dim([1, 2].as_slice(), false, Kind::Double);
             (Vec::try_from(of_image).expect("a vector"), seen)
         })

@@ -10,38 +10,15 @@ use crate::tensor_file::{Metadata, PRODUCER};
 /// What both libraries call the class behind their presets.
 const CLASS: &str = "VisionTransformer";
 /// Presets that timm has. [`ModelPreset`] knows more: every combination of size, patch and image.
-const TIMM_PRESETS: [&str; 29] = [
-    "vit_tiny_patch16_224",
-    "vit_tiny_patch16_384",
-    "vit_small_patch8_224",
-    "vit_small_patch16_224",
-    "vit_small_patch16_384",
-    "vit_small_patch32_224",
-    "vit_small_patch32_384",
-    "vit_small_patch14_dinov2",
-    "vit_small_patch14_reg4_dinov2",
-    "vit_base_patch8_224",
-    "vit_base_patch16_224",
-    "vit_base_patch16_384",
-    "vit_base_patch32_224",
-    "vit_base_patch32_384",
-    "vit_base_patch14_dinov2",
-    "vit_base_patch14_reg4_dinov2",
-    "vit_base_patch16_reg4_gap_256",
-    "vit_medium_patch16_reg1_gap_256",
-    "vit_medium_patch16_reg4_gap_256",
-    "vit_large_patch14_224",
-    "vit_large_patch16_224",
-    "vit_large_patch16_384",
-    "vit_large_patch32_224",
-    "vit_large_patch32_384",
-    "vit_large_patch14_dinov2",
-    "vit_large_patch14_reg4_dinov2",
-    "vit_huge_patch14_224",
-    "vit_giant_patch14_224",
-    "vit_gigantic_patch14_224",
-];
-const TORCHVISION_PRESETS: [&str; 5] = ["vit_b_16", "vit_b_32", "vit_l_16", "vit_l_32", "vit_h_14"];
+const TIMM_PRESETS: &str = "vit_tiny_patch16_224 vit_tiny_patch16_384 vit_small_patch8_224 vit_small_patch16_224 \
+    vit_small_patch16_384 vit_small_patch32_224 vit_small_patch32_384 vit_small_patch14_dinov2 \
+    vit_small_patch14_reg4_dinov2 vit_base_patch8_224 vit_base_patch16_224 vit_base_patch16_384 \
+    vit_base_patch32_224 vit_base_patch32_384 vit_base_patch14_dinov2 vit_base_patch14_reg4_dinov2 \
+    vit_base_patch16_reg4_gap_256 vit_medium_patch16_reg1_gap_256 vit_medium_patch16_reg4_gap_256 \
+    vit_large_patch14_224 vit_large_patch16_224 vit_large_patch16_384 vit_large_patch32_224 \
+    vit_large_patch32_384 vit_large_patch14_dinov2 vit_large_patch14_reg4_dinov2 vit_huge_patch14_224 \
+    vit_giant_patch14_224 vit_gigantic_patch14_224";
+const TORCHVISION_PRESETS: &str = "vit_b_16 vit_b_32 vit_l_16 vit_l_32 vit_h_14";
 
 /// A call that makes a model in Python.
 #[derive(Clone, Debug, PartialEq)]
@@ -55,12 +32,12 @@ pub(super) struct PythonModel {
 impl PythonModel {
     /// The call for `model`, by the name of a preset where the library has one.
     pub(super) fn new(naming: Naming, model: &ModelConfig) -> Self {
-        let (presets, image_size): (&[&str], _) = match naming {
-            Naming::Timm => (&TIMM_PRESETS, "img_size"),
-            Naming::Torchvision => (&TORCHVISION_PRESETS, "image_size"),
+        let (presets, image_size) = match naming {
+            Naming::Timm => (TIMM_PRESETS, "img_size"),
+            Naming::Torchvision => (TORCHVISION_PRESETS, "image_size"),
         };
         let same_but_for = |image_size: Option<u32>| {
-            presets.iter().copied().find(|name| {
+            presets.split(' ').find(|name| {
                 ModelPreset::by_name(name).is_some_and(|mut preset| {
                     preset.image_size = image_size.unwrap_or(preset.image_size);
                     let preset = preset.model(model.num_classes, model.channels);
@@ -224,12 +201,12 @@ mod tests {
     #[test]
     fn every_preset_is_found_by_its_own_name() {
         for (naming, names) in [
-            (Naming::Timm, TIMM_PRESETS.as_slice()),
-            (Naming::Torchvision, &TORCHVISION_PRESETS),
+            (Naming::Timm, TIMM_PRESETS),
+            (Naming::Torchvision, TORCHVISION_PRESETS),
         ] {
-            for name in names {
+            for name in names.split(' ') {
                 let python = PythonModel::new(naming, &preset(name));
-                assert_eq!(python.name, *name);
+                assert_eq!(python.name, name);
                 assert_eq!(python.arguments.len(), 1, "{name}");
             }
         }
