@@ -1,7 +1,6 @@
 //! What counts of a job for the order in which jobs get GPUs.
 
 use std::cmp::Reverse;
-use std::collections::HashMap;
 use std::sync::Arc;
 
 use crds::conditions::types;
@@ -13,7 +12,7 @@ use crate::facts::fleet::Reservation;
 use crate::facts::pods::JobKey;
 use crate::facts::priority::PriorityClasses;
 use crate::policy::avoidance;
-use crate::policy::queue::{Order, Placed, Waiter};
+use crate::policy::queue::{Order, Waiter};
 use crate::policy::request::GangRequest;
 use crate::policy::slow_nodes::Slowdowns;
 
@@ -33,8 +32,6 @@ pub(super) struct Job {
     pub(super) recorded: Option<Reservation>,
     /// What its gang, which is elastic and runs, would rather have.
     pub(super) wish: Option<GangRequest>,
-    /// Where its last gang was, also if it is over.
-    pub(super) placed: Option<Arc<Placed>>,
 }
 
 impl Job {
@@ -98,15 +95,6 @@ impl Job {
                     nodes: nodes.to_vec(),
                     requests: request.shape.requests.clone(),
                 }),
-            placed: placement
-                .and_then(|placement| placement.time.as_ref())
-                .map(|time| {
-                    Arc::new(Placed {
-                        order: order.clone(),
-                        time: time.0,
-                        nodes: nodes.to_vec(),
-                    })
-                }),
             order,
         };
         own.rank(classes);
@@ -120,9 +108,6 @@ impl Job {
         self.has_class = priority.is_some();
         if let Some(waiter) = &mut self.waiter {
             Arc::make_mut(waiter).order = self.order.clone();
-        }
-        if let Some(placed) = &mut self.placed {
-            Arc::make_mut(placed).order = self.order.clone();
         }
     }
 
@@ -147,24 +132,6 @@ impl Job {
     pub(super) fn missing_class(&self) -> Option<&str> {
         self.class.as_deref().filter(|_| !self.has_class)
     }
-}
-
-/// The jobs that got GPUs, the latest first; those that are promised some now come before all.
-pub(super) fn history(jobs: &HashMap<String, Job>, open: &HashMap<String, Reservation>) -> Vec<Arc<Placed>> {
-    let promised = open.iter().filter_map(|(uid, promise)| {
-        Some(Arc::new(Placed {
-            order: jobs.get(uid)?.order.clone(),
-            time: Timestamp::MAX,
-            nodes: promise.nodes.clone(),
-        }))
-    });
-    let placed = jobs
-        .iter()
-        .filter(|(uid, _)| !open.contains_key(*uid))
-        .filter_map(|(_, job)| job.placed.clone());
-    let mut history: Vec<Arc<Placed>> = promised.chain(placed).collect();
-    history.sort_unstable_by(|left, right| (right.time, &right.order).cmp(&(left.time, &left.order)));
-    history
 }
 
 fn is_waiting(job: &ViTTrainingJob) -> bool {

@@ -9,7 +9,6 @@ mod board;
 mod jobs;
 mod pass;
 
-use std::cell::LazyCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ops::Bound;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -270,15 +269,13 @@ impl Planner {
             self.pass = std::mem::take(&mut self.pass).again(&mut self.board);
             self.is_stale = false;
         }
-        let history = LazyCell::new(|| jobs::history(&self.jobs, &self.open));
         let planned = self.pass.last().cloned();
         let next = match &planned {
             Some(last) => (Bound::Excluded(last), Bound::Unbounded),
             None => (Bound::Unbounded, Bound::Unbounded),
         };
         for waiter in self.queue.range::<Order, _>(next).map(|(_, waiter)| waiter) {
-            self.pass
-                .plan(waiter, &mut self.board, || history.as_slice(), now);
+            self.pass.plan(waiter, &mut self.board, now);
         }
     }
 

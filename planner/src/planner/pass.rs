@@ -7,9 +7,9 @@ use crds::spec::Homogeneity;
 use jiff::Timestamp;
 
 use super::board::Board;
-use crate::policy::placement::{Choice, Claim, Gpus, Reasons, View};
-use crate::policy::queue::{Order, PASSED_BY, PASSED_FOR, Placed, Standing, Waiter};
-use crate::policy::request::{Avoidance, GangRequest, Shape};
+use crate::policy::placement::{Choice, Claim, Gpus, Reasons};
+use crate::policy::queue::{Order, PATIENCE, Standing, Waiter};
+use crate::policy::request::{Avoidance, Shape};
 use crate::policy::slow_nodes::speed;
 
 /// What becomes of a job that waits.
@@ -45,19 +45,8 @@ pub(crate) struct Pass {
     kept_before: HashMap<Arc<str>, Order>,
     /// Those that do not fit, in their order.
     waiting: Vec<Order>,
-    /// Those that let others go ahead.
-    patient: Vec<Patient>,
-}
-
-/// A job that lets others go ahead.
-#[derive(Debug)]
-struct Patient {
-    order: Order,
-    request: GangRequest,
-    /// By so many it has been passed.
-    passed_by: usize,
-    /// Until then it lets others go ahead.
-    until: Timestamp,
+    /// When the patience of the first of them ends that still lets others go ahead.
+    patient_until: Option<Timestamp>,
 }
 
 impl Pass {
@@ -72,7 +61,7 @@ impl Pass {
 
     /// Whether a job's patience has ended since.
     pub(crate) fn is_over(&self, now: Timestamp) -> bool {
-        self.patient.iter().any(|patient| patient.until <= now)
+        self.patient_until.is_some_and(|until| until <= now)
     }
 
     pub(crate) fn standing(&self, job: &Order, wait: &Wait) -> Standing {
@@ -110,14 +99,8 @@ impl Pass {
         }
     }
 
-    /// Plans the next job. `history` tells the jobs that got GPUs, the latest first.
-    pub(crate) fn plan<'a>(
-        &mut self,
-        job: &Waiter,
-        board: &mut Board,
-        history: impl Fn() -> &'a [Arc<Placed>],
-        now: Timestamp,
-    ) {
+    /// Plans the next job.
+    pub(crate) fn plan(&mut self, job: &Waiter, board: &mut Board, now: Timestamp) {
         let request = &job.request;
         self.last = Some(job.order.clone());
         let fits = choose(job, board);
@@ -130,7 +113,6 @@ impl Pass {
                 held.extend(others);
             }
             self.hold(job, held, board);
-            self.pass_by(&choice.nodes, board);
             let outcome = Outcome::Fits { choice, reasons };
             self.outcomes.insert(job.order.clone(), outcome);
             return;
@@ -150,16 +132,11 @@ impl Pass {
         };
         self.outcomes.insert(job.order.clone(), Outcome::Waits(wait));
         if let Some(since) = job.since {
-            let patient = Patient {
-                order: job.order.clone(),
-                request: request.clone(),
-                passed_by: passed_by(job, since, board.view(&request.shape), history()),
-                until: since.checked_add(PASSED_FOR).unwrap_or(Timestamp::MAX),
-            };
-            if patient.passed_by >= PASSED_BY || patient.until <= now {
-                self.keep(&patient, board);
+            let until = since.checked_add(PATIENCE).unwrap_or(Timestamp::MAX);
+            if until <= now {
+                self.keep(job, board);
             } else {
-                self.patient.push(patient);
+                self.patient_until = Some(self.patient_until.map_or(until, |first| first.min(until)));
             }
         }
     }
@@ -172,23 +149,8 @@ impl Pass {
         self.holds.insert(job.order.clone(), held);
     }
 
-    /// A job takes nodes that others before it could use.
-    fn pass_by(&mut self, nodes: &[Arc<str>], board: &mut Board) {
-        let mut patient = Vec::with_capacity(self.patient.len());
-        for mut other in std::mem::take(&mut self.patient) {
-            let shape = &other.request.shape;
-            other.passed_by += usize::from(nodes.iter().any(|node| board.can_use(shape, node)));
-            if other.passed_by >= PASSED_BY {
-                self.keep(&other, board);
-            } else {
-                patient.push(other);
-            }
-        }
-        self.patient = patient;
-    }
-
     /// Keeps nodes for a job that has let others go ahead for long enough; also some that were kept for later ones.
-    fn keep(&mut self, job: &Patient, board: &mut Board) {
+    fn keep(&mut self, job: &Waiter, board: &mut Board) {
         let is_taken = |node: &str| self.kept.get(node).is_some_and(|other| *other < job.order);
         let claim = |node: &str| {
             if is_taken(node) {

@@ -6,7 +6,7 @@ use kube::core::DeserializeGuard;
 
 use super::*;
 use crate::fixtures::{self, at};
-use crate::policy::queue::{PASSED_BY, PASSED_FOR};
+use crate::policy::queue::PATIENCE;
 
 const GPU: &str = "nvidia.com/gpu";
 
@@ -78,14 +78,6 @@ impl Planner {
             Decision::Placed(placement) => placement.nodes,
             Decision::Waits(_) => vec![],
             Decision::Outdated => panic!("{name} is not known"),
-        }
-    }
-
-    /// A job's standing; it waits.
-    fn standing(&mut self, name: &str) -> Standing {
-        match self.ask(name) {
-            Decision::Waits(Waiting::NoFit { standing, .. }) => standing,
-            other => panic!("{name} does not wait: {other:?}"),
         }
     }
 
@@ -298,83 +290,34 @@ fn a_refused_job_that_was_mended_waits_like_any_other() {
     assert_eq!(planner.nodes_for("mended"), ["a", "b"]);
 }
 
-/// A running job of one node, placed at that second.
-fn placed_on(name: &str, node: &str, second: i64) -> ViTTrainingJob {
-    let mut job = in_phase(job(name, 1, second), Phase::Running, 1);
-    let placement = job.status.as_mut().and_then(|status| status.placement.as_mut());
-    let placement = placement.expect("a placement");
-    placement.nodes = vec![node.into()];
-    placement.time = Some(Time(at(second)));
-    job
-}
-
 #[test]
-fn a_large_job_is_passed_by_a_few_and_then_gets_nodes_as_they_come_free() {
+fn a_large_job_lets_others_go_ahead_for_a_while_and_then_gets_nodes_as_they_come_free() {
     let mut planner = planner(&["a", "b"]);
-    let mut running = placed_on("running", "b", -5);
-    planner.tell(&[&running, &job("large", 2, 0)]);
-    for index in 0..PASSED_BY {
-        let name = format!("small-{index}");
-        planner.tell(&[&job(&name, 1, 1)]);
-        assert_eq!(planner.nodes_for(&name), ["a"], "{name}");
-        let mut over = placed_on(&name, "a", 2);
-        over.status.as_mut().expect("a status").phase = Some(Phase::Succeeded);
-        planner.tell(&[&over]);
-    }
-    planner.tell(&[&job("one-more", 1, 3)]);
-    let standing = planner.standing("one-more");
-    assert_eq!(
-        (
-            standing.position,
-            standing.waiting,
-            standing.kept_from_it_for.as_deref()
-        ),
-        (2, 2, Some("research/large"))
-    );
-    assert_eq!(planner.standing("large").keeps, 2);
-    running.status.as_mut().expect("a status").phase = Some(Phase::Succeeded);
-    planner.tell(&[&running]);
-    assert_eq!(planner.nodes_for("large"), ["a", "b"]);
-}
-
-#[test]
-fn a_large_job_is_passed_by_for_a_while_only() {
-    let mut planner = planner(&["a", "b"]);
-    planner.tell(&[
-        &placed_on("running", "b", -5),
-        &job("large", 2, 0),
-        &job("small", 1, 1),
-    ]);
-    let late = at(0) + PASSED_FOR;
+    let running = running_on(job("running", 1, -5), &["b"]);
+    planner.tell(&[&running, &job("large", 2, 0), &job("small", 1, 1)]);
+    let late = at(0) + PATIENCE;
     let early = late - jiff::SignedDuration::from_secs(1);
-    assert!(matches!(
-        planner.place(&uid("large"), 1, early),
-        Decision::Waits(_)
-    ));
-    assert!(matches!(
-        planner.place(&uid("small"), 1, late),
-        Decision::Waits(_)
-    ));
+    let place = |planner: &mut Planner, name: &str, now| planner.place(&uid(name), 1, now);
+    assert!(matches!(place(&mut planner, "large", early), Decision::Waits(_)));
+    assert!(matches!(place(&mut planner, "small", early), Decision::Placed(_)));
+    planner.release(&uid("small"), 1);
+    let standing = |planner: &mut Planner, name: &str| match place(planner, name, late) {
+        Decision::Waits(Waiting::NoFit { standing, .. }) => standing,
+        other => panic!("{name} does not wait: {other:?}"),
+    };
+    let small = standing(&mut planner, "small");
+    assert_eq!((small.position, small.waiting), (2, 2));
+    assert_eq!(small.kept_from_it_for.as_deref(), Some("research/large"));
+    assert_eq!(standing(&mut planner, "large").keeps, 2);
+    let over = in_phase(running.clone(), Phase::Succeeded, 1);
+    planner.tell(&[&over]);
+    assert!(
+        matches!(place(&mut planner, "large", late), Decision::Placed(placed) if placed.nodes == ["a", "b"])
+    );
     // Nobody waits for what is not there.
+    planner.release(&uid("large"), 1);
     planner.follow_nodes(&Event::Delete(fixtures::node("b", "Tesla-T4", 1)));
-    assert!(matches!(
-        planner.place(&uid("small"), 1, late),
-        Decision::Placed(_)
-    ));
-}
-
-#[test]
-fn a_new_operator_knows_how_often_a_job_was_passed_by() {
-    let mut planner = planner(&["a", "b"]);
-    planner.tell(&[&placed_on("running", "b", -5), &job("large", 2, 0)]);
-    for index in 0..PASSED_BY {
-        let mut over = placed_on(&format!("small-{index}"), "a", 2);
-        over.status.as_mut().expect("a status").phase = Some(Phase::Succeeded);
-        planner.tell(&[&over]);
-    }
-    planner.tell(&[&job("one-more", 1, 3)]);
-    assert_eq!(planner.nodes_for("one-more"), [""; 0]);
-    assert_eq!(planner.standing("large").keeps, 2);
+    assert!(matches!(place(&mut planner, "small", late), Decision::Placed(_)));
 }
 
 #[test]

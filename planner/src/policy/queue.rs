@@ -1,12 +1,9 @@
 //! In which order jobs get GPUs, and how long one that does not fit lets others go ahead.
 //!
 //! Jobs are planned by priority, then first come, first served. One that does not fit lets later ones go ahead that do
-//! (backfilling), [`PASSED_BY`] of them at most and for [`PASSED_FOR`] at most. From then on nodes are kept for it: as
-//! many as it needs, of the group in which it will fit first, those first that are free or nearest to it. Later jobs do
-//! not get them, so it starts once the gangs on them have ended. A job that no group could ever hold keeps nothing.
-//!
-//! How often a job was passed by is not recorded anywhere: it follows from when later jobs were placed, which their
-//! status tells, and since when the job waits.
+//! (backfilling), for [`PATIENCE`]. From then on nodes are kept for it: as many as it needs, of the group in which it will
+//! fit first, those first that are free or nearest to it. Later jobs do not get them, so it starts once the gangs on them
+//! have ended. A job that no group could ever hold keeps nothing.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -16,10 +13,8 @@ use jiff::{SignedDuration, Timestamp};
 use super::request::{GangRequest, Shape};
 use super::slow_nodes::Slowdowns;
 
-/// So many later jobs may take nodes that a waiting job could use.
-pub(crate) const PASSED_BY: usize = 16;
-/// So long may later jobs do that. It bounds what the count does not: jobs that were deleted since they were placed.
-pub(crate) const PASSED_FOR: SignedDuration = SignedDuration::from_hours(1);
+/// How long later jobs may take nodes that a waiting job could use.
+pub(crate) const PATIENCE: SignedDuration = SignedDuration::from_mins(15);
 
 /// The place of a job in the order in which jobs get GPUs: the least is the first.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -43,14 +38,6 @@ pub(crate) struct Waiter {
     pub(crate) since: Option<Timestamp>,
     /// Where its gang was that is being replaced: it keeps at least that.
     pub(crate) had: Vec<String>,
-}
-
-/// A job that got GPUs.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Placed {
-    pub(crate) order: Order,
-    pub(crate) time: Timestamp,
-    pub(crate) nodes: Vec<String>,
 }
 
 /// Where a job stands among those that wait.

@@ -209,13 +209,6 @@ impl View {
         }
     }
 
-    /// Whether a node will do for a pod of the gang, now or once gangs that hold it have ended.
-    pub(crate) fn can_use(&self, node: &str) -> bool {
-        self.nodes
-            .get(node)
-            .is_some_and(|seen| !matches!(seen.verdict, Verdict::Refused(_)))
-    }
-
     /// The first node that would do were it not kept for another job.
     pub(crate) fn first_refused_as_kept(&self) -> Option<&Arc<str>> {
         self.groups
