@@ -251,8 +251,8 @@ pub struct FailurePolicy {
     #[serde(default = "default_exclude_failed_nodes")]
     pub exclude_failed_nodes: bool,
     /// excludeStragglers says whether the next gangs do without the nodes of ranks that stayed slower than the others
-    /// (status.stragglers, status.slowNodes), for an hour and if they fit elsewhere. An elastic gang leaves them out where it is
-    /// faster without them although it may be smaller. No gang is stopped for being slow.
+    /// (status.stragglers, status.slowNodes), for an hour and if they fit elsewhere, an elastic gang in any of its sizes. No
+    /// gang is stopped for being slow.
     #[serde(default)]
     pub exclude_stragglers: bool,
 }

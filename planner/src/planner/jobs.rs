@@ -14,7 +14,6 @@ use crate::facts::priority::PriorityClasses;
 use crate::policy::avoidance;
 use crate::policy::queue::{Order, Waiter};
 use crate::policy::request::GangRequest;
-use crate::policy::slow_nodes::Slowdowns;
 
 /// A job as its last event told of it.
 #[derive(Debug)]
@@ -46,13 +45,9 @@ impl Job {
         let request = valid
             .as_ref()
             .map(|valid| GangRequest::from(valid).below(failed_size.unwrap_or(usize::MAX)));
-        let (slow_nodes, stricter) = match (&valid, status, &request) {
-            (Some(valid), Some(status), Some(request)) => {
-                let slow_nodes = avoidance::slow_nodes(valid, status);
-                let stricter = avoidance::stricter(valid, &slow_nodes, status, request);
-                (slow_nodes, stricter)
-            }
-            _ => (Slowdowns::new(), vec![]),
+        let stricter = match (&valid, status, &request) {
+            (Some(valid), Some(status), Some(request)) => avoidance::stricter(valid, status, request),
+            _ => vec![],
         };
         let order = Order {
             priority: Reverse(0),
@@ -79,7 +74,6 @@ impl Job {
                     order: order.clone(),
                     request: request.clone(),
                     stricter,
-                    slow_nodes,
                     since: waiting_since(job),
                     had: match phase {
                         Some(Phase::Restarting) => nodes.to_vec(),

@@ -9,8 +9,7 @@ use jiff::Timestamp;
 use super::board::Board;
 use crate::policy::placement::{Choice, Claim, Gpus, Reasons};
 use crate::policy::queue::{Order, PATIENCE, Standing, Waiter};
-use crate::policy::request::{Avoidance, Shape};
-use crate::policy::slow_nodes::speed;
+use crate::policy::request::Shape;
 
 /// What becomes of a job that waits.
 #[derive(Clone, Debug)]
@@ -181,49 +180,21 @@ impl Pass {
 }
 
 /// What a job gets: the first of its shapes decides in which it fits. But rather than mixed GPUs it gets as many like ones with
-/// nodes that it would avoid; and where an elastic gang without slow nodes would be so much smaller that it is slower, the next
-/// shape that has them.
+/// nodes that it would avoid.
 fn choose(job: &Waiter, board: &mut Board) -> Option<(Choice, Arc<Reasons>)> {
     let request = &job.request;
     let is_mixed = |choice: &Choice| matches!(choice.gpus, Gpus::Mixed(_));
-    let avoids_slow_nodes = |shape: &Shape| shape.avoided.values().any(|why| *why == Avoidance::WasSlow);
     let mut fits = job.stricter.iter().chain([&request.shape]).filter_map(|shape| {
         let view = board.view(shape);
         let reasons = view.reasons();
-        Some((shape, view.choose(request)?, reasons))
+        Some((view.choose(request)?, reasons))
     });
-    let (shape, first, reasons) = fits.next()?;
-    let could_be_like = is_mixed(&first) && request.shape.rules.homogeneity == Homogeneity::Preferred;
-    let could_be_faster = first.nodes.len() < request.most_nodes() && avoids_slow_nodes(shape);
-    if !could_be_like && !could_be_faster {
-        return Some((first, reasons));
+    let first = fits.next()?;
+    if !is_mixed(&first.0) || request.shape.rules.homogeneity != Homogeneity::Preferred {
+        return Some(first);
     }
-    let others: Vec<_> = fits.collect();
-    let like = others
-        .iter()
-        .find(|(_, other, _)| !is_mixed(other) && other.nodes.len() >= first.nodes.len())
-        .filter(|_| could_be_like);
-    let faster = || {
-        let speed = |choice: &Choice| speed(choice.nodes.iter().map(|node| &**node), &job.slow_nodes);
-        others
-            .iter()
-            .find(|(shape, ..)| !avoids_slow_nodes(shape))
-            .filter(|(_, with, _)| could_be_faster && speed(with) > speed(&first))
-    };
-    match like.or_else(faster) {
-        Some((_, choice, reasons)) => Some((choice.clone(), Arc::clone(reasons))),
-        None => Some((first, reasons)),
-    }
-}
-
-/// By how many a job has been passed since it began to wait, as far as it matters.
-fn passed_by(job: &Waiter, since: Timestamp, view: &View, history: &[Arc<Placed>]) -> usize {
-    history
-        .iter()
-        .take_while(|placed| placed.time >= since)
-        .filter(|placed| placed.order > job.order && placed.nodes.iter().any(|node| view.can_use(node)))
-        .take(PASSED_BY)
-        .count()
+    let like = fits.find(|(other, _)| !is_mixed(other) && other.nodes.len() >= first.0.nodes.len());
+    Some(like.unwrap_or(first))
 }
 
 #[cfg(test)]

@@ -1,32 +1,21 @@
 //! What a gang does without where it can: nodes where the job failed before, or where one of its ranks was slow, and for
 //! an elastic gang GPUs of another kind than it had.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crds::ValidatedJob;
 use crds::status::ViTTrainingJobStatus;
 
 use super::request::{Avoidance, GangRequest, Shape};
-use super::slow_nodes::{Slowdowns, slowdowns};
-
-/// The slow nodes that a job is to avoid where it can.
-pub(crate) fn slow_nodes(job: &ValidatedJob, status: &ViTTrainingJobStatus) -> Slowdowns {
-    if job.exclude_stragglers {
-        slowdowns(&status.slow_nodes, &status.stragglers)
-    } else {
-        Slowdowns::new()
-    }
-}
 
 /// The shapes in which a place is looked for before the job's own one, in this order: without all nodes that it is to
 /// avoid, then with those on which it was only slow. A job must not wait for a node that it merely avoids.
 ///
 /// An elastic gang, which fits nearly everywhere in some size, keeps to the GPUs it had before all that: more of them of a
-/// slower kind may well be fewer. Whether it is faster without its slow nodes is seen where a place is looked for.
+/// slower kind may well be fewer.
 pub(crate) fn stricter(
     job: &ValidatedJob,
-    slowdowns: &Slowdowns,
     status: &ViTTrainingJobStatus,
     request: &GangRequest,
 ) -> Vec<Arc<Shape>> {
@@ -40,8 +29,10 @@ pub(crate) fn stricter(
         avoided.extend(failed);
     }
     let failed = avoided.clone();
-    for node in slowdowns.keys() {
-        avoided.entry(node.clone()).or_insert(Avoidance::WasSlow);
+    if job.exclude_stragglers {
+        for node in slow_nodes(status) {
+            avoided.entry(node.clone()).or_insert(Avoidance::WasSlow);
+        }
     }
     let mut steps = vec![avoided, failed];
     steps.dedup();
@@ -67,6 +58,16 @@ pub(crate) fn stricter(
             })
         })
         .collect()
+}
+
+/// The nodes on which a rank of the last gang, or of one that is remembered, was slow.
+fn slow_nodes(status: &ViTTrainingJobStatus) -> BTreeSet<&String> {
+    let remembered = status.slow_nodes.iter().map(|node| &node.node);
+    let last = status
+        .stragglers
+        .iter()
+        .filter_map(|straggler| straggler.node.as_ref());
+    remembered.chain(last).collect()
 }
 
 #[cfg(test)]
@@ -97,12 +98,7 @@ mod tests {
         };
         status.failed_nodes = vec![failed("b", Some(Time(at(3600)))), failed("c", None)];
         let valid = crds::validate(&job).expect("valid");
-        stricter(
-            &valid,
-            &slow_nodes(&valid, &status),
-            &status,
-            &GangRequest::from(&valid),
-        )
+        stricter(&valid, &status, &GangRequest::from(&valid))
     }
 
     fn avoided(shapes: &[Arc<Shape>]) -> Vec<Vec<&str>> {

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 
 use super::request::{GangRequest, Shape};
-use super::slow_nodes::Slowdowns;
 
 /// How long later jobs may take nodes that a waiting job could use.
 pub(crate) const PATIENCE: SignedDuration = SignedDuration::from_mins(15);
@@ -32,8 +31,6 @@ pub(crate) struct Waiter {
     pub(crate) request: GangRequest,
     /// Shapes without nodes that it avoids, in which a place is looked for first.
     pub(crate) stricter: Vec<Arc<Shape>>,
-    /// The slow ones of these nodes. An elastic gang may be faster with them, if it is larger then.
-    pub(crate) slow_nodes: Slowdowns,
     /// Since when it has been waiting; `None` for a job that restarts or resumes and has not been found not to fit.
     pub(crate) since: Option<Timestamp>,
     /// Where its gang was that is being replaced: it keeps at least that.

@@ -1,4 +1,4 @@
-//! Nodes on which ranks of a job stayed slow: what later gangs of it know of them, and what they cost a gang.
+//! Nodes on which ranks of a job stayed slow: what later gangs of it know of them.
 
 use std::collections::BTreeMap;
 
@@ -10,9 +10,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 const REMEMBERED: SignedDuration = SignedDuration::from_hours(1);
 /// Nodes that are remembered at most, those that were slow last: the status of a job has to stay small.
 const MOST_NODES: usize = 16;
-
-/// How many times as long as the others a node's slowest rank takes, by name of the node.
-pub(crate) type Slowdowns = BTreeMap<String, f64>;
 
 /// The nodes that are remembered when a gang with these stragglers has been replaced, by name.
 pub fn after(
@@ -40,34 +37,16 @@ pub fn remembered(known: &[SlowNodeStatus], now: Timestamp) -> Vec<SlowNodeStatu
     known.iter().filter(is_fresh).cloned().collect()
 }
 
-/// All slow nodes: those of the last gang, and those that are remembered of earlier ones.
-pub(crate) fn slowdowns(remembered: &[SlowNodeStatus], stragglers: &[StragglerStatus]) -> Slowdowns {
-    let mut slowdowns: Slowdowns = remembered
-        .iter()
-        .map(|node| (node.node.clone(), node.slowdown))
-        .collect();
-    slowdowns.extend(of_stragglers(stragglers));
-    slowdowns
-}
-
-fn of_stragglers(stragglers: &[StragglerStatus]) -> Slowdowns {
-    let mut slowdowns = Slowdowns::new();
+/// The slowest rank of each node.
+fn of_stragglers(stragglers: &[StragglerStatus]) -> BTreeMap<String, f64> {
+    let mut slowdowns = BTreeMap::new();
     for straggler in stragglers {
         if let Some(node) = &straggler.node {
             let slowdown = slowdowns.entry(node.clone()).or_insert(straggler.slowdown);
-            *slowdown = slowdown.max(straggler.slowdown);
+            *slowdown = straggler.slowdown.max(*slowdown);
         }
     }
     slowdowns
-}
-
-/// How fast a gang on these nodes is, in nodes that are not slow: each step takes as long as on the slowest of them.
-pub(crate) fn speed<'a>(nodes: impl ExactSizeIterator<Item = &'a str>, slowdowns: &Slowdowns) -> f64 {
-    let size = nodes.len() as f64;
-    let slowest = nodes
-        .filter_map(|node| slowdowns.get(node).copied())
-        .fold(1.0, f64::max);
-    size / slowest
 }
 
 #[cfg(test)]
@@ -110,19 +89,5 @@ mod tests {
             )
         });
         assert_eq!((known.len(), known[0].node.as_str()), (MOST_NODES, "node04"));
-    }
-
-    #[test]
-    fn a_gang_is_as_fast_as_its_slowest_node_lets_it() {
-        let slowdowns = slowdowns(
-            &after(&[], &[straggler(0, "a", 4.0)], at(0)),
-            &[straggler(0, "b", 1.5)],
-        );
-        let gangs = [&["c", "d"][..], &["b", "c", "d"], &["a", "b", "c", "d"]];
-        let speeds: Vec<f64> = gangs
-            .iter()
-            .map(|nodes| speed(nodes.iter().copied(), &slowdowns))
-            .collect();
-        assert_eq!(speeds, [2.0, 2.0, 1.0]);
     }
 }

@@ -12,7 +12,6 @@ use crate::fixtures::at;
 use crate::policy::placement::properties::{GPU, cluster, elastic_gang, gang, node};
 use crate::policy::placement::{Placement, Unplaceable, View, place};
 use crate::policy::request::{Avoidance, GangRequest};
-use crate::policy::slow_nodes::Slowdowns;
 
 const NOW: i64 = 2_000;
 
@@ -41,7 +40,6 @@ fn queue() -> impl Strategy<Value = Vec<Waiter>> {
                 },
                 request,
                 stricter: vec![],
-                slow_nodes: Slowdowns::new(),
                 since: since.map(|second| at(second - NOW)),
                 had: had.into_iter().map(|node| format!("node-{node:02}")).collect(),
             })
@@ -123,7 +121,7 @@ proptest! {
     #[test]
     fn an_avoided_node_is_used_only_where_the_gang_does_not_fit_without_it(
         inventory in cluster(),
-        request in gang(),
+        request in elastic_gang(),
         avoids in prop::collection::vec(any::<bool>(), 24),
     ) {
         let avoided: BTreeMap<String, Avoidance> = inventory
@@ -138,7 +136,6 @@ proptest! {
             order: Order { priority: Reverse(0), created: None, job: "research/only".into() },
             request: request.clone(),
             stricter: vec![Arc::clone(&strict)],
-            slow_nodes: Slowdowns::new(),
             since: None,
             had: vec![],
         };
@@ -149,40 +146,6 @@ proptest! {
             let like_at_last = is_like_at_last(&request, &placement, &without);
             prop_assert!(like_at_last || placement.nodes.iter().all(|node| !avoided.contains_key(node)));
         }
-    }
-
-    #[test]
-    fn an_elastic_gang_leaves_slow_nodes_out_where_it_is_faster_without(
-        inventory in cluster(),
-        request in elastic_gang(),
-        slowness in prop::collection::vec(prop::option::of(1.2_f64..4.0), 24),
-    ) {
-        let slow_nodes: Slowdowns = inventory
-            .nodes
-            .keys()
-            .zip(slowness)
-            .filter_map(|(name, slowdown)| Some((name.to_string(), slowdown?)))
-            .collect();
-        let avoided = slow_nodes.keys().map(|node| (node.clone(), Avoidance::WasSlow)).collect();
-        let strict = Arc::new(Shape { avoided, ..(*request.shape).clone() });
-        let job = Waiter {
-            order: Order { priority: Reverse(0), created: None, job: "research/only".into() },
-            request: request.clone(),
-            stricter: vec![Arc::clone(&strict)],
-            slow_nodes: slow_nodes.clone(),
-            since: None,
-            had: vec![],
-        };
-        let speed = |placed: &Placement| speed(placed.nodes.iter().map(String::as_str), &slow_nodes);
-        let decided = decide(&mut board(&inventory), &[job]).1.swap_remove(0).ok();
-        let with = place(&request, &inventory).ok();
-        let without = place(&GangRequest { shape: strict, ..request.clone() }, &inventory).ok();
-        let fastest = with.iter().chain(&without).map(speed).reduce(f64::max);
-        let like_at_last = decided
-            .as_ref()
-            .zip(without.as_ref())
-            .is_some_and(|(decided, without)| is_like_at_last(&request, decided, without));
-        prop_assert!(like_at_last || decided.as_ref().map(speed) == fastest);
     }
 
     #[test]
@@ -209,13 +172,6 @@ proptest! {
 
     #[test]
     fn a_job_waits_only_if_those_before_it_left_too_little(inventory in cluster(), queue in queue()) {
-/// Turns in which it lets others go ahead.
-const PATIENT: usize = 10;
-
-/// When a turn is.
-fn time_of(turn: usize) -> Timestamp {
-    at(0) + PATIENCE / PATIENT as i32 * turn as i32
-}
         let (_, decided) = decide(&mut board(&inventory), &queue);
         let patient = queue.iter().all(|job| !is_impatient(job));
         let mut left = inventory;
@@ -237,7 +193,6 @@ fn time_of(turn: usize) -> Timestamp {
             order: Order { priority: Reverse(0), created: None, job: "research/only".into() },
             request: request.clone(),
             stricter: vec![],
-            slow_nodes: Slowdowns::new(),
             since,
             had: vec![],
         };
@@ -254,6 +209,13 @@ fn time_of(turn: usize) -> Timestamp {
 
 /// Turns before the large job comes, so that it finds the cluster in use.
 const BUSY: usize = 3;
+/// Turns in which it lets others go ahead.
+const PATIENT: usize = 10;
+
+/// When a turn is.
+fn time_of(turn: usize) -> Timestamp {
+    at(0) + PATIENCE / PATIENT as i32 * turn as i32
+}
 
 /// A job that runs for so many turns.
 #[derive(Clone, Debug)]
@@ -355,7 +317,6 @@ fn waiter(job: &str, nodes: usize, gpus: i64, turn: usize) -> Waiter {
             shape: Arc::new(shape),
         },
         stricter: vec![],
-        slow_nodes: Slowdowns::new(),
         since: Some(time_of(turn)),
         had: vec![],
     }
