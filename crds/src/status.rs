@@ -77,9 +77,6 @@ pub struct ViTTrainingJobStatus {
     #[schemars(length(max = 16))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub slow_nodes: Vec<SlowNodeStatus>,
-    /// failedSize is the size at which an elastic gang failed twice without a new checkpoint, within the last hour.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub failed_size: Option<FailedSizeStatus>,
 }
 
 impl ViTTrainingJobStatus {
@@ -403,17 +400,6 @@ pub struct SlowNodeStatus {
     pub slowdown: f64,
     /// avoidedUntil is until when gangs do without the node where they can, if failurePolicy.excludeStragglers is set. A gang that
     /// trains then does not grow onto it later either.
-    pub avoided_until: Time,
-}
-
-/// FailedSizeStatus is a size at which an elastic gang failed twice without a new checkpoint.
-#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct FailedSizeStatus {
-    /// nodes of that gang.
-    #[schemars(range(min = 1))]
-    pub nodes: i32,
-    /// avoidedUntil is until when gangs are smaller than that, where the job allows it.
     pub avoided_until: Time,
 }
 

@@ -1,37 +1,10 @@
-//! Which sizes an elastic gang is given, and when it is replaced by a larger one.
+//! When an elastic gang is replaced by a larger one.
 
 use std::time::Duration;
 
 use contract::Progress;
 use crds::conditions::types;
-use crds::status::{FailedSizeStatus, ViTTrainingJobStatus};
-use jiff::{SignedDuration, Timestamp};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-
-/// Failures of one size, without a new checkpoint in between, after which smaller ones are tried: a quota or a network
-/// may not carry it, which no count of free GPUs tells.
-const FAILURES: i32 = 2;
-/// A size is avoided for so long.
-const AVOIDED: SignedDuration = SignedDuration::from_hours(1);
-
-/// The size to avoid after a gang of `nodes` failed and is tried again, as the `failures`-th one without a new checkpoint.
-pub(crate) fn failed_size(
-    known: Option<FailedSizeStatus>,
-    nodes: i32,
-    failures: i32,
-    now: Timestamp,
-) -> Option<FailedSizeStatus> {
-    if failures == 0 || failures % FAILURES != 0 {
-        return known;
-    }
-    let avoided_until = Time(now.checked_add(AVOIDED).unwrap_or(Timestamp::MAX));
-    Some(FailedSizeStatus { nodes, avoided_until })
-}
-
-/// What is still to be avoided.
-pub(crate) fn remembered(known: Option<FailedSizeStatus>, now: Timestamp) -> Option<FailedSizeStatus> {
-    known.filter(|size| size.avoided_until.0 > now)
-}
+use crds::status::ViTTrainingJobStatus;
 
 /// Whether training on `to` nodes instead of `from` ends sooner, although a new gang has to start first. That takes as long
 /// as the present one took from its placement until it ran, and at most `start_timeout`: a pod that was not ready for a
@@ -65,6 +38,7 @@ pub(crate) fn pays_off(
 mod tests {
     use crds::Phase;
     use crds::conditions::reasons;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
     use super::*;
     use crate::fixtures::{at, condition, status};
@@ -95,20 +69,5 @@ mod tests {
                 "{left:?} s left, from {from} to {to} after {took} s"
             );
         }
-    }
-
-    #[test]
-    fn every_second_failure_of_a_size_has_it_avoided_for_an_hour() {
-        let size = |nodes, second| FailedSizeStatus {
-            nodes,
-            avoided_until: Time(at(second)),
-        };
-        assert_eq!(failed_size(None, 8, 0, at(0)), None);
-        assert_eq!(failed_size(None, 8, 1, at(0)), None);
-        assert_eq!(failed_size(None, 8, 2, at(0)), Some(size(8, 3600)));
-        assert_eq!(failed_size(Some(size(8, 3600)), 4, 3, at(9)), Some(size(8, 3600)));
-        assert_eq!(failed_size(Some(size(8, 3600)), 4, 4, at(9)), Some(size(4, 3609)));
-        assert_eq!(remembered(Some(size(8, 3600)), at(3599)), Some(size(8, 3600)));
-        assert_eq!(remembered(Some(size(8, 3600)), at(3600)), None);
     }
 }

@@ -13,9 +13,9 @@ use planner::policy::slow_nodes;
 use super::observe::Observation;
 use super::plan::Plan;
 use crate::error::Error;
+use crate::policy::failed_nodes;
 use crate::policy::gang::PodView;
 use crate::policy::suspend::Stop;
-use crate::policy::{elastic, failed_nodes};
 use told::{named, take_over};
 use transition::Next;
 
@@ -40,7 +40,6 @@ pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStat
     if next.status.phase != Some(Phase::Running) {
         next.status.slow_nodes = slow_nodes::remembered(&next.status.slow_nodes, next.now);
     }
-    next.status.failed_size = elastic::remembered(next.status.failed_size.take(), next.now);
     if let Some(stragglers) = &observation.stragglers {
         next.status.stragglers = named(stragglers, &next.status, &observation.job.spec.workers);
     }

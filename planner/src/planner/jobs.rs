@@ -39,12 +39,7 @@ impl Job {
         let phase = status.and_then(|status| status.phase);
         let granted = status.and_then(|status| status.admission.as_ref());
         let valid = validate(job).ok().map(|valid| valid.within(granted));
-        let failed_size = status
-            .and_then(|status| status.failed_size.as_ref())
-            .and_then(|size| usize::try_from(size.nodes).ok());
-        let request = valid
-            .as_ref()
-            .map(|valid| GangRequest::from(valid).below(failed_size.unwrap_or(usize::MAX)));
+        let request = valid.as_ref().map(GangRequest::from);
         let stricter = match (&valid, status, &request) {
             (Some(valid), Some(status), Some(request)) => avoidance::stricter(valid, status, request),
             _ => vec![],

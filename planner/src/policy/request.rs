@@ -38,12 +38,6 @@ impl GangRequest {
         self.larger.first().copied().unwrap_or(self.nodes)
     }
 
-    /// The same without the sizes from `nodes` up, but for the least.
-    pub fn below(mut self, nodes: usize) -> Self {
-        self.larger.retain(|more| *more < nodes);
-        self
-    }
-
     /// The same for a gang of that size.
     pub(crate) fn of_size(&self, nodes: usize) -> Self {
         Self {

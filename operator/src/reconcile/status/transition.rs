@@ -13,10 +13,10 @@ use planner::policy::queue::is_news;
 use planner::policy::slow_nodes;
 
 use super::told::count;
+use crate::policy::failed_nodes;
 use crate::policy::failure::Failure;
 use crate::policy::gang::{PodState, PodView};
 use crate::policy::restart::Verdict;
-use crate::policy::{elastic, failed_nodes};
 use crate::reconcile::observe::Observation;
 
 fn placed_nodes(status: &ViTTrainingJobStatus) -> usize {
@@ -230,14 +230,6 @@ impl Next {
         });
         self.status.last_failure = Some(self.failure(failure, seen_at));
         self.status.failed_nodes = failed_nodes::after(&self.status.failed_nodes, failure, verdict, self.now);
-        if observation.job.spec.elastic.is_some() && restarts > 0 {
-            self.status.failed_size = elastic::failed_size(
-                self.status.failed_size.take(),
-                count(placed_nodes(&self.status)),
-                self.status.restarts_since_checkpoint,
-                self.now,
-            );
-        }
         let cause = format!("attempt {attempt}: {}: {}", failure.class, failure.message);
         let reason = match verdict {
             Verdict::Restart => {
