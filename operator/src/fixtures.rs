@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crds::ViTTrainingJob;
 use crds::status::ViTTrainingJobStatus;
 use k8s_openapi::api::core::v1::Pod;
-use planner::policy::queue::Standing;
+use planner::policy::queue::QueueStatus;
 use serde_json::json;
 
 use crate::build;
@@ -95,13 +95,13 @@ pub(crate) fn observation(job: ViTTrainingJob, pods: Vec<PodView>) -> Observatio
     }
 }
 
-/// The standing of the only job that waits.
-pub(crate) fn alone() -> Standing {
-    Standing {
+/// What a queue tells of the only job that waits.
+pub(crate) fn alone() -> QueueStatus {
+    QueueStatus {
         position: 1,
         waiting: 1,
-        keeps: 0,
-        kept_from_it_for: None,
+        reserved_nodes: 0,
+        held_back_for: None,
     }
 }
 

@@ -1,5 +1,5 @@
-//! The GPUs of a cluster as the planner sees them, for a program that asks: which nodes a gang could have, which not, and
-//! why. Nothing is promised by it.
+//! The GPUs of a cluster as the planner sees them, for `kubectl vit`: which nodes a gang could get, and why not the others. Promises
+//! nothing.
 
 use std::collections::BTreeMap;
 
@@ -11,14 +11,14 @@ use crate::facts::fleet::Fleet;
 use crate::policy::node_fit::{Refusal, Verdict, group_of, verdict};
 use crate::policy::request::Shape;
 
-/// The nodes of a cluster, and what of them pods hold.
+/// The nodes of a cluster, and what pods use on them.
 #[derive(Debug, Default)]
 pub struct Survey(Fleet);
 
-/// The nodes with GPUs that count as alike.
+/// The nodes of a group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SurveyedGroup {
-    /// What they have in common. The product is empty where no label tells it.
+    /// What they have in common. The product is empty if no label names it.
     pub gpus: GpuGroup,
     /// By name.
     pub nodes: Vec<SurveyedNode>,
@@ -29,23 +29,23 @@ pub struct SurveyedGroup {
 pub struct SurveyedNode {
     /// Its name.
     pub name: String,
-    /// GPUs that are built in.
+    /// GPUs of the node.
     pub capacity: i64,
-    /// GPUs that pods can get: fewer where some are unhealthy.
+    /// GPUs that pods can get: fewer if some are unhealthy.
     pub allocatable: i64,
-    /// GPUs that pods hold.
+    /// GPUs in use.
     pub used: i64,
-    /// Pods that hold some, by name.
-    pub holders: Vec<Holder>,
-    /// Why no pod of the gang can go there now; `None` where one can.
+    /// The pods that use them, by name.
+    pub pods: Vec<GpuPod>,
+    /// Why no pod of the gang can go there now; `None` if one can.
     pub refusal: Option<Refusal>,
-    /// Whether one could, once gangs that hold something there have ended.
+    /// Whether one can once gangs have ended.
     pub is_busy: bool,
 }
 
-/// A pod that holds GPUs.
+/// A pod that uses GPUs.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub struct Holder {
+pub struct GpuPod {
     /// The pod, as `namespace/name`.
     pub pod: String,
     /// How many.
@@ -53,7 +53,7 @@ pub struct Holder {
 }
 
 impl Survey {
-    /// Takes in the nodes and pods of a whole cluster.
+    /// Reads the nodes and pods of a whole cluster.
     pub fn new(nodes: impl IntoIterator<Item = Node>, pods: impl IntoIterator<Item = Pod>) -> Self {
         let mut fleet = Fleet::default();
         for node in nodes {
@@ -65,9 +65,9 @@ impl Survey {
         Self(fleet)
     }
 
-    /// The nodes that have some of the resource that `shape` asks for, by group.
+    /// The nodes with the GPU resource of `shape`, by group.
     pub fn groups(&self, shape: &Shape) -> Vec<SurveyedGroup> {
-        let mut holders = self.0.holders(&shape.gpu_resource);
+        let mut users = self.0.users_of(&shape.gpu_resource);
         let mut groups: BTreeMap<GpuGroup, Vec<SurveyedNode>> = BTreeMap::new();
         for (name, facts) in &self.0.inventory().nodes {
             let Some(group) = group_of(facts, shape) else {
@@ -83,22 +83,22 @@ impl Survey {
                 Verdict::Busy { refusal, .. } => (Some(refusal), true),
                 Verdict::Refused(refusal) => (Some(refusal), false),
             };
-            let mut holders: Vec<Holder> = holders
+            let mut pods: Vec<GpuPod> = users
                 .remove(&**name)
                 .unwrap_or_default()
                 .into_iter()
-                .map(|(pod, gpus)| Holder {
+                .map(|(pod, gpus)| GpuPod {
                     pod: pod.into(),
                     gpus,
                 })
                 .collect();
-            holders.sort_unstable();
+            pods.sort_unstable();
             groups.entry(group).or_default().push(SurveyedNode {
                 name: (**name).into(),
                 capacity: amount.capacity,
                 allocatable: amount.allocatable,
                 used: amount.used,
-                holders,
+                pods,
                 refusal,
                 is_busy,
             });
@@ -184,11 +184,11 @@ mod tests {
                 ("Tesla-T4", vec![("c".into(), 1, Some(Refusal::InUse))]),
             ]
         );
-        let holder = |pod: &str, gpus| Holder {
+        let holder = |pod: &str, gpus| GpuPod {
             pod: pod.into(),
             gpus,
         };
-        assert_eq!(groups[1].nodes[0].holders, [holder("research/x", 3)]);
+        assert_eq!(groups[1].nodes[0].pods, [holder("research/x", 3)]);
         assert_eq!(survey.nodes_without("nvidia.com/gpu"), 1);
         assert_eq!(survey.groups(&Shape::of_gpus("amd.com/gpu", 1)), []);
     }

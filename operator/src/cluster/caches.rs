@@ -110,14 +110,14 @@ impl Caches {
                 events_of::<Node>(client),
                 listeners.clone(),
                 Planner::follow_nodes,
-                Planner::keep_node,
+                Planner::retain_node,
                 nodes,
             )) as future::BoxFuture<'static, ()>,
             Box::pin(watch_planned(
                 events_of::<PriorityClass>(client),
                 listeners.clone(),
                 Planner::follow_classes,
-                Planner::keep_class,
+                Planner::retain_class,
                 classes,
             )),
             Box::pin(watch_pods(
@@ -375,7 +375,7 @@ async fn watch_pods(
         triggers_of(event)
     };
     let keep = |planner: &mut Planner, pod: &Pod| {
-        planner.keep_pod(pod);
+        planner.retain_pod(pod);
         lock(&gangs).keep(pod);
     };
     watch_guarded(events, listeners, listed, follow, keep).await;

@@ -1,10 +1,9 @@
-//! The [inventory](Inventory), kept current: it follows the events of nodes and pods, and the promises made to gangs
-//! whose pods are not there yet.
+//! The [inventory](Inventory), updated from events of nodes and pods and from promises to gangs without pods.
 //!
 //! ```text
-//!  what is held on a node = what pods hold that are bound to it, or pinned there by us, and have not ended
-//!                         + what was promised there to pods that have not appeared
-//!                         + what the planner's present pass holds there
+//!  in use on a node = requests of pods that are bound to it, or pinned there by us, and have not ended
+//!                   + requests of promised pods that have not appeared
+//!                   + what the planner's current pass holds there
 //! ```
 
 use std::collections::{HashMap, HashSet};
@@ -18,47 +17,47 @@ use super::inventory::{Inventory, NodeFacts, NodeHealth, Shared, facts};
 use super::pods::{JobKey, Membership, bound_node, has_ended, pinned_node};
 use super::resources::{Holder, Requests, Resources, hold, requests_of};
 
-/// GPUs promised to an attempt whose pods may not be in the caches yet.
+/// Nodes promised to an attempt, whose pods may not be in the caches yet.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Reservation {
+pub struct Promise {
     pub(crate) job: JobKey,
     pub(crate) attempt: i32,
     /// Nodes by node rank.
     pub(crate) nodes: Vec<String>,
-    /// What each pod asks for.
+    /// Of each pod.
     pub(crate) requests: Requests,
 }
 
-/// The inventory, and what it is made of.
+/// The inventory, and what it is counted from.
 #[derive(Debug, Default)]
 pub struct Fleet {
     inventory: Inventory,
     shared: Shared,
-    /// What is held on nodes that are not there.
+    /// What is in use on nodes that do not exist.
     strays: HashMap<Arc<str>, Resources>,
     /// Every pod, by namespace and name.
     pods: HashMap<String, PodUse>,
-    /// How many pods there are of a node rank of an attempt.
+    /// Counts of pods; after a replacement there may be two.
     members: HashMap<Member, usize>,
     /// By the uid of the job.
-    promises: HashMap<String, Reservation>,
-    /// Nodes that were touched since the last [`Fleet::take_changes`], as they were before.
+    promises: HashMap<String, Promise>,
+    /// Nodes changed since the last [`Fleet::take_changes`], as they were before.
     touched: HashMap<Arc<str>, Option<NodeFacts>>,
-    /// What lists that are under way have brought so far.
+    /// The objects of lists under way.
     listed_nodes: HashSet<Arc<str>>,
     listed_pods: HashSet<String>,
 }
 
-/// What a pod holds.
+/// What a pod uses.
 #[derive(Clone, Debug, PartialEq)]
 struct PodUse {
-    /// `None` where it holds nothing: it has ended, or is on no node yet.
+    /// `None` if it uses nothing: it has ended, or has no node yet.
     node: Option<Arc<str>>,
     requests: Requests,
     member: Option<Member>,
 }
 
-/// Which pod of which gang.
+/// A pod of a gang.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 struct Member {
     job: JobKey,
@@ -67,7 +66,7 @@ struct Member {
 }
 
 impl Fleet {
-    /// What the cluster has, and what of it is held.
+    /// The nodes, and what is in use on them.
     pub fn inventory(&self) -> &Inventory {
         &self.inventory
     }
@@ -76,29 +75,29 @@ impl Fleet {
         self.inventory.nodes.get(name)
     }
 
-    /// Whether a node's kubelet says it is fine, or since when not; `None` where there is no such node.
+    /// The health of a node; `None` if it does not exist.
     pub(crate) fn node_health(&self, name: &str) -> Option<NodeHealth> {
         self.node(name).map(|node| node.health)
     }
 
-    /// Pods, as `namespace/name`, that hold some of a resource, with how much, by node.
-    pub(crate) fn holders(&self, resource: &str) -> HashMap<&str, Vec<(&str, i64)>> {
-        let mut holders: HashMap<&str, Vec<(&str, i64)>> = HashMap::new();
+    /// By node, the pods (as `namespace/name`) that use a resource, and how much of it.
+    pub(crate) fn users_of(&self, resource: &str) -> HashMap<&str, Vec<(&str, i64)>> {
+        let mut users: HashMap<&str, Vec<(&str, i64)>> = HashMap::new();
         for (key, pod) in &self.pods {
             let amount = pod.requests.get(resource).copied().unwrap_or(0);
             if let Some(node) = pod.node.as_deref().filter(|_| amount > 0) {
-                holders.entry(node).or_default().push((key, amount));
+                users.entry(node).or_default().push((key, amount));
             }
         }
-        holders
+        users
     }
 
-    /// Takes in what the watch of nodes tells; whether it may matter to anyone.
+    /// Handles an event of a node. Returns whether it may matter to anyone.
     pub fn follow_nodes(&mut self, event: &Event<Node>) -> bool {
         match event {
             Event::Init => self.listed_nodes.clear(),
             Event::InitApply(node) => {
-                self.keep_node(node);
+                self.retain_node(node);
                 return self.put_node(node);
             }
             Event::Apply(node) => return self.put_node(node),
@@ -115,22 +114,22 @@ impl Fleet {
         true
     }
 
-    /// A list that is under way holds a node.
-    pub(crate) fn keep_node(&mut self, node: &Node) {
+    /// A list under way has this node.
+    pub(crate) fn retain_node(&mut self, node: &Node) {
         self.listed_nodes.insert(node.name_any().into());
     }
 
-    /// A list that is under way holds a pod.
-    pub(crate) fn keep_pod(&mut self, pod: &Pod) {
+    /// A list under way has this pod.
+    pub(crate) fn retain_pod(&mut self, pod: &Pod) {
         self.listed_pods.insert(key(pod));
     }
 
-    /// Takes in what the watch of pods tells.
+    /// Handles an event of a pod.
     pub fn follow_pods(&mut self, event: &Event<Pod>) {
         match event {
             Event::Init => self.listed_pods.clear(),
             Event::InitApply(pod) => {
-                self.keep_pod(pod);
+                self.retain_pod(pod);
                 self.put_pod(key(pod), Some(self.use_of(pod)));
             }
             Event::Apply(pod) => self.put_pod(key(pod), Some(self.use_of(pod))),
@@ -150,9 +149,8 @@ impl Fleet {
         }
     }
 
-    /// Replaces what a job was promised. A promise counts for the pods that have not appeared; whether that of any is
-    /// let go of.
-    pub(crate) fn promise(&mut self, job: &str, promise: Option<Reservation>) -> bool {
+    /// Replaces the promise to a job, which counts for the pods that have not appeared. Returns whether anything is released.
+    pub(crate) fn promise(&mut self, job: &str, promise: Option<Promise>) -> bool {
         if self.promises.get(job) == promise.as_ref() {
             return false;
         }
@@ -165,7 +163,7 @@ impl Fleet {
         lets_go
     }
 
-    /// The nodes that are not as they were the last time; the pass's own doings do not count.
+    /// The nodes that have changed since the last call, other than by the pass.
     pub(crate) fn take_changes(&mut self) -> Vec<Arc<str>> {
         let touched = std::mem::take(&mut self.touched);
         touched
@@ -175,22 +173,22 @@ impl Fleet {
             .collect()
     }
 
-    /// Holds something for the planner's pass, or (`times` -1) lets go of it.
+    /// Holds a pod's requests for the planner's pass, or (`times` -1) releases them.
     pub(crate) fn hold_for_pass(&mut self, node: &str, requests: &Requests, times: i64) {
         hold(self.resources(node), requests, Holder::Gang, times);
         self.forget_stray(node);
     }
 
-    /// Lets go of what the planner's pass holds for a job that has been promised what it got. What was held beyond that is free
-    /// from here on, and the node has changed.
+    /// Releases what the pass holds for a job that now has a promise. What the pass held beyond it becomes free, which is a change
+    /// of the node.
     pub(crate) fn hand_over(&mut self, node: &str, requests: &Requests) {
         self.count(node, requests, Holder::Gang, -1);
     }
 
-    /// Keeps a node for a job, or for nobody any more.
-    pub(crate) fn keep_for(&mut self, node: &str, job: Option<Arc<str>>) {
+    /// Reserves a node for a job, or cancels its reservation.
+    pub(crate) fn reserve(&mut self, node: &str, job: Option<Arc<str>>) {
         if let Some(facts) = self.inventory.nodes.get_mut(node) {
-            facts.kept_for = job;
+            facts.reserved_for = job;
         }
     }
 
@@ -202,7 +200,7 @@ impl Fleet {
                 if old.labels == new.labels {
                     new.labels = Arc::clone(&old.labels);
                 }
-                new.kept_for.clone_from(&old.kept_for);
+                new.reserved_for.clone_from(&old.reserved_for);
                 take_over(&mut new.resources, &old.resources);
                 if *old == new {
                     return false;
@@ -275,7 +273,7 @@ impl Fleet {
         }
     }
 
-    /// A promise is kept where the pod appears, and stands again where it is gone.
+    /// A promise is fulfilled when its pod appears, and stands again when the pod is gone.
     fn appeared(&mut self, member: &Member, times: i64) {
         let promise = self
             .promises
@@ -290,8 +288,8 @@ impl Fleet {
         self.count(&node, &requests, Holder::Gang, -times);
     }
 
-    /// Whether it counts for any pod.
-    fn count_promise(&mut self, promise: &Reservation, times: i64) -> bool {
+    /// Returns whether it counts for any pod.
+    fn count_promise(&mut self, promise: &Promise, times: i64) -> bool {
         let mut counts = false;
         for (node_rank, node) in promise.nodes.iter().enumerate() {
             let member = Member {
@@ -337,7 +335,7 @@ impl Fleet {
     }
 }
 
-/// Fleets for tests, of nodes that no object told of.
+/// Fleets for tests, of nodes without objects.
 #[cfg(test)]
 impl Fleet {
     pub(crate) fn of(inventory: Inventory) -> Self {
@@ -353,7 +351,7 @@ impl Fleet {
     }
 }
 
-/// What is held goes over to a node that is read anew.
+/// Copies what is in use to a node that was read again.
 fn take_over(resources: &mut Resources, old: &Resources) {
     for (name, amount) in old {
         if (amount.used, amount.used_by_gangs) != (0, 0) {

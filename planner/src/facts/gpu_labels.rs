@@ -1,4 +1,4 @@
-//! What node labels tell of GPUs: the vocabulary of whoever writes such labels.
+//! GPUs as node labels describe them: the vocabulary of those who write such labels.
 
 use std::collections::BTreeMap;
 
@@ -6,12 +6,11 @@ use std::collections::BTreeMap;
 struct Writer {
     product: &'static str,
     memory: Option<&'static str>,
-    /// Labels that tell the driver's version, the first that is there counts.
+    /// Labels with the driver's version; the first that exists counts.
     driver: &'static [&'static str],
 }
 
-/// Whoever labels nodes with GPU products, in the order in which they are believed: the GPU vendor's own discovery
-/// first, then clouds.
+/// In order of trust: NVIDIA's own discovery, clouds, other vendors' discovery.
 const WRITERS: [Writer; 11] = [
     Writer {
         product: "nvidia.com/gpu.product",
@@ -57,25 +56,25 @@ impl Writer {
     }
 }
 
-/// What a node's labels tell of its GPUs.
+/// A node's GPUs by its labels.
 #[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
 pub struct GpuLabels {
-    /// Empty where no label tells it.
+    /// Empty if no label names it.
     pub(crate) product: String,
     pub(crate) product_label: &'static str,
     pub(crate) memory_mebibytes: Option<i64>,
     pub(crate) driver_major: Option<String>,
     pub(crate) sharing_strategy: Option<String>,
-    /// Only where several pods share a GPU.
+    /// Pods that share a GPU, if several do.
     pub(crate) replicas: Option<i64>,
-    /// Whether shares of GPUs are advertised as GPUs.
+    /// Whether a share or a part of a GPU counts as a GPU.
     pub(crate) is_shared: bool,
-    /// GPUs by the count of NVIDIA's discovery, each as often as it is shared.
+    /// The count of NVIDIA's discovery, times the pods that share a GPU.
     pub(crate) nvidia_count: Option<i64>,
 }
 
 impl GpuLabels {
-    /// The product; empty where no label tells it.
+    /// The product; empty if no label names it.
     pub fn product(&self) -> &str {
         &self.product
     }
@@ -92,7 +91,6 @@ impl GpuLabels {
         let sharing_strategy =
             value("nvidia.com/gpu.sharing-strategy").filter(|strategy| *strategy != "none");
         let writer = WRITERS.iter().find(|writer| value(writer.product).is_some());
-        let told = |labels: &[&'static str]| labels.iter().find_map(|label| value(label));
         let product = writer
             .and_then(|writer| value(writer.product))
             .unwrap_or_default();
@@ -103,7 +101,14 @@ impl GpuLabels {
                 .and_then(|writer| value(writer.memory?))
                 .and_then(mebibytes),
             driver_major: writer
-                .and_then(|writer| told(writer.driver)?.split('.').next())
+                .and_then(|writer| {
+                    writer
+                        .driver
+                        .iter()
+                        .find_map(|label| value(label))?
+                        .split('.')
+                        .next()
+                })
                 .map(Into::into),
             is_shared: sharing_strategy.is_some()
                 || replicas.is_some()
@@ -116,7 +121,7 @@ impl GpuLabels {
     }
 }
 
-/// Memory of a GPU as labels tell it: MiB as a plain number (NVIDIA, Karpenter), or with a unit such as "64G" (AMD).
+/// Memory of a GPU as labels have it: MiB as a plain number (NVIDIA, Karpenter), or with a unit such as "64G" (AMD).
 fn mebibytes(text: &str) -> Option<i64> {
     if let Ok(number) = text.parse() {
         return Some(number);

@@ -1,5 +1,4 @@
-//! What the cluster has and what of it is in use: a value, on which [placement](crate::policy::placement) is a pure
-//! function.
+//! The nodes of the cluster and what is in use on them: a value, of which [placement](crate::policy::placement) is a pure function.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -25,21 +24,21 @@ pub struct NodeFacts {
     pub labels: Arc<NodeLabels>,
     /// Its taints.
     pub taints: Vec<Taint>,
-    /// What its kubelet says.
+    /// Its Ready condition.
     pub health: NodeHealth,
     /// Whether it is marked as unschedulable.
     pub cordoned: bool,
-    /// What it has, and what of it is held.
+    /// What it has, and what of it is in use.
     pub resources: Resources,
-    /// The job, as `namespace/name`, for which the node is kept: jobs after it do not get it.
-    pub kept_for: Option<Arc<str>>,
+    /// The job, as `namespace/name`, that has reserved the node: later jobs do not get it.
+    pub reserved_for: Option<Arc<str>>,
 }
 
-/// A node's labels, and what they tell of its GPUs.
+/// A node's labels, and its GPUs by them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeLabels {
     values: BTreeMap<String, String>,
-    /// Nodes of one kind share it.
+    /// Shared by nodes with the same GPUs.
     gpus: Arc<GpuLabels>,
 }
 
@@ -55,13 +54,13 @@ impl NodeLabels {
         &self.values
     }
 
-    /// What they tell of its GPUs.
+    /// Its GPUs by its labels.
     pub fn gpus(&self) -> &GpuLabels {
         &self.gpus
     }
 }
 
-/// What thousands of nodes have in common is held once: a look at all of them takes as long as memory is far.
+/// Values that many nodes share, stored once: visiting all nodes then misses the cache less often.
 #[derive(Debug, Default)]
 pub struct Shared {
     names: HashSet<Arc<str>>,
@@ -88,7 +87,7 @@ impl Shared {
     }
 }
 
-/// Reads a node, of which nothing is held yet.
+/// Reads a node, with nothing in use.
 pub fn facts(node: &Node, shared: &mut Shared) -> NodeFacts {
     let spec = node.spec.as_ref();
     let status = node.status.as_ref();
@@ -118,19 +117,18 @@ pub fn facts(node: &Node, shared: &mut Shared) -> NodeFacts {
                 };
                 (shared.name(&name), amount)
             })
-            // To have nothing of a resource is not to have it.
             .filter(|(_, amount)| *amount != Amount::default())
             .collect(),
-        kept_for: None,
+        reserved_for: None,
     }
 }
 
-/// What is known of a node's kubelet.
+/// The health of a node.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum NodeHealth {
-    /// It says it is fine.
+    /// Its kubelet reports that it is ready.
     Ready,
-    /// It says it is not, or says nothing any more, since then.
+    /// Its kubelet reports that it is not, or nothing any more, since then.
     NotReady(Option<Timestamp>),
 }
 

@@ -1,4 +1,4 @@
-//! What is known of the cluster: values read from its objects, kept current from their events.
+//! The cluster as values, read from its objects and updated from their events.
 
 pub mod fleet;
 pub mod gpu_labels;

@@ -1,14 +1,14 @@
-//! What a pod object tells of where the pod is and whose it is.
+//! Where a pod is, and whose it is.
 
 use crds::{ViTTrainingJob, labels};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Resource as _, ResourceExt as _};
 
-/// Which job an object belongs to. An owner is of the namespace of what it owns, so that nobody can make objects of a job
-/// elsewhere, whatever uid an owner reference names.
+/// The job of an object. An owner is in the namespace of its objects, so that nobody can create objects of a job in another one,
+/// whatever uid an owner reference names.
 #[derive(Clone, Debug, Default, Eq, Hash, PartialEq)]
 pub struct JobKey {
-    /// Of the job and all that belongs to it.
+    /// Of the job and its objects.
     pub namespace: String,
     /// Of the job.
     pub uid: String,
@@ -24,10 +24,10 @@ impl JobKey {
     }
 }
 
-/// Which gang one of our own pods belongs to.
+/// The place of one of our own pods in its gang.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Membership {
-    /// Whose pod it is.
+    /// The job.
     pub job: JobKey,
     /// From 1.
     pub attempt: i32,
@@ -38,7 +38,7 @@ pub struct Membership {
 }
 
 impl Membership {
-    /// `None` for pods that are not ours.
+    /// `None` for other pods.
     pub fn of(pod: &Pod) -> Option<Self> {
         let owner = pod
             .owner_references()
@@ -57,12 +57,12 @@ impl Membership {
     }
 }
 
-/// Whether a pod's containers have all ended for good.
+/// Whether all containers of a pod have ended for good.
 pub fn has_ended(pod: &Pod) -> bool {
     matches!(phase(pod), "Succeeded" | "Failed")
 }
 
-/// A pod's phase: `Pending` before the kubelet has told one.
+/// A pod's phase: `Pending` before the kubelet has set one.
 pub fn phase(pod: &Pod) -> &str {
     pod.status
         .as_ref()

@@ -10,7 +10,7 @@ use kube::runtime::watcher::Event;
 #[derive(Debug, Default)]
 pub(crate) struct PriorityClasses {
     classes: HashMap<String, Class>,
-    /// What a list that is under way has brought so far.
+    /// The classes of a list under way.
     listed: HashSet<String>,
 }
 
@@ -21,8 +21,8 @@ struct Class {
 }
 
 impl PriorityClasses {
-    /// The priority that pods of this class get, `None` where there is no such class. Pods without one get the
-    /// cluster's default (the smallest, should there be several), or 0.
+    /// The priority of pods of this class; `None` if it does not exist. Pods without a class get the cluster's default (the
+    /// smallest, if there are several), or 0.
     pub(crate) fn priority(&self, name: Option<&str>) -> Option<i32> {
         let Some(name) = name else {
             let defaults = self.classes.values().filter(|class| class.is_default);
@@ -31,7 +31,7 @@ impl PriorityClasses {
         self.classes.get(name).map(|class| class.value)
     }
 
-    /// Takes in what the watch tells; whether any priority may have changed.
+    /// Handles an event. Returns whether any priority may have changed.
     pub(crate) fn follow(&mut self, event: &Event<PriorityClass>) -> bool {
         match event {
             Event::Init => {
@@ -39,7 +39,7 @@ impl PriorityClasses {
                 false
             }
             Event::InitApply(class) => {
-                self.keep(class);
+                self.retain(class);
                 self.put(class)
             }
             Event::Apply(class) => self.put(class),
@@ -52,8 +52,8 @@ impl PriorityClasses {
         }
     }
 
-    /// A list that is under way holds a class.
-    pub(crate) fn keep(&mut self, class: &PriorityClass) {
+    /// A list under way has this class.
+    pub(crate) fn retain(&mut self, class: &PriorityClass) {
         self.listed.insert(class.name_any());
     }
 

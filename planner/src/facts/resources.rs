@@ -1,4 +1,4 @@
-//! Amounts of what nodes have and pods ask for.
+//! Amounts of what nodes have and pods request.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -9,39 +9,38 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::quantity;
 
-/// By name of the resource: extended resources, cpu in thousandths, memory and ephemeral storage in bytes, pods. All nodes share
-/// the names.
+/// Amounts by name: extended resources, cpu in thousandths, memory and ephemeral storage in bytes, pods. All nodes share the names.
 pub type Resources = BTreeMap<Arc<str>, Amount>;
 
 /// How much of a resource a node has.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Amount {
-    /// What is built in.
+    /// What the node has.
     pub capacity: i64,
-    /// What pods can get; less than the capacity where GPUs are unhealthy.
+    /// What pods can get: less than the capacity if GPUs are unhealthy.
     pub allocatable: i64,
-    /// What pods and promises hold.
+    /// What pods and promises use.
     pub used: i64,
-    /// What of it gangs of this operator hold: they end by themselves.
+    /// What of it gangs of this operator use: they end by themselves.
     pub used_by_gangs: i64,
 }
 
 impl Amount {
-    /// What nobody holds.
+    /// What nobody uses.
     pub fn free(self) -> i64 {
         self.allocatable - self.used
     }
 
-    /// What will be free once all gangs have ended.
+    /// What is free once all gangs have ended.
     pub fn free_in_time(self) -> i64 {
         self.free() + self.used_by_gangs
     }
 }
 
-/// What one pod asks for, by name of the resource; units as in [`Resources`].
+/// Requests of a pod, by name; units as in [`Resources`].
 pub type Requests = BTreeMap<String, i64>;
 
-/// Who holds something on a node.
+/// Who uses something on a node.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Holder {
     /// A gang of this operator.
@@ -50,7 +49,7 @@ pub enum Holder {
     Other,
 }
 
-/// Adds to what is held of a node's resources; a negative `times` takes away.
+/// Adds `times` the requests to what a node's resources have in use.
 pub fn hold(resources: &mut Resources, requests: &Requests, holder: Holder, times: i64) {
     for (resource, amount) in requests {
         if *amount == 0 {
@@ -72,8 +71,8 @@ pub fn hold(resources: &mut Resources, requests: &Requests, holder: Holder, time
     }
 }
 
-/// What a pod asks of its node, as kube-scheduler counts it: its containers together, or its largest init container, or what is
-/// asked for the pod as a whole, plus overhead; a limit without a request counts as the request.
+/// Requests of a pod, as kube-scheduler counts them: the sum of its containers, or its largest init container, or the requests of
+/// the pod as a whole, plus overhead. A limit without a request counts as the request.
 pub fn requests_of(spec: &PodSpec) -> Requests {
     let mut total = Requests::new();
     for container in &spec.containers {
@@ -96,7 +95,7 @@ pub fn requests_of(spec: &PodSpec) -> Requests {
     if let Some(of_pod) = &spec.resources {
         let amounts = |quantities: &Option<BTreeMap<String, Quantity>>| {
             let mut amounts = amounts(quantities.as_ref().unwrap_or(&BTreeMap::new()));
-            amounts.retain(|resource, _| is_asked_for_pods(resource));
+            amounts.retain(|resource, _| is_of_pods(resource));
             amounts
         };
         for (resource, limit) in amounts(&of_pod.limits) {
@@ -121,8 +120,8 @@ pub fn requests_of(spec: &PodSpec) -> Requests {
     total
 }
 
-/// Whether a resource can be asked for a pod as a whole (KEP-2837).
-fn is_asked_for_pods(resource: &str) -> bool {
+/// Whether a resource can be requested for a pod as a whole (KEP-2837).
+fn is_of_pods(resource: &str) -> bool {
     matches!(resource, CPU | MEMORY) || resource.starts_with(HUGE_PAGES)
 }
 
@@ -142,11 +141,11 @@ pub const CPU: &str = "cpu";
 pub const MEMORY: &str = "memory";
 /// In bytes.
 pub const STORAGE: &str = "ephemeral-storage";
-/// Pods that a node takes.
+/// The number of pods.
 pub const PODS: &str = "pods";
 const HUGE_PAGES: &str = "hugepages-";
-/// Held by pods that listen on a port of their node on which gangs on the host's network listen. No node tells that it has
-/// it: a node on which it is held has no room for such a gang.
+/// Requested by pods that use a port of their node on which gangs on the host's network listen. No node has it: one on which it is in
+/// use has no room for such a gang.
 pub const HOST_PORTS: &str = "vit-operator.dev/host-ports";
 const GANG_PORTS: [i32; 2] = [
     environment::DEFAULT_AGENT_PORT as i32,
@@ -166,8 +165,7 @@ fn raise(total: &mut Requests, least: Requests) {
     }
 }
 
-/// Resources that placement counts: cpu, memory, ephemeral storage, pods, huge pages and extended ones (their names have a
-/// domain).
+/// The resources that placement counts: cpu, memory, ephemeral storage, pods, huge pages and extended resources (with a domain).
 pub(super) fn amounts(quantities: &BTreeMap<String, Quantity>) -> Requests {
     quantities
         .iter()

@@ -1,11 +1,11 @@
-//! Who gets which GPUs: the fleet and the jobs as their watches tell of them, kept current, and one pass over the jobs
-//! that wait, which all of them share until something changes.
+//! Who gets which GPUs: the fleet and the jobs, updated from their watches, and one pass over the waiting jobs, which serves
+//! them all until something changes.
 //!
-//! No GPU is promised twice. A promise is made under one lock with the decision it belongs to, and lasts until the job's
-//! cached status shows it; from then on the status stands for it. So promises survive the operator. A promise of which
-//! it is not known whether it was recorded is kept, and is the job's only one, until a status without it is written.
+//! No GPU is promised twice. A promise is made under one lock with its decision and lasts until the job's cached status shows
+//! it. From then on the status stands for it, so promises survive the operator. While it is unknown whether a promise was
+//! recorded, it stays, and the job gets no other, until a status without it is written.
 
-mod board;
+mod cluster_state;
 mod jobs;
 mod pass;
 
@@ -21,27 +21,27 @@ use kube::ResourceExt as _;
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher::Event;
 
-use crate::facts::fleet::Reservation;
+use crate::facts::fleet::Promise;
 use crate::facts::inventory::{Inventory, NodeHealth};
 use crate::facts::priority::PriorityClasses;
 use crate::policy::placement::{Placement, Unplaceable};
-use crate::policy::queue::{Order, Standing, Waiter};
+use crate::policy::queue::{Order, QueueStatus, Waiter};
 use crate::policy::request::{GangRequest, Shape};
-use board::Board;
+use cluster_state::ClusterState;
 use jobs::Job;
 use pass::{Outcome, Pass};
 
 /// A job as the API server has it, whether it can be read or not.
 pub type GuardedJob = DeserializeGuard<ViTTrainingJob>;
 
-/// What becomes of a job that asks for GPUs.
+/// The decision about a job that asks for GPUs.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Decision {
-    /// It gets them: that is promised now.
+    /// It is promised these nodes.
     Placed(Placement),
     /// It waits.
     Waits(Waiting),
-    /// The job is not what it was when it asked, or its last promise may have been recorded: it is to ask again.
+    /// The job has changed since it asked, or its last promise may have been recorded: it has to ask again.
     Outdated,
 }
 
@@ -52,8 +52,8 @@ pub enum Waiting {
     NoFit {
         /// Why not, by group.
         why: Unplaceable,
-        /// Where it stands in the queue.
-        standing: Standing,
+        /// Its place in the queue.
+        queue: QueueStatus,
     },
     /// There is no PriorityClass of this name: the API server would refuse the pods.
     NoPriorityClass(String),
@@ -61,7 +61,7 @@ pub enum Waiting {
     InQueue(String),
 }
 
-/// The planner as the watches and all rounds share it.
+/// The planner, shared by the watches and all rounds.
 #[derive(Clone, Debug, Default)]
 pub struct SharedPlanner(Arc<Mutex<Planner>>);
 
@@ -80,65 +80,65 @@ impl SharedPlanner {
     }
 }
 
-/// All that decides who gets which GPUs.
+/// Decides who gets which GPUs.
 #[derive(Debug, Default)]
 pub struct Planner {
-    board: Board,
+    cluster: ClusterState,
     classes: PriorityClasses,
     /// By uid.
     jobs: HashMap<String, Job>,
     listed_jobs: Vec<String>,
-    /// Promises that no cached status shows yet, by the uid of the job.
-    open: HashMap<String, Reservation>,
-    /// The jobs that wait and are promised nothing.
+    /// Promises that no cached status shows yet, by uid of the job.
+    open: HashMap<String, Promise>,
+    /// Waiting jobs without a promise.
     queue: BTreeMap<Order, Arc<Waiter>>,
     pass: Pass,
-    /// Whether the pass was made for other jobs than those that wait.
+    /// Whether jobs of the pass have changed.
     is_stale: bool,
 }
 
 impl Planner {
-    /// What the cluster has, and what of it is held.
+    /// The nodes, and what is in use on them.
     pub fn inventory(&self) -> &Inventory {
-        self.board.fleet().inventory()
+        self.cluster.fleet().inventory()
     }
 
-    /// Whether a node's kubelet says it is fine, or since when not; `None` where there is no such node.
+    /// The health of a node; `None` if it does not exist.
     pub fn node_health(&self, name: &str) -> Option<NodeHealth> {
-        self.board.fleet().node_health(name)
+        self.cluster.fleet().node_health(name)
     }
 
-    /// The priority of a class, `None` where there is no such class; without one, of the cluster's default.
+    /// The priority of a class, or of the cluster's default without one; `None` if the class does not exist.
     pub fn priority(&self, class: Option<&str>) -> Option<i32> {
         self.classes.priority(class)
     }
 
-    /// Takes in what the watch of nodes tells; whether it may matter to jobs that wait.
+    /// Handles an event of a node. Returns whether it may matter to waiting jobs.
     pub fn follow_nodes(&mut self, event: &Event<Node>) -> bool {
-        self.board.fleet_mut().follow_nodes(event)
+        self.cluster.fleet_mut().follow_nodes(event)
     }
 
-    /// Takes in what the watch of pods tells.
+    /// Handles an event of a pod.
     pub fn follow_pods(&mut self, event: &Event<Pod>) {
-        self.board.fleet_mut().follow_pods(event);
+        self.cluster.fleet_mut().follow_pods(event);
     }
 
-    /// A node that cannot be read is there: it is as it was.
-    pub fn keep_node(&mut self, node: &Node) {
-        self.board.fleet_mut().keep_node(node);
+    /// A list under way has this node, but it cannot be read: it stays as it was.
+    pub fn retain_node(&mut self, node: &Node) {
+        self.cluster.fleet_mut().retain_node(node);
     }
 
-    /// A pod that cannot be read is there: it is as it was.
-    pub fn keep_pod(&mut self, pod: &Pod) {
-        self.board.fleet_mut().keep_pod(pod);
+    /// A list under way has this pod, but it cannot be read: it stays as it was.
+    pub fn retain_pod(&mut self, pod: &Pod) {
+        self.cluster.fleet_mut().retain_pod(pod);
     }
 
-    /// A PriorityClass that cannot be read is there: it is as it was.
-    pub fn keep_class(&mut self, class: &PriorityClass) {
-        self.classes.keep(class);
+    /// A list under way has this PriorityClass, but it cannot be read: it stays as it was.
+    pub fn retain_class(&mut self, class: &PriorityClass) {
+        self.classes.retain(class);
     }
 
-    /// Takes in what the watch of PriorityClasses tells; whether it may matter to jobs that wait.
+    /// Handles an event of a PriorityClass. Returns whether it may matter to waiting jobs.
     pub fn follow_classes(&mut self, event: &Event<PriorityClass>) -> bool {
         let is_news = self.classes.follow(event);
         if is_news {
@@ -152,8 +152,8 @@ impl Planner {
         is_news
     }
 
-    /// Takes in what the watch of jobs tells; whether it may matter to jobs that wait: one waits no more, or lets go of
-    /// GPUs that no pod of it held, or of nodes that were kept for it until it had its place.
+    /// Handles an event of a job. Returns whether it may matter to waiting jobs: a job has left the queue, or released GPUs that
+    /// none of its pods held, or nodes that the pass held for it.
     pub fn follow_jobs(&mut self, event: &Event<GuardedJob>) -> bool {
         match event {
             Event::Init => self.listed_jobs.clear(),
@@ -173,8 +173,8 @@ impl Planner {
         false
     }
 
-    /// Decides about a job, and promises it what it gets to this attempt. While it is not known whether its
-    /// last promise was recorded, nothing is decided: another would let go of GPUs that a status may give it already.
+    /// Decides about a job, and promises what it gets to this attempt. While it is unknown whether its last promise was
+    /// recorded, nothing is decided: another promise would release GPUs that its status may record already.
     pub fn place(&mut self, uid: &str, attempt: i32, now: Timestamp) -> Decision {
         let Some(job) = self.jobs.get(uid).filter(|_| !self.open.contains_key(uid)) else {
             return Decision::Outdated;
@@ -191,33 +191,33 @@ impl Planner {
             None => Decision::Outdated,
             Some(Outcome::Waits(wait)) => Decision::Waits(Waiting::NoFit {
                 why: Unplaceable::new(&waiter.request, &wait.reasons),
-                standing: self.pass.standing(&waiter.order, wait),
+                queue: self.pass.queue_status(&waiter.order, wait),
             }),
             Some(Outcome::Fits { choice, reasons }) => {
                 let placement = choice.explained(&waiter.request, reasons);
-                let promise = Reservation {
+                let promise = Promise {
                     job: key,
                     attempt,
                     nodes: placement.nodes.clone(),
                     requests: waiter.request.shape.requests.clone(),
                 };
                 self.open.insert(uid.into(), promise.clone());
-                self.board.fleet_mut().promise(uid, Some(promise));
-                self.pass.hand_over(&waiter.order, &mut self.board);
+                self.cluster.fleet_mut().promise(uid, Some(promise));
+                self.pass.hand_over(&waiter.order, &mut self.cluster);
                 self.queue.remove(&waiter.order);
                 Decision::Placed(placement)
             }
         }
     }
 
-    /// To how many nodes an elastic gang that runs could grow; those that it has count as free. `None` also while a job
-    /// waits that could use one of the nodes, now or once other gangs have ended. Nothing is promised by it.
+    /// To how many nodes a running elastic gang could grow; its own count as free. `None` also while a waiting job could use
+    /// one of the nodes, now or once other gangs have ended. Promises nothing.
     pub fn growth(&mut self, uid: &str, now: Timestamp) -> Option<usize> {
         let job = self.jobs.get(uid).filter(|job| job.missing_class().is_none())?;
-        let (wish, recorded) = (job.wish.clone()?, job.recorded.as_ref()?);
+        let (growth, recorded) = (job.growth.clone()?, job.recorded.as_ref()?);
         let own: Vec<Arc<str>> = recorded.nodes.iter().map(|node| node.as_str().into()).collect();
         self.replan(now);
-        let choice = self.board.choose_instead_of(&own, &wish)?;
+        let choice = self.cluster.choose_instead_of(&own, &growth)?;
         let mut asked: Vec<(&Arc<Shape>, usize)> = Vec::new();
         let is_wanted = self.queue.values().any(|waiter| {
             let GangRequest { nodes, shape, .. } = &waiter.request;
@@ -226,7 +226,8 @@ impl Planner {
             }
             asked.push((shape, *nodes));
             let mut freed = own.iter().chain(&choice.nodes);
-            freed.any(|node| self.board.can_use(shape, node)) && self.board.view(shape).may_ever_fit(*nodes)
+            freed.any(|node| self.cluster.can_use(shape, node))
+                && self.cluster.view(shape).may_ever_fit(*nodes)
         });
         (!is_wanted).then_some(choice.nodes.len())
     }
@@ -238,18 +239,17 @@ impl Planner {
             .is_some_and(|promise| promise.attempt > attempt)
     }
 
-    /// Takes back what a job was promised and its status, which is at this attempt, does not show; whether that lets go
-    /// of GPUs.
+    /// Takes back the promise that a job's status, which is at this attempt, does not show. Returns whether GPUs are released.
     pub fn release_open(&mut self, uid: &str, attempt: i32) -> bool {
         self.release_if(uid, |promise| promise.attempt > attempt)
     }
 
-    /// Takes a promise back, where it could not be recorded; whether that lets go of GPUs.
+    /// Takes back a promise that could not be recorded. Returns whether GPUs are released.
     pub fn release(&mut self, uid: &str, attempt: i32) -> bool {
         self.release_if(uid, |promise| promise.attempt == attempt)
     }
 
-    fn release_if(&mut self, uid: &str, is_it: impl FnOnce(&Reservation) -> bool) -> bool {
+    fn release_if(&mut self, uid: &str, is_it: impl FnOnce(&Promise) -> bool) -> bool {
         if !self.open.get(uid).is_some_and(is_it) {
             return false;
         }
@@ -262,11 +262,11 @@ impl Planner {
         lets_go
     }
 
-    /// Makes the pass anew if anything has changed, or continues it.
+    /// Restarts the pass if anything has changed, or continues it.
     fn replan(&mut self, now: Timestamp) {
-        let has_changed = self.board.catch_up();
-        if has_changed || self.is_stale || self.pass.is_over(now) {
-            self.pass = std::mem::take(&mut self.pass).again(&mut self.board);
+        let has_changed = self.cluster.catch_up();
+        if has_changed || self.is_stale || self.pass.has_expired(now) {
+            self.pass = std::mem::take(&mut self.pass).restart(&mut self.cluster);
             self.is_stale = false;
         }
         let planned = self.pass.last().cloned();
@@ -275,7 +275,7 @@ impl Planner {
             None => (Bound::Unbounded, Bound::Unbounded),
         };
         for waiter in self.queue.range::<Order, _>(next).map(|(_, waiter)| waiter) {
-            self.pass.plan(waiter, &mut self.board, now);
+            self.pass.plan(waiter, &mut self.cluster, now);
         }
     }
 
@@ -311,14 +311,14 @@ impl Planner {
         self.promise(&uid) || waits_no_more || has_shrunk
     }
 
-    /// A job that cannot be read any more keeps what it was promised, and waits no longer; whether it did.
+    /// A job that cannot be read any more keeps its promise and leaves the queue. Returns whether it was in the queue.
     fn set_aside(&mut self, uid: &str) -> bool {
         let Some(mut job) = self.jobs.remove(uid) else {
             return false;
         };
         self.leave(&job);
         let waited = job.waiter().is_some();
-        job.rest();
+        job.drop_requests();
         self.jobs.insert(uid.into(), job);
         waited
     }
@@ -332,11 +332,11 @@ impl Planner {
         lets_go || job.waiter().is_some()
     }
 
-    /// What a job is promised is what was promised last, or what its status records; whether it lets go of any.
+    /// Has the fleet hold a job's latest promise, or else what its status records. Returns whether GPUs are released.
     fn promise(&mut self, uid: &str) -> bool {
         let recorded = || self.jobs.get(uid)?.recorded.clone();
         let promise = self.open.get(uid).cloned().or_else(recorded);
-        self.board.fleet_mut().promise(uid, promise)
+        self.cluster.fleet_mut().promise(uid, promise)
     }
 
     fn join(&mut self, uid: &str, job: &Job) {

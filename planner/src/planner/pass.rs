@@ -6,45 +6,43 @@ use std::sync::Arc;
 use crds::spec::Homogeneity;
 use jiff::Timestamp;
 
-use super::board::Board;
+use super::cluster_state::ClusterState;
 use crate::policy::placement::{Choice, Claim, Gpus, Reasons};
-use crate::policy::queue::{Order, PATIENCE, Standing, Waiter};
+use crate::policy::queue::{Order, PATIENCE, QueueStatus, Waiter};
 use crate::policy::request::Shape;
 
-/// What becomes of a job that waits.
+/// What a pass decides about a job.
 #[derive(Clone, Debug)]
 pub(crate) enum Outcome {
-    /// It goes there. The reasons are those for which it does not go elsewhere.
+    /// It gets these nodes. The reasons are why it does not get others.
     Fits { choice: Choice, reasons: Arc<Reasons> },
-    /// It goes on waiting.
+    /// It does not fit.
     Waits(Wait),
 }
 
-/// How a job goes on waiting.
+/// Why a job waits.
 #[derive(Clone, Debug)]
 pub(crate) struct Wait {
     pub(crate) reasons: Arc<Reasons>,
-    /// Nodes that are kept for it.
-    keeps: usize,
-    /// The job for which a node is kept that would do for this one.
-    kept_from_it_for: Option<Arc<str>>,
+    reserved_nodes: usize,
+    /// Another job, for which a node is reserved that fits this one.
+    held_back_for: Option<Arc<str>>,
 }
 
-/// One pass over the jobs that wait, in their order. It holds on the board what jobs get, and can be continued with jobs
-/// that come after the last one.
+/// One pass over the waiting jobs, in their order. It allocates what each job gets, and can be continued with jobs that come
+/// after the last one.
 #[derive(Debug, Default)]
 pub(crate) struct Pass {
     last: Option<Order>,
     outcomes: HashMap<Order, Outcome>,
-    /// What the pass holds, by whom.
+    /// Nodes held by the pass, and what each pod requests.
     holds: HashMap<Order, (Arc<Shape>, Vec<Arc<str>>)>,
-    /// Which nodes are kept, and for whom.
-    kept: HashMap<Arc<str>, Order>,
-    /// The same of the pass before.
-    kept_before: HashMap<Arc<str>, Order>,
-    /// Those that do not fit, in their order.
+    reserved: HashMap<Arc<str>, Order>,
+    /// The reservations of the pass before.
+    reserved_before: HashMap<Arc<str>, Order>,
+    /// Jobs that do not fit, in their order.
     waiting: Vec<Order>,
-    /// When the patience of the first of them ends that still lets others go ahead.
+    /// When the next job's patience ends.
     patient_until: Option<Timestamp>,
 }
 
@@ -58,137 +56,139 @@ impl Pass {
         self.outcomes.get(job)
     }
 
-    /// Whether a job's patience has ended since.
-    pub(crate) fn is_over(&self, now: Timestamp) -> bool {
+    /// Whether a job's patience has ended since the pass was made.
+    pub(crate) fn has_expired(&self, now: Timestamp) -> bool {
         self.patient_until.is_some_and(|until| until <= now)
     }
 
-    pub(crate) fn standing(&self, job: &Order, wait: &Wait) -> Standing {
-        Standing {
+    pub(crate) fn queue_status(&self, job: &Order, wait: &Wait) -> QueueStatus {
+        QueueStatus {
             position: self.waiting.partition_point(|other| other < job) + 1,
             waiting: self.waiting.len(),
-            keeps: wait.keeps,
-            kept_from_it_for: wait.kept_from_it_for.as_deref().map(Into::into),
+            reserved_nodes: wait.reserved_nodes,
+            held_back_for: wait.held_back_for.as_deref().map(Into::into),
         }
     }
 
-    /// A job takes what it got: a promise holds it on the board already.
-    pub(crate) fn hand_over(&mut self, job: &Order, board: &mut Board) {
+    /// Releases what the pass holds for a job: a promise holds it now.
+    pub(crate) fn hand_over(&mut self, job: &Order, cluster: &mut ClusterState) {
         self.outcomes.remove(job);
         if let Some((shape, nodes)) = self.holds.remove(job) {
             for node in &nodes {
-                board.fleet_mut().hand_over(node, &shape.requests);
+                cluster.fleet_mut().hand_over(node, &shape.requests);
             }
         }
     }
 
-    /// Lets go of everything, and begins anew.
-    pub(crate) fn again(self, board: &mut Board) -> Self {
+    /// Releases everything, for a pass from the beginning.
+    pub(crate) fn restart(self, cluster: &mut ClusterState) -> Self {
         for (shape, nodes) in self.holds.into_values() {
             for node in &nodes {
-                board.hold(node, &shape, -1);
+                cluster.hold(node, &shape, -1);
             }
         }
-        for node in self.kept.keys() {
-            board.keep(node, None);
+        for node in self.reserved.keys() {
+            cluster.reserve(node, None);
         }
         Self {
-            kept_before: self.kept,
+            reserved_before: self.reserved,
             ..Self::default()
         }
     }
 
     /// Plans the next job.
-    pub(crate) fn plan(&mut self, job: &Waiter, board: &mut Board, now: Timestamp) {
+    pub(crate) fn plan(&mut self, job: &Waiter, cluster: &mut ClusterState, now: Timestamp) {
         let request = &job.request;
         self.last = Some(job.order.clone());
-        let fits = choose(job, board);
-        // What is in its way, or in that of more nodes for it, may be its own pods that are still stopping.
-        let had = || job.had.iter().map(|node| node.as_str().into());
-        if let Some((choice, reasons)) = fits {
+        // The pods of its previous gang may still be stopping, and be all that keeps it, or more of it, from fitting.
+        let previous_nodes = job.previous_nodes.iter().map(|node| Arc::from(node.as_str()));
+        if let Some((choice, reasons)) = choose(job, cluster) {
             let mut held = choice.nodes.clone();
-            if held.len() < job.had.len() {
-                let others: Vec<Arc<str>> = had().filter(|node| !held.contains(node)).collect();
-                held.extend(others);
+            if held.len() < job.previous_nodes.len() {
+                held.extend(previous_nodes.filter(|node| !choice.nodes.contains(node)));
             }
-            self.hold(job, held, board);
+            self.hold(job, held, cluster);
             let outcome = Outcome::Fits { choice, reasons };
             self.outcomes.insert(job.order.clone(), outcome);
             return;
         }
-        let view = board.view(&request.shape);
+        let view = cluster.view(&request.shape);
         let reasons = view.reasons();
-        let kept = view.first_refused_as_kept();
-        let kept_from_it_for = kept.and_then(|node| Some(Arc::clone(&self.kept.get(node)?.job)));
-        if !job.had.is_empty() {
-            self.hold(job, had().collect(), board);
+        let reserved = view.first_reserved();
+        let held_back_for = reserved.and_then(|node| Some(Arc::clone(&self.reserved.get(node)?.job)));
+        if !job.previous_nodes.is_empty() {
+            self.hold(job, previous_nodes.collect(), cluster);
         }
         self.waiting.push(job.order.clone());
         let wait = Wait {
             reasons,
-            keeps: 0,
-            kept_from_it_for,
+            reserved_nodes: 0,
+            held_back_for,
         };
         self.outcomes.insert(job.order.clone(), Outcome::Waits(wait));
         if let Some(since) = job.since {
             let until = since.checked_add(PATIENCE).unwrap_or(Timestamp::MAX);
             if until <= now {
-                self.keep(job, board);
+                self.reserve(job, cluster);
             } else {
                 self.patient_until = Some(self.patient_until.map_or(until, |first| first.min(until)));
             }
         }
     }
 
-    fn hold(&mut self, job: &Waiter, nodes: Vec<Arc<str>>, board: &mut Board) {
+    fn hold(&mut self, job: &Waiter, nodes: Vec<Arc<str>>, cluster: &mut ClusterState) {
         for node in &nodes {
-            board.hold(node, &job.request.shape, 1);
+            cluster.hold(node, &job.request.shape, 1);
         }
         let held = (Arc::clone(&job.request.shape), nodes);
         self.holds.insert(job.order.clone(), held);
     }
 
-    /// Keeps nodes for a job that has let others go ahead for long enough; also some that were kept for later ones.
-    fn keep(&mut self, job: &Waiter, board: &mut Board) {
-        let is_taken = |node: &str| self.kept.get(node).is_some_and(|other| *other < job.order);
+    /// Reserves nodes for a job whose patience is over, including nodes that were reserved for later jobs.
+    fn reserve(&mut self, job: &Waiter, cluster: &mut ClusterState) {
+        let is_taken = |node: &str| self.reserved.get(node).is_some_and(|other| *other < job.order);
         let claim = |node: &str| {
             if is_taken(node) {
                 Claim::Other
-            } else if self.kept_before.get(node) == Some(&job.order) {
-                Claim::Kept
+            } else if self.reserved_before.get(node) == Some(&job.order) {
+                Claim::Own
             } else {
-                Claim::Nobody
+                Claim::Free
             }
         };
-        let view = board.view(&job.request.shape);
-        let mut nodes = view.nodes_to_keep(job.request.nodes, claim);
+        let view = cluster.view(&job.request.shape);
+        let mut nodes = view.nodes_to_reserve(job.request.nodes, claim);
         nodes.retain(|node| !is_taken(node));
-        self.count_kept(&job.order, nodes.len() as isize);
+        self.count_reserved(&job.order, nodes.len() as isize);
         for node in nodes {
-            board.keep(&node, Some(Arc::clone(&job.order.job)));
-            if let Some(later) = self.kept.insert(node, job.order.clone()) {
-                self.count_kept(&later, -1);
+            cluster.reserve(&node, Some(Arc::clone(&job.order.job)));
+            if let Some(later) = self.reserved.insert(node, job.order.clone()) {
+                self.count_reserved(&later, -1);
             }
         }
     }
 
-    fn count_kept(&mut self, job: &Order, nodes: isize) {
+    fn count_reserved(&mut self, job: &Order, nodes: isize) {
         if let Some(Outcome::Waits(wait)) = self.outcomes.get_mut(job) {
-            wait.keeps = wait.keeps.saturating_add_signed(nodes);
+            wait.reserved_nodes = wait.reserved_nodes.saturating_add_signed(nodes);
         }
     }
 }
 
-/// What a job gets: the first of its shapes decides in which it fits. But rather than mixed GPUs it gets as many like ones with
-/// nodes that it would avoid.
-fn choose(job: &Waiter, board: &mut Board) -> Option<(Choice, Arc<Reasons>)> {
+/// What a job gets: its nodes in the first shape that fits. If those are mixed GPUs although the job prefers like ones, a later
+/// shape with as many like GPUs is better, even on nodes that the job avoids.
+fn choose(job: &Waiter, cluster: &mut ClusterState) -> Option<(Choice, Arc<Reasons>)> {
     let request = &job.request;
     let is_mixed = |choice: &Choice| matches!(choice.gpus, Gpus::Mixed(_));
-    let mut fits = job.stricter.iter().chain([&request.shape]).filter_map(|shape| {
-        let view = board.view(shape);
-        let reasons = view.reasons();
-        Some((view.choose(request)?, reasons))
-    });
+    let mut fits = job
+        .preferred_shapes
+        .iter()
+        .chain([&request.shape])
+        .filter_map(|shape| {
+            let view = cluster.view(shape);
+            let reasons = view.reasons();
+            Some((view.choose(request)?, reasons))
+        });
     let first = fits.next()?;
     if !is_mixed(&first.0) || request.shape.rules.homogeneity != Homogeneity::Preferred {
         return Some(first);

@@ -150,11 +150,11 @@ impl World {
 
     /// The cluster as objects and promises tell of it.
     fn counted_anew(&self) -> Inventory {
-        let mut promises: HashMap<String, Reservation> = HashMap::new();
+        let mut promises: HashMap<String, Promise> = HashMap::new();
         for (index, job) in &self.jobs {
             let status = job.status.as_ref();
             if let Some(status) = status.filter(|status| status.phase == Some(Phase::Starting)) {
-                let promise = Reservation {
+                let promise = Promise {
                     job: JobKey::of(job),
                     attempt: status.attempt,
                     nodes: status.placement.clone().expect("a placement").nodes,
@@ -193,8 +193,8 @@ proptest! {
             world.take(step);
             let planner = &mut world.planner;
             // What the next decision would do first.
-            planner.is_stale |= planner.board.catch_up();
-            prop_assert!(planner.board.is_current());
+            planner.is_stale |= planner.cluster.catch_up();
+            prop_assert!(planner.cluster.is_current());
             for (name, node) in world.counted_anew().nodes {
                 let gpus = node.resources[GPU];
                 prop_assert!(gpus.used <= GPUS, "{name}: {gpus:?}");
@@ -202,7 +202,7 @@ proptest! {
         }
         let expected = world.counted_anew();
         let planner = &mut world.planner;
-        planner.pass = std::mem::take(&mut planner.pass).again(&mut planner.board);
-        prop_assert_eq!(planner.board.fleet().inventory(), &expected);
+        planner.pass = std::mem::take(&mut planner.pass).restart(&mut planner.cluster);
+        prop_assert_eq!(planner.cluster.fleet().inventory(), &expected);
     }
 }

@@ -82,7 +82,7 @@ impl Planner {
     }
 
     pub(crate) fn used(&self, node: &str) -> i64 {
-        let node = self.board.fleet().node(node).expect("a node");
+        let node = self.cluster.fleet().node(node).expect("a node");
         node.resources[GPU].used
     }
 }
@@ -301,14 +301,14 @@ fn a_large_job_lets_others_go_ahead_for_a_while_and_then_gets_nodes_as_they_come
     assert!(matches!(place(&mut planner, "large", early), Decision::Waits(_)));
     assert!(matches!(place(&mut planner, "small", early), Decision::Placed(_)));
     planner.release(&uid("small"), 1);
-    let standing = |planner: &mut Planner, name: &str| match place(planner, name, late) {
-        Decision::Waits(Waiting::NoFit { standing, .. }) => standing,
+    let queue = |planner: &mut Planner, name: &str| match place(planner, name, late) {
+        Decision::Waits(Waiting::NoFit { queue, .. }) => queue,
         other => panic!("{name} does not wait: {other:?}"),
     };
-    let small = standing(&mut planner, "small");
+    let small = queue(&mut planner, "small");
     assert_eq!((small.position, small.waiting), (2, 2));
-    assert_eq!(small.kept_from_it_for.as_deref(), Some("research/large"));
-    assert_eq!(standing(&mut planner, "large").keeps, 2);
+    assert_eq!(small.held_back_for.as_deref(), Some("research/large"));
+    assert_eq!(queue(&mut planner, "large").reserved_nodes, 2);
     let over = in_phase(running.clone(), Phase::Succeeded, 1);
     planner.tell(&[&over]);
     assert!(
@@ -340,9 +340,9 @@ fn one_pass_serves_all_rounds_until_something_changes() {
     placement.expect("a placement").nodes = vec!["a".into()];
     planner.tell(&[&starting]);
     assert!(!planner.is_stale);
-    assert!(!planner.board.catch_up());
+    assert!(!planner.cluster.catch_up());
     planner.follow_nodes(&Event::Apply(fixtures::node("d", "Tesla-T4", 1)));
-    assert!(planner.board.catch_up());
+    assert!(planner.cluster.catch_up());
 }
 
 #[test]
@@ -511,7 +511,7 @@ fn jobs_that_avoid_different_nodes_share_a_view() {
             panic!("a hundred nodes of four");
         };
     }
-    assert_eq!(planner.board.views_made(), 1);
+    assert_eq!(planner.cluster.views_made(), 1);
 }
 
 #[test]
@@ -527,7 +527,7 @@ fn a_placement_makes_no_views_of_the_jobs_that_it_passes_by() {
         planner.tell(&[&job(name, 1, 100)]);
     }
     assert_eq!(planner.nodes_for("third"), ["c"]);
-    assert_eq!(planner.board.views_made(), 41);
+    assert_eq!(planner.cluster.views_made(), 41);
 }
 
 #[test]
@@ -540,7 +540,7 @@ fn a_shape_that_many_jobs_have_keeps_its_view() {
         planner.tell(&[&other, &common]);
     }
     assert_eq!(planner.nodes_for("common-39"), [""; 0]);
-    assert_eq!(planner.board.views_made(), 41);
+    assert_eq!(planner.cluster.views_made(), 41);
 }
 
 /// The lease is renewed by the same threads.

@@ -1,5 +1,5 @@
-//! What a gang does without where it can: nodes where the job failed before, or where one of its ranks was slow, and for
-//! an elastic gang GPUs of another kind than it had.
+//! What a gang avoids if it fits otherwise: nodes where the job failed or one of its ranks was slow, and for an elastic gang GPUs
+//! of another group.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,12 +9,12 @@ use crds::status::ViTTrainingJobStatus;
 
 use super::request::{Avoidance, GangRequest, Shape};
 
-/// The shapes in which a place is looked for before the job's own one, in this order: without all nodes that it is to
-/// avoid, then with those on which it was only slow. A job must not wait for a node that it merely avoids.
+/// The shapes to try before the job's own, in this order: without all avoided nodes, then with those on which it was only slow.
+/// The job's own comes last: a job does not wait because of a node that it merely avoids.
 ///
-/// An elastic gang, which fits nearly everywhere in some size, keeps to the GPUs it had before all that: more of them of a
-/// slower kind may well be fewer.
-pub(crate) fn stricter(
+/// An elastic gang, which fits nearly everywhere in some size, tries the group of its last GPUs first: more GPUs of a slower
+/// group may be slower.
+pub(crate) fn preferred_shapes(
     job: &ValidatedJob,
     status: &ViTTrainingJobStatus,
     request: &GangRequest,
@@ -37,30 +37,30 @@ pub(crate) fn stricter(
     let mut steps = vec![avoided, failed];
     steps.dedup();
     steps.retain(|avoided| !avoided.is_empty());
-    let had = status
+    let last_group = status
         .placement
         .as_ref()
         .and_then(|placement| placement.group.clone())
         .filter(|_| job.sizes.len() > 1);
     let mut shapes = Vec::new();
-    if had.is_some() {
+    if last_group.is_some() {
         let own = steps.iter().cloned().chain([BTreeMap::new()]);
-        shapes.extend(own.map(|avoided| (avoided, had.clone())));
+        shapes.extend(own.map(|avoided| (avoided, last_group.clone())));
     }
     shapes.extend(steps.into_iter().map(|avoided| (avoided, None)));
     shapes
         .into_iter()
-        .map(|(avoided, only)| {
+        .map(|(avoided, required_group)| {
             Arc::new(Shape {
                 avoided,
-                only,
+                required_group,
                 ..(*request.shape).clone()
             })
         })
         .collect()
 }
 
-/// The nodes on which a rank of the last gang, or of one that is remembered, was slow.
+/// The nodes on which a rank of the last gang, or of a remembered one, was slow.
 fn slow_nodes(status: &ViTTrainingJobStatus) -> BTreeSet<&String> {
     let remembered = status.slow_nodes.iter().map(|node| &node.node);
     let last = status
@@ -98,7 +98,7 @@ mod tests {
         };
         status.failed_nodes = vec![failed("b", Some(Time(at(3600)))), failed("c", None)];
         let valid = crds::validate(&job).expect("valid");
-        stricter(&valid, &status, &GangRequest::from(&valid))
+        preferred_shapes(&valid, &status, &GangRequest::from(&valid))
     }
 
     fn avoided(shapes: &[Arc<Shape>]) -> Vec<Vec<&str>> {

@@ -1,4 +1,4 @@
-//! Whether a node can take a pod of a gang, why not, and with which others its GPUs count as alike.
+//! Whether a node can take a pod of a gang, why not, and to which group its GPUs belong.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,8 +12,8 @@ use crate::facts::gpu_labels::GpuLabels;
 use crate::facts::inventory::{NodeFacts, NodeHealth};
 use crate::facts::resources::{Amount, CPU, HOST_PORTS, MEMORY, PODS, STORAGE};
 
-/// Why a node cannot take a pod of the gang. The order is that in which reasons are looked for and told. What is written of
-/// one in `status.placement.rejected` is its [`Display`](fmt::Display).
+/// Why a node cannot take a pod of the gang, in the order in which reasons are checked and listed. `status.placement.rejected` has
+/// its [`Display`](fmt::Display).
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Refusal {
     /// `placement.excludeNodes` names it.
@@ -26,25 +26,25 @@ pub enum Refusal {
     SelectorMismatch,
     /// It lacks the label of `placement.topology.required`.
     NoTopologyLabel,
-    /// No label tells the product of its GPUs.
+    /// No label names the product of its GPUs.
     NoProductLabel,
-    /// An elastic gang had other GPUs, and fits without these.
+    /// An elastic gang had GPUs of another group, and fits there.
     OtherGpus,
     /// Its GPUs are not in `placement.gpu.products`.
     OtherProduct,
-    /// No label tells the memory of its GPUs, for which the job asks.
+    /// The job has a minimum of GPU memory, and no label has that of these GPUs.
     MemoryUnknown,
-    /// Its GPUs have less memory than the job asks for.
+    /// Its GPUs have less memory than the job requires.
     TooLittleGpuMemory,
-    /// It advertises shares of GPUs.
+    /// Its GPUs are shared or partitioned.
     Shared,
     /// It has GPUs of several models.
     Mixed,
-    /// It has fewer GPUs than a pod asks for.
+    /// It has fewer GPUs than a pod requests.
     TooFewGpus,
-    /// Its kubelet says that it is not ready, or nothing.
+    /// It is not ready.
     NotReady,
-    /// It is marked as unschedulable.
+    /// It is cordoned.
     Cordoned,
     /// It has a taint that the job does not tolerate.
     Tainted,
@@ -60,12 +60,12 @@ pub enum Refusal {
     NoStorage,
     /// It has as many pods as it takes.
     NoPodSlot,
-    /// A pod has ports of its network that a gang with `workers.hostNetwork` needs.
+    /// Another pod uses ports that a gang with `workers.hostNetwork` needs.
     HostPortsInUse,
-    /// It has too little of another resource that pods ask for: network devices, huge pages.
+    /// It has too little of another resource: network devices, huge pages.
     NoOtherResource,
-    /// It is kept for another job.
-    Kept,
+    /// It is reserved for another job.
+    Reserved,
 }
 
 impl Refusal {
@@ -95,7 +95,7 @@ impl Refusal {
         Self::NoPodSlot,
         Self::HostPortsInUse,
         Self::NoOtherResource,
-        Self::Kept,
+        Self::Reserved,
     ];
 }
 
@@ -126,12 +126,12 @@ impl fmt::Display for Refusal {
             Self::NoPodSlot => "with no room for another pod",
             Self::HostPortsInUse => "where another pod uses ports that workers.hostNetwork needs",
             Self::NoOtherResource => "with too little of another resource that a pod asks for",
-            Self::Kept => "kept for a job that waits longer or has a higher priority",
+            Self::Reserved => "reserved for a job that waits longer or has a higher priority",
         })
     }
 }
 
-/// GPUs that a node has of the resource that is asked for.
+/// The amount of the GPU resource.
 fn gpus(node: &NodeFacts, shape: &Shape) -> Amount {
     node.resources
         .get(shape.gpu_resource.as_str())
@@ -139,20 +139,19 @@ fn gpus(node: &NodeFacts, shape: &Shape) -> Amount {
         .unwrap_or_default()
 }
 
-/// The group a node's GPUs belong to; `None` where it has none of that resource.
-/// The product is empty where no label tells it.
+/// The group of a node's GPUs; `None` if it has none of that resource. The product is empty if no label names it.
 pub fn group_of(node: &NodeFacts, shape: &Shape) -> Option<GpuGroup> {
     let capacity = gpus(node, shape).capacity;
-    let told = node.labels.gpus();
+    let gpu_labels = node.labels.gpus();
     let label = |key: &String| node.labels.values().get(key).cloned().unwrap_or_default();
     (capacity > 0).then(|| GpuGroup {
-        product: told.product.clone(),
-        product_label: told.product_label.into(),
-        memory_mebibytes: told.memory_mebibytes,
+        product: gpu_labels.product.clone(),
+        product_label: gpu_labels.product_label.into(),
+        memory_mebibytes: gpu_labels.memory_mebibytes,
         gpus_per_node: capacity,
-        driver_major: told.driver_major.clone(),
-        sharing_strategy: told.sharing_strategy.clone(),
-        replicas: told.replicas,
+        driver_major: gpu_labels.driver_major.clone(),
+        sharing_strategy: gpu_labels.sharing_strategy.clone(),
+        replicas: gpu_labels.replicas,
         labels: shape
             .rules
             .group_by
@@ -162,17 +161,17 @@ pub fn group_of(node: &NodeFacts, shape: &Shape) -> Option<GpuGroup> {
     })
 }
 
-/// Whether that is the group a node's GPUs belong to.
+/// Whether a node's GPUs belong to a group: [`group_of`] without building it.
 pub fn is_of(group: &GpuGroup, node: &NodeFacts, shape: &Shape) -> bool {
-    let told = node.labels.gpus();
+    let gpu_labels = node.labels.gpus();
     let label = |key: &str| node.labels.values().get(key).map_or("", String::as_str);
     group.gpus_per_node == gpus(node, shape).capacity
-        && group.product == told.product
-        && group.product_label == told.product_label
-        && group.memory_mebibytes == told.memory_mebibytes
-        && group.driver_major == told.driver_major
-        && group.sharing_strategy == told.sharing_strategy
-        && group.replicas == told.replicas
+        && group.product == gpu_labels.product
+        && group.product_label == gpu_labels.product_label
+        && group.memory_mebibytes == gpu_labels.memory_mebibytes
+        && group.driver_major == gpu_labels.driver_major
+        && group.sharing_strategy == gpu_labels.sharing_strategy
+        && group.replicas == gpu_labels.replicas
         && group.labels.iter().all(|(key, value)| label(key) == value)
 }
 
@@ -184,18 +183,18 @@ pub enum Verdict {
         /// Free GPUs.
         free: i64,
     },
-    /// It cannot for now: what other gangs hold, or what is kept for them, would do.
+    /// It can once other gangs, on it or with a reservation, have ended.
     Busy {
         /// Why not now.
         refusal: Refusal,
         /// Free GPUs.
         free: i64,
     },
-    /// It cannot, whatever gangs end.
+    /// It cannot, even after other gangs have ended.
     Refused(Refusal),
 }
 
-/// Looks at a node that has some of the resource.
+/// The verdict on a node that has some of the resource.
 pub fn verdict(name: &str, node: &NodeFacts, shape: &Shape) -> Verdict {
     let gpus = gpus(node, shape);
     if let Some(refusal) = unsuitable(name, node, gpus, shape) {
@@ -203,9 +202,9 @@ pub fn verdict(name: &str, node: &NodeFacts, shape: &Shape) -> Verdict {
     }
     let free = gpus.free();
     match occupied(node, gpus, shape, Amount::free) {
-        None if node.kept_for.is_none() => Verdict::Fits { free },
+        None if node.reserved_for.is_none() => Verdict::Fits { free },
         None => Verdict::Busy {
-            refusal: Refusal::Kept,
+            refusal: Refusal::Reserved,
             free,
         },
         Some(refusal) if occupied(node, gpus, shape, Amount::free_in_time).is_none() => {
@@ -215,17 +214,17 @@ pub fn verdict(name: &str, node: &NodeFacts, shape: &Shape) -> Verdict {
     }
 }
 
-/// The first reason, if any, for which a node cannot take a pod of the gang now. That it is kept for another job is none.
+/// Why a node cannot take a pod of the gang now, reservations aside.
 pub fn refusal(name: &str, node: &NodeFacts, shape: &Shape) -> Option<Refusal> {
     let gpus = gpus(node, shape);
     unsuitable(name, node, gpus, shape).or_else(|| occupied(node, gpus, shape, Amount::free))
 }
 
-/// The first reason, if any, for which a node cannot take a pod of the gang even if nothing on it were in use.
+/// Why a node cannot take a pod of the gang even if nothing on it were in use.
 fn unsuitable(name: &str, node: &NodeFacts, gpus: Amount, shape: &Shape) -> Option<Refusal> {
     let rules = &shape.rules;
     let labels = node.labels.values();
-    let told = node.labels.gpus();
+    let gpu_labels = node.labels.gpus();
     Some(if rules.exclude_nodes.contains(name) {
         Refusal::Excluded
     } else if let Some(why) = shape.avoided.get(name) {
@@ -241,19 +240,23 @@ fn unsuitable(name: &str, node: &NodeFacts, gpus: Amount, shape: &Shape) -> Opti
         .is_some_and(|key| !labels.contains_key(key))
     {
         Refusal::NoTopologyLabel
-    } else if told.product.is_empty() && rules.homogeneity != Homogeneity::Off {
+    } else if gpu_labels.product.is_empty() && rules.homogeneity != Homogeneity::Off {
         Refusal::NoProductLabel
-    } else if shape.only.as_ref().is_some_and(|only| !is_of(only, node, shape)) {
+    } else if shape
+        .required_group
+        .as_ref()
+        .is_some_and(|group| !is_of(group, node, shape))
+    {
         Refusal::OtherGpus
-    } else if !rules.products.is_empty() && !rules.products.contains(&told.product) {
+    } else if !rules.products.is_empty() && !rules.products.contains(&gpu_labels.product) {
         Refusal::OtherProduct
-    } else if rules.min_memory_mebibytes.is_some() && told.memory_mebibytes.is_none() {
+    } else if rules.min_memory_mebibytes.is_some() && gpu_labels.memory_mebibytes.is_none() {
         Refusal::MemoryUnknown
-    } else if rules.min_memory_mebibytes > told.memory_mebibytes {
+    } else if rules.min_memory_mebibytes > gpu_labels.memory_mebibytes {
         Refusal::TooLittleGpuMemory
-    } else if !rules.allow_shared && is_shared(told, &shape.gpu_resource) {
+    } else if !rules.allow_shared && is_shared(gpu_labels, &shape.gpu_resource) {
         Refusal::Shared
-    } else if is_mixed(told, gpus.capacity, &shape.gpu_resource) {
+    } else if is_mixed(gpu_labels, gpus.capacity, &shape.gpu_resource) {
         Refusal::Mixed
     } else if gpus.capacity < shape.gpus_per_node {
         Refusal::TooFewGpus
@@ -274,11 +277,11 @@ fn unsuitable(name: &str, node: &NodeFacts, gpus: Amount, shape: &Shape) -> Opti
     })
 }
 
-/// What a node has too little of, given what of each resource counts as free.
+/// Why a node has too little, given what counts as free.
 fn occupied(node: &NodeFacts, gpus: Amount, shape: &Shape, free: fn(Amount) -> i64) -> Option<Refusal> {
     let lacks = |resource: &str| {
         let asked = shape.requests.get(resource).copied().unwrap_or(0);
-        // Nodes always tell these; where a test or a virtual node does not, kube-scheduler has the last word.
+        // Nodes always report these. If a virtual node does not, kube-scheduler decides.
         asked > 0
             && node
                 .resources
@@ -307,14 +310,14 @@ fn occupied(node: &NodeFacts, gpus: Amount, shape: &Shape, free: fn(Amount) -> i
     .or_else(|| lacks_other(node, shape, free).then_some(Refusal::NoOtherResource))
 }
 
-/// Whether a node has too little of what pods ask for beside GPUs and what every node has.
+/// Whether a node has too little of a resource other than GPUs and those that every node has.
 fn lacks_other(node: &NodeFacts, shape: &Shape, free: fn(Amount) -> i64) -> bool {
-    let is_told =
+    let is_checked =
         |resource: &str| [CPU, MEMORY, STORAGE, PODS, HOST_PORTS, &shape.gpu_resource].contains(&resource);
     shape
         .requests
         .iter()
-        .filter(|(resource, _)| !is_told(resource))
+        .filter(|(resource, _)| !is_checked(resource))
         .any(|(resource, asked)| {
             let has = node.resources.get(&**resource).copied().unwrap_or_default();
             *asked > 0 && free(has) < *asked
@@ -325,22 +328,22 @@ fn has_labels(labels: &BTreeMap<String, String>, wanted: &BTreeMap<String, Strin
     wanted.iter().all(|(key, value)| labels.get(key) == Some(value))
 }
 
-/// Several pods that think they have a GPU each would train on one: time slices, MPS, MIG.
-fn is_shared(told: &GpuLabels, gpu_resource: &str) -> bool {
-    told.is_shared
+/// Whether several pods may get the same GPU, or a part of it: time slices, MPS, MIG.
+fn is_shared(gpu_labels: &GpuLabels, gpu_resource: &str) -> bool {
+    gpu_labels.is_shared
         || gpu_resource.ends_with(".shared")
         || gpu_resource
             .split_once('/')
             .is_some_and(|(_, name)| name.starts_with("mig-"))
 }
 
-/// NVIDIA's discovery writes the labels of one model over those of the other where a node has two; its count then is
-/// that of one model only. It counts GPUs, of which each is advertised as often as it is shared.
-fn is_mixed(told: &GpuLabels, capacity: i64, gpu_resource: &str) -> bool {
-    gpu_resource == "nvidia.com/gpu" && told.nvidia_count.is_some_and(|count| count != capacity)
+/// Whether a node has GPUs of two models: the labels of NVIDIA's discovery describe one of them, and its count falls short of the
+/// capacity.
+fn is_mixed(gpu_labels: &GpuLabels, capacity: i64, gpu_resource: &str) -> bool {
+    gpu_resource == "nvidia.com/gpu" && gpu_labels.nvidia_count.is_some_and(|count| count != capacity)
 }
 
-/// Whether a taint does not matter to pods with these tolerations, by the rules of kube-scheduler.
+/// Whether pods with these tolerations may run despite a taint, by the rules of kube-scheduler.
 fn is_tolerated(taint: &Taint, tolerations: &[Toleration]) -> bool {
     if taint.effect == "PreferNoSchedule" {
         return true;

@@ -1,5 +1,5 @@
-//! Which nodes a gang gets: a set of like GPUs (or, where the job allows it, of several kinds) that lie near to one
-//! another, or none. A pure function over the inventory, which a [`View`] sorts for one shape of gang.
+//! Which nodes a gang gets: close to one another, with GPUs of one group (or of several, if the job allows it), or none. A pure
+//! function of the inventory, which a [`View`] sorts for one shape.
 
 mod explain;
 mod view;
@@ -14,20 +14,20 @@ use crate::facts::inventory::Inventory;
 pub(crate) use explain::Reasons;
 pub(crate) use view::{Claim, View};
 
-/// Where a gang goes, and why not elsewhere.
+/// The nodes of a gang, and why it does not get others.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Placement {
     /// The GPUs that it gets.
     pub gpus: Gpus,
     /// Node names by node rank.
     pub nodes: Vec<String>,
-    /// Over which parts of the cluster the nodes are spread, for each key of the job.
+    /// The domains of its nodes, for each topology key of the job.
     pub topology: Vec<TopologySpread>,
     /// The groups that were not chosen.
     pub rejected: Vec<RejectedGroup>,
 }
 
-/// Where a gang goes.
+/// The nodes of a gang.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Choice {
     pub(crate) gpus: Gpus,
@@ -37,7 +37,7 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
-    /// The same with the reasons for which it is not another.
+    /// The placement, with the reasons against other groups.
     pub(crate) fn explained(&self, request: &GangRequest, reasons: &Reasons) -> Placement {
         let chosen: BTreeSet<&GpuGroup> = match &self.gpus {
             Gpus::Like(group) => BTreeSet::from([group]),
@@ -52,7 +52,7 @@ impl Choice {
     }
 }
 
-/// What GPUs a gang gets.
+/// The GPUs of a gang.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Gpus {
     /// All of one group.
@@ -61,12 +61,12 @@ pub enum Gpus {
     Mixed(BTreeMap<GpuGroup, usize>),
 }
 
-/// Why a gang goes nowhere now.
+/// Why a gang does not fit now.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Unplaceable {
     /// The groups, with the reason for each.
     pub rejected: Vec<RejectedGroup>,
-    /// All of it in one sentence.
+    /// All reasons in one sentence.
     pub message: String,
 }
 
@@ -80,7 +80,7 @@ impl Unplaceable {
     }
 }
 
-/// Looks for a place for one gang, on its own.
+/// Places a single gang.
 pub fn place(request: &GangRequest, inventory: &Inventory) -> Result<Placement, Unplaceable> {
     let mut view = View::new(Arc::clone(&request.shape), inventory);
     let choice = view.choose(request);

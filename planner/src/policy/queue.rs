@@ -1,9 +1,9 @@
 //! In which order jobs get GPUs, and how long one that does not fit lets others go ahead.
 //!
-//! Jobs are planned by priority, then first come, first served. One that does not fit lets later ones go ahead that do
-//! (backfilling), for [`PATIENCE`]. From then on nodes are kept for it: as many as it needs, of the group in which it will
-//! fit first, those first that are free or nearest to it. Later jobs do not get them, so it starts once the gangs on them
-//! have ended. A job that no group could ever hold keeps nothing.
+//! Jobs are planned by priority, then first come, first served. A job that does not fit lets later ones go ahead
+//! (backfilling), for [`PATIENCE`]. Then nodes are reserved for it: as many as it needs, in the group that lacks the fewest,
+//! free nodes and those closest to becoming free. Later jobs do not get them, so it starts once the gangs on them have ended.
+//! A job that fits no group even then reserves nothing.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::request::{GangRequest, Shape};
 
-/// How long later jobs may take nodes that a waiting job could use.
+/// How long later jobs may take nodes that a waiting job could use: long enough to use what becomes free for short jobs.
 pub(crate) const PATIENCE: SignedDuration = SignedDuration::from_mins(15);
 
-/// The place of a job in the order in which jobs get GPUs: the least is the first.
+/// The place of a job in the order in which jobs get GPUs: the smallest comes first.
 #[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub(crate) struct Order {
     pub(crate) priority: Reverse<i32>,
@@ -29,35 +29,35 @@ pub(crate) struct Order {
 pub(crate) struct Waiter {
     pub(crate) order: Order,
     pub(crate) request: GangRequest,
-    /// Shapes without nodes that it avoids, in which a place is looked for first.
-    pub(crate) stricter: Vec<Arc<Shape>>,
-    /// Since when it has been waiting; `None` for a job that restarts or resumes and has not been found not to fit.
+    /// Shapes to try before that of the request, in this order.
+    pub(crate) preferred_shapes: Vec<Arc<Shape>>,
+    /// Since when it has been waiting; `None` before a job that restarts or resumes was found not to fit.
     pub(crate) since: Option<Timestamp>,
-    /// Where its gang was that is being replaced: it keeps at least that.
-    pub(crate) had: Vec<String>,
+    /// The nodes of the gang that is being replaced, which it keeps at least.
+    pub(crate) previous_nodes: Vec<String>,
 }
 
-/// Where a job stands among those that wait.
+/// The place of a job in the queue.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Standing {
+pub struct QueueStatus {
     /// From 1.
     pub position: usize,
     /// Jobs that do not fit now.
     pub waiting: usize,
-    /// Nodes that are kept for it.
-    pub keeps: usize,
-    /// The job for which a node is kept that would do for this one.
-    pub kept_from_it_for: Option<String>,
+    /// Nodes that are reserved for it.
+    pub reserved_nodes: usize,
+    /// Another job, for which a node is reserved that fits this one.
+    pub held_back_for: Option<String>,
 }
 
-impl Standing {
-    /// What is added to why the job does not fit.
+impl QueueStatus {
+    /// The reason why the job does not fit, with its place in the queue.
     pub fn added_to(&self, why: &str) -> String {
         let mut words = why.to_owned();
-        if self.keeps > 0 {
-            words += &format!("; {} nodes are kept for it", self.keeps);
+        if self.reserved_nodes > 0 {
+            words += &format!("; {} nodes are reserved for it", self.reserved_nodes);
         }
-        if let Some(job) = &self.kept_from_it_for {
+        if let Some(job) = &self.held_back_for {
             words += &format!("; held back for {job}");
         }
         if self.waiting > 1 {
@@ -73,7 +73,7 @@ impl Standing {
 
 const POSITION: &str = " (";
 
-/// Whether two messages differ in more than the position, of which alone no news is made.
+/// Whether two messages differ in more than the position.
 pub fn is_news(last: &str, next: &str) -> bool {
     let position = |message: &str| match message.rfind(POSITION) {
         Some(start) if message.ends_with(" waiting)") => start,

@@ -14,16 +14,16 @@ use crate::facts::resources::{self, HOST_PORTS, PODS, Requests};
 /// What a gang asks for.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct GangRequest {
-    /// Pods, each on a node of its own; the least number of them for an elastic gang.
+    /// Pods, each on a node of its own; for an elastic gang the minimum.
     pub nodes: usize,
-    /// Greater numbers of pods that an elastic gang would rather have, the greatest first.
+    /// The larger sizes of an elastic gang, the largest first.
     pub larger: Vec<usize>,
-    /// What each pod asks for.
+    /// What each pod requests.
     pub shape: Arc<Shape>,
 }
 
 impl GangRequest {
-    /// What remains of it for a gang that has so many nodes and looks for more in that shape.
+    /// The sizes above `nodes`, in a shape; `None` if there are none.
     pub fn larger_than(&self, nodes: usize, shape: &Arc<Shape>) -> Option<Self> {
         let mut larger: Vec<usize> = self.larger.iter().copied().filter(|more| *more > nodes).collect();
         Some(Self {
@@ -33,12 +33,7 @@ impl GangRequest {
         })
     }
 
-    /// Pods of the gang that it would like best.
-    pub fn most_nodes(&self) -> usize {
-        self.larger.first().copied().unwrap_or(self.nodes)
-    }
-
-    /// The same for a gang of that size.
+    /// The same for a gang of one size.
     pub(crate) fn of_size(&self, nodes: usize) -> Self {
         Self {
             nodes,
@@ -48,25 +43,25 @@ impl GangRequest {
     }
 }
 
-/// What each pod of a gang asks for. Gangs of one shape see the same nodes fit.
+/// What each pod of a gang requests. The same nodes fit gangs of one shape.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Shape {
     /// GPUs of each pod.
     pub gpus_per_node: i64,
-    /// Name of the extended resource by which nodes count GPUs.
+    /// The extended resource of the GPUs.
     pub gpu_resource: String,
-    /// What the manifest says of placement.
+    /// The rules of `placement`.
     pub rules: PlacementRules,
     /// Labels that a node must have.
     pub node_selector: BTreeMap<String, String>,
-    /// Of its pods.
+    /// Tolerations of the pods.
     pub tolerations: Vec<Toleration>,
-    /// Everything each pod asks of its node, GPUs included.
+    /// All requests of a pod, GPUs included.
     pub requests: Requests,
-    /// Nodes that a job does without, by name.
+    /// Nodes that the job avoids, by name.
     pub avoided: BTreeMap<String, Avoidance>,
-    /// The GPUs that a gang has had, where no others will do.
-    pub only: Option<GpuGroup>,
+    /// The only group of GPUs that fits, if there is one.
+    pub required_group: Option<GpuGroup>,
 }
 
 impl From<&ValidatedJob> for GangRequest {
@@ -91,15 +86,14 @@ impl From<&ValidatedJob> for GangRequest {
                 tolerations: job.pod.tolerations.clone(),
                 requests,
                 avoided: BTreeMap::new(),
-                only: None,
+                required_group: None,
             }),
         }
     }
 }
 
 impl Shape {
-    /// Of a pod that asks for so many GPUs of a resource, such as `nvidia.com/gpu`, and nothing else: of any product, without labels
-    /// or tolerations.
+    /// A pod that requests GPUs of a resource, such as `nvidia.com/gpu`, and nothing else.
     pub fn of_gpus(gpu_resource: &str, gpus: u32) -> Self {
         let gpus = i64::from(gpus);
         Self {
@@ -110,7 +104,7 @@ impl Shape {
         }
     }
 
-    /// Whether another is the same, but for the nodes that they avoid.
+    /// Whether another differs at most in the avoided nodes.
     pub(crate) fn is_alike(&self, other: &Self) -> bool {
         let Self {
             gpus_per_node,
@@ -120,7 +114,7 @@ impl Shape {
             tolerations,
             requests,
             avoided: _,
-            only,
+            required_group,
         } = self;
         *gpus_per_node == other.gpus_per_node
             && *requests == other.requests
@@ -128,10 +122,10 @@ impl Shape {
             && *gpu_resource == other.gpu_resource
             && *node_selector == other.node_selector
             && *tolerations == other.tolerations
-            && *only == other.only
+            && *required_group == other.required_group
     }
 
-    /// The word that says whether GPUs must be alike.
+    /// The word of messages for GPUs that must be alike.
     pub(crate) fn likeness(&self) -> &'static str {
         match self.rules.homogeneity {
             Homogeneity::Required => "like ",
@@ -143,7 +137,7 @@ impl Shape {
 /// Why a node is avoided.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Avoidance {
-    /// A rank of the last gang, or of one within the last hour, stayed slow there.
+    /// A rank of the last gang, or of an earlier one within the last hour, stayed slow there.
     WasSlow,
     /// Attempts failed there.
     FailedBefore,

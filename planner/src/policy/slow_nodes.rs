@@ -1,4 +1,4 @@
-//! Nodes on which ranks of a job stayed slow: what later gangs of it know of them.
+//! Nodes on which ranks of a job stayed slow, remembered for its later gangs.
 
 use std::collections::BTreeMap;
 
@@ -6,12 +6,12 @@ use crds::status::{SlowNodeStatus, StragglerStatus};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-/// Nodes recover, and nobody tells of those that are not used.
+/// For how long. Nodes recover, and of an unused one nothing is measured.
 const REMEMBERED: SignedDuration = SignedDuration::from_hours(1);
-/// Nodes that are remembered at most, those that were slow last: the status of a job has to stay small.
+/// Most nodes to remember, the latest ones: a status has to stay small.
 const MOST_NODES: usize = 16;
 
-/// The nodes that are remembered when a gang with these stragglers has been replaced, by name.
+/// The remembered nodes after a gang with these stragglers was replaced, by name.
 pub fn after(
     known: &[SlowNodeStatus],
     stragglers: &[StragglerStatus],
@@ -31,7 +31,7 @@ pub fn after(
     nodes
 }
 
-/// Those that are not forgotten yet.
+/// Those of them that are still remembered.
 pub fn remembered(known: &[SlowNodeStatus], now: Timestamp) -> Vec<SlowNodeStatus> {
     let is_fresh = |node: &&SlowNodeStatus| node.avoided_until.0 > now;
     known.iter().filter(is_fresh).cloned().collect()
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
     use crate::fixtures::{at, straggler};
 
-    fn told(nodes: &[SlowNodeStatus]) -> Vec<(&str, f64, i64)> {
+    fn summary(nodes: &[SlowNodeStatus]) -> Vec<(&str, f64, i64)> {
         nodes
             .iter()
             .map(|node| {
@@ -72,10 +72,10 @@ mod tests {
             straggler(4, "c", 1.4),
         ];
         let first = after(&[], &ranks, at(0));
-        assert_eq!(told(&first), [("a", 2.0, 3600), ("c", 1.4, 3600)]);
+        assert_eq!(summary(&first), [("a", 2.0, 3600), ("c", 1.4, 3600)]);
         let second = after(&first, &[straggler(7, "a", 1.6)], at(60));
-        assert_eq!(told(&second), [("a", 1.6, 3660), ("c", 1.4, 3600)]);
-        assert_eq!(told(&remembered(&second, at(3600))), [("a", 1.6, 3660)]);
+        assert_eq!(summary(&second), [("a", 1.6, 3660), ("c", 1.4, 3600)]);
+        assert_eq!(summary(&remembered(&second, at(3600))), [("a", 1.6, 3660)]);
         assert_eq!(after(&second, &[], at(3660)), []);
     }
 

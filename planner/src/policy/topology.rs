@@ -1,4 +1,4 @@
-//! Which of the nodes that fit are taken: those that lie near to one another, by labels that name parts of the cluster.
+//! Which of the fitting nodes a gang gets: those close to one another, by labels that name parts of the cluster.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +25,7 @@ pub(crate) enum Key<'a> {
     Label(&'a str),
 }
 
-/// One value of a key. Nodes without the label come last: nothing is known of where they are.
+/// One value of a key. Nodes without the label come last: their location is unknown.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum Domain<'a> {
     Group(&'a GpuGroup),
@@ -51,7 +51,7 @@ fn divide<'a>(fits: &[Fit<'a>], key: Key<'_>) -> BTreeMap<Domain<'a>, Vec<Fit<'a
     domains
 }
 
-/// Nodes of the fullest domain of a label.
+/// The number of nodes in the largest domain of a label.
 pub(crate) fn largest_domain(fits: &[Fit<'_>], label: &str) -> usize {
     divide(fits, Key::Label(label))
         .iter()
@@ -61,9 +61,8 @@ pub(crate) fn largest_domain(fits: &[Fit<'_>], label: &str) -> usize {
         .unwrap_or(0)
 }
 
-/// Chooses `count` nodes, in the order of ranks: all with the same value of the label `required`, if there is one, and
-/// spread over as few domains as possible of `keys`, which go from the widest part of the cluster to the closest.
-/// `None` where so many do not fit.
+/// Chooses `count` nodes, in order of ranks: with one value of the label `required`, if given, and spread over as few domains of
+/// `keys` as possible, which go from the widest to the closest. `None` if there are too few.
 pub(crate) fn choose<'a>(
     fits: &[Fit<'a>],
     count: usize,
@@ -86,7 +85,7 @@ pub(crate) fn choose<'a>(
     Some(chosen)
 }
 
-/// `count` of the nodes, of which there are at least as many.
+/// Chooses `count` of at least as many nodes.
 fn pack<'a>(mut fits: Vec<Fit<'a>>, count: usize, keys: &[Key<'_>]) -> Vec<Fit<'a>> {
     let Some((widest, closer)) = keys.split_first() else {
         fits.sort_unstable_by_key(|fit| (fit.free, fit.name));
@@ -101,7 +100,7 @@ fn pack<'a>(mut fits: Vec<Fit<'a>>, count: usize, keys: &[Key<'_>]) -> Vec<Fit<'
             taken.extend(last);
             return taken;
         }
-        // No domain holds all that is missing: the largest goes whole, so that there are few.
+        // No domain has all that is missing: take all of the largest, for few domains in total.
         let largest = domains
             .iter()
             .min_by_key(|(domain, fits)| (**domain == Domain::Unknown, Reverse(fits.len()), **domain))
@@ -113,8 +112,8 @@ fn pack<'a>(mut fits: Vec<Fit<'a>>, count: usize, keys: &[Key<'_>]) -> Vec<Fit<'
     }
 }
 
-/// Of the domains that hold `count` nodes, those of the one in which they are spread over the fewest closer domains,
-/// then of the one that leaves the fewest nodes over.
+/// Chooses `count` nodes of one domain: the one in which they are spread over the fewest closer domains, then the one that leaves
+/// the fewest nodes over.
 fn tightest<'a>(
     domains: &BTreeMap<Domain<'a>, Vec<Fit<'a>>>,
     count: usize,
@@ -132,7 +131,7 @@ fn tightest<'a>(
         .map(|(_, packed)| packed)
 }
 
-/// Number of domains over which nodes are spread; each node of which it is not known counts as one of its own.
+/// The number of domains of nodes. Each node with an unknown one counts as a domain.
 fn domains_of(fits: &[Fit<'_>], key: Key<'_>) -> usize {
     let domains: BTreeSet<Domain<'_>> = fits.iter().map(|fit| domain_of(fit, key)).collect();
     let unknown = fits
@@ -142,7 +141,7 @@ fn domains_of(fits: &[Fit<'_>], key: Key<'_>) -> usize {
     domains.len() + unknown.saturating_sub(1)
 }
 
-/// The values of each label on these nodes, in the order of ranks.
+/// The values of each label on these nodes, in order of ranks.
 pub(crate) fn spread<'a>(fits: &[Fit<'_>], labels: impl Iterator<Item = &'a str>) -> Vec<TopologySpread> {
     labels
         .map(|label| {

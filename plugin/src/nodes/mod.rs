@@ -185,7 +185,7 @@ impl Group {
                 refused: node.refusal.map(|refusal| refusal.to_string()),
                 is_busy: node.is_busy,
                 holders: node
-                    .holders
+                    .pods
                     .into_iter()
                     .map(|holder| HeldBy {
                         pod: holder.pod,

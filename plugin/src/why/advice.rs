@@ -293,7 +293,9 @@ pub(crate) fn of_refusal(refusal: Refusal) -> Option<Advice> {
         Refusal::MemoryUnknown => {
             words("run GPU feature discovery, or do not ask for memory in placement.gpu")
         }
-        Refusal::Kept => words("wait: it is kept for a job that waits longer or has a higher priority"),
+        Refusal::Reserved => {
+            words("wait: it is reserved for a job that waits longer or has a higher priority")
+        }
         Refusal::SelectorMismatch
         | Refusal::NoTopologyLabel
         | Refusal::OtherProduct

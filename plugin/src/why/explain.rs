@@ -251,10 +251,10 @@ fn is_among(refusal: Refusal, rejected: &[RejectedGroup]) -> bool {
 /// `status.placement.rejected`.
 pub(super) fn beside_groups(message: &str) -> Option<String> {
     let (needs, rest) = message.split_once(": ")?;
-    let kept = rest.find(" nodes are kept for it");
-    let kept = kept.and_then(|end| rest[..end].rfind("; "));
+    let reserved = rest.find(" nodes are reserved for it");
+    let reserved = reserved.and_then(|end| rest[..end].rfind("; "));
     let parts = [
-        kept,
+        reserved,
         rest.find("; held back for "),
         rest.find("; the GPUs of "),
         rest.rfind(" (").filter(|_| rest.ends_with(" waiting)")),

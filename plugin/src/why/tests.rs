@@ -197,10 +197,10 @@ fn of_a_message_with_groups_the_rest_is_kept() {
     );
     assert_eq!(
         of(
-            "needs 4 x 1 like nvidia.com/gpu: A has 1 node with 1 free; B has 1 node cordoned (a); 8 nodes are kept for it; \
+            "needs 4 x 1 like nvidia.com/gpu: A has 1 node with 1 free; B has 1 node cordoned (a); 8 nodes are reserved for it; \
             held back for x/y (2nd of 3 waiting)"
         ),
-        "needs 4 x 1 like nvidia.com/gpu; 8 nodes are kept for it; held back for x/y (2nd of 3 waiting)"
+        "needs 4 x 1 like nvidia.com/gpu; 8 nodes are reserved for it; held back for x/y (2nd of 3 waiting)"
     );
     assert_eq!(
         of(

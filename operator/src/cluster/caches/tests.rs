@@ -71,7 +71,7 @@ async fn a_node_that_cannot_be_read_is_as_it_was_and_others_follow() {
             futures::stream::iter(events.into_iter().map(Ok)),
             listeners.clone(),
             Planner::follow_nodes,
-            Planner::keep_node,
+            Planner::retain_node,
             latest::Sender::new(false),
         )
         .await;

@@ -53,7 +53,7 @@ fn plan_on(observation: &Observation, inventory: &Inventory) -> Plan {
             Ok(placement) => Decision::Placed(placement),
             Err(why) => Decision::Waits(Waiting::NoFit {
                 why,
-                standing: fixtures::alone(),
+                queue: fixtures::alone(),
             }),
         }
     })

@@ -4,7 +4,7 @@ use crds::status::{CheckpointStatus, WorkersStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use planner::Waiting;
 use planner::policy::placement::{Gpus, Placement, Unplaceable};
-use planner::policy::queue::Standing;
+use planner::policy::queue::QueueStatus;
 
 use super::*;
 use crate::fixtures::{self, at, conditions_of, gang, job_in, observation, pod};
@@ -12,17 +12,17 @@ use crate::policy::failure::Failure;
 use crate::policy::gang::PodState;
 use crate::policy::restart::Verdict;
 
-fn no_fit(message: &str, standing: Standing) -> Plan {
+fn no_fit(message: &str, queue: QueueStatus) -> Plan {
     let why = Unplaceable {
         rejected: vec![],
         message: message.into(),
     };
-    Plan::Wait(Waiting::NoFit { why, standing })
+    Plan::Wait(Waiting::NoFit { why, queue })
 }
 
 #[test]
 fn a_place_in_the_queue_is_told_but_no_news_by_itself() {
-    let at = |position| Standing {
+    let at = |position| QueueStatus {
         position,
         waiting: 5,
         ..fixtures::alone()
@@ -37,18 +37,21 @@ fn a_place_in_the_queue_is_told_but_no_news_by_itself() {
     job.status = Some(first.clone());
     let observed = observation(job, vec![]);
     assert_eq!(next(&observed, &no_fit("needs 2", at(2))), first);
-    let held_back = Standing {
-        kept_from_it_for: Some("research/large".into()),
+    let held_back = QueueStatus {
+        held_back_for: Some("research/large".into()),
         ..at(2)
     };
     assert_eq!(
         placed(&next(&observed, &no_fit("needs 2", held_back))),
         "needs 2; held back for research/large (2nd of 5 waiting)"
     );
-    let keeps = Standing { keeps: 8, ..at(1) };
+    let reserves = QueueStatus {
+        reserved_nodes: 8,
+        ..at(1)
+    };
     assert_eq!(
-        placed(&next(&observed, &no_fit("needs 8", keeps))),
-        "needs 8; 8 nodes are kept for it (1st of 5 waiting)"
+        placed(&next(&observed, &no_fit("needs 8", reserves))),
+        "needs 8; 8 nodes are reserved for it (1st of 5 waiting)"
     );
 }
 

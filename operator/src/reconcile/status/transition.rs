@@ -132,10 +132,10 @@ impl Next {
         self.status.phase = Some(Phase::Pending);
         self.let_go();
         let (rejected, reason, message, what_for) = match waiting {
-            Waiting::NoFit { why, standing } => (
+            Waiting::NoFit { why, queue } => (
                 why.rejected.clone(),
                 reasons::NO_FITTING_GROUP,
-                standing.added_to(&format!("{}{overdue}", why.message)),
+                queue.added_to(&format!("{}{overdue}", why.message)),
                 "waits for a group of like GPUs that fits the gang",
             ),
             Waiting::NoPriorityClass(class) => (

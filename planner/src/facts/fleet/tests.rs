@@ -47,8 +47,8 @@ fn pod(name: usize, of: Option<(usize, i32, usize)>, node: Option<usize>, phase:
     .expect("a pod")
 }
 
-fn promise(job: usize, attempt: i32, nodes: &[usize]) -> Reservation {
-    Reservation {
+fn promise(job: usize, attempt: i32, nodes: &[usize]) -> Promise {
+    Promise {
         job: JobKey {
             namespace: String::new(),
             uid: JOBS[job].into(),
@@ -66,7 +66,7 @@ enum Step {
     NodeGone(usize),
     Pod(usize, Box<Pod>),
     PodGone(usize),
-    Promise(usize, Option<Reservation>),
+    Promise(usize, Option<Promise>),
     /// Watches break, and list again; meanwhile this node and this pod went.
     Relist(usize, usize),
 }
@@ -94,7 +94,7 @@ fn step() -> impl Strategy<Value = Step> {
 struct Objects {
     nodes: BTreeMap<usize, Node>,
     pods: BTreeMap<usize, Pod>,
-    promises: HashMap<String, Reservation>,
+    promises: HashMap<String, Promise>,
 }
 
 impl Objects {
@@ -184,7 +184,7 @@ fn used(pods: &[Pod]) -> [i64; 2] {
     for name in ["a", "b"] {
         fleet.follow_nodes(&Event::Apply(node(name, 1, true)));
     }
-    let promise = Reservation {
+    let promise = Promise {
         job: JobKey::of(&fixtures::job()),
         attempt: 1,
         nodes: vec!["a".into(), "b".into()],

@@ -1,12 +1,11 @@
-//! The inventory counted in one go from objects: what a [fleet](crate::facts::fleet::Fleet) that follows their events
-//! must equal.
+//! The inventory counted from objects at once: what a [fleet](crate::facts::fleet::Fleet) that follows events must equal.
 
 use std::collections::{HashMap, HashSet};
 
 use k8s_openapi::api::core::v1::Pod;
 
 use super::*;
-use crate::facts::fleet::Reservation;
+use crate::facts::fleet::Promise;
 use crate::facts::pods::{Membership, bound_node, has_ended, pinned_node};
 use crate::facts::resources::{Holder, Requests, hold, requests_of};
 
@@ -14,7 +13,7 @@ impl Inventory {
     pub(crate) fn new<'a>(
         nodes: impl IntoIterator<Item = &'a Node>,
         pods: impl IntoIterator<Item = &'a Pod>,
-        reservations: &HashMap<String, Reservation>,
+        promises: &HashMap<String, Promise>,
     ) -> Self {
         let mut shared = Shared::default();
         let mut inventory = Self {
@@ -38,18 +37,18 @@ impl Inventory {
                 inventory.hold_for(node, &requests_of(spec), holder);
             }
         }
-        for reservation in reservations.values() {
-            for (node_rank, node) in reservation.nodes.iter().enumerate() {
-                let key = (reservation.job.clone(), reservation.attempt, node_rank);
+        for promise in promises.values() {
+            for (node_rank, node) in promise.nodes.iter().enumerate() {
+                let key = (promise.job.clone(), promise.attempt, node_rank);
                 if !present.contains(&key) {
-                    inventory.hold(node, &reservation.requests);
+                    inventory.hold(node, &promise.requests);
                 }
             }
         }
         inventory
     }
 
-    /// Takes the requests of a gang's pod out of what is free on a node.
+    /// Adds a gang's pod to a node.
     pub(crate) fn hold(&mut self, node: &str, requests: &Requests) {
         self.hold_for(node, requests, Holder::Gang);
     }

@@ -15,9 +15,8 @@ use crate::policy::request::{Avoidance, GangRequest};
 
 const NOW: i64 = 2_000;
 
-/// A board with a fleet of its own.
-fn board(inventory: &Inventory) -> Board {
-    Board::of(Fleet::of(inventory.clone()))
+fn state_of(inventory: &Inventory) -> ClusterState {
+    ClusterState::of(Fleet::of(inventory.clone()))
 }
 
 /// Jobs in their order: with a priority, and more patience or less.
@@ -39,9 +38,9 @@ fn queue() -> impl Strategy<Value = Vec<Waiter>> {
                     job: format!("research/{index:02}").into(),
                 },
                 request,
-                stricter: vec![],
+                preferred_shapes: vec![],
                 since: since.map(|second| at(second - NOW)),
-                had: had.into_iter().map(|node| format!("node-{node:02}")).collect(),
+                previous_nodes: had.into_iter().map(|node| format!("node-{node:02}")).collect(),
             })
             .collect();
         queue.sort_by(|left, right| left.order.cmp(&right.order));
@@ -50,10 +49,10 @@ fn queue() -> impl Strategy<Value = Vec<Waiter>> {
 }
 
 /// What one pass decides, in the order of the queue.
-fn decide(board: &mut Board, queue: &[Waiter]) -> (Pass, Vec<Result<Placement, Unplaceable>>) {
+fn decide(cluster: &mut ClusterState, queue: &[Waiter]) -> (Pass, Vec<Result<Placement, Unplaceable>>) {
     let mut pass = Pass::default();
     for job in queue {
-        pass.plan(job, board, at(0));
+        pass.plan(job, cluster, at(0));
     }
     let decided = queue
         .iter()
@@ -68,8 +67,8 @@ fn decide(board: &mut Board, queue: &[Waiter]) -> (Pass, Vec<Result<Placement, U
 /// What a job keeps from those after it: what it gets, and what it had where that is fewer nodes.
 fn held(job: &Waiter, placement: Option<&Placement>) -> Vec<String> {
     let nodes = placement.map_or(&[][..], |placement| &placement.nodes);
-    let keeps = |node: &&String| nodes.len() < job.had.len() && !nodes.contains(node);
-    let had = job.had.iter().filter(keeps);
+    let keeps = |node: &&String| nodes.len() < job.previous_nodes.len() && !nodes.contains(node);
+    let had = job.previous_nodes.iter().filter(keeps);
     nodes.iter().chain(had).cloned().collect()
 }
 
@@ -96,13 +95,13 @@ fn one_after_another(inventory: &Inventory, queue: &[Waiter]) -> Vec<Result<Plac
         }
         if outcome.is_err() && is_impatient(job) {
             let view = View::new(Arc::clone(&job.request.shape), &inventory);
-            let claim = |node: &str| match inventory.nodes[node].kept_for {
+            let claim = |node: &str| match inventory.nodes[node].reserved_for {
                 Some(_) => Claim::Other,
-                None => Claim::Nobody,
+                None => Claim::Free,
             };
-            for node in view.nodes_to_keep(job.request.nodes, claim) {
+            for node in view.nodes_to_reserve(job.request.nodes, claim) {
                 let node = inventory.nodes.get_mut(&node).expect("a node");
-                node.kept_for.get_or_insert(Arc::clone(&job.order.job));
+                node.reserved_for.get_or_insert(Arc::clone(&job.order.job));
             }
         }
         decided.push(outcome);
@@ -135,11 +134,11 @@ proptest! {
         let job = Waiter {
             order: Order { priority: Reverse(0), created: None, job: "research/only".into() },
             request: request.clone(),
-            stricter: vec![Arc::clone(&strict)],
+            preferred_shapes: vec![Arc::clone(&strict)],
             since: None,
-            had: vec![],
+            previous_nodes: vec![],
         };
-        let decided = decide(&mut board(&inventory), &[job]).1.swap_remove(0);
+        let decided = decide(&mut state_of(&inventory), &[job]).1.swap_remove(0);
         prop_assert_eq!(decided.is_ok(), place(&request, &inventory).is_ok(), "no job waits for it");
         let without = place(&GangRequest { shape: strict, ..request.clone() }, &inventory);
         if let (Ok(placement), Ok(without)) = (decided, without) {
@@ -154,25 +153,25 @@ proptest! {
         queue in queue(),
         changes in prop::collection::vec(change(), 0..4),
     ) {
-        let mut board = board(&inventory);
-        let (pass, decided) = decide(&mut board, &queue);
+        let mut cluster = state_of(&inventory);
+        let (pass, decided) = decide(&mut cluster, &queue);
         prop_assert_eq!(decided, one_after_another(&inventory, &queue));
         // And it leaves nothing behind: the next one decides as if it were the first.
-        pass.again(&mut board);
-        prop_assert_eq!(board.fleet().inventory(), &inventory);
+        pass.restart(&mut cluster);
+        prop_assert_eq!(cluster.fleet().inventory(), &inventory);
         let mut changed = inventory;
         for (index, facts) in changes {
             let name: Arc<str> = format!("node-{index:02}").into();
-            board.fleet_mut().replace(&name, facts.clone());
+            cluster.fleet_mut().replace(&name, facts.clone());
             changed.nodes.insert(name, facts);
         }
-        board.catch_up();
-        prop_assert_eq!(decide(&mut board, &queue).1, one_after_another(&changed, &queue));
+        cluster.catch_up();
+        prop_assert_eq!(decide(&mut cluster, &queue).1, one_after_another(&changed, &queue));
     }
 
     #[test]
     fn a_job_waits_only_if_those_before_it_left_too_little(inventory in cluster(), queue in queue()) {
-        let (_, decided) = decide(&mut board(&inventory), &queue);
+        let (_, decided) = decide(&mut state_of(&inventory), &queue);
         let patient = queue.iter().all(|job| !is_impatient(job));
         let mut left = inventory;
         for (job, outcome) in queue.iter().zip(&decided) {
@@ -192,16 +191,16 @@ proptest! {
         let job = |since| Waiter {
             order: Order { priority: Reverse(0), created: None, job: "research/only".into() },
             request: request.clone(),
-            stricter: vec![],
+            preferred_shapes: vec![],
             since,
-            had: vec![],
+            previous_nodes: vec![],
         };
         for since in [None, Some(at(-NOW))] {
             let queue = [job(since)];
-            if decide(&mut board(&inventory), &queue).1[0].is_ok() {
+            if decide(&mut state_of(&inventory), &queue).1[0].is_ok() {
                 let mut more = inventory.clone();
                 more.nodes.insert("node-99".into(), spare.clone());
-                prop_assert!(decide(&mut board(&more), &queue).1[0].is_ok());
+                prop_assert!(decide(&mut state_of(&more), &queue).1[0].is_ok());
             }
         }
     }
@@ -266,20 +265,20 @@ impl Turns {
                 inventory.hold(node, &job.request.shape.requests);
             }
         }
-        let mut board = board(&inventory);
-        // What the pass before held went with its board.
-        let mut pass = std::mem::take(&mut self.pass).again(&mut Board::default());
+        let mut cluster = state_of(&inventory);
+        // What the pass before held went with its cluster.
+        let mut pass = std::mem::take(&mut self.pass).restart(&mut ClusterState::default());
         let large = (turn >= BUSY).then_some(&self.large);
         let short = self.waiting.values().map(|(job, _)| job);
         // The large job is the first of its second.
         let (before, after): (Vec<&Waiter>, Vec<&Waiter>) =
             short.partition(|job| job.order < self.large.order);
         for job in before.into_iter().chain(large).chain(after) {
-            pass.plan(job, &mut board, time_of(turn));
+            pass.plan(job, &mut cluster, time_of(turn));
         }
         let (got_it, keeps) = match pass.outcome(&self.large.order) {
             Some(Outcome::Fits { .. }) => (true, 0),
-            Some(Outcome::Waits(wait)) => (false, wait.keeps),
+            Some(Outcome::Waits(wait)) => (false, wait.reserved_nodes),
             None => (false, 0),
         };
         let waiting = std::mem::take(&mut self.waiting);
@@ -316,9 +315,9 @@ fn waiter(job: &str, nodes: usize, gpus: i64, turn: usize) -> Waiter {
             larger: vec![],
             shape: Arc::new(shape),
         },
-        stricter: vec![],
+        preferred_shapes: vec![],
         since: Some(time_of(turn)),
-        had: vec![],
+        previous_nodes: vec![],
     }
 }
 
@@ -354,7 +353,7 @@ proptest! {
         nodes.sort_by_key(|(name, _)| {
             name.bytes().fold(seed, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
         });
-        let mut shuffled = board(&Inventory::default());
+        let mut shuffled = state_of(&Inventory::default());
         // The views are there before the nodes.
         for job in &queue {
             shuffled.view(&job.request.shape);
@@ -367,7 +366,7 @@ proptest! {
             shuffled.fleet_mut().replace(name, facts.clone());
             shuffled.catch_up();
         }
-        let (_, expected) = decide(&mut board(&inventory), &queue);
+        let (_, expected) = decide(&mut state_of(&inventory), &queue);
         prop_assert_eq!(decide(&mut shuffled, &queue).1, expected);
     }
 }

@@ -1,4 +1,4 @@
-//! Why a gang does not go to a group of GPUs, in words with counts.
+//! Why a gang does not get the nodes of a group, in words with counts.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -9,15 +9,14 @@ use crds::status::{GpuGroup, RejectedGroup};
 use crate::policy::node_fit::Refusal;
 use crate::policy::request::GangRequest;
 
-/// Groups named in a message, at most.
+/// Most groups in a message.
 const GROUPS_IN_MESSAGE: usize = 12;
-/// Groups named in a status, at most: with `placement.groupBy` there may be as many as nodes.
+/// Most groups in a status: with `placement.groupBy` there may be as many as nodes.
 const GROUPS_IN_STATUS: usize = 32;
-/// Nodes named for a reason, at most.
+/// Most nodes named for a reason.
 const NODES_IN_REASON: usize = 3;
 
-/// The groups of a cluster as one shape of gang sees them, counted; by group. Words are made of it where a status needs
-/// them.
+/// The counted nodes of each group, for one shape. Rendered only when a status needs the text.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Reasons(pub(super) Vec<GroupReasons>);
 
@@ -27,7 +26,7 @@ pub(super) struct GroupReasons {
     pub(super) group: GpuGroup,
     /// Nodes that can take a pod.
     pub(super) fitting: usize,
-    /// Those of the fullest value of the required topology key, if there is one.
+    /// The most of them with one value of the required topology key, if there is one.
     pub(super) largest_domain: Option<usize>,
     /// The others, by reason.
     pub(super) refused: Vec<Refused>,
@@ -43,7 +42,7 @@ pub(super) struct Refused {
 }
 
 impl GroupReasons {
-    /// GPUs of the nodes that fit, in use or not, which the gang would leave.
+    /// GPUs of the fitting nodes, in use or not, that the gang would leave over.
     fn left_over(&self, request: &GangRequest) -> i64 {
         let nodes = |count: usize| i64::try_from(count).unwrap_or(i64::MAX);
         nodes(self.fitting) * self.group.gpus_per_node - nodes(request.nodes) * request.shape.gpus_per_node
@@ -70,7 +69,7 @@ impl Refused {
 }
 
 impl Reasons {
-    /// The first groups that were not chosen, with the reason.
+    /// The groups that were not chosen, with the reason, up to [`GROUPS_IN_STATUS`].
     pub(super) fn rejections(
         &self,
         request: &GangRequest,
@@ -109,7 +108,7 @@ impl Reasons {
             .collect()
     }
 
-    /// The product; with what tells groups of one product apart, where there are several.
+    /// The product; if several groups have it, with all that they may differ in.
     fn label(&self, group: &GpuGroup) -> String {
         let namesakes = self
             .0
@@ -139,7 +138,7 @@ impl Reasons {
     }
 }
 
-/// What is said of the nodes that would fit. `left_over` is what the chosen group leaves.
+/// The words for fitting nodes. `left_over` is what the gang leaves over in the chosen group.
 fn fitting(request: &GangRequest, reasons: &GroupReasons, left_over: Option<i64>, is_placed: bool) -> String {
     let fitting = reasons.fitting;
     let gpus_per_node = request.shape.gpus_per_node;
@@ -165,7 +164,7 @@ fn fitting(request: &GangRequest, reasons: &GroupReasons, left_over: Option<i64>
     }
 }
 
-/// All reasons in one sentence, where no group was chosen.
+/// All reasons in one sentence, for a gang that fits nowhere.
 pub(super) fn message(request: &GangRequest, reasons: &Reasons, rejected: &[RejectedGroup]) -> String {
     let up_to = request.larger.first().map(|most| format!(" to {most}"));
     let mut message = format!(

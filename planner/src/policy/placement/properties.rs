@@ -41,7 +41,7 @@ pub(crate) fn node() -> impl Strategy<Value = NodeFacts> {
                         NodeHealth::Ready
                     },
                     cordoned: cordoned == 0,
-                    kept_for: None,
+                    reserved_for: None,
                     resources: (capacity > 0)
                         .then(|| {
                             let gpus = Amount {

@@ -406,18 +406,18 @@ fn the_first_writer_that_tells_a_product_is_believed() {
         "nvidia.com/gpu.memory",
         "23034",
     );
-    let told = group(&place(&request(1, 1), &inventory([node])).expect("placed"));
+    let found = group(&place(&request(1, 1), &inventory([node])).expect("placed"));
     assert_eq!(
-        (told.product.as_str(), told.memory_mebibytes),
+        (found.product.as_str(), found.memory_mebibytes),
         ("NVIDIA-L4", Some(23_034))
     );
     // An empty value tells nothing.
     let mut node = labelled(fixtures::node("a", "", 1), "gpu.nvidia.com/model", "");
     node = labelled(node, "amd.com/gpu.product-name", "Instinct_MI300X");
     node = labelled(node, "amd.com/gpu.vram", "192G");
-    let told = group(&place(&request(1, 1), &inventory([node])).expect("placed"));
+    let found = group(&place(&request(1, 1), &inventory([node])).expect("placed"));
     assert_eq!(
-        (told.product.as_str(), told.memory_mebibytes),
+        (found.product.as_str(), found.memory_mebibytes),
         ("Instinct_MI300X", Some(196_608))
     );
 }
@@ -588,7 +588,7 @@ fn what_is_told_of_thousands_of_groups_is_short() {
         labelled(fixtures::node(&name, "Tesla-T4", 1), key, &name)
     });
     let inventory = inventory(nodes);
-    let told = |rejected: &[RejectedGroup]| serde_json::to_string(rejected).expect("serializes").len();
+    let length = |rejected: &[RejectedGroup]| serde_json::to_string(rejected).expect("serializes").len();
     let mut request = request(2, 1);
     shape(&mut request).rules.group_by = vec![key.into()];
     let refused = place(&request, &inventory).expect_err("a group has one node");
@@ -598,9 +598,9 @@ fn what_is_told_of_thousands_of_groups_is_short() {
         refused.message
     );
     assert!(refused.message.len() < 4_096, "{}", refused.message.len());
-    assert!(told(&refused.rejected) < 8_192, "{}", told(&refused.rejected));
+    assert!(length(&refused.rejected) < 8_192, "{}", length(&refused.rejected));
     shape(&mut request).rules.homogeneity = Homogeneity::Off;
     request.nodes = 2_000;
     let placed = place(&request, &inventory).expect("placed");
-    assert!(told(&placed.rejected) < 8_192, "{}", told(&placed.rejected));
+    assert!(length(&placed.rejected) < 8_192, "{}", length(&placed.rejected));
 }

@@ -3,7 +3,7 @@
 
 #[cfg(test)]
 mod current;
-mod keep;
+mod reserve;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -12,7 +12,7 @@ use std::sync::Arc;
 use crds::spec::Homogeneity;
 use crds::status::GpuGroup;
 
-pub(crate) use keep::Claim;
+pub(crate) use reserve::Claim;
 
 use super::explain::{GroupReasons, Reasons, Refused};
 use super::{Choice, Gpus};
@@ -167,8 +167,8 @@ impl View {
         Arc::ptr_eq(&self.shape, shape) || self.shape.is_alike(shape)
     }
 
-    /// Goes over to a shape that differs only in the nodes that it avoids.
-    pub(crate) fn turn_to(&mut self, shape: &Arc<Shape>, inventory: &Inventory) {
+    /// Changes to a shape that differs only in the avoided nodes.
+    pub(crate) fn switch_to(&mut self, shape: &Arc<Shape>, inventory: &Inventory) {
         let last = std::mem::replace(&mut self.shape, Arc::clone(shape));
         if last.avoided == shape.avoided {
             return;
@@ -210,10 +210,10 @@ impl View {
     }
 
     /// The first node that would do were it not kept for another job.
-    pub(crate) fn first_refused_as_kept(&self) -> Option<&Arc<str>> {
+    pub(crate) fn first_reserved(&self) -> Option<&Arc<str>> {
         self.groups
             .iter()
-            .filter_map(|group| group.refused.get(&Refusal::Kept)?.first())
+            .filter_map(|group| group.refused.get(&Refusal::Reserved)?.first())
             .min()
     }
 

@@ -1,4 +1,4 @@
-//! Which nodes are kept for a gang that does not fit.
+//! Which nodes are reserved for a gang that does not fit.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,22 +8,22 @@ use crds::spec::Homogeneity;
 use super::{Group, View};
 use crate::facts::inventory::NodeLabels;
 
-/// What is between a gang and a node that is to be kept for it.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+/// Who has reserved a node, in the order in which busy nodes are reserved.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(crate) enum Claim {
-    /// It was kept for it before: what is on it now ends the soonest.
-    Kept,
-    /// It is kept for nobody.
-    Nobody,
-    /// It is kept for another: the last resort.
+    /// The gang itself, in the pass before: the gangs on it end the soonest.
+    Own,
+    /// Nobody.
+    Free,
+    /// Another job: the last resort.
     Other,
 }
 
 impl View {
-    /// The nodes to keep for a gang that does not fit: of the group (and the value of the required topology key) in
-    /// which it will fit first, which is the one that lacks the fewest nodes. Those that fit already come first, then
-    /// by `claim` those that are nearest to being free. None where it will never fit, whatever gangs end.
-    pub(crate) fn nodes_to_keep(&self, nodes: usize, claim: impl Fn(&str) -> Claim) -> Vec<Arc<str>> {
+    /// The nodes to reserve for a gang that does not fit, in the group (and the value of the required topology key) that lacks
+    /// the fewest: nodes that fit already, then by `claim` those closest to becoming free. None if it does not fit even after
+    /// all gangs have ended.
+    pub(crate) fn nodes_to_reserve(&self, nodes: usize, claim: impl Fn(&str) -> Claim) -> Vec<Arc<str>> {
         let mut groups: Vec<&Group> = self.groups.iter().collect();
         groups.sort_unstable_by_key(|group| &group.gpus);
         let alone = groups.iter().filter(|group| group.is_alike());
@@ -44,44 +44,33 @@ impl View {
             .flat_map(|group| &group.fitting)
             .filter(|(_, labels)| inside(labels))
             .map(|((_, name), _)| name);
-        let claim = &claim;
-        let busy = |claimed: Claim| {
-            pool.groups
-                .iter()
-                .flat_map(|group| &group.busy)
-                .filter(|(_, labels)| inside(labels))
-                .map(|((_, name), _)| name)
-                .filter(move |name| claim(name) == claimed)
-        };
-        fitting
-            .chain(busy(Claim::Kept))
-            .chain(busy(Claim::Nobody))
-            .chain(busy(Claim::Other))
-            .take(nodes)
-            .cloned()
-            .collect()
+        let busy = pool.groups.iter().flat_map(|group| &group.busy);
+        let busy = busy.filter(|(_, labels)| inside(labels));
+        let mut busy: Vec<&Arc<str>> = busy.map(|((_, name), _)| name).collect();
+        busy.sort_by_key(|name| claim(name));
+        fitting.chain(busy).take(nodes).cloned().collect()
     }
 
-    /// Whether a gang will fit once those have ended that are in its way.
+    /// Whether a gang fits once other gangs have ended.
     pub(crate) fn may_ever_fit(&self, nodes: usize) -> bool {
-        !self.nodes_to_keep(nodes, |_| Claim::Nobody).is_empty()
+        !self.nodes_to_reserve(nodes, |_| Claim::Free).is_empty()
     }
 
-    /// What must be the same of all nodes of a gang.
+    /// The value of the required topology key.
     fn domain<'a>(&self, labels: &'a NodeLabels) -> Option<&'a str> {
         let key = self.shape.rules.required_topology.as_ref()?;
         labels.values().get(key).map(String::as_str)
     }
 }
 
-/// Nodes that a gang may have together.
+/// Nodes that one gang may get together.
 struct Pool<'a> {
     groups: Vec<&'a Group>,
     domain: Option<&'a str>,
 }
 
 impl<'a> Pool<'a> {
-    /// The one that lacks the fewest nodes, then the smallest.
+    /// The pool that lacks the fewest nodes, then the smallest.
     fn first(choices: impl Iterator<Item = Vec<&'a Group>>, nodes: usize, view: &View) -> Option<Self> {
         let mut best: Option<((usize, usize), Self)> = None;
         for groups in choices {
@@ -97,7 +86,7 @@ impl<'a> Pool<'a> {
     }
 }
 
-/// Nodes that fit and nodes that are busy, by the value of the required topology key.
+/// Counts of fitting and busy nodes, by value of the required topology key.
 fn count_by_domain<'a>(groups: &[&'a Group], view: &View) -> BTreeMap<Option<&'a str>, (usize, usize)> {
     let mut counts: BTreeMap<Option<&'a str>, (usize, usize)> = BTreeMap::new();
     for group in groups {

@@ -1,4 +1,4 @@
-//! The cluster as it is planned on.
+//! The cluster that a pass plans on.
 
 use std::sync::Arc;
 
@@ -7,20 +7,20 @@ use crate::policy::node_fit::{Verdict, verdict};
 use crate::policy::placement::{Choice, View};
 use crate::policy::request::{GangRequest, Shape};
 
-/// Views held at once, at most. At 15,000 nodes one takes about 2 MB, and some milliseconds to make.
+/// Most views to cache. At 15,000 nodes, one takes about 2 MB and some milliseconds to build.
 const VIEWS: usize = 32;
 
-/// The cluster as it is planned on, and as the shapes of gangs see it.
+/// The fleet, and views of it for the shapes of gangs.
 #[derive(Debug, Default)]
-pub(crate) struct Board {
+pub(crate) struct ClusterState {
     fleet: Fleet,
-    /// The one that was used last is the last.
+    /// The least recently used comes first.
     views: Vec<View>,
     #[cfg(test)]
     views_made: usize,
 }
 
-impl Board {
+impl ClusterState {
     pub(crate) fn fleet(&self) -> &Fleet {
         &self.fleet
     }
@@ -29,16 +29,16 @@ impl Board {
         &mut self.fleet
     }
 
-    /// Brings what has changed of the fleet into all views; whether anything has.
+    /// Updates all views with the changes of the fleet. Returns whether there were any.
     pub(crate) fn catch_up(&mut self) -> bool {
         let changed = self.fleet.take_changes();
         for node in &changed {
-            self.show(node);
+            self.update_views(node);
         }
         !changed.is_empty()
     }
 
-    /// The fleet as gangs of a shape see it. Shapes that differ only in the nodes that they avoid share a view.
+    /// The view for a shape. Shapes that differ only in the nodes that they avoid share one.
     pub(crate) fn view(&mut self, shape: &Arc<Shape>) -> &mut View {
         let inventory = self.fleet.inventory();
         if let Some(index) = self.views.iter().position(|view| view.is_of(shape)) {
@@ -55,31 +55,30 @@ impl Board {
         }
         let last = self.views.len() - 1;
         let view = &mut self.views[last];
-        view.turn_to(shape, inventory);
+        view.switch_to(shape, inventory);
         view
     }
 
-    /// Whether a node will do for a pod of a gang of a shape, now or once gangs that hold it have ended. For a look at a few nodes
-    /// this needs no view.
+    /// Whether a node can take a pod of a shape, now or once other gangs have ended. Needs no view.
     pub(crate) fn can_use(&self, shape: &Shape, node: &str) -> bool {
         let verdict = self.fleet.node(node).map(|facts| verdict(node, facts, shape));
         matches!(verdict, Some(Verdict::Fits { .. } | Verdict::Busy { .. }))
     }
 
-    fn show(&mut self, node: &Arc<str>) {
+    fn update_views(&mut self, node: &Arc<str>) {
         let facts = self.fleet.node(node);
         for view in &mut self.views {
             view.update(node, facts);
         }
     }
 
-    /// Holds something for the pass, or (`times` -1) lets go of it.
+    /// Holds a pod's requests for the pass, or (`times` -1) releases them.
     pub(crate) fn hold(&mut self, node: &Arc<str>, shape: &Shape, times: i64) {
         self.fleet.hold_for_pass(node, &shape.requests, times);
-        self.show(node);
+        self.update_views(node);
     }
 
-    /// The nodes of the largest gang that fits if what a smaller one holds on its nodes is counted as free.
+    /// The nodes of the largest gang that fits if what its predecessor holds on `own` counts as free.
     pub(crate) fn choose_instead_of(&mut self, own: &[Arc<str>], request: &GangRequest) -> Option<Choice> {
         for node in own {
             self.hold(node, &request.shape, -1);
@@ -91,15 +90,15 @@ impl Board {
         choice
     }
 
-    /// Keeps a node for a job, or for nobody any more.
-    pub(crate) fn keep(&mut self, node: &Arc<str>, job: Option<Arc<str>>) {
-        self.fleet.keep_for(node, job);
-        self.show(node);
+    /// Reserves a node for a job, or cancels its reservation.
+    pub(crate) fn reserve(&mut self, node: &Arc<str>, job: Option<Arc<str>>) {
+        self.fleet.reserve(node, job);
+        self.update_views(node);
     }
 }
 
 #[cfg(test)]
-impl Board {
+impl ClusterState {
     pub(crate) fn of(fleet: Fleet) -> Self {
         Self {
             fleet,
@@ -107,12 +106,12 @@ impl Board {
         }
     }
 
-    /// How many views have been made.
+    /// How many views have been built.
     pub(crate) fn views_made(&self) -> usize {
         self.views_made
     }
 
-    /// Whether every view equals one made anew.
+    /// Whether every view equals a new one.
     pub(crate) fn is_current(&mut self) -> bool {
         let inventory = self.fleet.inventory();
         self.views.iter_mut().all(|view| view.is_current(inventory))
