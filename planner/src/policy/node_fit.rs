@@ -194,6 +194,16 @@ pub enum Verdict {
     Refused(Refusal),
 }
 
+impl Verdict {
+    /// Why it cannot now.
+    pub fn refusal(self) -> Option<Refusal> {
+        match self {
+            Self::Fits { .. } => None,
+            Self::Busy { refusal, .. } | Self::Refused(refusal) => Some(refusal),
+        }
+    }
+}
+
 /// The verdict on a node that has some of the resource.
 pub fn verdict(name: &str, node: &NodeFacts, shape: &Shape) -> Verdict {
     let gpus = gpus(node, shape);

@@ -1,5 +1,5 @@
-//! A cluster as gangs of one shape see it: which nodes fit, group by group, and why the others do not. It is made once
-//! for a shape and then follows its nodes one by one.
+//! A cluster as gangs of one shape see it: the fitting nodes of each group, and why the others do not fit. Built once for a shape,
+//! then updated node by node.
 
 #[cfg(test)]
 mod current;
@@ -21,15 +21,15 @@ use crate::policy::node_fit::{Refusal, Verdict, group_of, is_of, verdict};
 use crate::policy::request::{GangRequest, Shape};
 use crate::policy::topology::{Fit, Key, choose, largest_domain, spread};
 
-/// The nodes of a cluster as gangs of one shape see them.
+/// The nodes of a cluster, for gangs of one shape.
 #[derive(Debug)]
 pub(crate) struct View {
     shape: Arc<Shape>,
-    groups: Vec<Group>,
-    index: HashMap<GpuGroup, usize>,
+    /// Groups without nodes are removed.
+    groups: BTreeMap<Arc<GpuGroup>, Group>,
     /// The nodes that have some of the resource.
     nodes: HashMap<Arc<str>, Seen>,
-    /// A gang of so many nodes does not fit, as far as is known.
+    /// The smallest size of gang that is known not to fit.
     too_many: Option<usize>,
     reasons: Option<Arc<Reasons>>,
 }
@@ -37,78 +37,84 @@ pub(crate) struct View {
 /// A node in a view.
 #[derive(Clone, Debug)]
 struct Seen {
-    group: usize,
+    group: Arc<GpuGroup>,
     verdict: Verdict,
     labels: Arc<NodeLabels>,
 }
 
-/// The nodes with GPUs of one kind.
-#[derive(Debug, PartialEq)]
+/// An entry of [`Group::fitting`] or [`Group::busy`], by free GPUs and name.
+type Entry<F> = ((F, Arc<str>), Arc<NodeLabels>);
+
+impl Seen {
+    fn fitting(&self, name: &Arc<str>) -> Option<Entry<i64>> {
+        match self.verdict {
+            Verdict::Fits { free } => Some(((free, Arc::clone(name)), Arc::clone(&self.labels))),
+            _ => None,
+        }
+    }
+
+    fn busy(&self, name: &Arc<str>) -> Option<Entry<Reverse<i64>>> {
+        match self.verdict {
+            Verdict::Busy { free, .. } => Some(((Reverse(free), Arc::clone(name)), Arc::clone(&self.labels))),
+            _ => None,
+        }
+    }
+}
+
+/// The nodes with GPUs of one group.
+#[derive(Debug, Default, PartialEq)]
 struct Group {
-    gpus: GpuGroup,
     /// In the order in which they are taken: those with the fewest free GPUs first, so that whole nodes stay free.
     fitting: BTreeMap<(i64, Arc<str>), Arc<NodeLabels>>,
-    /// Those in use by gangs, or kept for them, in the order in which they are kept: those first that are nearest to
-    /// being free.
+    /// Those in use by gangs, or reserved for them, in the order in which they are reserved: closest to becoming free first.
     busy: BTreeMap<(Reverse<i64>, Arc<str>), Arc<NodeLabels>>,
     /// All that do not fit now.
     refused: BTreeMap<Refusal, BTreeSet<Arc<str>>>,
 }
 
 impl Group {
-    /// Takes in all its nodes at once, which is faster than one by one.
-    fn fill(&mut self, members: &[(Arc<str>, Seen)]) {
+    /// A group of many nodes. Collecting them is faster than inserting each.
+    fn of(members: &[(Arc<str>, Seen)]) -> Self {
         let mut refused: BTreeMap<Refusal, Vec<Arc<str>>> = BTreeMap::new();
-        let mut fitting = Vec::with_capacity(members.len());
-        let mut busy = Vec::new();
         for (name, seen) in members {
-            let (name, labels) = (Arc::clone(name), || Arc::clone(&seen.labels));
-            match seen.verdict {
-                Verdict::Fits { free } => fitting.push(((free, name), labels())),
-                Verdict::Busy { refusal, free } => {
-                    busy.push(((Reverse(free), Arc::clone(&name)), labels()));
-                    refused.entry(refusal).or_default().push(name);
-                }
-                Verdict::Refused(refusal) => refused.entry(refusal).or_default().push(name),
+            if let Some(refusal) = seen.verdict.refusal() {
+                refused.entry(refusal).or_default().push(Arc::clone(name));
             }
         }
-        self.fitting = fitting.into_iter().collect();
-        self.busy = busy.into_iter().collect();
-        self.refused = refused
-            .into_iter()
-            .map(|(refusal, names)| (refusal, names.into_iter().collect()))
-            .collect();
+        let refused = refused.into_iter();
+        Self {
+            fitting: members
+                .iter()
+                .filter_map(|(name, seen)| seen.fitting(name))
+                .collect(),
+            busy: members
+                .iter()
+                .filter_map(|(name, seen)| seen.busy(name))
+                .collect(),
+            refused: refused
+                .map(|(refusal, names)| (refusal, names.into_iter().collect()))
+                .collect(),
+        }
     }
 
     fn insert(&mut self, name: &Arc<str>, seen: &Seen) {
-        let (name, labels) = (Arc::clone(name), Arc::clone(&seen.labels));
-        match seen.verdict {
-            Verdict::Fits { free } => {
-                self.fitting.insert((free, name), labels);
-            }
-            Verdict::Busy { refusal, free } => {
-                self.busy.insert((Reverse(free), Arc::clone(&name)), labels);
-                self.refused.entry(refusal).or_default().insert(name);
-            }
-            Verdict::Refused(refusal) => {
-                self.refused.entry(refusal).or_default().insert(name);
-            }
+        self.fitting.extend(seen.fitting(name));
+        self.busy.extend(seen.busy(name));
+        if let Some(refusal) = seen.verdict.refusal() {
+            self.refused.entry(refusal).or_default().insert(Arc::clone(name));
         }
     }
 
-    fn remove(&mut self, name: &Arc<str>, verdict: Verdict) {
-        let refusal = match verdict {
-            Verdict::Fits { free } => {
-                self.fitting.remove(&(free, Arc::clone(name)));
-                return;
-            }
-            Verdict::Busy { refusal, free } => {
-                self.busy.remove(&(Reverse(free), Arc::clone(name)));
-                refusal
-            }
-            Verdict::Refused(refusal) => refusal,
-        };
-        if let Some(names) = self.refused.get_mut(&refusal) {
+    fn remove(&mut self, name: &Arc<str>, seen: &Seen) {
+        if let Some((key, _)) = seen.fitting(name) {
+            self.fitting.remove(&key);
+        }
+        if let Some((key, _)) = seen.busy(name) {
+            self.busy.remove(&key);
+        }
+        if let Some(refusal) = seen.verdict.refusal()
+            && let Some(names) = self.refused.get_mut(&refusal)
+        {
             names.remove(name);
             if names.is_empty() {
                 self.refused.remove(&refusal);
@@ -120,16 +126,11 @@ impl Group {
         self.fitting.is_empty() && self.refused.is_empty()
     }
 
-    /// Whether a gang that wants like GPUs can go here.
-    fn is_alike(&self) -> bool {
-        !self.gpus.product.is_empty()
-    }
-
-    fn fits(&self) -> impl Iterator<Item = Fit<'_>> {
-        self.fitting.iter().map(|((free, name), labels)| Fit {
+    fn fits<'a>(&'a self, group: &'a GpuGroup) -> impl Iterator<Item = Fit<'a>> {
+        self.fitting.iter().map(move |((free, name), labels)| Fit {
             free: *free,
             name,
-            group: &self.gpus,
+            group,
             labels: labels.values(),
         })
     }
@@ -137,32 +138,28 @@ impl Group {
 
 impl View {
     pub(crate) fn new(shape: Arc<Shape>, inventory: &Inventory) -> Self {
-        let mut view = Self {
+        let mut members: BTreeMap<Arc<GpuGroup>, Vec<(Arc<str>, Seen)>> = BTreeMap::new();
+        let mut last: Option<Arc<GpuGroup>> = None;
+        for (name, facts) in &inventory.nodes {
+            if let Some(seen) = look(name, facts, &shape, last.as_ref()) {
+                last = Some(Arc::clone(&seen.group));
+                let group = members.entry(Arc::clone(&seen.group)).or_default();
+                group.push((Arc::clone(name), seen));
+            }
+        }
+        Self {
             shape,
-            groups: Vec::new(),
-            index: HashMap::new(),
-            nodes: HashMap::with_capacity(inventory.nodes.len()),
+            groups: members
+                .iter()
+                .map(|(group, members)| (Arc::clone(group), Group::of(members)))
+                .collect(),
+            nodes: members.into_values().flatten().collect(),
             too_many: None,
             reasons: None,
-        };
-        let mut last = None;
-        let mut members: Vec<Vec<(Arc<str>, Seen)>> = Vec::new();
-        for (name, facts) in &inventory.nodes {
-            let Some(seen) = view.look(name, facts, last) else {
-                continue;
-            };
-            last = Some(seen.group);
-            members.resize_with(view.groups.len(), Vec::new);
-            members[seen.group].push((Arc::clone(name), seen));
         }
-        for (group, members) in view.groups.iter_mut().zip(members) {
-            group.fill(&members);
-            view.nodes.extend(members);
-        }
-        view
     }
 
-    /// Whether it is of a shape, but for the nodes that the shape avoids.
+    /// Whether it is of a shape, apart from the avoided nodes.
     pub(crate) fn is_of(&self, shape: &Arc<Shape>) -> bool {
         Arc::ptr_eq(&self.shape, shape) || self.shape.is_alike(shape)
     }
@@ -180,12 +177,11 @@ impl View {
         }
     }
 
-    /// Looks at a node again, or finds that it is gone.
+    /// Updates a node, or removes it.
     pub(crate) fn update(&mut self, name: &Arc<str>, facts: Option<&NodeFacts>) {
         let old = self.nodes.get(name);
-        let last = old.map(|seen| seen.group);
-        let new = facts.and_then(|facts| self.look(name, facts, last));
-        match (self.nodes.get(name), &new) {
+        let new = facts.and_then(|facts| look(name, facts, &self.shape, old.map(|seen| &seen.group)));
+        match (old, &new) {
             (Some(old), Some(new))
                 if old.group == new.group
                     && old.verdict == new.verdict
@@ -197,65 +193,42 @@ impl View {
             _ => {}
         }
         self.reasons = None;
-        if let Some(old) = self.nodes.remove(name) {
-            self.groups[old.group].remove(name, old.verdict);
+        if let Some(old) = self.nodes.remove(name)
+            && let Some(group) = self.groups.get_mut(&old.group)
+        {
+            group.remove(name, &old);
+            if group.is_empty() {
+                self.groups.remove(&old.group);
+            }
         }
         if let Some(new) = new {
             if matches!(new.verdict, Verdict::Fits { .. }) {
                 self.too_many = None;
             }
-            self.groups[new.group].insert(name, &new);
+            let group = self.groups.entry(Arc::clone(&new.group)).or_default();
+            group.insert(name, &new);
             self.nodes.insert(Arc::clone(name), new);
         }
     }
 
-    /// The first node that would do were it not kept for another job.
+    /// The first node that only its reservation keeps from fitting.
     pub(crate) fn first_reserved(&self) -> Option<&Arc<str>> {
-        self.groups
-            .iter()
+        let groups = self.groups.values();
+        groups
             .filter_map(|group| group.refused.get(&Refusal::Reserved)?.first())
             .min()
     }
 
-    /// `None` for a node that has none of the resource. `last` is the group it may well be in.
-    fn look(&mut self, name: &str, facts: &NodeFacts, last: Option<usize>) -> Option<Seen> {
-        let group = match last.filter(|index| is_of(&self.groups[*index].gpus, facts, &self.shape)) {
-            Some(index) => index,
-            None => self.group_index(group_of(facts, &self.shape)?),
-        };
-        Some(Seen {
-            group,
-            verdict: verdict(name, facts, &self.shape),
-            labels: Arc::clone(&facts.labels),
-        })
-    }
-
-    fn group_index(&mut self, group: GpuGroup) -> usize {
-        if let Some(index) = self.index.get(&group) {
-            return *index;
-        }
-        let index = self.groups.len();
-        self.groups.push(Group {
-            gpus: group.clone(),
-            fitting: BTreeMap::new(),
-            busy: BTreeMap::new(),
-            refused: BTreeMap::new(),
-        });
-        self.index.insert(group, index);
-        index
-    }
-
-    /// Chooses nodes for a gang of that size.
+    /// Chooses nodes for a gang of one size.
     ///
-    /// 1. Nodes are sorted into groups of like GPUs; each is fitting or refused for one reason.
-    /// 2. Of the groups in which the whole gang fits (within one value of the required topology key, if there is one),
-    ///    the one is taken whose fitting nodes have the fewest GPUs, so that large groups stay whole for large gangs,
-    ///    and nodes of many GPUs for those that need them; then the one with fewer GPUs a node; then by name.
-    /// 3. In it, the nodes are taken that spread over the fewest values of the preferred topology keys; among equals
-    ///    those with the fewest free GPUs, so that whole nodes stay free. Ranks follow the topology, then node names.
-    /// 4. Where no group fits and the job allows a mix, the same is done with all groups together, the group being the
-    ///    widest topology key: as few kinds of GPUs as possible.
-    fn choose_alike(&mut self, nodes: usize, homogeneity: Homogeneity) -> Option<Choice> {
+    /// 1. Of the groups that fit the whole gang (within one value of the required topology key, if there is one), take the one
+    ///    whose fitting nodes have the fewest GPUs, so that large groups stay whole for large gangs, and nodes of many GPUs for
+    ///    those that need them; then the one with fewer GPUs a node; then by name.
+    /// 2. In it, take the nodes spread over the fewest values of the preferred topology keys; among equals those with the fewest
+    ///    free GPUs, so that whole nodes stay free. Ranks follow the topology, then node names.
+    /// 3. If no group fits and the job allows a mix, do the same with all groups together. The group is then the widest topology
+    ///    key: as few kinds of GPUs as possible.
+    fn choose_of_size(&mut self, nodes: usize, homogeneity: Homogeneity) -> Option<Choice> {
         if nodes == 0 || self.too_many.is_some_and(|too_many| nodes >= too_many) {
             return None;
         }
@@ -295,7 +268,7 @@ impl View {
         })
     }
 
-    /// The nodes of the gang in the best group that holds all of it.
+    /// The nodes of a gang in the best group that fits all of it.
     fn of_one_group(&self, nodes: usize) -> Option<Vec<Fit<'_>>> {
         let rules = &self.shape.rules;
         let required = rules.required_topology.as_deref();
@@ -304,32 +277,32 @@ impl View {
             .iter()
             .map(|label| Key::Label(label))
             .collect();
-        let mut groups: Vec<&Group> = self
+        let mut groups: Vec<(&Arc<GpuGroup>, &Group)> = self
             .groups
             .iter()
-            .filter(|group| group.is_alike() && group.fitting.len() >= nodes)
+            .filter(|(gpus, group)| !gpus.product.is_empty() && group.fitting.len() >= nodes)
             .collect();
-        groups.sort_unstable_by_key(|group| {
-            let gpus = i64::try_from(group.fitting.len()).unwrap_or(i64::MAX) * group.gpus.gpus_per_node;
-            (gpus, group.gpus.gpus_per_node, &group.gpus)
+        groups.sort_unstable_by_key(|(gpus, group)| {
+            let total = i64::try_from(group.fitting.len()).unwrap_or(i64::MAX) * gpus.gpus_per_node;
+            (total, gpus.gpus_per_node, *gpus)
         });
-        groups.into_iter().find_map(|group| {
+        groups.into_iter().find_map(|(gpus, group)| {
+            let fits = group.fits(gpus);
             let fits: Vec<Fit<'_>> = if required.is_none() && keys.is_empty() {
                 // Nothing else decides among them.
-                group.fits().take(nodes).collect()
+                fits.take(nodes).collect()
             } else {
-                group.fits().collect()
+                fits.collect()
             };
             choose(&fits, nodes, required, &keys)
         })
     }
 
-    /// The nodes of the gang, of whatever group; of few groups where `few_kinds` asks for it.
+    /// The nodes of a gang, of any groups; of few groups with `few_kinds`.
     fn of_all_groups(&self, nodes: usize, few_kinds: bool) -> Option<Vec<Fit<'_>>> {
         let rules = &self.shape.rules;
-        let mut groups: Vec<&Group> = self.groups.iter().collect();
-        groups.sort_unstable_by_key(|group| &group.gpus);
-        let all: Vec<Fit<'_>> = groups.into_iter().flat_map(Group::fits).collect();
+        let groups = self.groups.iter();
+        let all: Vec<Fit<'_>> = groups.flat_map(|(gpus, group)| group.fits(gpus)).collect();
         let labels = rules.preferred_topology.iter();
         let keys: Vec<Key<'_>> = few_kinds
             .then_some(Key::Group)
@@ -339,8 +312,8 @@ impl View {
         choose(&all, nodes, rules.required_topology.as_deref(), &keys)
     }
 
-    /// The nodes of the largest gang that fits, of the sizes asked for; where like GPUs are preferred, of the largest one
-    /// of like GPUs before any other. Where a gang fits, every smaller one does.
+    /// The nodes of the largest gang that fits, of the requested sizes. If like GPUs are preferred, the largest one of like GPUs
+    /// comes before any mix.
     pub(crate) fn choose(&mut self, request: &GangRequest) -> Option<Choice> {
         let homogeneity = self.shape.rules.homogeneity;
         let like = (homogeneity == Homogeneity::Preferred)
@@ -350,11 +323,12 @@ impl View {
     }
 
     fn choose_largest(&mut self, request: &GangRequest, homogeneity: Homogeneity) -> Option<Choice> {
-        let mut largest = self.choose_alike(request.nodes, homogeneity)?;
+        // If a gang fits, every smaller one does.
+        let mut largest = self.choose_of_size(request.nodes, homogeneity)?;
         let (mut start, mut end) = (0, request.larger.len());
         while start < end {
             let middle = usize::midpoint(start, end);
-            match self.choose_alike(request.larger[middle], homogeneity) {
+            match self.choose_of_size(request.larger[middle], homogeneity) {
                 Some(choice) => (largest, end) = (choice, middle),
                 None => start = middle + 1,
             }
@@ -362,20 +336,20 @@ impl View {
         Some(largest)
     }
 
-    /// Why nodes do not fit, with counts, as things are.
+    /// Why nodes do not fit now, with counts.
     pub(crate) fn reasons(&mut self) -> Arc<Reasons> {
         if let Some(reasons) = &self.reasons {
             return Arc::clone(reasons);
         }
         let required = self.shape.rules.required_topology.as_deref();
-        let mut groups: Vec<GroupReasons> = self
+        let groups = self
             .groups
             .iter()
-            .filter(|group| !group.is_empty())
-            .map(|group| GroupReasons {
-                group: group.gpus.clone(),
+            .map(|(gpus, group)| GroupReasons {
+                group: (**gpus).clone(),
                 fitting: group.fitting.len(),
-                largest_domain: required.map(|key| largest_domain(&group.fits().collect::<Vec<_>>(), key)),
+                largest_domain: required
+                    .map(|key| largest_domain(&group.fits(gpus).collect::<Vec<_>>(), key)),
                 refused: group
                     .refused
                     .iter()
@@ -383,9 +357,21 @@ impl View {
                     .collect(),
             })
             .collect();
-        groups.sort_unstable_by(|left, right| left.group.cmp(&right.group));
         let reasons = Arc::new(Reasons(groups));
         self.reasons = Some(Arc::clone(&reasons));
         reasons
     }
+}
+
+/// The node in a view; `None` if it has none of the resource. `last` is the group that it is probably in.
+fn look(name: &str, facts: &NodeFacts, shape: &Shape, last: Option<&Arc<GpuGroup>>) -> Option<Seen> {
+    let group = match last.filter(|group| is_of(group, facts, shape)) {
+        Some(group) => Arc::clone(group),
+        None => Arc::new(group_of(facts, shape)?),
+    };
+    Some(Seen {
+        group,
+        verdict: verdict(name, facts, shape),
+        labels: Arc::clone(&facts.labels),
+    })
 }

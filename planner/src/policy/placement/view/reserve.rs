@@ -24,11 +24,9 @@ impl View {
     /// the fewest: nodes that fit already, then by `claim` those closest to becoming free. None if it does not fit even after
     /// all gangs have ended.
     pub(crate) fn nodes_to_reserve(&self, nodes: usize, claim: impl Fn(&str) -> Claim) -> Vec<Arc<str>> {
-        let mut groups: Vec<&Group> = self.groups.iter().collect();
-        groups.sort_unstable_by_key(|group| &group.gpus);
-        let alone = groups.iter().filter(|group| group.is_alike());
-        let of_one = || Pool::first(alone.map(|group| vec![*group]), nodes, self);
-        let of_all = || Pool::first(std::iter::once(groups.clone()), nodes, self);
+        let alone = self.groups.iter().filter(|(gpus, _)| !gpus.product.is_empty());
+        let of_one = || Pool::best(alone.map(|(_, group)| vec![group]), nodes, self);
+        let of_all = || Pool::best(std::iter::once(self.groups.values().collect()), nodes, self);
         let pool = match self.shape.rules.homogeneity {
             Homogeneity::Required => of_one(),
             Homogeneity::Preferred => of_one().or_else(of_all),
@@ -47,7 +45,7 @@ impl View {
         let busy = pool.groups.iter().flat_map(|group| &group.busy);
         let busy = busy.filter(|(_, labels)| inside(labels));
         let mut busy: Vec<&Arc<str>> = busy.map(|((_, name), _)| name).collect();
-        busy.sort_by_key(|name| claim(name));
+        busy.sort_by_cached_key(|name| claim(name));
         fitting.chain(busy).take(nodes).cloned().collect()
     }
 
@@ -71,7 +69,7 @@ struct Pool<'a> {
 
 impl<'a> Pool<'a> {
     /// The pool that lacks the fewest nodes, then the smallest.
-    fn first(choices: impl Iterator<Item = Vec<&'a Group>>, nodes: usize, view: &View) -> Option<Self> {
+    fn best(choices: impl Iterator<Item = Vec<&'a Group>>, nodes: usize, view: &View) -> Option<Self> {
         let mut best: Option<((usize, usize), Self)> = None;
         for groups in choices {
             for (domain, (fitting, busy)) in count_by_domain(&groups, view) {
