@@ -321,7 +321,7 @@ fn plan_and_promise(
     plan::plan(observation, valid, |attempt| {
         let started = Instant::now();
         let uid = observation.job.uid().unwrap_or_default();
-        let decision = context.planner.lock().place(&uid, attempt, observation.now);
+        let decision = context.planner.place(&uid, attempt, observation.now);
         context.metrics.placed(started.elapsed());
         decision
     })

@@ -346,7 +346,7 @@ fn growth(context: &Context, uid: &str, observation: &Observation) -> Option<usi
     let status = observation.job.status.as_ref()?;
     let progress = observation.progress.as_ref()?;
     let is_due = status.phase == Some(Phase::Running) && status.has_new_checkpoint(progress);
-    is_due.then(|| context.planner.lock().growth(uid, observation.now))?
+    is_due.then(|| context.planner.growth(uid, observation.now))?
 }
 
 /// The stragglers of a gang whose rank 0 is there to tell of them.

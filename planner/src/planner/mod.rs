@@ -20,6 +20,7 @@ use k8s_openapi::api::scheduling::v1::PriorityClass;
 use kube::ResourceExt as _;
 use kube::core::DeserializeGuard;
 use kube::runtime::watcher::Event;
+use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::facts::fleet::Promise;
 use crate::facts::inventory::{Inventory, NodeHealth};
@@ -66,17 +67,35 @@ pub enum Waiting {
 pub struct SharedPlanner(Arc<Mutex<Planner>>);
 
 impl SharedPlanner {
-    /// Waits for the planner where it is busy, and leaves the thread to other tasks meanwhile: a long pass must not keep the lease
-    /// from being renewed.
+    /// Locks the planner, for a moment. While it is busy, other tasks get the thread.
     pub fn lock(&self) -> MutexGuard<'_, Planner> {
-        // Promises are put in and taken out whole, and what is left of a pass holds too much rather than too little.
+        // Promises are inserted and removed whole, and an interrupted pass holds too much rather than too little.
         match self.0.try_lock() {
             Ok(planner) => planner,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => {
-                tokio::task::block_in_place(|| self.0.lock().unwrap_or_else(PoisonError::into_inner))
+                blocking(|| self.0.lock().unwrap_or_else(PoisonError::into_inner))
             }
         }
+    }
+
+    /// [`Planner::place`].
+    pub fn place(&self, uid: &str, attempt: i32, now: Timestamp) -> Decision {
+        blocking(|| self.lock().place(uid, attempt, now))
+    }
+
+    /// [`Planner::growth`].
+    pub fn growth(&self, uid: &str, now: Timestamp) -> Option<usize> {
+        blocking(|| self.lock().growth(uid, now))
+    }
+}
+
+/// Runs something that may take long, such as a pass, and leaves the thread to other tasks meanwhile: it may be the only one, and the
+/// lease must be renewed.
+fn blocking<T>(work: impl FnOnce() -> T) -> T {
+    match Handle::try_current() {
+        Ok(runtime) if runtime.runtime_flavor() == RuntimeFlavor::CurrentThread => work(),
+        _ => tokio::task::block_in_place(work),
     }
 }
 

@@ -543,13 +543,29 @@ fn a_shape_that_many_jobs_have_keeps_its_view() {
     assert_eq!(planner.cluster.views_made(), 41);
 }
 
+/// Whether other tasks run on the only thread of a runtime while a task does this.
+async fn leaves_the_thread(work: impl FnOnce() + Send + 'static) -> bool {
+    let (begins, has_begun) = tokio::sync::oneshot::channel();
+    let working = tokio::spawn(async move {
+        begins.send(()).expect("heard");
+        work();
+    });
+    has_begun.await.expect("it begins");
+    let (runs, is_running) = std::sync::mpsc::channel();
+    tokio::spawn(async move { runs.send(()) });
+    let is_free = is_running
+        .recv_timeout(std::time::Duration::from_secs(10))
+        .is_ok();
+    working.abort();
+    is_free
+}
+
 /// The lease is renewed by the same threads.
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
-async fn whoever_waits_for_the_planner_leaves_the_thread_to_others() {
+async fn whoever_waits_for_the_planner_or_has_a_pass_made_leaves_the_thread_to_others() {
     let planner = SharedPlanner::default();
     let (release, released) = std::sync::mpsc::channel::<()>();
     let (locked, is_locked) = std::sync::mpsc::channel();
-    let (waits, is_waiting) = tokio::sync::oneshot::channel();
     let holder = planner.clone();
     std::thread::spawn(move || {
         let _guard = holder.lock();
@@ -558,16 +574,17 @@ async fn whoever_waits_for_the_planner_leaves_the_thread_to_others() {
         released.recv().unwrap_or_default();
     });
     is_locked.recv().expect("locked");
-    let waiter = tokio::spawn(async move {
-        waits.send(()).expect("heard");
-        drop(planner.lock());
-    });
-    is_waiting.await.expect("it begins");
-    let (runs, is_running) = std::sync::mpsc::channel();
-    tokio::spawn(async move { runs.send(()) });
-    is_running
-        .recv_timeout(std::time::Duration::from_secs(10))
-        .expect("the only thread is free");
+    let waiting = planner.clone();
+    assert!(leaves_the_thread(move || drop(waiting.lock())).await);
     drop(release);
-    waiter.await.expect("it got the planner");
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    assert!(leaves_the_thread(move || blocking(|| released.recv().unwrap_or_default())).await);
+    drop(release);
+}
+
+#[tokio::test]
+async fn a_runtime_of_one_thread_plans_as_well() {
+    let planner = SharedPlanner::default();
+    assert_eq!(planner.place("unknown", 1, at(0)), Decision::Outdated);
+    assert_eq!(planner.growth("unknown", at(0)), None);
 }
