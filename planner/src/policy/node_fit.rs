@@ -296,7 +296,7 @@ fn occupied(node: &NodeFacts, gpus: Amount, shape: &Shape, free: fn(Amount) -> i
             && node
                 .resources
                 .get(resource)
-                .is_some_and(|amount| free(*amount) < asked)
+                .is_some_and(|amount| amount.capacity > 0 && free(*amount) < asked)
     };
     if free(gpus) < shape.gpus_per_node {
         return Some(Refusal::InUse);
