@@ -92,6 +92,8 @@ pub fn place(request: &GangRequest, inventory: &Inventory) -> Result<Placement, 
 }
 
 #[cfg(test)]
-pub mod properties;
+mod properties;
+#[cfg(test)]
+pub(crate) mod random;
 #[cfg(test)]
 mod tests;
