@@ -136,12 +136,8 @@ impl Fleet {
             Event::Delete(pod) => self.put_pod(key(pod), None),
             Event::InitDone => {
                 let listed = std::mem::take(&mut self.listed_pods);
-                let gone: Vec<String> = self
-                    .pods
-                    .keys()
-                    .filter(|key| !listed.contains(*key))
-                    .cloned()
-                    .collect();
+                let keys = self.pods.keys();
+                let gone: Vec<String> = keys.filter(|key| !listed.contains(*key)).cloned().collect();
                 for key in gone {
                     self.put_pod(key, None);
                 }
@@ -179,7 +175,7 @@ impl Fleet {
         self.forget_stray(node);
     }
 
-    /// Releases what the pass holds for a job that now has a promise. What the pass held beyond it becomes free, which is a change
+    /// Releases what the pass holds for a job that now has a promise. What it held beyond that becomes free, which is a change
     /// of the node.
     pub(crate) fn hand_over(&mut self, node: &str, requests: &Requests) {
         self.count(node, requests, Holder::Gang, -1);
@@ -275,17 +271,15 @@ impl Fleet {
 
     /// A promise is fulfilled when its pod appears, and stands again when the pod is gone.
     fn appeared(&mut self, member: &Member, times: i64) {
-        let promise = self
-            .promises
-            .get(&member.job.uid)
-            .filter(|promise| promise.job == member.job && promise.attempt == member.attempt);
-        let Some((node, requests)) = promise
-            .and_then(|promise| Some((promise.nodes.get(member.node_rank)?, &promise.requests)))
-            .map(|(node, requests)| (node.clone(), requests.clone()))
-        else {
-            return;
-        };
-        self.count(&node, &requests, Holder::Gang, -times);
+        let promise = self.promises.get(&member.job.uid);
+        let promise =
+            promise.filter(|promise| promise.job == member.job && promise.attempt == member.attempt);
+        if let Some(promise) = promise
+            && let Some(node) = promise.nodes.get(member.node_rank)
+        {
+            let (node, requests) = (node.clone(), promise.requests.clone());
+            self.count(&node, &requests, Holder::Gang, -times);
+        }
     }
 
     /// Returns whether it counts for any pod.

@@ -1,4 +1,5 @@
-//! The nodes of the cluster and what is in use on them: a value, of which [placement](crate::policy::placement) is a pure function.
+//! The nodes of the cluster and what is in use on them: a value, of which [placement](crate::policy::placement) is a pure
+//! function.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -91,17 +92,8 @@ impl Shared {
 pub fn facts(node: &Node, shared: &mut Shared) -> NodeFacts {
     let spec = node.spec.as_ref();
     let status = node.status.as_ref();
-    let none = BTreeMap::new();
-    let capacity = amounts(
-        status
-            .and_then(|status| status.capacity.as_ref())
-            .unwrap_or(&none),
-    );
-    let allocatable = amounts(
-        status
-            .and_then(|status| status.allocatable.as_ref())
-            .unwrap_or(&none),
-    );
+    let capacity = amounts(status.and_then(|status| status.capacity.as_ref()));
+    let allocatable = amounts(status.and_then(|status| status.allocatable.as_ref()));
     NodeFacts {
         labels: Arc::new(NodeLabels::new(node.labels().clone(), shared)),
         taints: spec.and_then(|spec| spec.taints.clone()).unwrap_or_default(),

@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::quantity;
 
-/// Amounts by name: extended resources, cpu in thousandths, memory and ephemeral storage in bytes, pods. All nodes share the names.
+/// Amounts by name: extended resources, cpu in thousandths, memory and ephemeral storage in bytes, pods. Nodes share the names.
 pub type Resources = BTreeMap<Arc<str>, Amount>;
 
 /// How much of a resource a node has.
@@ -55,11 +55,10 @@ pub fn hold(resources: &mut Resources, requests: &Requests, holder: Holder, time
         if *amount == 0 {
             continue;
         }
-        if !resources.contains_key(resource.as_str()) {
-            resources.insert(resource.as_str().into(), Amount::default());
-        }
-        let Some(entry) = resources.get_mut(resource.as_str()) else {
-            continue;
+        // Names are only cloned for resources that a node does not have.
+        let entry = match resources.get_mut(resource.as_str()) {
+            Some(entry) => entry,
+            None => resources.entry(resource.as_str().into()).or_default(),
         };
         entry.used += times * amount;
         if holder == Holder::Gang {
@@ -94,7 +93,7 @@ pub fn requests_of(spec: &PodSpec) -> Requests {
     raise(&mut total, while_starting);
     if let Some(of_pod) = &spec.resources {
         let amounts = |quantities: &Option<BTreeMap<String, Quantity>>| {
-            let mut amounts = amounts(quantities.as_ref().unwrap_or(&BTreeMap::new()));
+            let mut amounts = amounts(quantities.as_ref());
             amounts.retain(|resource, _| is_of_pods(resource));
             amounts
         };
@@ -103,9 +102,7 @@ pub fn requests_of(spec: &PodSpec) -> Requests {
         }
         total.extend(amounts(&of_pod.requests));
     }
-    if let Some(overhead) = &spec.overhead {
-        add(&mut total, &amounts(overhead));
-    }
+    add(&mut total, &amounts(spec.overhead.as_ref()));
     total.insert(PODS.into(), 1);
     let ports = spec
         .containers
@@ -127,11 +124,10 @@ fn is_of_pods(resource: &str) -> bool {
 
 /// Requests of one container.
 pub fn requests(resources: Option<&ResourceRequirements>) -> Requests {
-    let Some(resources) = resources else {
-        return Requests::new();
-    };
-    let mut own = amounts(resources.limits.as_ref().unwrap_or(&BTreeMap::new()));
-    own.extend(amounts(resources.requests.as_ref().unwrap_or(&BTreeMap::new())));
+    let mut own = amounts(resources.and_then(|resources| resources.limits.as_ref()));
+    own.extend(amounts(
+        resources.and_then(|resources| resources.requests.as_ref()),
+    ));
     own
 }
 
@@ -144,8 +140,8 @@ pub const STORAGE: &str = "ephemeral-storage";
 /// The number of pods.
 pub const PODS: &str = "pods";
 const HUGE_PAGES: &str = "hugepages-";
-/// Requested by pods that use a port of their node on which gangs on the host's network listen. No node has it: one on which it is in
-/// use has no room for such a gang.
+/// Requested by pods that use a port of their node on which gangs on the host's network listen. No node has it: one on which it
+/// is in use has no room for such a gang.
 pub const HOST_PORTS: &str = "vit-operator.dev/host-ports";
 const GANG_PORTS: [i32; 2] = [
     environment::DEFAULT_AGENT_PORT as i32,
@@ -166,9 +162,10 @@ fn raise(total: &mut Requests, least: Requests) {
 }
 
 /// The resources that placement counts: cpu, memory, ephemeral storage, pods, huge pages and extended resources (with a domain).
-pub(super) fn amounts(quantities: &BTreeMap<String, Quantity>) -> Requests {
+pub(super) fn amounts(quantities: Option<&BTreeMap<String, Quantity>>) -> Requests {
     quantities
-        .iter()
+        .into_iter()
+        .flatten()
         .filter(|(name, _)| {
             matches!(name.as_str(), CPU | MEMORY | STORAGE | PODS)
                 || name.starts_with(HUGE_PAGES)

@@ -13,22 +13,15 @@ const VIEWS: usize = 32;
 /// The fleet, and views of it for the shapes of gangs.
 #[derive(Debug, Default)]
 pub(crate) struct ClusterState {
-    fleet: Fleet,
+    /// Whoever changes it lets the views catch up.
+    pub(crate) fleet: Fleet,
     /// The least recently used comes first.
     views: Vec<View>,
     #[cfg(test)]
-    views_made: usize,
+    pub(crate) views_made: usize,
 }
 
 impl ClusterState {
-    pub(crate) fn fleet(&self) -> &Fleet {
-        &self.fleet
-    }
-
-    pub(crate) fn fleet_mut(&mut self) -> &mut Fleet {
-        &mut self.fleet
-    }
-
     /// Updates all views with the changes of the fleet. Returns whether there were any.
     pub(crate) fn catch_up(&mut self) -> bool {
         let changed = self.fleet.take_changes();
@@ -104,11 +97,6 @@ impl ClusterState {
             fleet,
             ..Self::default()
         }
-    }
-
-    /// How many views have been built.
-    pub(crate) fn views_made(&self) -> usize {
-        self.views_made
     }
 
     /// Whether every view equals a new one.

@@ -90,8 +90,8 @@ impl SharedPlanner {
     }
 }
 
-/// Runs something that may take long, such as a pass, and leaves the thread to other tasks meanwhile: it may be the only one, and the
-/// lease must be renewed.
+/// Runs something that may take long, such as a pass, and leaves the thread to other tasks meanwhile. It may be the only one, and
+/// the lease must be renewed.
 fn blocking<T>(work: impl FnOnce() -> T) -> T {
     match Handle::try_current() {
         Ok(runtime) if runtime.runtime_flavor() == RuntimeFlavor::CurrentThread => work(),
@@ -119,12 +119,12 @@ pub struct Planner {
 impl Planner {
     /// The nodes, and what is in use on them.
     pub fn inventory(&self) -> &Inventory {
-        self.cluster.fleet().inventory()
+        self.cluster.fleet.inventory()
     }
 
     /// The health of a node; `None` if it does not exist.
     pub fn node_health(&self, name: &str) -> Option<NodeHealth> {
-        self.cluster.fleet().node_health(name)
+        self.cluster.fleet.node_health(name)
     }
 
     /// The priority of a class, or of the cluster's default without one; `None` if the class does not exist.
@@ -134,22 +134,22 @@ impl Planner {
 
     /// Handles an event of a node. Returns whether it may matter to waiting jobs.
     pub fn follow_nodes(&mut self, event: &Event<Node>) -> bool {
-        self.cluster.fleet_mut().follow_nodes(event)
+        self.cluster.fleet.follow_nodes(event)
     }
 
     /// Handles an event of a pod.
     pub fn follow_pods(&mut self, event: &Event<Pod>) {
-        self.cluster.fleet_mut().follow_pods(event);
+        self.cluster.fleet.follow_pods(event);
     }
 
     /// A list under way has this node, but it cannot be read: it stays as it was.
     pub fn retain_node(&mut self, node: &Node) {
-        self.cluster.fleet_mut().retain_node(node);
+        self.cluster.fleet.retain_node(node);
     }
 
     /// A list under way has this pod, but it cannot be read: it stays as it was.
     pub fn retain_pod(&mut self, pod: &Pod) {
-        self.cluster.fleet_mut().retain_pod(pod);
+        self.cluster.fleet.retain_pod(pod);
     }
 
     /// A list under way has this PriorityClass, but it cannot be read: it stays as it was.
@@ -221,7 +221,7 @@ impl Planner {
                     requests: waiter.request.shape.requests.clone(),
                 };
                 self.open.insert(uid.into(), promise.clone());
-                self.cluster.fleet_mut().promise(uid, Some(promise));
+                self.cluster.fleet.promise(uid, Some(promise));
                 self.pass.hand_over(&waiter.order, &mut self.cluster);
                 self.queue.remove(&waiter.order);
                 Decision::Placed(placement)
@@ -355,7 +355,7 @@ impl Planner {
     fn promise(&mut self, uid: &str) -> bool {
         let recorded = || self.jobs.get(uid)?.recorded.clone();
         let promise = self.open.get(uid).cloned().or_else(recorded);
-        self.cluster.fleet_mut().promise(uid, promise)
+        self.cluster.fleet.promise(uid, promise)
     }
 
     fn join(&mut self, uid: &str, job: &Job) {

@@ -75,7 +75,7 @@ impl Pass {
         self.outcomes.remove(job);
         if let Some((shape, nodes)) = self.holds.remove(job) {
             for node in &nodes {
-                cluster.fleet_mut().hand_over(node, &shape.requests);
+                cluster.fleet.hand_over(node, &shape.requests);
             }
         }
     }

@@ -74,12 +74,9 @@ fn slow_nodes(status: &ViTTrainingJobStatus) -> BTreeSet<&String> {
 mod tests {
     use std::collections::HashMap;
 
-    use crds::status::FailedNodeStatus;
-    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-
     use super::*;
     use crate::facts::inventory::Inventory;
-    use crate::fixtures::{self, at};
+    use crate::fixtures;
     use crate::policy::placement::place;
 
     /// Of a job whose gang of two was slow on `a` and failed on `b`.
@@ -89,14 +86,10 @@ mod tests {
         job.spec.failure_policy.exclude_failed_nodes = exclude_failed_nodes;
         let mut status = fixtures::status(crds::Phase::Restarting, 1);
         status.stragglers = vec![fixtures::straggler(0, "a", 2.0)];
-        let failed = |node: &str, avoided_until| FailedNodeStatus {
-            node: node.into(),
-            failures: 1,
-            class: "DeviceFault".into(),
-            time: Time(at(0)),
-            avoided_until,
-        };
-        status.failed_nodes = vec![failed("b", Some(Time(at(3600)))), failed("c", None)];
+        status.failed_nodes = vec![
+            fixtures::failed_node("b", Some(3600)),
+            fixtures::failed_node("c", None),
+        ];
         let valid = crds::validate(&job).expect("valid");
         preferred_shapes(&valid, &status, &GangRequest::from(&valid))
     }
@@ -121,15 +114,12 @@ mod tests {
         let shape = shapes(true, true).swap_remove(0);
         let nodes = ["a", "b", "c"].map(|name| fixtures::node(name, "Tesla-T4", 1));
         let inventory = Inventory::new(&nodes, [], &HashMap::new());
-        let refused = place(
-            &GangRequest {
-                nodes: 2,
-                larger: vec![],
-                shape,
-            },
-            &inventory,
-        )
-        .expect_err("does not fit");
+        let request = GangRequest {
+            nodes: 2,
+            larger: vec![],
+            shape,
+        };
+        let refused = place(&request, &inventory).expect_err("does not fit");
         assert_eq!(
             refused.message,
             "needs 2 x 1 like nvidia.com/gpu: Tesla-T4 has 1 node with 1 free, \

@@ -12,127 +12,86 @@ use crate::facts::gpu_labels::GpuLabels;
 use crate::facts::inventory::{NodeFacts, NodeHealth};
 use crate::facts::resources::{Amount, CPU, HOST_PORTS, MEMORY, PODS, STORAGE};
 
-/// Why a node cannot take a pod of the gang, in the order in which reasons are checked and listed. `status.placement.rejected` has
-/// its [`Display`](fmt::Display).
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-pub enum Refusal {
+/// Defines [`Refusal`] from its variants and their words.
+macro_rules! refusals {
+    ($($(#[$doc:meta])* $name:ident => $words:literal,)+) => {
+        /// Why a node cannot take a pod of the gang, in the order in which reasons are checked and listed.
+        /// `status.placement.rejected` has its [`Display`](fmt::Display).
+        #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+        pub enum Refusal {
+            $($(#[$doc])* $name,)+
+        }
+
+        impl Refusal {
+            /// All of them, in order.
+            pub const ALL: [Self; [$(Self::$name,)+].len()] = [$(Self::$name,)+];
+        }
+
+        impl fmt::Display for Refusal {
+            fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str(match self {
+                    $(Self::$name => $words,)+
+                })
+            }
+        }
+    };
+}
+
+refusals! {
     /// `placement.excludeNodes` names it.
-    Excluded,
+    Excluded => "excluded by placement.excludeNodes",
     /// Attempts of the job failed there.
-    FailedBefore,
+    FailedBefore => "where attempts of this job failed",
     /// A rank of the job was slow there.
-    WasSlow,
+    WasSlow => "where a rank of this job was slow",
     /// It lacks labels of `workers.nodeSelector`, or of the flavors that Kueue assigned.
-    SelectorMismatch,
+    SelectorMismatch => "without the labels of workers.nodeSelector",
     /// It lacks the label of `placement.topology.required`.
-    NoTopologyLabel,
+    NoTopologyLabel => "without the label of placement.topology.required",
     /// No label names the product of its GPUs.
-    NoProductLabel,
+    NoProductLabel => "without a label that tells the GPU product",
     /// An elastic gang had GPUs of another group, and fits there.
-    OtherGpus,
+    OtherGpus => "with other GPUs than the gang had",
     /// Its GPUs are not in `placement.gpu.products`.
-    OtherProduct,
+    OtherProduct => "not in placement.gpu.products",
     /// The job has a minimum of GPU memory, and no label has that of these GPUs.
-    MemoryUnknown,
+    MemoryUnknown => "without a label that tells GPU memory, which placement.gpu asks for",
     /// Its GPUs have less memory than the job requires.
-    TooLittleGpuMemory,
+    TooLittleGpuMemory => "with less GPU memory than placement.gpu asks for",
     /// Its GPUs are shared or partitioned.
-    Shared,
+    Shared => "with shared GPUs or MIG slices",
     /// It has GPUs of several models.
-    Mixed,
+    Mixed => "with GPUs of several models",
     /// It has fewer GPUs than a pod requests.
-    TooFewGpus,
+    TooFewGpus => "with fewer GPUs than workers.gpusPerNode",
     /// It is not ready.
-    NotReady,
+    NotReady => "not ready",
     /// It is cordoned.
-    Cordoned,
+    Cordoned => "cordoned",
     /// It has a taint that the job does not tolerate.
-    Tainted,
+    Tainted => "with a taint that is not tolerated",
     /// Fewer of its GPUs are allocatable than it has.
-    Unhealthy,
+    Unhealthy => "with unhealthy GPUs",
     /// Too few of its GPUs are free.
-    InUse,
+    InUse => "with too few free GPUs",
     /// Too little cpu is free.
-    NoCpu,
+    NoCpu => "with too little free cpu",
     /// Too little memory is free.
-    NoMemory,
+    NoMemory => "with too little free memory",
     /// Too little ephemeral storage is free.
-    NoStorage,
+    NoStorage => "with too little free ephemeral-storage",
     /// It has as many pods as it takes.
-    NoPodSlot,
+    NoPodSlot => "with no room for another pod",
     /// Another pod uses ports that a gang with `workers.hostNetwork` needs.
-    HostPortsInUse,
+    HostPortsInUse => "where another pod uses ports that workers.hostNetwork needs",
     /// It has too little of another resource: network devices, huge pages.
-    NoOtherResource,
+    NoOtherResource => "with too little of another resource that a pod asks for",
     /// It is reserved for another job.
-    Reserved,
-}
-
-impl Refusal {
-    /// Every one, in order.
-    pub const ALL: [Self; 25] = [
-        Self::Excluded,
-        Self::FailedBefore,
-        Self::WasSlow,
-        Self::SelectorMismatch,
-        Self::NoTopologyLabel,
-        Self::NoProductLabel,
-        Self::OtherGpus,
-        Self::OtherProduct,
-        Self::MemoryUnknown,
-        Self::TooLittleGpuMemory,
-        Self::Shared,
-        Self::Mixed,
-        Self::TooFewGpus,
-        Self::NotReady,
-        Self::Cordoned,
-        Self::Tainted,
-        Self::Unhealthy,
-        Self::InUse,
-        Self::NoCpu,
-        Self::NoMemory,
-        Self::NoStorage,
-        Self::NoPodSlot,
-        Self::HostPortsInUse,
-        Self::NoOtherResource,
-        Self::Reserved,
-    ];
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(match self {
-            Self::Excluded => "excluded by placement.excludeNodes",
-            Self::FailedBefore => "where attempts of this job failed",
-            Self::WasSlow => "where a rank of this job was slow",
-            Self::SelectorMismatch => "without the labels of workers.nodeSelector",
-            Self::NoTopologyLabel => "without the label of placement.topology.required",
-            Self::NoProductLabel => "without a label that tells the GPU product",
-            Self::OtherGpus => "with other GPUs than the gang had",
-            Self::OtherProduct => "not in placement.gpu.products",
-            Self::MemoryUnknown => "without a label that tells GPU memory, which placement.gpu asks for",
-            Self::TooLittleGpuMemory => "with less GPU memory than placement.gpu asks for",
-            Self::Shared => "with shared GPUs or MIG slices",
-            Self::Mixed => "with GPUs of several models",
-            Self::TooFewGpus => "with fewer GPUs than workers.gpusPerNode",
-            Self::NotReady => "not ready",
-            Self::Cordoned => "cordoned",
-            Self::Tainted => "with a taint that is not tolerated",
-            Self::Unhealthy => "with unhealthy GPUs",
-            Self::InUse => "with too few free GPUs",
-            Self::NoCpu => "with too little free cpu",
-            Self::NoMemory => "with too little free memory",
-            Self::NoStorage => "with too little free ephemeral-storage",
-            Self::NoPodSlot => "with no room for another pod",
-            Self::HostPortsInUse => "where another pod uses ports that workers.hostNetwork needs",
-            Self::NoOtherResource => "with too little of another resource that a pod asks for",
-            Self::Reserved => "reserved for a job that waits longer or has a higher priority",
-        })
-    }
+    Reserved => "reserved for a job that waits longer or has a higher priority",
 }
 
 /// The amount of the GPU resource.
-fn gpus(node: &NodeFacts, shape: &Shape) -> Amount {
+pub(crate) fn gpus(node: &NodeFacts, shape: &Shape) -> Amount {
     node.resources
         .get(shape.gpu_resource.as_str())
         .copied()
@@ -292,11 +251,8 @@ fn occupied(node: &NodeFacts, gpus: Amount, shape: &Shape, free: fn(Amount) -> i
     let lacks = |resource: &str| {
         let asked = shape.requests.get(resource).copied().unwrap_or(0);
         // Nodes always report these. If a virtual node does not, kube-scheduler decides.
-        asked > 0
-            && node
-                .resources
-                .get(resource)
-                .is_some_and(|amount| amount.capacity > 0 && free(*amount) < asked)
+        let amount = node.resources.get(resource).filter(|amount| amount.capacity > 0);
+        asked > 0 && amount.is_some_and(|amount| free(*amount) < asked)
     };
     if free(gpus) < shape.gpus_per_node {
         return Some(Refusal::InUse);

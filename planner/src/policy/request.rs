@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crds::ValidatedJob;
-use crds::spec::Homogeneity;
 use crds::status::GpuGroup;
 use crds::validate::PlacementRules;
 use k8s_openapi::api::core::v1::Toleration;
@@ -123,14 +122,6 @@ impl Shape {
             && *node_selector == other.node_selector
             && *tolerations == other.tolerations
             && *required_group == other.required_group
-    }
-
-    /// The word of messages for GPUs that must be alike.
-    pub(crate) fn likeness(&self) -> &'static str {
-        match self.rules.homogeneity {
-            Homogeneity::Required => "like ",
-            Homogeneity::Preferred | Homogeneity::Off => "",
-        }
     }
 }
 

@@ -150,7 +150,7 @@ impl Objects {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1_000, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
 
     #[test]
     fn a_fleet_that_follows_events_equals_one_counted_anew(steps in prop::collection::vec(step(), 1..40)) {

@@ -149,11 +149,11 @@ proptest! {
         prop_assert_eq!(decided, one_after_another(&inventory, &queue));
         // And it leaves nothing behind: the next one decides as if it were the first.
         pass.restart(&mut cluster);
-        prop_assert_eq!(cluster.fleet().inventory(), &inventory);
+        prop_assert_eq!(cluster.fleet.inventory(), &inventory);
         let mut changed = inventory;
         for (index, facts) in changes {
             let name: Arc<str> = name_of(index).into();
-            cluster.fleet_mut().replace(&name, facts.clone());
+            cluster.fleet.replace(&name, facts.clone());
             changed.nodes.insert(name, facts);
         }
         cluster.catch_up();
@@ -207,7 +207,7 @@ proptest! {
             let mut down = facts.clone();
             down.health = NodeHealth::NotReady(None);
             for facts in [&down, facts] {
-                shuffled.fleet_mut().replace(name, facts.clone());
+                shuffled.fleet.replace(name, facts.clone());
                 shuffled.catch_up();
             }
         }

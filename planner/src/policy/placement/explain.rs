@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
+use crds::spec::Homogeneity;
 use crds::status::{GpuGroup, RejectedGroup};
 
 use crate::policy::node_fit::Refusal;
@@ -59,12 +60,8 @@ impl Refused {
     }
 
     fn names(&self) -> String {
-        let shown = self.names.join(", ");
-        if self.nodes > self.names.len() {
-            format!("{shown}, ...")
-        } else {
-            shown
-        }
+        let more = self.nodes > self.names.len();
+        self.names.join(", ") + if more { ", ..." } else { "" }
     }
 }
 
@@ -166,13 +163,14 @@ fn fitting(request: &GangRequest, reasons: &GroupReasons, left_over: Option<i64>
 
 /// All reasons in one sentence, for a gang that fits nowhere.
 pub(super) fn message(request: &GangRequest, reasons: &Reasons, rejected: &[RejectedGroup]) -> String {
+    let is_alike = request.shape.rules.homogeneity == Homogeneity::Required;
     let up_to = request.larger.first().map(|most| format!(" to {most}"));
     let mut message = format!(
         "needs {}{} x {} {}{}: ",
         request.nodes,
         up_to.unwrap_or_default(),
         request.shape.gpus_per_node,
-        request.shape.likeness(),
+        if is_alike { "like " } else { "" },
         request.shape.gpu_resource
     );
     if rejected.is_empty() {
