@@ -33,7 +33,7 @@ pub mod types {
     pub const RECONCILED: &str = "Reconciled";
 }
 
-/// Reasons of conditions and Events: one word a cause, the message tells the rest.
+/// Reasons of conditions and Events: one word a cause; the message has the details.
 pub mod reasons {
     /// Placed: the gang fits one group of like GPUs.
     pub const GANG_FITS: &str = "GangFits";

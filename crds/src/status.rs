@@ -1,4 +1,4 @@
-//! What the operator tells about a job.
+//! What the operator reports about a job.
 
 use std::collections::BTreeMap;
 

@@ -37,15 +37,12 @@ fn files() -> Result<Vec<(PathBuf, String)>> {
     let crd = ViTTrainingJob::crd();
     let yaml = format!(
         "# Made from crds/src by `make generate`; do not edit.\n{}",
-        serde_saphyr::to_string(&keep(crd.clone()))?
+        serde_saphyr::to_string(&keep(crd))?
     );
     let mut files = vec![
         ("crds/generated/vittrainingjobs.yaml".into(), yaml.clone()),
         ("charts/vit-operator/files/vittrainingjobs.yaml".into(), yaml),
-        (
-            "docs/reference/vittrainingjob.md".into(),
-            reference::markdown(&crd),
-        ),
+        ("docs/reference/vittrainingjob.md".into(), reference::markdown()),
     ];
     for (name, dashboard) in dashboards::all() {
         let json = serde_json::to_string_pretty(&dashboard)?;

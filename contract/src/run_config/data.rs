@@ -41,6 +41,7 @@ pub struct DataConfig {
 
 /// Layout of a data set.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum DataFormat {
     /// CIFAR-10 binary version: `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`, records of 3,073 bytes.

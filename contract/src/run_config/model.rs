@@ -51,6 +51,15 @@ pub struct ModelConfig {
 
 /// What the classifier reads from the last block.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+// An optional field is described in the schema by its type.
+#[cfg_attr(
+    feature = "schema",
+    schemars(
+        description = "pooling is what the classifier reads: the class token (token), or the mean over all patches \
+            (average); the preset's,\nelse token, if not given."
+    )
+)]
 #[serde(rename_all = "camelCase")]
 pub enum Pooling {
     /// The class token.

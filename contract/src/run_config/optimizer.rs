@@ -114,10 +114,12 @@ pub struct LearningRateScaling {
 }
 
 /// Laws by which the learning rate grows with the global batch.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum ScalingRule {
     /// Not at all.
+    #[default]
     None,
     /// In proportion (arXiv 1706.02677).
     Linear,

@@ -17,6 +17,7 @@ pub struct Parallelism {
 
 /// In what form gradients are added up over the ranks.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum GradientCompression {
     /// In their own type.
@@ -27,11 +28,13 @@ pub enum GradientCompression {
 }
 
 /// Where tensors live.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum Device {
     /// The GPUs of a machine that has some; one that cannot be used is
     /// [`ExitCode::DeviceFault`](crate::ExitCode::DeviceFault). The CPU, with a warning, where there are none.
+    #[default]
     Auto,
     /// A GPU, or [`ExitCode::DeviceFault`](crate::ExitCode::DeviceFault).
     Cuda,

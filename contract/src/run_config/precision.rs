@@ -5,10 +5,12 @@ use serde::{Deserialize, Serialize};
 use super::rules::Rules;
 
 /// Number format of matrix products, and with master weights of everything between them.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum Precision {
     /// 32 bits.
+    #[default]
     Fp32,
     /// bfloat16: the range of 32 bits, 8 bits of precision.
     Bf16,

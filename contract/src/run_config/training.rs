@@ -49,6 +49,7 @@ pub struct TrainingConfig {
 
 /// What the backward pass computes again in place of keeping it: less memory for more time.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub enum ActivationCheckpointing {
     /// Nothing.

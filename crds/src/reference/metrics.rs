@@ -1,4 +1,4 @@
-//! The reference of metrics as a table, made from what a program tells at `/metrics`.
+//! The reference of metrics as a table, made from what a program serves at `/metrics`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;

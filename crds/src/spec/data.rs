@@ -2,7 +2,7 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Augmentation, Volume};
+use super::{Augmentation, DataFormat, Interpolation, Volume};
 
 /// Data is the data set.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -83,60 +83,25 @@ fn default_crop_fraction() -> f64 {
     0.875
 }
 
-/// Layout of a data set.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum DataFormat {
-    /// CIFAR-10 binary version.
-    Cifar10,
-    /// CIFAR-100 binary version.
-    Cifar100,
-    /// Folders of JPEG and PNG files, one a class.
-    ImageFolder,
-    /// Tar files of images and labels.
-    WebDataset,
-    /// NumPy arrays.
-    Numpy,
-    /// Random images with random labels.
-    Synthetic,
-}
-
-/// Filters to resize with, with antialiasing where an image gets smaller.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum Interpolation {
-    /// Bicubic (Catmull-Rom).
-    #[default]
-    Bicubic,
-    /// Bilinear.
-    Bilinear,
-}
-
 /// Normalization subtracts a mean and divides by a deviation, of pixels scaled to 0..1 (values of float32 arrays are
 /// taken as they are). ImageNet's are mean [0.485, 0.456, 0.406] and std [0.229, 0.224, 0.225]; timm's ViT presets
 /// have 0.5 for both.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Normalization {
     /// mean is subtracted: one value, or one for each channel.
-    #[serde(default = "default_half")]
     #[schemars(length(min = 1, max = 64))]
     pub mean: Vec<f64>,
     /// std divides: one value, or one for each channel.
-    #[serde(default = "default_half")]
     #[schemars(length(min = 1, max = 64), inner(range(min = 1e-9)))]
     pub std: Vec<f64>,
-}
-
-fn default_half() -> Vec<f64> {
-    vec![0.5]
 }
 
 impl Default for Normalization {
     fn default() -> Self {
         Self {
-            mean: default_half(),
-            std: default_half(),
+            mean: vec![0.5],
+            std: vec![0.5],
         }
     }
 }

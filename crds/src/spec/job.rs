@@ -2,7 +2,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Checkpoint, Data, Elastic, Model, Placement, Training, Workers, unchanged};
+use super::{Checkpoint, Data, Elastic, GradientCompression, Model, Placement, Training, Workers, unchanged};
 use crate::status::ViTTrainingJobStatus;
 
 /// ViTTrainingJob trains a Vision Transformer data-parallel on a set of like GPUs.
@@ -143,39 +143,22 @@ pub fn is_for_vit_operator(managed_by: Option<&str>) -> bool {
 
 /// Parallelism sets how gradients are reduced over the ranks.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Parallelism {
     /// bucketMegabytes is the largest size in MiB of a bucket of gradients, each of which is reduced while backward
     /// goes on (bucket_cap_mb of PyTorch's DDP): smaller buckets start earlier, larger ones use the network better.
     /// Where it would make fewer than 16 buckets, they are a sixteenth of the gradients instead, and at least 1 MiB.
-    #[serde(default = "default_bucket_megabytes")]
     #[schemars(range(min = 1, max = 1024))]
     pub bucket_megabytes: i32,
     /// compressGradients is the form in which gradients are sent: none (their own type), or bf16, which halves the bytes
     /// of fp32 gradients and rounds them to 8 bits of mantissa; weights and moments keep their precision.
-    #[serde(default)]
     pub compress_gradients: GradientCompression,
-}
-
-/// Form in which gradients are sent.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum GradientCompression {
-    /// Their own type.
-    #[default]
-    None,
-    /// bfloat16.
-    Bf16,
-}
-
-fn default_bucket_megabytes() -> i32 {
-    25
 }
 
 impl Default for Parallelism {
     fn default() -> Self {
         Self {
-            bucket_megabytes: default_bucket_megabytes(),
+            bucket_megabytes: 25,
             compress_gradients: GradientCompression::default(),
         }
     }
@@ -183,7 +166,7 @@ impl Default for Parallelism {
 
 /// Scheduling says when pods are created, how they get to their nodes, and how long that may take.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct Scheduling {
     /// queueName is the LocalQueue of Kueue (0.15 or newer) in the job's namespace in which the job waits for quota: it gets
     /// GPUs once Kueue has admitted its Workload, which has the job's name, and on nodes of the flavors that Kueue assigned.
@@ -200,13 +183,8 @@ pub struct Scheduling {
     pub scheduler_name: Option<String>,
     /// startTimeoutSeconds is how long a gang may take from its placement until every pod is ready, in seconds, image
     /// pulls included. After it the gang gives its GPUs back, which counts as a failure of the attempt.
-    #[serde(default = "default_start_timeout")]
     #[schemars(range(min = 10, max = 86_400))]
     pub start_timeout_seconds: i32,
-}
-
-fn default_start_timeout() -> i32 {
-    900
 }
 
 impl Default for Scheduling {
@@ -214,26 +192,24 @@ impl Default for Scheduling {
         Self {
             queue_name: None,
             scheduler_name: None,
-            start_timeout_seconds: default_start_timeout(),
+            start_timeout_seconds: 900,
         }
     }
 }
 
 /// FailurePolicy says what counts as a failure, how often the gang is restarted, and where.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct FailurePolicy {
     /// maxRestarts is how many times the gang is restarted without a new checkpoint in between; each new checkpoint
     /// starts the count afresh. Failures that would only repeat (wrong configuration, bad data, out of memory, a loss
     /// that is not finite) are never retried.
-    #[serde(default = "default_max_restarts")]
     #[schemars(range(min = 0, max = 1000))]
     pub max_restarts: i32,
     /// nodeLostSeconds is how long a node may be not ready before its pods count as lost, in seconds. Their gang then
     /// trains again elsewhere, and the pods are deleted without waiting for the node's kubelet. A pod of a ready node that is
     /// still there so long after it should have been deleted, because its process cannot be killed, is not waited for either:
     /// it keeps its GPUs until it ends, and its gang trains again on others.
-    #[serde(default = "default_node_lost")]
     #[schemars(range(min = 1, max = 86_400))]
     pub node_lost_seconds: i32,
     /// stallTimeoutSeconds is how long a running gang may finish no step, and no batch of an evaluation, in seconds; without
@@ -248,34 +224,20 @@ pub struct FailurePolicy {
     /// until an hour has gone by without another. Bad data at the start of an attempt are the node's, too, and tried again
     /// elsewhere, where they are a hostPath that the job has trained on before. A gang that fits nowhere else uses such nodes
     /// nevertheless.
-    #[serde(default = "default_exclude_failed_nodes")]
     pub exclude_failed_nodes: bool,
     /// excludeStragglers says whether the next gangs do without the nodes of ranks that stayed slower than the others
     /// (status.stragglers, status.slowNodes), for an hour and if they fit elsewhere, an elastic gang in any of its sizes. No
     /// gang is stopped for being slow.
-    #[serde(default)]
     pub exclude_stragglers: bool,
-}
-
-fn default_exclude_failed_nodes() -> bool {
-    true
-}
-
-fn default_max_restarts() -> i32 {
-    5
-}
-
-fn default_node_lost() -> i32 {
-    30
 }
 
 impl Default for FailurePolicy {
     fn default() -> Self {
         Self {
-            max_restarts: default_max_restarts(),
-            node_lost_seconds: default_node_lost(),
+            max_restarts: 5,
+            node_lost_seconds: 30,
             stall_timeout_seconds: None,
-            exclude_failed_nodes: default_exclude_failed_nodes(),
+            exclude_failed_nodes: true,
             exclude_stragglers: false,
         }
     }

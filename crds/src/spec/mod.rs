@@ -12,39 +12,56 @@ mod training;
 mod volume;
 mod workers;
 
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::JSONSchemaProps;
+use kube::CustomResourceExt as _;
+
 pub use augmentation::{Augmentation, RandomCrop, RandomResizedCrop};
 pub use checkpoint::{Checkpoint, Resume};
-pub use data::{Data, DataFormat, Interpolation, Normalization};
+pub use contract::{
+    ActivationCheckpointing, DataFormat, Device, GradientCompression, Interpolation, Pooling, Precision,
+    ScalingRule,
+};
+pub use data::{Data, Normalization};
 pub use elastic::Elastic;
 pub use job::{
-    CONTROLLER, FailurePolicy, GradientCompression, Parallelism, Scheduling, ViTTrainingJob,
-    ViTTrainingJobSpec, is_for_vit_operator,
+    CONTROLLER, FailurePolicy, Parallelism, Scheduling, ViTTrainingJob, ViTTrainingJobSpec,
+    is_for_vit_operator,
 };
-pub use model::{Model, Pooling, Pretrained};
+pub use model::{Model, Pretrained};
 pub use placement::{GpuRequirements, Homogeneity, Placement, Topology};
 pub use training::{
-    ActivationCheckpointing, Ema, LearningRateScaling, LossScale, Optimizer, OptimizerName, Precision,
-    ScalingRule, Schedule, ScheduleName, Training,
+    Ema, LearningRateScaling, LossScale, Optimizer, OptimizerName, Schedule, ScheduleName, Training,
 };
 pub use volume::{HostPath, PersistentVolumeClaim, Volume};
-pub use workers::{DEFAULT_GPU_RESOURCE, Device, ImagePullPolicy, ImagePullSecret, Workers};
+pub use workers::{DEFAULT_GPU_RESOURCE, ImagePullPolicy, ImagePullSecret, Workers};
+
+static SECTIONS: LazyLock<BTreeMap<String, JSONSchemaProps>> = LazyLock::new(|| {
+    let versions = ViTTrainingJob::crd().spec.versions;
+    let mut schemas = versions
+        .into_iter()
+        .filter_map(|version| version.schema?.open_api_v3_schema);
+    schemas.find_map(|schema| schema.properties).unwrap_or_default()
+});
+
+/// The schema of a section of the resource, `spec` or `status`, as the API server gets it.
+pub fn schema(section: &str) -> &'static JSONSchemaProps {
+    &SECTIONS[section]
+}
 
 /// The rule that these fields stay as they are, given or not.
 fn unchanged(fields: &[&str]) -> kube::core::Rule {
     // `self.?field == oldSelf.?field` would say the same at a cost that the API server takes for unbounded.
-    let rule = fields
-        .iter()
-        .map(|field| {
-            format!(
-                "has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
-            )
-        })
-        .collect::<Vec<_>>()
-        .join(" && ");
+    let same = |field: &&str| {
+        format!(
+            "has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})"
+        )
+    };
+    let rule = fields.iter().map(same).collect::<Vec<_>>().join(" && ");
     let names = match fields {
-        [all_but_last @ .., last] if !all_but_last.is_empty() => {
-            format!("{} and {last}", all_but_last.join(", "))
-        }
+        [first @ .., last] if !first.is_empty() => format!("{} and {last}", first.join(", ")),
         _ => fields.concat(),
     };
     let message = format!("{names} cannot be changed; create a new job");

@@ -2,7 +2,7 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::Volume;
+use super::{Pooling, Volume};
 
 /// Model is the Vision Transformer that is trained: a preset by timm's name, sizes of one's own, or a preset with some
 /// sizes changed.
@@ -90,16 +90,4 @@ pub struct Pretrained {
 
 fn default_channels() -> i32 {
     3
-}
-
-/// pooling is what the classifier reads: the class token (token), or the mean over all patches (average); the preset's,
-/// else token, if not given.
-// An optional field is described in the schema by its type.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum Pooling {
-    /// The class token.
-    Token,
-    /// The mean over all patches; there is no class token.
-    Average,
 }

@@ -2,6 +2,8 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::{ActivationCheckpointing, Precision, ScalingRule};
+
 /// Training sets epochs, batches and the optimizer. One optimizer step sees
 /// microBatchSize x gradientAccumulationSteps x nodes x gpusPerNode images.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -70,20 +72,6 @@ pub struct Training {
     /// and more time.
     #[serde(default)]
     pub activation_checkpointing: ActivationCheckpointing,
-}
-
-/// activationCheckpointing is what the backward pass computes again in place of keeping it, which takes less memory and
-/// more time: nothing (none), each block whole (block), or norms and activation functions only (selective).
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum ActivationCheckpointing {
-    /// Nothing.
-    #[default]
-    None,
-    /// Each block whole: one tensor a block is kept.
-    Block,
-    /// Norms and activation functions: what matrix products and attention gave is kept.
-    Selective,
 }
 
 fn default_accumulation() -> i32 {
@@ -165,94 +153,53 @@ pub enum OptimizerName {
 /// LearningRateScaling makes the learning rate grow with the global batch, which is
 /// microBatchSize x gradientAccumulationSteps x nodes x gpusPerNode.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct LearningRateScaling {
     /// rule: none, linear (in proportion), or sqrt (with the square root).
-    #[serde(default)]
     pub rule: ScalingRule,
     /// referenceBatchSize is the global batch for which optimizer.learningRate is meant.
-    #[serde(default = "default_reference_batch_size")]
     #[schemars(range(min = 1, max = 1_048_576))]
     pub reference_batch_size: i32,
-}
-
-fn default_reference_batch_size() -> i32 {
-    256
 }
 
 impl Default for LearningRateScaling {
     fn default() -> Self {
         Self {
             rule: ScalingRule::default(),
-            reference_batch_size: default_reference_batch_size(),
+            reference_batch_size: 256,
         }
     }
-}
-
-/// Laws by which the learning rate grows with the global batch.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum ScalingRule {
-    /// Not at all.
-    #[default]
-    None,
-    /// In proportion.
-    Linear,
-    /// With the square root.
-    Sqrt,
-}
-
-/// Number formats.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum Precision {
-    /// 32 bits.
-    #[default]
-    Fp32,
-    /// bfloat16.
-    Bf16,
-    /// float16, with a dynamic loss scale.
-    Fp16,
 }
 
 /// LossScale keeps the gradients of precision fp16 within its range: the loss is multiplied by a scale, which is halved
 /// when gradients overflow (that step is skipped) and doubled after a while without. Names, defaults and behaviour are
 /// DeepSpeed's.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct LossScale {
     /// initialScalePower: the first scale is 2 to this power.
-    #[serde(default = "default_initial_scale_power")]
     #[schemars(range(min = 0, max = 32))]
     pub initial_scale_power: i32,
     /// lossScaleWindow is the number of steps without an overflow after which the scale is doubled.
-    #[serde(default = "default_loss_scale_window")]
     #[schemars(range(min = 1, max = 1_000_000))]
     pub loss_scale_window: i32,
     /// hysteresis is the number of overflows until the scale is halved.
-    #[serde(default = "default_hysteresis")]
     #[schemars(range(min = 1, max = 1000))]
     pub hysteresis: i32,
     /// minLossScale is the least scale; an overflow there ends the run.
-    #[serde(default = "default_min_loss_scale")]
     #[schemars(range(min = 1, max = 65536))]
     pub min_loss_scale: i32,
 }
 
-fn default_initial_scale_power() -> i32 {
-    16
-}
-
-fn default_loss_scale_window() -> i32 {
-    1000
-}
-
-fn default_hysteresis() -> i32 {
-    2
-}
-
-fn default_min_loss_scale() -> i32 {
-    1
+impl Default for LossScale {
+    fn default() -> Self {
+        Self {
+            initial_scale_power: 16,
+            loss_scale_window: 1000,
+            hysteresis: 2,
+            min_loss_scale: 1,
+        }
+    }
 }
 
 /// Ema is an exponential moving average of the weights, as timm's ModelEmaV3.

@@ -7,7 +7,7 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{reserved, unchanged};
+use super::{Device, reserved, unchanged};
 
 /// Workers sets how many pods there are, with how many GPUs each, and what else they get. There is one pod a node, and
 /// one rank a GPU.
@@ -154,19 +154,6 @@ pub const DEFAULT_GPU_RESOURCE: &str = "nvidia.com/gpu";
 
 fn default_gpu_resource() -> String {
     DEFAULT_GPU_RESOURCE.into()
-}
-
-/// Where tensors live.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub enum Device {
-    /// GPUs where the node has GPU devices, otherwise the CPU.
-    #[default]
-    Auto,
-    /// A GPU; without one the job fails.
-    Cuda,
-    /// The CPU.
-    Cpu,
 }
 
 /// When kubelets pull the image.

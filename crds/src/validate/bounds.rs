@@ -1,35 +1,20 @@
 //! The bounds of numbers that the schema sets. An API server refuses what breaks them at apply; outside a cluster this
 //! is what does.
 
-use std::sync::LazyLock;
-
 use contract::ConfigError;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     JSONSchemaProps, JSONSchemaPropsOrArray,
 };
-use kube::CustomResourceExt as _;
 use serde_json::Value;
 
-use crate::spec::{ViTTrainingJob, ViTTrainingJobSpec};
-
-/// The schema of `spec`, which does not change while the program runs.
-pub(super) static SCHEMA: LazyLock<JSONSchemaProps> = LazyLock::new(|| {
-    let versions = ViTTrainingJob::crd().spec.versions;
-    let schema = versions.into_iter().find_map(|version| version.schema);
-    let properties = schema
-        .and_then(|schema| schema.open_api_v3_schema)
-        .and_then(|schema| schema.properties);
-    properties
-        .and_then(|mut properties| properties.remove("spec"))
-        .unwrap_or_default()
-});
+use crate::spec::{ViTTrainingJobSpec, schema};
 
 /// Every number of the manifest that is out of its bounds, with the value as it was written.
 pub(super) fn broken(spec: &ViTTrainingJobSpec) -> Vec<ConfigError> {
     let mut errors = Vec::new();
     // Only a map whose keys are no text could fail to become JSON, and a spec has none.
     let value = serde_json::to_value(spec).unwrap_or_default();
-    check(&SCHEMA, &value, "", &mut errors);
+    check(schema("spec"), &value, "", &mut errors);
     errors
 }
 
@@ -39,12 +24,8 @@ fn check(schema: &JSONSchemaProps, value: &Value, path: &str, errors: &mut Vec<C
             for (name, value) in fields {
                 let field = schema.properties.as_ref().and_then(|fields| fields.get(name));
                 if let Some(schema) = field {
-                    let path = if path.is_empty() {
-                        name.clone()
-                    } else {
-                        format!("{path}.{name}")
-                    };
-                    check(schema, value, &path, errors);
+                    let path = format!("{path}.{name}");
+                    check(schema, value, path.trim_start_matches('.'), errors);
                 }
             }
         }
@@ -80,27 +61,16 @@ mod tests {
 
     use super::*;
     use crate::validate;
+    use crate::validate::tests::MANIFEST;
 
     /// Types of Kubernetes: the API server checks what is in them when it takes a pod.
     const FOREIGN: [&str; 3] = ["workers.resources", "workers.tolerations", "workers.env"];
 
     /// A manifest in which every number may be given.
     fn manifest() -> Value {
-        json!({
-            "apiVersion": "vit-operator.dev/v1alpha1",
-            "kind": "ViTTrainingJob",
-            "metadata": {"name": "digits", "namespace": "research"},
-            "spec": {
-                "image": "trainer",
-                "model": {"name": "vit_tiny_patch16_224", "numClasses": 10},
-                "data": {"format": "cifar10", "volume": {"persistentVolumeClaim": {"claimName": "digits"}}},
-                "training": {
-                    "epochs": 3, "microBatchSize": 16, "precision": "fp16", "schedule": {"warmupEpochs": 2.0}
-                },
-                "workers": {"nodes": 2},
-                "checkpoint": {"volume": {"hostPath": {"path": "/srv/checkpoints"}}}
-            }
-        })
+        let mut manifest: Value = serde_saphyr::from_str(MANIFEST).expect("parses");
+        manifest["spec"]["training"]["precision"] = "fp16".into();
+        manifest
     }
 
     /// Paths of all whole numbers in a schema, with their least and greatest value.
@@ -133,7 +103,7 @@ mod tests {
     #[test]
     fn every_count_has_a_bound_and_is_refused_beyond_it_as_it_was_written() {
         let mut found = Vec::new();
-        counts(&SCHEMA, "", &mut found);
+        counts(schema("spec"), "", &mut found);
         assert!(found.len() > 30, "{found:?}");
         for (path, least, most) in found {
             let least = least.unwrap_or_else(|| panic!("the schema lets spec{path} be negative"));
@@ -154,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_in_lists_are_told_with_their_place() {
+    fn numbers_in_lists_are_named_with_their_place() {
         let mut manifest = manifest();
         manifest["spec"]["training"]["optimizer"] = json!({"betas": [0.9, 1.5]});
         let job = serde_json::from_value(manifest).expect("a manifest");

@@ -2,50 +2,41 @@
 
 use contract::{ConfigError, DataConfig};
 
-use super::{count, volume};
+use super::{count, refuse, volume};
 use crate::spec;
 
 pub(super) fn data(data: &spec::Data, errors: &mut Vec<ConfigError>) -> DataConfig {
-    let format = match data.format {
-        spec::DataFormat::Cifar10 => contract::DataFormat::Cifar10,
-        spec::DataFormat::Cifar100 => contract::DataFormat::Cifar100,
-        spec::DataFormat::ImageFolder => contract::DataFormat::ImageFolder,
-        spec::DataFormat::WebDataset => contract::DataFormat::WebDataset,
-        spec::DataFormat::Numpy => contract::DataFormat::Numpy,
-        spec::DataFormat::Synthetic => contract::DataFormat::Synthetic,
-    };
+    let format = data.format;
+    let field = "data.volume";
     match &data.volume {
-        Some(_) if !format.has_files() => errors.push(ConfigError {
-            field: "data.volume".into(),
-            value: "given".into(),
-            expected: "is not for format synthetic, which has no files".into(),
-        }),
-        Some(files) => volume("data.volume", files, errors),
-        None if format.has_files() => errors.push(ConfigError {
-            field: "data.volume".into(),
-            value: "missing".into(),
-            expected: "must say where the files are, for every format but synthetic".into(),
-        }),
+        Some(_) if !format.has_files() => {
+            refuse(
+                errors,
+                field,
+                "given",
+                "is not for format synthetic, which has no files",
+            );
+        }
+        Some(files) => volume(field, files, errors),
+        None if format.has_files() => {
+            let expected = "must say where the files are, for every format but synthetic";
+            refuse(errors, field, "missing", expected);
+        }
         None => {}
     }
     if let Some(images) = data.synthetic_images.filter(|_| format.has_files()) {
-        errors.push(ConfigError {
-            field: "data.syntheticImages".into(),
-            value: images.to_string(),
-            expected: "is only for format synthetic".into(),
-        });
+        let expected = "is only for format synthetic";
+        refuse(errors, "data.syntheticImages", images.to_string(), expected);
     }
     DataConfig {
         format,
         path: format.has_files().then(|| data.path.clone().into()),
-        synthetic_images: data
-            .synthetic_images
-            .map(|images| u64::try_from(images).unwrap_or(0)),
+        synthetic_images: data.synthetic_images.map(|images| images.try_into().unwrap_or(0)),
         shards: shards(data, format, errors),
         fraction: data.fraction,
         decode_threads: data.decode_threads.map(count),
         max_corrupt_fraction: data.max_corrupt_fraction,
-        interpolation: interpolation(data.interpolation),
+        interpolation: data.interpolation,
         crop_fraction: data.crop_fraction,
         normalization: contract::Normalization {
             mean: data.normalization.mean.clone(),
@@ -72,11 +63,7 @@ fn shards(
         ("data.validationShards", &data.validation_shards),
     ] {
         if let Some(pattern) = given {
-            errors.push(ConfigError {
-                field: field.into(),
-                value: pattern.clone(),
-                expected: "is only for format webDataset".into(),
-            });
+            refuse(errors, field, pattern, "is only for format webDataset");
         }
     }
     None
@@ -88,7 +75,7 @@ fn augmentation(augmentation: &spec::Augmentation, errors: &mut Vec<ConfigError>
             contract::RandomResizedCrop {
                 scale: pair("data.augmentation.randomResizedCrop.scale", &crop.scale, errors),
                 ratio: pair("data.augmentation.randomResizedCrop.ratio", &crop.ratio, errors),
-                interpolation: interpolation(crop.interpolation),
+                interpolation: crop.interpolation,
             }
         }),
         random_crop: augmentation
@@ -101,15 +88,10 @@ fn augmentation(augmentation: &spec::Augmentation, errors: &mut Vec<ConfigError>
         color_jitter: augmentation.color_jitter,
         rand_augment: augmentation.rand_augment.as_ref().and_then(|text| {
             let policy = text.parse::<contract::RandAugment>();
-            policy
-                .map_err(|error| {
-                    errors.push(ConfigError {
-                        field: "data.augmentation.randAugment".into(),
-                        value: text.clone(),
-                        expected: error.to_string(),
-                    });
-                })
-                .ok()
+            if let Err(error) = &policy {
+                refuse(errors, "data.augmentation.randAugment", text, error.to_string());
+            }
+            policy.ok()
         }),
         three_augment: augmentation.three_augment,
         mixup: augmentation.mixup,
@@ -123,20 +105,10 @@ fn augmentation(augmentation: &spec::Augmentation, errors: &mut Vec<ConfigError>
 
 fn pair(field: &'static str, values: &[f64], errors: &mut Vec<ConfigError>) -> [f64; 2] {
     <[f64; 2]>::try_from(values).unwrap_or_else(|_| {
-        errors.push(ConfigError {
-            field: field.into(),
-            value: format!("a list of {}", values.len()),
-            expected: "must be two numbers, the smaller one first".into(),
-        });
+        let expected = "must be two numbers, the smaller one first";
+        refuse(errors, field, format!("a list of {}", values.len()), expected);
         [1.0, 1.0]
     })
-}
-
-fn interpolation(interpolation: spec::Interpolation) -> contract::Interpolation {
-    match interpolation {
-        spec::Interpolation::Bicubic => contract::Interpolation::Bicubic,
-        spec::Interpolation::Bilinear => contract::Interpolation::Bilinear,
-    }
 }
 
 #[cfg(test)]
@@ -144,7 +116,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::validate::bounds::SCHEMA;
+    use crate::spec::schema;
 
     #[test]
     fn schema_manifest_and_wire_have_the_same_defaults_of_augmentation() {
@@ -162,7 +134,7 @@ mod tests {
             |schema: &k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::JSONSchemaProps| {
                 schema.properties.clone().unwrap_or_default()
             };
-        let schema = properties(&properties(&SCHEMA)["data"])["augmentation"].clone();
+        let schema = properties(&properties(schema("spec"))["data"])["augmentation"].clone();
         assert_eq!(
             schema.default.as_ref().map(|default| &default.0),
             Some(&wire),

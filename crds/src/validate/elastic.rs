@@ -2,7 +2,7 @@
 
 use contract::{ConfigError, RunConfig};
 
-use super::count;
+use super::{count, refuse};
 use crate::spec;
 
 /// The numbers of nodes that a gang may have, the greatest first.
@@ -16,23 +16,16 @@ pub(super) fn sizes(
     };
     let least = count(elastic.min_nodes);
     let most = elastic.max_nodes.map_or(config.nodes, count);
-    let mut refuse = |field: &'static str, value: u32, expected: String| {
-        errors.push(ConfigError {
-            field: field.into(),
-            value: value.to_string(),
-            expected,
-        });
-    };
     if least > config.nodes {
         let expected = format!("must be at most workers.nodes, which is {}", config.nodes);
-        refuse("elastic.minNodes", least, expected);
+        refuse(errors, "elastic.minNodes", least.to_string(), expected);
     }
     if most < config.nodes {
         let expected = format!("must be at least workers.nodes, which is {}", config.nodes);
-        refuse("elastic.maxNodes", most, expected);
+        refuse(errors, "elastic.maxNodes", most.to_string(), expected);
     }
-    (least..=most)
-        .rev()
+    let sizes = (least..=most).rev();
+    sizes
         .filter(|nodes| config.batch_share(*nodes).is_some())
         .collect()
 }

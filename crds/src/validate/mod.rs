@@ -123,7 +123,7 @@ pub struct Mount {
 pub struct PlacementRules {
     /// Whether GPUs must be alike.
     pub homogeneity: spec::Homogeneity,
-    /// Further node labels that tell GPUs apart.
+    /// Further node labels that distinguish GPUs.
     pub group_by: Vec<String>,
     /// Whether shares of GPUs count as GPUs.
     pub allow_shared: bool,
@@ -197,18 +197,11 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
         training: training::training(&spec.training, &mut errors),
         parallelism: contract::Parallelism {
             bucket_megabytes: count(spec.parallelism.bucket_megabytes),
-            compress_gradients: match spec.parallelism.compress_gradients {
-                spec::GradientCompression::None => contract::GradientCompression::None,
-                spec::GradientCompression::Bf16 => contract::GradientCompression::Bf16,
-            },
+            compress_gradients: spec.parallelism.compress_gradients,
         },
         nodes: count(spec.workers.nodes),
         ranks_per_node: count(spec.workers.gpus_per_node),
-        device: match spec.workers.device {
-            spec::Device::Auto => contract::Device::Auto,
-            spec::Device::Cuda => contract::Device::Cuda,
-            spec::Device::Cpu => contract::Device::Cpu,
-        },
+        device: spec.workers.device,
         checkpoint: CheckpointConfig {
             path: Path::new(&spec.checkpoint.path).join(&name.name),
             keep: count(spec.checkpoint.keep),
@@ -269,40 +262,46 @@ fn seconds(value: i32) -> Duration {
     Duration::from_secs(u64::from(count(value)))
 }
 
+/// Adds a broken rule.
+fn refuse(
+    errors: &mut Vec<ConfigError>,
+    field: &'static str,
+    value: impl Into<String>,
+    expected: impl Into<String>,
+) {
+    errors.push(ConfigError {
+        field: field.into(),
+        value: value.into(),
+        expected: expected.into(),
+    });
+}
+
 /// Finds two volumes in one place.
 fn folders(spec: &spec::ViTTrainingJobSpec, errors: &mut Vec<ConfigError>) {
     let is = |path: &str, other: &str| Path::new(path) == Path::new(other);
     let (data, checkpoints) = (&spec.data.path, &spec.checkpoint.path);
     if spec.data.volume.is_some() && is(data, checkpoints) {
-        errors.push(ConfigError {
-            field: "checkpoint.path".into(),
-            value: checkpoints.clone(),
-            expected: "must be another folder: data.path is there".into(),
-        });
+        let expected = "must be another folder: data.path is there";
+        refuse(errors, "checkpoint.path", checkpoints, expected);
     }
     for (field, path) in [("data.path", data), ("checkpoint.path", checkpoints)] {
         if spec.model.pretrained.is_some() && is(path, model::PRETRAINED_FOLDER) {
-            errors.push(ConfigError {
-                field: field.into(),
-                value: path.clone(),
-                expected: "must be another folder: pretrained weights are mounted there".into(),
-            });
+            let expected = "must be another folder: pretrained weights are mounted there";
+            refuse(errors, field, path, expected);
         }
     }
 }
 
 fn volume(field: &'static str, volume: &Volume, errors: &mut Vec<ConfigError>) {
     if volume.persistent_volume_claim.is_some() == volume.host_path.is_some() {
-        errors.push(ConfigError {
-            field: field.into(),
-            value: if volume.host_path.is_some() {
-                "two sources"
-            } else {
-                "without a source"
-            }
-            .into(),
-            expected: "give exactly one of persistentVolumeClaim and hostPath".into(),
-        });
+        let has_two = volume.host_path.is_some();
+        let value = if has_two {
+            "two sources"
+        } else {
+            "without a source"
+        };
+        let expected = "give exactly one of persistentVolumeClaim and hostPath";
+        refuse(errors, field, value, expected);
     }
 }
 
@@ -347,10 +346,10 @@ fn pod_settings(spec: &spec::ViTTrainingJobSpec) -> PodSettings {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    const MANIFEST: &str = r"
+    pub(crate) const MANIFEST: &str = r"
 apiVersion: vit-operator.dev/v1alpha1
 kind: ViTTrainingJob
 metadata: {name: digits, namespace: research}
@@ -486,7 +485,7 @@ spec:
     }
 
     #[test]
-    fn all_errors_are_told_at_once() {
+    fn all_errors_are_reported_at_once() {
         let message = errors(|job| {
             job.spec.workers.nodes = -1;
             job.spec.training.optimizer.betas = Some(vec![0.9]);

@@ -4,7 +4,7 @@ use std::path::{Component, Path, PathBuf};
 
 use contract::{ConfigError, ModelConfig, ModelPreset, preset};
 
-use super::{count, volume};
+use super::{count, refuse, volume};
 use crate::spec;
 
 /// Where pods mount the volume of pretrained weights.
@@ -13,23 +13,15 @@ pub(super) const PRETRAINED_FOLDER: &str = "/pretrained";
 pub(super) fn model(model: &spec::Model, errors: &mut Vec<ConfigError>) -> ModelConfig {
     let preset = model.name.as_deref().and_then(ModelPreset::by_name);
     if let (Some(name), None) = (&model.name, &preset) {
-        errors.push(ConfigError {
-            field: "model.name".into(),
-            value: name.clone(),
-            expected: format!(
-                "must be {}; or leave it out and give the sizes",
-                preset::KNOWN_NAMES
-            ),
-        });
+        let names = preset::KNOWN_NAMES;
+        let expected = format!("must be {names}; or leave it out and give the sizes");
+        refuse(errors, "model.name", name, expected);
     }
     let mut size = |field: &'static str, given: Option<i32>, of_preset: fn(ModelPreset) -> u32| {
         let size = given.map(count).or_else(|| preset.map(of_preset));
         if size.is_none() && model.name.is_none() {
-            errors.push(ConfigError {
-                field: field.into(),
-                value: "missing".into(),
-                expected: "must be given, or model.name a preset that has one".into(),
-            });
+            let expected = "must be given, or model.name a preset that has one";
+            refuse(errors, field, "missing", expected);
         }
         size.unwrap_or(0)
     };
@@ -54,8 +46,7 @@ pub(super) fn model(model: &spec::Model, errors: &mut Vec<ConfigError>) -> Model
         num_classes: count(model.num_classes),
         channels: count(model.channels),
         pooling: match model.pooling {
-            Some(spec::Pooling::Token) => contract::Pooling::Token,
-            Some(spec::Pooling::Average) => contract::Pooling::Average,
+            Some(pooling) => pooling,
             None => preset.map_or(contract::Pooling::Token, |preset| preset.pooling),
         },
         register_tokens: match model.register_tokens {
@@ -68,10 +59,7 @@ pub(super) fn model(model: &spec::Model, errors: &mut Vec<ConfigError>) -> Model
             None => preset.and_then(|preset| preset.layer_scale),
         },
         drop_path: model.drop_path,
-        pretrained: model
-            .pretrained
-            .as_ref()
-            .map(|pretrained| self::pretrained(pretrained, errors)),
+        pretrained: model.pretrained.as_ref().map(|file| pretrained(file, errors)),
     }
 }
 
@@ -79,16 +67,10 @@ pub(super) fn model(model: &spec::Model, errors: &mut Vec<ConfigError>) -> Model
 fn pretrained(pretrained: &spec::Pretrained, errors: &mut Vec<ConfigError>) -> PathBuf {
     volume("model.pretrained.volume", &pretrained.volume, errors);
     let path = Path::new(&pretrained.path);
-    if path
-        .components()
-        .any(|part| !matches!(part, Component::Normal(_)))
-        || pretrained.path.is_empty()
-    {
-        errors.push(ConfigError {
-            field: "model.pretrained.path".into(),
-            value: pretrained.path.clone(),
-            expected: "must be the path of a file in the volume, without . and ..".into(),
-        });
+    let mut parts = path.components();
+    if parts.any(|part| !matches!(part, Component::Normal(_))) || pretrained.path.is_empty() {
+        let expected = "must be the path of a file in the volume, without . and ..";
+        refuse(errors, "model.pretrained.path", &pretrained.path, expected);
     }
     Path::new(PRETRAINED_FOLDER).join(path)
 }
@@ -106,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_preset_brings_pooling_registers_and_layer_scale_unless_told_otherwise() {
+    fn a_preset_brings_pooling_registers_and_layer_scale_unless_overridden() {
         let name = "name: vit_medium_patch16_reg4_gap_256\nnumClasses: 10\n";
         let preset = resolved(name);
         assert_eq!(

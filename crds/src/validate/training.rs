@@ -2,7 +2,7 @@
 
 use contract::{ConfigError, Course, LossScaleConfig, TrainingConfig};
 
-use super::count;
+use super::{count, refuse};
 use crate::spec;
 
 /// Decay of the first and of the second moment where the manifest gives none, as in PyTorch.
@@ -24,11 +24,7 @@ pub(super) fn training(training: &spec::Training, errors: &mut Vec<ConfigError>)
         seed: u64::try_from(training.seed).unwrap_or(0),
         optimizer: optimizer(&training.optimizer, errors),
         learning_rate_scaling: contract::LearningRateScaling {
-            rule: match training.learning_rate_scaling.rule {
-                spec::ScalingRule::None => contract::ScalingRule::None,
-                spec::ScalingRule::Linear => contract::ScalingRule::Linear,
-                spec::ScalingRule::Sqrt => contract::ScalingRule::Sqrt,
-            },
+            rule: training.learning_rate_scaling.rule,
             reference_batch_size: count(training.learning_rate_scaling.reference_batch_size),
         },
         layer_decay: training.layer_decay.unwrap_or(1.0),
@@ -36,22 +32,14 @@ pub(super) fn training(training: &spec::Training, errors: &mut Vec<ConfigError>)
         label_smoothing: training.label_smoothing,
         clip_grad_norm: training.clip_grad_norm,
         wall_clock_breakdown: training.wall_clock_breakdown,
-        precision: match training.precision {
-            spec::Precision::Fp32 => contract::Precision::Fp32,
-            spec::Precision::Bf16 => contract::Precision::Bf16,
-            spec::Precision::Fp16 => contract::Precision::Fp16,
-        },
+        precision: training.precision,
         master_weights: training.master_weights,
         loss_scale: loss_scale(training, errors),
         ema: training.ema.as_ref().map(|ema| contract::Ema {
             decay: ema.decay,
             warmup: ema.warmup,
         }),
-        activation_checkpointing: match training.activation_checkpointing {
-            spec::ActivationCheckpointing::None => contract::ActivationCheckpointing::None,
-            spec::ActivationCheckpointing::Block => contract::ActivationCheckpointing::Block,
-            spec::ActivationCheckpointing::Selective => contract::ActivationCheckpointing::Selective,
-        },
+        activation_checkpointing: training.activation_checkpointing,
     }
 }
 
@@ -67,11 +55,7 @@ fn optimizer(optimizer: &spec::Optimizer, errors: &mut Vec<ConfigError>) -> cont
     } = *optimizer;
     let mut only_of = |owners: &str, field: &'static str, is_given: bool| {
         if is_given {
-            errors.push(ConfigError {
-                field: field.into(),
-                value: "given".into(),
-                expected: format!("is a parameter of {owners} only"),
-            });
+            refuse(errors, field, "given", format!("is a parameter of {owners} only"));
         }
     };
     match name {
@@ -86,11 +70,9 @@ fn optimizer(optimizer: &spec::Optimizer, errors: &mut Vec<ConfigError>) -> cont
     }
     let betas = betas.as_ref().map_or(BETAS, |betas| {
         <[f64; 2]>::try_from(betas.as_slice()).unwrap_or_else(|_| {
-            errors.push(ConfigError {
-                field: "training.optimizer.betas".into(),
-                value: format!("a list of {}", betas.len()),
-                expected: "must be two numbers, the decay of the first and of the second moment".into(),
-            });
+            let value = format!("a list of {}", betas.len());
+            let expected = "must be two numbers, the decay of the first and of the second moment";
+            refuse(errors, "training.optimizer.betas", value, expected);
             BETAS
         })
     });
@@ -119,11 +101,8 @@ fn optimizer(optimizer: &spec::Optimizer, errors: &mut Vec<ConfigError>) -> cont
 fn schedule(schedule: &spec::Schedule, errors: &mut Vec<ConfigError>) -> contract::Schedule {
     let course = match (schedule.name, schedule.decay_epochs) {
         (spec::ScheduleName::Step, None) => {
-            errors.push(ConfigError {
-                field: "training.schedule.decayEpochs".into(),
-                value: "missing".into(),
-                expected: "the schedule step needs the number of epochs between two falls".into(),
-            });
+            let expected = "the schedule step needs the number of epochs between two falls";
+            refuse(errors, "training.schedule.decayEpochs", "missing", expected);
             Course::Constant
         }
         (spec::ScheduleName::Step, Some(decay_epochs)) => Course::Step {
@@ -141,11 +120,8 @@ fn schedule(schedule: &spec::Schedule, errors: &mut Vec<ConfigError>) -> contrac
         if let Some(value) = value
             && schedule.name != spec::ScheduleName::Step
         {
-            errors.push(ConfigError {
-                field: field.into(),
-                value: value.to_string(),
-                expected: "is a parameter of the schedule step only".into(),
-            });
+            let expected = "is a parameter of the schedule step only";
+            refuse(errors, field, value.to_string(), expected);
         }
     }
     contract::Schedule {
@@ -160,11 +136,8 @@ fn loss_scale(training: &spec::Training, errors: &mut Vec<ConfigError>) -> LossS
         return LossScaleConfig::default();
     };
     if training.precision != spec::Precision::Fp16 {
-        errors.push(ConfigError {
-            field: "training.lossScale".into(),
-            value: "given".into(),
-            expected: "needs training.precision fp16: other formats have no loss scale".into(),
-        });
+        let expected = "needs training.precision fp16: other formats have no loss scale";
+        refuse(errors, "training.lossScale", "given", expected);
     }
     LossScaleConfig {
         initial_scale_power: count(scale.initial_scale_power),

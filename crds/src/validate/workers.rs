@@ -6,6 +6,7 @@ use std::path::Path;
 use contract::ConfigError;
 use k8s_openapi::api::core::v1::Volume;
 
+use super::refuse;
 use crate::spec::reserved::{self, is_reserved_folder, is_reserved_key};
 use crate::spec::{ViTTrainingJobSpec, Workers};
 
@@ -18,31 +19,23 @@ pub(super) fn pods(spec: &ViTTrainingJobSpec, errors: &mut Vec<ConfigError>) {
         && workers.run_as_user != Some(0)
     {
         refuse(
+            errors,
             "workers.capabilities",
             capability,
             reserved::CAPABILITIES_MESSAGE,
-            errors,
         );
     }
-}
-
-fn refuse(field: &'static str, value: &str, expected: &str, errors: &mut Vec<ConfigError>) {
-    errors.push(ConfigError {
-        field: field.into(),
-        value: value.into(),
-        expected: expected.into(),
-    });
 }
 
 fn environment(workers: &Workers, errors: &mut Vec<ConfigError>) {
     let is_taken = |name: &str| name.starts_with(reserved::ENV_PREFIX);
     for variable in workers.env.iter().filter(|variable| is_taken(&variable.name)) {
-        refuse("workers.env", &variable.name, reserved::ENV_MESSAGE, errors);
+        refuse(errors, "workers.env", &variable.name, reserved::ENV_MESSAGE);
     }
     for source in &workers.env_from {
         let prefix = source.prefix.as_deref().unwrap_or_default();
         if is_taken(prefix) {
-            refuse("workers.envFrom", prefix, reserved::ENV_FROM_MESSAGE, errors);
+            refuse(errors, "workers.envFrom", prefix, reserved::ENV_FROM_MESSAGE);
         }
         if source.config_map_ref.is_some() == source.secret_ref.is_some() {
             let given = if source.secret_ref.is_some() {
@@ -50,7 +43,7 @@ fn environment(workers: &Workers, errors: &mut Vec<ConfigError>) {
             } else {
                 "neither"
             };
-            refuse("workers.envFrom", given, reserved::ENV_SOURCE_MESSAGE, errors);
+            refuse(errors, "workers.envFrom", given, reserved::ENV_SOURCE_MESSAGE);
         }
     }
 }
@@ -61,7 +54,7 @@ fn metadata(workers: &Workers, errors: &mut Vec<ConfigError>) {
         ("workers.podAnnotations", &workers.pod_annotations),
     ] {
         for key in entries.keys().filter(|key| is_reserved_key(key)) {
-            refuse(field, key, reserved::KEY_MESSAGE, errors);
+            refuse(errors, field, key, reserved::KEY_MESSAGE);
         }
     }
 }
@@ -76,49 +69,45 @@ fn volumes(spec: &ViTTrainingJobSpec, errors: &mut Vec<ConfigError>) {
     for volume in volumes {
         let name = volume.name.as_str();
         if reserved::VOLUMES.contains(&name) {
-            refuse("workers.volumes", name, reserved::VOLUME_MESSAGE, errors);
+            refuse(errors, "workers.volumes", name, reserved::VOLUME_MESSAGE);
         }
         if !names.insert(name) {
             refuse(
+                errors,
                 "workers.volumes",
                 name,
                 "must be the name of one volume only",
-                errors,
             );
         }
         if !has_one_source(volume) {
-            refuse("workers.volumes", name, reserved::VOLUME_SOURCE_MESSAGE, errors);
+            refuse(errors, "workers.volumes", name, reserved::VOLUME_SOURCE_MESSAGE);
         }
     }
     let data = spec.data.volume.is_some().then_some(&spec.data.path);
-    let own: Vec<&Path> = data
-        .into_iter()
-        .chain([&spec.checkpoint.path])
-        .map(Path::new)
-        .collect();
+    let own = [data, Some(&spec.checkpoint.path)].map(|path| path.map(Path::new));
     let mut folders = BTreeSet::new();
     for mount in volume_mounts {
         let path = mount.mount_path.as_str();
         if !names.contains(mount.name.as_str()) {
             refuse(
+                errors,
                 "workers.volumeMounts",
                 &mount.name,
                 reserved::MOUNT_MESSAGE,
-                errors,
             );
         }
         if is_reserved_folder(path) {
-            refuse("workers.volumeMounts", path, reserved::FOLDER_MESSAGE, errors);
+            refuse(errors, "workers.volumeMounts", path, reserved::FOLDER_MESSAGE);
         }
-        if own.contains(&Path::new(path)) {
-            refuse("workers.volumeMounts", path, reserved::STORAGE_MESSAGE, errors);
+        if own.contains(&Some(Path::new(path))) {
+            refuse(errors, "workers.volumeMounts", path, reserved::STORAGE_MESSAGE);
         }
         if !folders.insert(path) {
             refuse(
+                errors,
                 "workers.volumeMounts",
                 path,
                 "must be the mountPath of one volume only",
-                errors,
             );
         }
     }
@@ -127,16 +116,12 @@ fn volumes(spec: &ViTTrainingJobSpec, errors: &mut Vec<ConfigError>) {
 /// Kubernetes' volume has a field a source, of which the schema knows some.
 fn has_one_source(volume: &Volume) -> bool {
     let fields = serde_json::to_value(volume).unwrap_or_default();
-    let sources = fields
-        .as_object()
-        .into_iter()
-        .flatten()
-        .map(|(field, _)| field.as_str());
-    let mut sources = sources.filter(|field| *field != "name");
-    sources
-        .next()
-        .is_some_and(|source| reserved::VOLUME_SOURCES.contains(&source))
-        && sources.next().is_none()
+    let fields = fields.as_object().into_iter().flatten();
+    let fields = fields.map(|(field, _)| field.as_str());
+    match fields.filter(|field| *field != "name").collect::<Vec<_>>()[..] {
+        [source] => reserved::VOLUME_SOURCES.contains(&source),
+        _ => false,
+    }
 }
 
 #[cfg(test)]
@@ -144,36 +129,23 @@ mod tests {
     use serde_json::{Value, json};
 
     use crate::ViTTrainingJob;
+    use crate::validate::tests::MANIFEST;
     use crate::validate::validate;
 
     /// The errors of a job whose `spec.workers` has this as well.
     fn errors(more: Value) -> Vec<String> {
-        let mut workers = json!({"nodes": 2});
-        let Value::Object(more) = more else {
-            panic!("no fields: {more}")
-        };
-        workers.as_object_mut().expect("fields").extend(more);
-        let job: ViTTrainingJob = serde_json::from_value(json!({
-            "apiVersion": "vit-operator.dev/v1alpha1",
-            "kind": "ViTTrainingJob",
-            "metadata": {"name": "digits"},
-            "spec": {
-                "image": "trainer",
-                "model": {"name": "vit_tiny_patch16_224", "numClasses": 10},
-                "data": {"format": "cifar10", "volume": {"persistentVolumeClaim": {"claimName": "digits"}}},
-                "training": {"epochs": 3, "microBatchSize": 16},
-                "workers": workers,
-                "checkpoint": {"volume": {"persistentVolumeClaim": {"claimName": "checkpoints"}}},
-            },
-        }))
-        .expect("a manifest");
-        let told = validate(&job).err().map(|errors| errors.0).unwrap_or_default();
-        told.iter().map(ToString::to_string).collect()
+        let mut manifest: Value = serde_saphyr::from_str(MANIFEST).expect("parses");
+        for (field, value) in more.as_object().expect("fields") {
+            manifest["spec"]["workers"][field] = value.clone();
+        }
+        let job: ViTTrainingJob = serde_json::from_value(manifest).expect("a manifest");
+        let refused = validate(&job).err().map(|errors| errors.0).unwrap_or_default();
+        refused.iter().map(ToString::to_string).collect()
     }
 
     #[test]
     fn what_pods_may_have_besides_is_taken() {
-        let told = errors(json!({
+        let refused = errors(json!({
             "podLabels": {"team": "vision"},
             "podAnnotations": {"k8s.v1.cni.cncf.io/networks": "rdma"},
             "env": [{"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "a", "key": "b"}}}],
@@ -189,12 +161,12 @@ mod tests {
             "runAsUser": 0,
             "capabilities": ["IPC_LOCK"],
         }));
-        assert_eq!(told, [""; 0]);
+        assert_eq!(refused, [""; 0]);
     }
 
     #[test]
-    fn what_is_wrong_with_volumes_and_mounts_is_told_by_name() {
-        let told = errors(json!({
+    fn what_is_wrong_with_volumes_and_mounts_is_refused_by_name() {
+        let refused = errors(json!({
             "volumes": [
                 {"name": "tmp", "emptyDir": {}},
                 {"name": "two", "emptyDir": {}, "secret": {"secretName": "a"}},
@@ -216,7 +188,7 @@ mod tests {
         let other_folder = "a mountPath of workers.volumeMounts must be another folder than data.path and checkpoint.path, \
                             where the job's own volumes are";
         assert_eq!(
-            told,
+            refused,
             [
                 "workers.volumes is tmp: the names run-config, tmp, shared-memory, data, pretrained and checkpoints are taken by the operator; use another name".to_owned(),
                 format!("workers.volumes is two: {source}"),
