@@ -1,5 +1,6 @@
 //! Which cluster, namespace and user: as kubectl finds them.
 
+use std::fmt::Debug;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,13 +10,16 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::error::{Error, chain};
 
+/// Objects of one page of a list.
+const PAGE: u32 = 500;
 /// Jobs that are named where another one is not there, at most.
 const NAMED_INSTEAD: usize = 5;
-/// A server that does not answer within that is told as unreachable; kubectl waits for as long.
+/// After it, a server counts as unreachable; kubectl waits for as long.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Flags that say which cluster, namespace and user; their names are kubectl's.
@@ -39,7 +43,7 @@ pub(crate) struct Connection {
     pub(crate) user: Option<String>,
     /// User to act as
     #[arg(long = "as", global = true, value_name = "USER")]
-    pub(crate) impersonate: Option<String>,
+    pub(crate) impersonate: Option<HeaderValue>,
     /// Group to act as; may be given several times
     #[arg(
         long = "as-group",
@@ -47,7 +51,7 @@ pub(crate) struct Connection {
         value_name = "GROUP",
         requires = "impersonate"
     )]
-    pub(crate) impersonate_groups: Vec<String>,
+    pub(crate) impersonate_groups: Vec<HeaderValue>,
 }
 
 /// A cluster and a namespace of it.
@@ -55,9 +59,7 @@ pub(crate) struct Connection {
 pub(crate) struct Cluster {
     client: Client,
     server: String,
-    namespace: String,
-    /// Flags that another command needs to get to the same place.
-    flags: String,
+    place: Place,
 }
 
 impl Cluster {
@@ -65,38 +67,37 @@ impl Cluster {
     pub(crate) async fn connect(connection: &Connection) -> Result<Self, Error> {
         let mut config = config(connection).await?;
         config.connect_timeout = Some(CONNECT_TIMEOUT);
-        config.headers.extend(impersonation(connection)?);
+        let user = connection
+            .impersonate
+            .iter()
+            .map(|user| ("impersonate-user", user));
+        let groups = connection.impersonate_groups.iter();
+        let groups = groups.map(|group| ("impersonate-group", group));
+        let headers = user.chain(groups);
+        let headers = headers.map(|(name, value)| (HeaderName::from_static(name), value.clone()));
+        config.headers.extend(headers);
         let server = config.cluster_url.to_string().trim_end_matches('/').to_owned();
-        let namespace = connection
-            .namespace
-            .clone()
-            .unwrap_or_else(|| config.default_namespace.clone());
-        let unusable = |error: kube::Error| Error::Refused {
-            doing: "use the credentials of the kubeconfig".into(),
-            message: chain(&error),
-        };
-        let mut flags = String::new();
-        for (flag, value) in [
+        let namespace = connection.namespace.as_ref().unwrap_or(&config.default_namespace);
+        let kubeconfig = connection.kubeconfig.as_ref();
+        let flags = [
             ("context", connection.context.clone()),
             ("cluster", connection.cluster.clone()),
             ("user", connection.user.clone()),
-            (
-                "kubeconfig",
-                connection
-                    .kubeconfig
-                    .as_ref()
-                    .map(|path| path.display().to_string()),
-            ),
-        ] {
-            if let Some(value) = value {
-                flags += &format!(" --{flag} {value}");
-            }
-        }
+            ("kubeconfig", kubeconfig.map(|path| path.display().to_string())),
+        ];
+        let flags = flags
+            .into_iter()
+            .filter_map(|(flag, value)| Some(format!(" --{flag} {}", value?)));
+        let place = Place {
+            namespace: namespace.clone(),
+            flags: flags.collect(),
+        };
+        let client = Client::try_from(config)
+            .map_err(|error| Error::refused("use the credentials of the kubeconfig", &error))?;
         Ok(Self {
-            client: Client::try_from(config).map_err(unusable)?,
+            client,
             server,
-            namespace,
-            flags,
+            place,
         })
     }
 
@@ -105,53 +106,77 @@ impl Cluster {
     }
 
     pub(crate) fn namespace(&self) -> &str {
-        &self.namespace
+        &self.place.namespace
     }
 
     /// The jobs of the namespace.
     pub(crate) fn jobs(&self) -> Api<ViTTrainingJob> {
-        Api::namespaced(self.client.clone(), &self.namespace)
+        Api::namespaced(self.client.clone(), self.namespace())
     }
 
     /// The pods of the namespace.
     pub(crate) fn pods(&self) -> Api<Pod> {
-        Api::namespaced(self.client.clone(), &self.namespace)
+        Api::namespaced(self.client.clone(), self.namespace())
     }
 
-    /// Where commands that are proposed to the user are to go.
-    pub(crate) fn place(&self) -> Place {
-        Place {
-            namespace: self.namespace.clone(),
-            flags: self.flags.clone(),
+    /// Where commands that are proposed to the user go.
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// All objects, page by page.
+    pub(crate) async fn list<K>(
+        &self,
+        api: Api<K>,
+        labels: Option<&str>,
+        doing: &str,
+    ) -> Result<Vec<K>, Error>
+    where
+        K: Clone + Debug + DeserializeOwned,
+    {
+        let mut params = ListParams::default().limit(PAGE);
+        params.label_selector = labels.map(Into::into);
+        let mut items = vec![];
+        loop {
+            let page = api
+                .list(&params)
+                .await
+                .map_err(|error| self.error(doing, error))?;
+            items.extend(page.items);
+            params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
+            if params.continue_token.is_none() {
+                return Ok(items);
+            }
         }
     }
 
     /// A job by its name; where there is none, the error names others.
     pub(crate) async fn job(&self, name: &JobName) -> Result<ViTTrainingJob, Error> {
-        match self.jobs().get(name.as_str()).await {
-            Ok(job) => Ok(job),
-            Err(error) => Err(self.job_error(&format!("get job {name}"), name, error).await),
-        }
+        let job = self.jobs().get(name.as_str()).await;
+        self.about_job("get", name, job).await
     }
 
     /// Merges this into a job.
-    pub(crate) async fn change(&self, name: &JobName, patch: &Value) -> Result<(), Error> {
-        let changed = self
-            .jobs()
-            .patch(name.as_str(), &PatchParams::default(), &Patch::Merge(patch))
-            .await;
-        match changed {
-            Ok(_) => Ok(()),
-            Err(error) => Err(self.job_error(&format!("change job {name}"), name, error).await),
-        }
+    pub(crate) async fn patch(&self, name: &JobName, patch: &Value) -> Result<(), Error> {
+        let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+        let patched = self.jobs().patch(name.as_str(), &params, &patch).await;
+        self.about_job("change", name, patched).await.map(drop)
     }
 
-    /// What an error of a call about one job means.
-    pub(crate) async fn job_error(&self, doing: &str, name: &JobName, error: kube::Error) -> Error {
-        let error = self.error(doing, error);
-        let Error::NotFound(_) = error else {
-            return error;
+    /// The answer to a call about one job. Where there is no such job, the error names others.
+    pub(crate) async fn about_job<T>(
+        &self,
+        verb: &str,
+        name: &JobName,
+        answer: Result<T, kube::Error>,
+    ) -> Result<T, Error> {
+        let error = match answer {
+            Ok(value) => return Ok(value),
+            Err(error) => self.error(&format!("{verb} job {name}"), error),
         };
+        if !matches!(error, Error::NotFound(_)) {
+            return Err(error);
+        }
         let params = ListParams::default().limit(200);
         let mut others: Vec<String> = match self.jobs().list_metadata(&params).await {
             Ok(list) => list.items.iter().map(kube::ResourceExt::name_any).collect(),
@@ -164,40 +189,39 @@ impl Cluster {
             (false, 0) => format!(", which has {}", others.join(", ")),
             (false, more) => format!(", which has {} and {more} more", others.join(", ")),
         };
-        Error::NoJob {
+        Err(Error::NoJob {
             name: name.to_string(),
-            namespace: self.namespace.clone(),
+            namespace: self.namespace().into(),
             others,
-        }
+        })
     }
 
     /// What an error of a call means.
     pub(crate) fn error(&self, doing: &str, error: kube::Error) -> Error {
-        match error {
+        let message = match error {
             // A server that does not know a resource answers without a body of its own.
-            kube::Error::Api(status) if status.code == 404 && status.details.is_none() => Error::NoResource {
-                server: self.server.clone(),
-            },
-            kube::Error::Api(status) if status.code == 404 => Error::NotFound(status.message),
-            kube::Error::Api(status) if status.code == 401 => Error::Refused {
-                doing: doing.into(),
-                message: format!("{} does not accept these credentials", self.server),
-            },
-            kube::Error::Api(status) => Error::Refused {
-                doing: doing.into(),
-                message: status.message,
-            },
-            kube::Error::SerdeError(error) => Error::Unreadable(error),
+            kube::Error::Api(status) if status.code == 404 && status.details.is_none() => {
+                return Error::NoResource {
+                    server: self.server.clone(),
+                };
+            }
+            kube::Error::Api(status) if status.code == 404 => return Error::NotFound(status.message),
+            kube::Error::Api(status) if status.code == 401 => {
+                format!("{} does not accept these credentials", self.server)
+            }
+            kube::Error::Api(status) => status.message,
+            kube::Error::SerdeError(error) => return Error::Unreadable(error),
             error @ (kube::Error::Service(_) | kube::Error::HyperError(_) | kube::Error::ReadEvents(_)) => {
-                Error::Unreachable {
+                return Error::Unreachable {
                     server: self.server.clone(),
                     cause: chain(&error),
-                }
+                };
             }
-            error => Error::Refused {
-                doing: doing.into(),
-                message: chain(&error),
-            },
+            error => return Error::refused(doing, &error),
+        };
+        Error::Refused {
+            doing: doing.into(),
+            message,
         }
     }
 }
@@ -208,7 +232,9 @@ async fn config(connection: &Connection) -> Result<Config, Error> {
         cluster: connection.cluster.clone(),
         user: connection.user.clone(),
     };
-    let is_chosen = connection.context.is_some() || connection.cluster.is_some() || connection.user.is_some();
+    let is_chosen = [&options.context, &options.cluster, &options.user]
+        .into_iter()
+        .any(Option::is_some);
     let kubeconfig = match &connection.kubeconfig {
         Some(path) => Kubeconfig::read_from(path),
         None => Kubeconfig::read(),
@@ -223,29 +249,7 @@ async fn config(connection: &Connection) -> Result<Config, Error> {
     }
 }
 
-/// The headers by which the API server knows whom to act as.
-fn impersonation(connection: &Connection) -> Result<Vec<(HeaderName, HeaderValue)>, Error> {
-    let user = connection
-        .impersonate
-        .iter()
-        .map(|user| ("impersonate-user", "--as", user));
-    let groups = connection
-        .impersonate_groups
-        .iter()
-        .map(|group| ("impersonate-group", "--as-group", group));
-    user.chain(groups)
-        .map(|(header, flag, value)| {
-            let value = HeaderValue::from_str(value).map_err(|_| {
-                Error::Usage(format!(
-                    "{flag} {value:?}: must be a name without control characters"
-                ))
-            })?;
-            Ok((HeaderName::from_static(header), value))
-        })
-        .collect()
-}
-
-/// Where commands that are proposed to the user are to go.
+/// Where commands that are proposed to the user go.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Place {
     pub(crate) namespace: String,
@@ -277,22 +281,29 @@ impl JobName {
     pub(crate) fn as_str(&self) -> &str {
         &self.0
     }
+
+    /// The name as kubectl prints it.
+    pub(crate) fn qualified(&self) -> String {
+        qualified(&self.0)
+    }
+}
+
+/// The name of a job as kubectl prints it.
+pub(crate) fn qualified(name: &str) -> String {
+    format!("vittrainingjob.vit-operator.dev/{name}")
 }
 
 impl std::str::FromStr for JobName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let kinds = [
-            "vtj/",
-            "vittrainingjob/",
-            "vittrainingjobs/",
-            "vittrainingjob.vit-operator.dev/",
-        ];
-        let name = kinds
-            .iter()
-            .find_map(|kind| text.strip_prefix(kind))
-            .unwrap_or(text);
+        let name = match text.split_once('/') {
+            Some((
+                "vtj" | "vittrainingjob" | "vittrainingjobs" | "vittrainingjob.vit-operator.dev",
+                name,
+            )) => name,
+            _ => text,
+        };
         let is_label = name
             .bytes()
             .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
@@ -325,10 +336,7 @@ mod tests {
 
     #[test]
     fn proposed_commands_go_to_the_same_place() {
-        let place = Place {
-            namespace: "research".into(),
-            flags: " --context gpu".into(),
-        };
+        let place = crate::fixtures::place(" --context gpu");
         assert_eq!(
             [place.vit("why digits"), place.kubectl_cluster("uncordon node1")],
             [
@@ -336,14 +344,5 @@ mod tests {
                 "kubectl uncordon node1 --context gpu"
             ]
         );
-    }
-
-    #[test]
-    fn a_user_that_no_header_can_carry_is_refused() {
-        let connection = Connection {
-            impersonate: Some("a\nb".into()),
-            ..Connection::default()
-        };
-        assert!(impersonation(&connection).is_err());
     }
 }

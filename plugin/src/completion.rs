@@ -14,6 +14,7 @@ use kube::api::ListParams;
 use crate::CommandLine;
 use crate::cluster::{Cluster, Connection};
 use crate::output;
+use crate::summary::summary;
 
 /// The name under which kubectl looks for it.
 const NAME: &str = "kubectl_complete-vit";
@@ -54,8 +55,10 @@ pub(crate) fn run() {
 pub(crate) fn jobs() -> ArgValueCompleter {
     ArgValueCompleter::new(|current: &OsStr| {
         let current = current.to_string_lossy();
-        let mut found = fetch(connection()).unwrap_or_default();
+        let mut found = fetch(connection(std::env::args_os().collect())).unwrap_or_default();
         found.retain(|job| job.name_any().starts_with(&*current));
+        let candidate =
+            |job: &ViTTrainingJob| CompletionCandidate::new(job.name_any()).help(Some(summary(job).into()));
         found.iter().map(candidate).collect()
     })
 }
@@ -63,24 +66,13 @@ pub(crate) fn jobs() -> ArgValueCompleter {
 /// Proposes phases.
 pub(crate) fn phases() -> ArgValueCandidates {
     ArgValueCandidates::new(|| {
-        Phase::ALL
-            .iter()
-            .map(|phase| CompletionCandidate::new(phase.as_str()))
-            .collect()
+        let words = Phase::ALL.iter().map(|phase| phase.as_str());
+        words.map(CompletionCandidate::new).collect()
     })
 }
 
-fn candidate(job: &ViTTrainingJob) -> CompletionCandidate {
-    CompletionCandidate::new(job.name_any()).help(Some(crate::wait::describe(job).into()))
-}
-
 /// The flags that say which cluster, of a command line that is not complete.
-fn connection() -> Connection {
-    let words: Vec<OsString> = std::env::args_os().collect();
-    of_words(words)
-}
-
-fn of_words(mut words: Vec<OsString>) -> Connection {
+fn connection(mut words: Vec<OsString>) -> Connection {
     // The word that is being completed may be anything.
     words.pop();
     let matches = CommandLine::command()
@@ -111,11 +103,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_incomplete_command_line_tells_its_namespace() {
+    fn the_namespace_of_an_incomplete_command_line_is_used() {
         let namespace = |line: &str| {
             let mut words: Vec<OsString> = line.split(' ').map(Into::into).collect();
             words.push(OsString::new());
-            of_words(words).namespace
+            connection(words).namespace
         };
         assert_eq!(namespace("kubectl-vit status"), None);
         assert_eq!(

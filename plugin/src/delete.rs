@@ -1,13 +1,12 @@
 //! `kubectl vit delete`.
 
-use kube::Api;
 use kube::api::{DeleteParams, Preconditions};
 use kube::runtime::wait::{await_condition, conditions::is_deleted};
 
 use crate::cluster::{Cluster, JobName};
 use crate::error::{Error, Exit};
-use crate::output::{print, tell};
-use crate::wait::Patience;
+use crate::output::{print, report};
+use crate::wait::Timeout;
 
 /// Delete jobs, with their pods; checkpoints stay on their volumes
 ///
@@ -25,7 +24,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     ignore_not_found: bool,
     #[command(flatten)]
-    patience: Patience,
+    timeout: Timeout,
 }
 
 pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit, Error> {
@@ -47,52 +46,31 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit
             uid: Some(uid.clone()),
             resource_version: None,
         });
-        if let Err(error) = cluster.jobs().delete(name.as_str(), &params).await {
-            return Err(cluster
-                .job_error(&format!("delete job {name}"), name, error)
-                .await);
-        }
+        let deleted = cluster.jobs().delete(name.as_str(), &params).await;
+        cluster.about_job("delete", name, deleted).await?;
         print(&format!("vittrainingjob.vit-operator.dev \"{name}\" deleted\n"))?;
-        let status = job.status.unwrap_or_default();
-        if let Some(checkpoint) = status.last_checkpoint {
-            tell(&format!(
+        if let Some(checkpoint) = job.status.unwrap_or_default().last_checkpoint {
+            report(&format!(
                 "its checkpoint of step {} stays in {}",
                 checkpoint.step, checkpoint.path
             ));
         }
         if arguments.wait {
-            gone(cluster, cluster.jobs(), name, &uid, arguments.patience).await?;
+            let gone = Box::pin(async {
+                let gone = await_condition(cluster.jobs(), name.as_str(), is_deleted(&uid)).await;
+                let doing = format!("wait until job {name} is gone");
+                gone.map(drop).map_err(|error| Error::refused(&doing, &error))
+            });
+            let state = || {
+                let pods = format!("get pods -l vit-operator.dev/job-name={name}");
+                format!(
+                    "its pods are still ending; {} shows them",
+                    cluster.place().kubectl(&pods)
+                )
+            };
+            let what = format!("the end of job {name}");
+            arguments.timeout.limit(&what, gone, state).await?;
         }
     }
     Ok(Exit::Done)
-}
-
-async fn gone(
-    cluster: &Cluster,
-    jobs: Api<crds::ViTTrainingJob>,
-    name: &JobName,
-    uid: &str,
-    patience: Patience,
-) -> Result<(), Error> {
-    let waiting = await_condition(jobs, name.as_str(), is_deleted(uid));
-    let failed = |error: kube::runtime::wait::Error| Error::Refused {
-        doing: format!("wait until job {name} is gone"),
-        message: crate::error::chain(&error),
-    };
-    let Some(seconds) = patience.timeout else {
-        return waiting.await.map(drop).map_err(failed);
-    };
-    match tokio::time::timeout(std::time::Duration::from_secs(seconds), waiting).await {
-        Ok(result) => result.map(drop).map_err(failed),
-        Err(_) => Err(Error::TimedOut {
-            what: format!("the end of job {name}"),
-            seconds,
-            state: format!(
-                "its pods are still ending; {} shows them",
-                cluster
-                    .place()
-                    .kubectl(&format!("get pods -l vit-operator.dev/job-name={name}"))
-            ),
-        }),
-    }
 }

@@ -4,34 +4,27 @@ use std::io;
 
 use kube::config::KubeconfigError;
 
-/// Exit codes. They are part of the interface, and told by `--help`.
+/// Exit codes. They are part of the interface, and `--help` lists them.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[repr(u8)]
 pub(crate) enum Exit {
-    /// 0: done.
-    Done,
-    /// 1: the API server refused, or could not be asked.
-    Error,
-    /// 2: the command line, or the manifest it makes, is wrong. clap uses it, too.
-    Usage,
-    /// 3: there is no such job, pod or resource.
-    NotFound,
-    /// 4: the job that was asked for or waited for has failed.
-    JobFailed,
-    /// 5: the job is not there yet: it is not over, or was not what was waited for in time.
-    NotYet,
+    Done = 0,
+    /// The API server refused, or could not be asked.
+    Error = 1,
+    /// The command line, or the manifest it makes, is wrong. clap uses it, too.
+    Usage = 2,
+    /// There is no such job, pod or resource.
+    NotFound = 3,
+    /// The job that was asked for or waited for has failed.
+    JobFailed = 4,
+    /// The job is not there yet: it is not over, or was not what was waited for in time.
+    NotYet = 5,
 }
 
 impl Exit {
     /// The number.
     pub(crate) fn code(self) -> u8 {
-        match self {
-            Self::Done => 0,
-            Self::Error => 1,
-            Self::Usage => 2,
-            Self::NotFound => 3,
-            Self::JobFailed => 4,
-            Self::NotYet => 5,
-        }
+        self as u8
     }
 }
 
@@ -105,6 +98,14 @@ pub(crate) enum Error {
 }
 
 impl Error {
+    /// A refusal whose words are those of another error.
+    pub(crate) fn refused(doing: &str, error: &dyn std::error::Error) -> Self {
+        Self::Refused {
+            doing: doing.into(),
+            message: chain(error),
+        }
+    }
+
     /// The exit code for it. A reader that has seen enough is no failure.
     pub(crate) fn exit(&self) -> Exit {
         match self {
@@ -132,7 +133,7 @@ impl From<io::Error> for Error {
     }
 }
 
-/// An error and all that caused it, each told once.
+/// The messages of an error and of its causes, each once.
 pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -151,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn help_tells_every_exit_code() {
+    fn help_lists_every_exit_code() {
         for exit in [
             Exit::Done,
             Exit::Error,

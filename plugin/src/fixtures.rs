@@ -1,12 +1,29 @@
-//! Jobs in every state, as they are shown.
+//! Jobs in every state, for tests of what is shown of them.
 
+use crds::ViTTrainingJob;
+use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::*;
 use crate::cluster::Place;
 
-/// When all tests look.
-const NOW: &str = "2026-11-22T12:00:00Z";
+/// The time of all tests.
+pub(crate) fn now() -> Timestamp {
+    "2026-11-22T12:00:00Z".parse().expect("a time")
+}
+
+/// Shows the text where it lacks the part.
+#[track_caller]
+pub(crate) fn assert_contains(text: &str, part: &str) {
+    assert!(text.contains(part), "{part:?} is not in:\n{text}");
+}
+
+/// Where commands that tests propose go.
+pub(crate) fn place(flags: &str) -> Place {
+    Place {
+        namespace: "research".into(),
+        flags: flags.into(),
+    }
+}
 
 /// The job of the examples, two nodes of one GPU, with this status.
 pub(crate) fn job(status: Value) -> ViTTrainingJob {
@@ -140,189 +157,4 @@ pub(crate) fn queued() -> ViTTrainingJob {
         "placement": {}, "workers": {"desired": 0, "ready": 0, "failed": 0}}));
     job.spec.scheduling.queue_name = Some("team-a".into());
     job
-}
-
-/// What two agents tell after so many steps of a second.
-pub(crate) fn times(steps: u32) -> StepTimes {
-    let mut times = StepTimes::default();
-    for rank in 0..2 {
-        let mut text = String::new();
-        for (phase, seconds) in [
-            ("data", 0.02),
-            ("forward", 0.24),
-            ("backward", 0.5),
-            ("sync_exposed", 0.12),
-            ("sync_straggler", 0.055),
-            ("optimizer", 0.065),
-        ] {
-            let labels = format!("{{phase=\"{phase}\",rank=\"{rank}\"}}");
-            let total = f64::from(steps) * seconds;
-            text +=
-                &format!("vit_step_seconds_sum{labels} {total}\nvit_step_seconds_count{labels} {steps}\n");
-        }
-        let total = f64::from(steps) * 0.2;
-        text += &format!("vit_sync_seconds_total{{kind=\"total\",rank=\"{rank}\"}} {total}\n");
-        times.add(&text);
-    }
-    times
-}
-
-fn member(node_rank: i32, state: &str) -> Member {
-    Member {
-        attempt: 2,
-        node_rank,
-        pod: format!("digits-2-{node_rank}"),
-        state: state.into(),
-        is_ready: state == "ready",
-        has_run: true,
-    }
-}
-
-fn view(job: ViTTrainingJob) -> View {
-    View {
-        job,
-        now: NOW.parse().expect("a time"),
-        members: Found::None,
-        step_times: Found::None,
-        is_of_late: false,
-        losses: Found::None,
-    }
-}
-
-/// A job that trains, with all that its pods tell.
-pub(crate) fn running() -> View {
-    let log: String = (0..200_u32)
-        .map(|line| {
-            let (step, loss) = (9 * line + 5, 0.6 + 1.7 * (-f64::from(line) / 40.0).exp());
-            format!(
-                "2026-11-22T11:{:02}:{:02}Z epoch 1/60 step {step}/2700  loss {loss:.4}  train 0.5\n",
-                40 + line / 12,
-                5 * (line % 12)
-            )
-        })
-        .collect();
-    View {
-        members: Found::Yes(vec![member(0, "ready"), member(1, "ready")]),
-        step_times: Found::Yes(times(1000)),
-        losses: Found::Yes(Losses::read(&log)),
-        ..view(job(training()))
-    }
-}
-
-fn shown(view: &View, paint: Paint) -> String {
-    let place = Place {
-        namespace: "research".into(),
-        flags: String::new(),
-    };
-    let why = why::explain(&view.job, &place, view.now);
-    render(view, &why, false, paint)
-}
-
-fn plain(job: ViTTrainingJob) -> String {
-    shown(&view(job), Paint::plain(120))
-}
-
-#[test]
-fn a_job_that_trains() {
-    insta::assert_snapshot!(shown(&running(), Paint::plain(120)));
-}
-
-#[test]
-fn a_job_that_trains_on_a_narrow_terminal() {
-    let text = shown(&running(), Paint::plain(80));
-    insta::assert_snapshot!(text);
-    // Commands are not wrapped.
-    for line in text.lines().filter(|line| !line.contains("kubectl")) {
-        let columns = console::measure_text_width(line);
-        assert!(columns <= 80, "{columns} columns: {line}");
-    }
-}
-
-#[test]
-fn a_job_that_waits_for_gpus() {
-    insta::assert_snapshot!(plain(job(waiting())));
-}
-
-#[test]
-fn a_job_that_failed() {
-    insta::assert_snapshot!(plain(job(out_of_memory())));
-}
-
-#[test]
-fn a_job_that_is_suspended() {
-    insta::assert_snapshot!(plain(job(suspended())));
-}
-
-#[test]
-fn a_job_that_is_done() {
-    insta::assert_snapshot!(plain(job(done())));
-}
-
-#[test]
-fn a_job_in_a_queue() {
-    insta::assert_snapshot!(plain(queued()));
-}
-
-#[test]
-fn a_job_that_nobody_has_looked_at() {
-    let mut new = job(json!({}));
-    new.status = None;
-    insta::assert_snapshot!(plain(new));
-}
-
-#[test]
-fn what_a_user_may_not_see_is_said_once() {
-    let why = "cannot ask the agent of pod digits-2-0: pods \"digits-2-0:9402\" is forbidden: User \"reader\" cannot get \
-               resource \"pods/proxy\" in API group \"\" in the namespace \"research\"";
-    let view = View {
-        step_times: Found::No(why.into()),
-        losses: Found::No(why.into()),
-        ..running()
-    };
-    let text = shown(&view, Paint::plain(120));
-    assert_eq!(text.matches("not shown").count(), 1, "{text}");
-    let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(
-        words.contains("where step time goes: cannot ask the agent"),
-        "{text}"
-    );
-}
-
-#[test]
-fn nodes_of_a_large_gang_are_counted() {
-    let mut status = training();
-    let nodes: Vec<String> = (0..64).map(|node| format!("node{node:02}")).collect();
-    status["placement"]["nodes"] = json!(nodes);
-    let view = View {
-        members: Found::Yes((0..64).map(|rank| member(rank, "ready")).collect()),
-        ..view(job(status))
-    };
-    let text = shown(&view, Paint::plain(120));
-    assert!(text.contains("node06  ") && !text.contains("node07  "), "{text}");
-    assert!(
-        text.contains("and 57 more nodes (-o wide names them); 64 of 64 pods ready"),
-        "{text}"
-    );
-}
-
-#[test]
-fn a_record_that_is_old_is_told_as_such() {
-    let mut status = training();
-    status["progress"]["updatedAt"] = "2026-11-22T11:55:00Z".into();
-    let text = plain(job(status));
-    assert!(text.contains("rank 0 told this 5m ago"), "{text}");
-}
-
-#[test]
-fn colours_are_used_where_they_are_wanted_only() {
-    let colours = Paint {
-        has_colours: true,
-        width: 120,
-    };
-    let coloured = shown(&running(), colours);
-    assert!(coloured.contains("\u{1b}["));
-    assert_eq!(
-        console::strip_ansi_codes(&coloured),
-        shown(&running(), Paint::plain(120))
-    );
 }

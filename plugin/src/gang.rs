@@ -1,4 +1,4 @@
-//! The pods of a job's gang: which rank is where, and what their agents and logs tell.
+//! The pods of a job's gang: which rank is where, and what their agents and logs report.
 
 use std::time::Duration;
 
@@ -41,6 +41,14 @@ impl<T> Found<T> {
             Self::None | Self::No(_) => None,
         }
     }
+
+    /// Why it cannot be shown.
+    pub(crate) fn no(&self) -> Option<&str> {
+        match self {
+            Self::No(reason) => Some(reason),
+            Self::None | Self::Yes(_) => None,
+        }
+    }
 }
 
 /// A pod of a gang.
@@ -64,9 +72,7 @@ impl Member {
         let phase = status
             .and_then(|status| status.phase.as_deref())
             .unwrap_or("Pending");
-        let container = status
-            .and_then(|status| status.container_statuses.as_ref())
-            .and_then(|containers| containers.first());
+        let container = status.and_then(|status| status.container_statuses.as_ref()?.first());
         let is_ready = container.is_some_and(|container| container.ready);
         let state = container.and_then(|container| container.state.as_ref());
         let has_run = state.is_some_and(|state| state.running.is_some() || state.terminated.is_some());
@@ -99,48 +105,35 @@ fn words(state: &ContainerState, is_ready: bool) -> String {
 /// The pods of a job, of whatever attempt, in the order of attempts and node ranks.
 pub(crate) async fn members(cluster: &Cluster, job: &ViTTrainingJob) -> Result<Vec<Member>, Error> {
     let params = ListParams::default().labels(&format!("{}={}", labels::JOB_NAME, job.name_any()));
-    let pods = cluster
-        .pods()
-        .list(&params)
-        .await
-        .map_err(|error| cluster.error("list the job's pods", error))?;
+    let pods = cluster.pods().list(&params).await;
+    let pods = pods.map_err(|error| cluster.error("list the job's pods", error))?;
     let mut members: Vec<Member> = pods.items.iter().filter_map(Member::of).collect();
     members.sort_unstable_by_key(|member| (member.attempt, member.node_rank));
     Ok(members)
 }
 
-/// Where steps' time went, as the agents of these pods tell it through the API server.
-pub(crate) async fn step_times(cluster: &Cluster, members: &[&Member]) -> Found<StepTimes> {
-    let asked: Vec<&str> = members
-        .iter()
-        .filter(|member| member.is_ready)
-        .take(AGENTS_ASKED)
-        .map(|member| member.pod.as_str())
-        .collect();
-    if asked.is_empty() {
-        return Found::None;
-    }
-    let answers: Vec<Result<String, Error>> = futures::stream::iter(asked)
-        .map(|pod| metrics(cluster, pod))
+/// Where step time went, as the agents of these pods report it through the API server.
+pub(crate) async fn step_times(cluster: &Cluster, members: &[Member]) -> Found<StepTimes> {
+    let ready = members.iter().filter(|member| member.is_ready);
+    let answers: Vec<Result<String, Error>> = futures::stream::iter(ready.take(AGENTS_ASKED))
+        .map(|member| metrics(cluster, &member.pod))
         .buffer_unordered(AT_ONCE)
         .collect()
         .await;
-    let mut times = StepTimes::default();
-    let mut failure = None;
-    let mut is_answered = false;
+    let mut found = Found::<StepTimes>::None;
     for answer in answers {
-        match answer {
-            Ok(text) => {
-                is_answered = true;
+        match (answer, &mut found) {
+            (Ok(text), Found::Yes(times)) => times.add(&text),
+            (Ok(text), _) => {
+                let mut times = StepTimes::default();
                 times.add(&text);
+                found = Found::Yes(times);
             }
-            Err(error) => failure = Some(error.to_string()),
+            (Err(_), Found::Yes(_)) => {}
+            (Err(error), _) => found = Found::No(error.to_string()),
         }
     }
-    match failure {
-        Some(why) if !is_answered => Found::No(why),
-        _ => Found::Yes(times),
-    }
+    found
 }
 
 async fn metrics(cluster: &Cluster, pod: &str) -> Result<String, Error> {
@@ -149,20 +142,16 @@ async fn metrics(cluster: &Cluster, pod: &str) -> Result<String, Error> {
         cluster.namespace()
     );
     let doing = format!("ask the agent of pod {pod}");
-    let refused = |message: String| Error::Refused {
-        doing: doing.clone(),
-        message,
-    };
-    let request = http::Request::get(path)
-        .body(vec![])
-        .map_err(|error| refused(error.to_string()))?;
-    match tokio::time::timeout(ANSWER_TIMEOUT, cluster.client().request_text(request)).await {
-        Ok(Ok(text)) => Ok(text),
-        Ok(Err(error)) => Err(cluster.error(&doing, error)),
-        Err(_) => Err(refused(format!(
-            "no answer within {} s",
-            ANSWER_TIMEOUT.as_secs()
-        ))),
+    let request = http::Request::get(path).body(vec![]);
+    let request = request.map_err(|error| Error::refused(&doing, &error))?;
+    let seconds = ANSWER_TIMEOUT.as_secs();
+    let answer = tokio::time::timeout(ANSWER_TIMEOUT, cluster.client().request_text(request)).await;
+    match answer {
+        Ok(answer) => answer.map_err(|error| cluster.error(&doing, error)),
+        Err(_) => Err(Error::Refused {
+            doing,
+            message: format!("no answer within {seconds} s"),
+        }),
     }
 }
 
@@ -176,19 +165,14 @@ pub(crate) async fn losses(cluster: &Cluster, member: &Member) -> Found<Losses> 
         timestamps: true,
         ..LogParams::default()
     };
-    let reading = cluster.pods();
-    match tokio::time::timeout(ANSWER_TIMEOUT, reading.logs(&member.pod, &params)).await {
+    let (pods, pod, seconds) = (cluster.pods(), &member.pod, ANSWER_TIMEOUT.as_secs());
+    match tokio::time::timeout(ANSWER_TIMEOUT, pods.logs(pod, &params)).await {
         Ok(Ok(log)) => Found::Yes(Losses::read(&log)),
-        Ok(Err(error)) => Found::No(
-            cluster
-                .error(&format!("read the log of pod {}", member.pod), error)
-                .to_string(),
-        ),
-        Err(_) => Found::No(format!(
-            "the log of pod {} did not come within {} s",
-            member.pod,
-            ANSWER_TIMEOUT.as_secs()
-        )),
+        Ok(Err(error)) => {
+            let error = cluster.error(&format!("read the log of pod {pod}"), error);
+            Found::No(error.to_string())
+        }
+        Err(_) => Found::No(format!("the log of pod {pod} did not come within {seconds} s")),
     }
 }
 
@@ -212,24 +196,26 @@ mod tests {
     }
 
     #[test]
-    fn a_pods_state_is_told_in_a_word() {
-        assert_eq!(state(json!({"running": {}}), true), ("ready".into(), true, true));
-        assert_eq!(
-            state(json!({"running": {}}), false),
-            ("starting".into(), false, true)
-        );
-        assert_eq!(
-            state(json!({"waiting": {"reason": "ImagePullBackOff"}}), false),
-            ("ImagePullBackOff".into(), false, false)
-        );
-        assert_eq!(
-            state(json!({"terminated": {"exitCode": 0}}), false),
-            ("done".into(), false, true)
-        );
-        assert_eq!(
-            state(json!({"terminated": {"exitCode": 77}}), false),
-            ("ended with exit code 77".into(), false, true)
-        );
+    fn a_pods_state_is_a_word() {
+        for (container, ready, expected, has_run) in [
+            (json!({"running": {}}), true, "ready", true),
+            (json!({"running": {}}), false, "starting", true),
+            (
+                json!({"waiting": {"reason": "ImagePullBackOff"}}),
+                false,
+                "ImagePullBackOff",
+                false,
+            ),
+            (json!({"terminated": {"exitCode": 0}}), false, "done", true),
+            (
+                json!({"terminated": {"exitCode": 77}}),
+                false,
+                "ended with exit code 77",
+                true,
+            ),
+        ] {
+            assert_eq!(state(container, ready), (expected.into(), ready, has_run));
+        }
     }
 
     #[test]

@@ -6,14 +6,16 @@ use std::time::Duration;
 use crds::{Phase, ViTTrainingJob};
 use futures::AsyncReadExt as _;
 use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
 use kube::api::LogParams;
 
 use crate::cluster::{Cluster, JobName};
 use crate::error::{Error, Exit};
 use crate::gang::{Member, members};
-use crate::output::tell;
+use crate::output::report;
+use crate::summary::phase;
 use crate::text::counted;
-use crate::wait::{Patience, Seen, wait};
+use crate::wait::{Timeout, wait};
 
 /// Until pods that are being created are looked for again.
 const RETRY: Duration = Duration::from_secs(1);
@@ -58,8 +60,8 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit
         match find(&job, &members(cluster, &job).await?, arguments.rank, attempt) {
             Ok((member, note)) => {
                 match (shown, note) {
-                    (None, Some(note)) => tell(&note),
-                    (Some(before), _) => tell(&format!(
+                    (None, Some(note)) => report(&note),
+                    (Some(before), _) => report(&format!(
                         "--- attempt {before} is over; attempt {attempt}, pod {} ---",
                         member.pod
                     )),
@@ -69,7 +71,9 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit
                 shown = Some(attempt);
             }
             // What is followed may not have begun yet.
-            Err(_) if arguments.follow && !is_over(&job) => tokio::time::sleep(RETRY).await,
+            Err(_) if arguments.follow && !phase(&job).is_some_and(Phase::is_terminal) => {
+                tokio::time::sleep(RETRY).await;
+            }
             Err(error) => return Err(error),
         }
         if !arguments.follow {
@@ -82,33 +86,30 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit
     }
 }
 
-/// A job that can never have such a rank is told so, rather than waited for.
+/// Refuses a rank that the job can never have, rather than wait for it.
 fn check_rank(job: &ViTTrainingJob, rank: u32) -> Result<(), Error> {
     let spec = &job.spec;
     let most = spec.elastic.as_ref().and_then(|elastic| elastic.max_nodes);
     let placed = job.status.as_ref().and_then(|status| status.placement.as_ref());
     let placed = placed.map_or(0, |placement| placement.nodes.len() as i64);
     let nodes = i64::from(most.unwrap_or(spec.workers.nodes).max(spec.workers.nodes)).max(placed);
-    let ranks = nodes * i64::from(spec.workers.gpus_per_node);
-    if i64::from(rank) < ranks {
+    let gpus = spec.workers.gpus_per_node;
+    if i64::from(rank) < nodes * i64::from(gpus) {
         return Ok(());
     }
-    Err(Error::NotFound(format!(
-        "job {} has no rank {rank}: {} of {} have ranks 0 to {}",
-        job.metadata.name.as_deref().unwrap_or_default(),
-        counted(nodes, "node"),
-        counted(spec.workers.gpus_per_node, "GPU"),
-        ranks - 1
-    )))
+    let who = format!("job {}", job.name_any());
+    Err(no_rank(&who, rank, &counted(nodes, "node"), nodes, gpus))
+}
+
+fn no_rank(who: &str, rank: u32, pods: &str, count: i64, gpus: i32) -> Error {
+    let (last, gpus) = (count * i64::from(gpus) - 1, counted(gpus, "GPU"));
+    Error::NotFound(format!(
+        "{who} has no rank {rank}: {pods} of {gpus} have ranks 0 to {last}"
+    ))
 }
 
 fn attempt_of(job: &ViTTrainingJob) -> i32 {
     job.status.as_ref().map_or(0, |status| status.attempt)
-}
-
-fn is_over(job: &ViTTrainingJob) -> bool {
-    let phase = job.status.as_ref().and_then(|status| status.phase);
-    phase.is_some_and(Phase::is_terminal)
 }
 
 /// The pod that holds a rank in an attempt, and what whoever reads its log should know.
@@ -118,56 +119,43 @@ fn find(
     rank: u32,
     attempt: i32,
 ) -> Result<(Member, Option<String>), Error> {
-    let name = job.metadata.name.clone().unwrap_or_default();
+    let name = job.name_any();
     let status = job.status.clone().unwrap_or_default();
-    let rank = i32::try_from(rank).unwrap_or(i32::MAX);
     if status.attempt == 0 {
         return Err(Error::NotFound(format!(
             "job {name} has had no pods yet: kubectl vit why {name} tells what it waits for"
         )));
     }
     let gpus = job.spec.workers.gpus_per_node.max(1);
-    let of_attempt: Vec<&Member> = members
-        .iter()
-        .filter(|member| member.attempt == attempt)
-        .collect();
+    let of_attempt = members.iter().filter(|member| member.attempt == attempt);
+    let of_attempt: Vec<&Member> = of_attempt.collect();
     if of_attempt.is_empty() {
-        let present: Vec<String> = members.iter().map(|member| member.attempt.to_string()).collect();
         let mut words =
             format!("the pods of attempt {attempt} of job {name} are gone, and their logs with them");
-        if let Some(other) = present.last() {
-            words += &format!("; there are pods of attempt {other}");
+        if let Some(other) = members.last() {
+            words += &format!("; there are pods of attempt {}", other.attempt);
         }
         if let Some(failure) = status.last_failure.filter(|failure| failure.attempt == attempt) {
             words += &format!("; it failed as {}: {}", failure.class, failure.message);
         }
         return Err(Error::NotFound(words));
     }
-    let node_rank = rank / gpus;
+    let node_rank = i32::try_from(rank).unwrap_or(i32::MAX) / gpus;
     let Some(member) = of_attempt.iter().find(|member| member.node_rank == node_rank) else {
-        let nodes = status.placement.map_or(of_attempt.len(), |placement| {
-            placement.nodes.len().max(of_attempt.len())
-        });
-        let ranks = nodes as i32 * gpus;
-        return Err(Error::NotFound(if rank >= ranks {
-            format!(
-                "attempt {attempt} of job {name} has no rank {rank}: {} of {} have ranks 0 to {}",
-                counted(nodes as i64, "pod"),
-                counted(gpus, "GPU"),
-                ranks - 1
-            )
-        } else {
-            format!("the pod of rank {rank} in attempt {attempt} of job {name} is gone, and its log with it")
-        }));
+        let placed = status.placement.map_or(0, |placement| placement.nodes.len());
+        let pods = placed.max(of_attempt.len()) as i64;
+        if i64::from(rank) >= pods * i64::from(gpus) {
+            let who = format!("attempt {attempt} of job {name}");
+            return Err(no_rank(&who, rank, &counted(pods, "pod"), pods, gpus));
+        }
+        let who = format!("rank {rank} in attempt {attempt} of job {name}");
+        return Err(Error::NotFound(format!(
+            "the pod of {who} is gone, and its log with it"
+        )));
     };
     let first = node_rank * gpus;
-    let note = (gpus > 1).then(|| {
-        format!(
-            "ranks {first} to {} share the log of pod {}",
-            first + gpus - 1,
-            member.pod
-        )
-    });
+    let last = first + gpus - 1;
+    let note = (gpus > 1).then(|| format!("ranks {first} to {last} share the log of pod {}", member.pod));
     Ok(((*member).clone(), note))
 }
 
@@ -178,9 +166,8 @@ async fn next(
     shown: Option<i32>,
     rank: u32,
 ) -> Result<Option<ViTTrainingJob>, Error> {
-    let patience = Patience { timeout: None };
-    wait(cluster, name, "the next attempt", patience, |seen| {
-        let Seen::Job(job) = seen else {
+    wait(cluster, name, "the next attempt", Timeout::NEVER, |job| {
+        let Some(job) = job else {
             return Some(Ok(None));
         };
         let status = job.status.clone().unwrap_or_default();
@@ -189,7 +176,7 @@ async fn next(
         match status.phase? {
             phase if phase.is_terminal() => Some(Ok(None)),
             Phase::Starting | Phase::Running if Some(status.attempt) > shown && has_rank => {
-                Some(Ok(Some(*job)))
+                Some(Ok(Some(job.clone())))
             }
             _ => None,
         }
@@ -210,10 +197,7 @@ async fn stream(
         let started = kube::runtime::wait::await_condition(pods.clone(), &member.pod, |pod: Option<&Pod>| {
             pod.is_none_or(|pod| Member::of(pod).is_some_and(|member| member.has_run))
         });
-        started.await.map_err(|error| Error::Refused {
-            doing: doing.clone(),
-            message: crate::error::chain(&error),
-        })?;
+        started.await.map_err(|error| Error::refused(&doing, &error))?;
     } else if !member.has_run {
         return Err(Error::NotFound(format!(
             "pod {} has not started yet ({}): there is no log",
@@ -228,23 +212,17 @@ async fn stream(
         timestamps: arguments.timestamps,
         ..LogParams::default()
     };
-    let reading = pods
-        .log_stream(&member.pod, &params)
-        .await
-        .map_err(|error| cluster.error(&doing, error))?;
-    let mut reading = std::pin::pin!(reading);
+    let log = pods.log_stream(&member.pod, &params).await;
+    let mut log = std::pin::pin!(log.map_err(|error| cluster.error(&doing, error))?);
     let mut buffer = vec![0; 16 * 1024];
     loop {
-        let read = match reading.read(&mut buffer).await {
-            Ok(0) => return Ok(()),
-            Ok(read) => read,
-            Err(error) => {
-                return Err(Error::Refused {
-                    doing,
-                    message: error.to_string(),
-                });
-            }
-        };
+        let read = log
+            .read(&mut buffer)
+            .await
+            .map_err(|error| Error::refused(&doing, &error))?;
+        if read == 0 {
+            return Ok(());
+        }
         let mut stdout = std::io::stdout().lock();
         stdout.write_all(&buffer[..read])?;
         stdout.flush()?;
@@ -256,7 +234,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::status::tests::job;
+    use crate::fixtures::job;
 
     fn member(attempt: i32, node_rank: i32) -> Member {
         Member {
@@ -309,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_or_never_was_is_told_as_such() {
+    fn pods_that_are_gone_or_never_were_are_refused() {
         let job = two_gpus_a_node();
         let members = [member(2, 0), member(2, 1)];
         let refused = |members: &[Member], rank, attempt| {
@@ -330,7 +308,7 @@ mod tests {
             "the pods of attempt 1 of job digits are gone, and their logs with them; there are pods of attempt 2; it \
              failed as Killed: signal 9"
         );
-        let new = crate::status::tests::job(json!({"phase": "Pending", "attempt": 0}));
+        let new = crate::fixtures::job(json!({"phase": "Pending", "attempt": 0}));
         let words = find(&new, &[], 0, 0).expect_err("no pods").to_string();
         assert!(words.starts_with("job digits has had no pods yet"), "{words}");
     }

@@ -16,6 +16,8 @@ mod cluster;
 mod completion;
 mod delete;
 mod error;
+#[cfg(test)]
+mod fixtures;
 mod gang;
 mod list;
 mod logs;
@@ -28,6 +30,7 @@ mod run;
 mod scale;
 mod status;
 mod step_times;
+mod summary;
 mod suspend;
 mod text;
 mod wait;
@@ -41,6 +44,7 @@ use tokio::runtime::Runtime;
 
 use cluster::{Cluster, Connection};
 use error::{EXIT_CODES, Error, Exit};
+use suspend::Action;
 
 /// See and steer ViTTrainingJobs: what they do, why they wait or failed, and what to do about it
 #[derive(Debug, Parser)]
@@ -88,7 +92,7 @@ fn main() -> ExitCode {
         .and_then(|runtime| runtime.block_on(execute(&line)));
     let exit = outcome.unwrap_or_else(|error| {
         if !matches!(error, Error::ClosedPipe) {
-            output::tell(&format!("error: {error}"));
+            output::report(&format!("error: {error}"));
         }
         error.exit()
     });
@@ -102,39 +106,20 @@ fn runtime() -> std::io::Result<Runtime> {
 
 async fn execute(line: &CommandLine) -> Result<Exit, Error> {
     let connection = &line.connection;
+    let cluster = || Cluster::connect(connection);
     match &line.command {
-        Command::Reference => {
-            output::print(&reference::markdown())?;
-            Ok(Exit::Done)
-        }
+        Command::Reference => output::print(&reference::markdown()).map(|()| Exit::Done),
         Command::Run(arguments) => run::run(connection, arguments).await,
-        Command::List(arguments) => list::run(&Cluster::connect(connection).await?, arguments).await,
-        Command::Status(arguments) => status::run(&Cluster::connect(connection).await?, arguments).await,
-        Command::Watch(arguments) => watch::run(&Cluster::connect(connection).await?, arguments).await,
-        Command::Why(arguments) => why::run(&Cluster::connect(connection).await?, arguments).await,
-        Command::Logs(arguments) => logs::run(&Cluster::connect(connection).await?, arguments).await,
-        Command::Suspend(arguments) => {
-            suspend::run(
-                &Cluster::connect(connection).await?,
-                arguments,
-                suspend::Wish::Suspend,
-            )
-            .await
-        }
-        Command::Resume(arguments) => {
-            suspend::run(
-                &Cluster::connect(connection).await?,
-                arguments,
-                suspend::Wish::Resume,
-            )
-            .await
-        }
-        Command::Scale(arguments) => scale::run(&Cluster::connect(connection).await?, arguments).await,
-        Command::Nodes(arguments) => nodes::run(&Cluster::connect(connection).await?, arguments).await,
-        Command::Delete(arguments) => {
-            let cluster = Cluster::connect(connection).await?;
-            Box::pin(delete::run(&cluster, arguments)).await
-        }
+        Command::List(arguments) => list::run(&cluster().await?, arguments).await,
+        Command::Status(arguments) => status::run(&cluster().await?, arguments).await,
+        Command::Watch(arguments) => watch::run(&cluster().await?, arguments).await,
+        Command::Why(arguments) => why::run(&cluster().await?, arguments).await,
+        Command::Logs(arguments) => logs::run(&cluster().await?, arguments).await,
+        Command::Suspend(arguments) => suspend::run(&cluster().await?, arguments, Action::Suspend).await,
+        Command::Resume(arguments) => suspend::run(&cluster().await?, arguments, Action::Resume).await,
+        Command::Scale(arguments) => scale::run(&cluster().await?, arguments).await,
+        Command::Nodes(arguments) => nodes::run(&cluster().await?, arguments).await,
+        Command::Delete(arguments) => Box::pin(delete::run(&cluster().await?, arguments)).await,
     }
 }
 

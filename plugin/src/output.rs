@@ -7,6 +7,7 @@ use kube::ResourceExt as _;
 use serde::Serialize;
 use serde_json::json;
 
+use crate::cluster::qualified;
 use crate::error::Error;
 
 /// How objects are written.
@@ -36,8 +37,8 @@ pub(crate) fn print(text: &str) -> Result<(), Error> {
     Ok(stdout.flush()?)
 }
 
-/// Tells the person at the terminal something that is not the answer itself. One who does not listen is no failure.
-pub(crate) fn tell(text: &str) {
+/// Writes to standard error what is not the answer itself. A closed standard error is no failure.
+pub(crate) fn report(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 
@@ -70,5 +71,5 @@ pub(crate) fn jobs(mut jobs: Vec<ViTTrainingJob>, format: Format) -> Result<(), 
 }
 
 fn name(job: &ViTTrainingJob) -> String {
-    format!("vittrainingjob.vit-operator.dev/{}", job.name_any())
+    qualified(&job.name_any())
 }

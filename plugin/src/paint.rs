@@ -1,7 +1,6 @@
 //! Colours and the width of the terminal, where there is one.
 
 use std::fmt::Display;
-use std::io::IsTerminal as _;
 
 use console::{Style, Term};
 use crds::Phase;
@@ -22,13 +21,18 @@ impl Paint {
     /// For standard output: colours on a terminal only, and not where `NO_COLOR` is set (`CLICOLOR_FORCE` asks for them
     /// everywhere).
     pub(crate) fn of_stdout() -> Self {
-        let columns = std::io::stdout()
-            .is_terminal()
-            .then(|| Term::stdout().size_checked())
-            .flatten();
+        let size = Term::stdout().size_checked();
         Self {
             has_colours: console::colors_enabled(),
-            width: columns.map_or(COLUMNS, |(_, columns)| usize::from(columns)),
+            width: size.map_or(COLUMNS, |(_, columns)| usize::from(columns)),
+        }
+    }
+
+    /// No colours, and so many columns.
+    pub(crate) fn plain(width: usize) -> Self {
+        Self {
+            has_colours: false,
+            width,
         }
     }
 
@@ -70,17 +74,6 @@ impl Paint {
             None | Some(Phase::Pending | Phase::Starting | Phase::Restarting | Phase::Suspending) => {
                 self.warning(word)
             }
-        }
-    }
-}
-
-#[cfg(test)]
-impl Paint {
-    /// No colours, and so many columns.
-    pub(crate) fn plain(width: usize) -> Self {
-        Self {
-            has_colours: false,
-            width,
         }
     }
 }

@@ -5,9 +5,10 @@ use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, JobName};
 use crate::error::{Error, Exit};
-use crate::output::{print, tell};
+use crate::output::{print, report};
+use crate::summary::phase;
 use crate::text::counted;
-use crate::wait::{Patience, Seen, wait};
+use crate::wait::{Timeout, end, wait};
 
 /// Change the number of nodes of a job, or the bounds of an elastic one
 ///
@@ -35,24 +36,21 @@ pub(crate) struct Arguments {
     #[arg(long)]
     wait: bool,
     #[command(flatten)]
-    patience: Patience,
+    timeout: Timeout,
 }
 
 pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit, Error> {
     let name = &arguments.job;
     let job = cluster.job(name).await?;
     let plan = plan(&job, arguments)?;
-    cluster.change(name, &plan.patch).await?;
+    cluster.patch(name, &plan.patch).await?;
     print(&format!("{}\n", plan.words))?;
     if let Some(note) = &plan.note {
-        tell(note);
+        report(note);
     }
     if arguments.wait {
-        let sizes = plan.sizes;
-        let words = wait(cluster, name, "the new size", arguments.patience, |seen| {
-            outcome(name, &sizes, &seen)
-        })
-        .await?;
+        let outcome = |job: Option<&ViTTrainingJob>| outcome(name, &plan.sizes, job);
+        let words = wait(cluster, name, "the new size", arguments.timeout, outcome).await?;
         print(&format!("{words}\n"))?;
     }
     Ok(Exit::Done)
@@ -71,23 +69,21 @@ struct Plan {
 /// Works out the change, and tries it on the job by the operator's own rules.
 fn plan(job: &ViTTrainingJob, arguments: &Arguments) -> Result<Plan, Error> {
     let name = &arguments.job;
-    let phase = job.status.as_ref().and_then(|status| status.phase);
-    if let Some(phase) = phase.filter(|phase| phase.is_terminal()) {
+    if let Some(phase) = phase(job).filter(|phase| phase.is_terminal()) {
+        let phase = phase.as_str();
         return Err(Error::Usage(format!(
-            "job {name} is {}: it has no gang any more",
-            phase.as_str()
+            "job {name} is {phase}: it has no gang any more"
         )));
     }
     let mut next = job.clone();
+    let refused = |words: &str| Err(Error::Usage(format!("job {name} is {words}")));
     let patch = match (&mut next.spec.elastic, arguments.nodes) {
         (Some(_), Some(_)) => {
-            return Err(Error::Usage(format!(
-                "job {name} is elastic: workers.nodes makes its global batch and stays; give --min-nodes or --max-nodes"
-            )));
+            let reason =
+                "elastic: workers.nodes makes its global batch and stays; give --min-nodes or --max-nodes";
+            return refused(reason);
         }
-        (None, None) => {
-            return Err(Error::Usage(format!("job {name} is not elastic: give --nodes")));
-        }
+        (None, None) => return refused("not elastic: give --nodes"),
         (None, Some(nodes)) => {
             next.spec.workers.nodes = nodes;
             json!({"spec": {"workers": {"nodes": nodes}}})
@@ -99,23 +95,15 @@ fn plan(job: &ViTTrainingJob, arguments: &Arguments) -> Result<Plan, Error> {
         }
     };
     let valid = validate(&next)?;
-    let sizes: Vec<i32> = valid
-        .sizes
-        .iter()
-        .filter_map(|size| i32::try_from(*size).ok())
-        .collect();
+    let sizes: Vec<i32> = valid.sizes.iter().map(|size| *size as i32).collect();
     let (words, note) = if let Some(nodes) = arguments.nodes {
-        (
-            format!("{name} is scaled to {}", counted(nodes, "node")),
-            batch_note(job, &valid),
-        )
+        let words = format!("{name} is scaled to {}", counted(nodes, "node"));
+        (words, batch_note(job, &valid))
     } else {
         let sizes: Vec<String> = sizes.iter().map(ToString::to_string).collect();
+        let sizes = sizes.join(", ");
         (
-            format!(
-                "{name} may have {} nodes, the most that are free",
-                sizes.join(", ")
-            ),
+            format!("{name} may have {sizes} nodes, the most that are free"),
             None,
         )
     };
@@ -139,23 +127,17 @@ fn batch_note(before: &ViTTrainingJob, after: &ValidatedJob) -> Option<String> {
     })
 }
 
-fn outcome(name: &JobName, sizes: &[i32], seen: &Seen) -> Option<Result<String, Error>> {
-    if let Some(over) = crate::wait::end(name, seen) {
+fn outcome(name: &JobName, sizes: &[i32], job: Option<&ViTTrainingJob>) -> Option<Result<String, Error>> {
+    if let Some(over) = end(name, job) {
         return Some(over.map(|()| format!("{name} was done before")));
     }
-    let Seen::Job(job) = seen else { return None };
-    let status = job.status.as_ref()?;
+    let (job, status) = (job?, job?.status.as_ref()?);
     let size = status.workers.unwrap_or_default().desired;
     let is_there = status.observed_generation >= job.metadata.generation
         && status.phase == Some(crds::Phase::Running)
         && sizes.contains(&size);
-    is_there.then(|| {
-        Ok(format!(
-            "{name} trains on {}, attempt {}",
-            counted(size, "node"),
-            status.attempt
-        ))
-    })
+    let nodes = counted(size, "node");
+    is_there.then(|| Ok(format!("{name} trains on {nodes}, attempt {}", status.attempt)))
 }
 
 #[cfg(test)]
@@ -163,7 +145,7 @@ mod tests {
     use clap::Parser as _;
 
     use super::*;
-    use crate::status::tests::job;
+    use crate::fixtures::{assert_contains, job};
 
     #[derive(Debug, clap::Parser)]
     struct Line {
@@ -182,20 +164,14 @@ mod tests {
         assert_eq!(plan.patch, json!({"spec": {"workers": {"nodes": 4}}}));
         assert_eq!(plan.words, "digits is scaled to 4 nodes");
         let note = plan.note.expect("the batch changes");
-        assert!(
-            note.contains("a step sees 64 images from then on, in place of 32"),
-            "{note}"
-        );
+        assert_contains(&note, "a step sees 64 images from then on, in place of 32");
     }
 
     #[test]
     fn a_size_that_cannot_be_is_refused_before_it_is_sent() {
         let error = planned(&job(json!({"attempt": 0})), "--nodes 5000").expect_err("refused");
         assert_eq!(error.exit(), Exit::Usage);
-        assert!(
-            error.to_string().contains("spec.workers.nodes is 5000"),
-            "{error}"
-        );
+        assert_contains(&error.to_string(), "spec.workers.nodes is 5000");
     }
 
     #[test]

@@ -36,11 +36,12 @@ pub(crate) struct Split {
 impl Split {
     /// The share of a part of a step.
     pub(crate) fn of(&self, phase: &str) -> f64 {
-        STEP_PHASES
-            .iter()
-            .position(|known| *known == phase)
-            .map_or(0.0, |index| self.phases[index])
+        index_of(phase).map_or(0.0, |index| self.phases[index])
     }
+}
+
+fn index_of(phase: &str) -> Option<usize> {
+    STEP_PHASES.iter().position(|known| *known == phase)
 }
 
 impl StepTimes {
@@ -51,18 +52,13 @@ impl StepTimes {
             let Some(rank) = label(labels, LABEL_RANK).and_then(|rank| rank.parse().ok()) else {
                 continue;
             };
-            let phase = || {
-                let told = label(labels, LABEL_PHASE)?;
-                STEP_PHASES.iter().position(|known| *known == told)
-            };
-            if name == sum
-                && let Some(phase) = phase()
-            {
-                self.ranks.entry(rank).or_default().phases[phase] = value;
-            } else if name == count && phase() == Some(0) {
-                self.ranks.entry(rank).or_default().steps = value;
-            } else if name == SYNC_SECONDS_TOTAL && label(labels, LABEL_KIND) == Some("total") {
-                self.ranks.entry(rank).or_default().communication = value;
+            let phase = label(labels, LABEL_PHASE).and_then(index_of);
+            let is_total = name == SYNC_SECONDS_TOTAL && label(labels, LABEL_KIND) == Some("total");
+            match phase {
+                Some(phase) if name == sum => self.ranks.entry(rank).or_default().phases[phase] = value,
+                Some(0) if name == count => self.ranks.entry(rank).or_default().steps = value,
+                _ if is_total => self.ranks.entry(rank).or_default().communication = value,
+                _ => {}
             }
         }
     }
@@ -70,12 +66,8 @@ impl StepTimes {
     /// What came to it since an earlier look; everything for ranks that have begun anew since.
     pub(crate) fn since(&self, earlier: &Self) -> Self {
         let ranks = self.ranks.iter().map(|(rank, now)| {
-            let before = earlier
-                .ranks
-                .get(rank)
-                .filter(|before| before.steps <= now.steps)
-                .copied()
-                .unwrap_or_default();
+            let before = earlier.ranks.get(rank).filter(|before| before.steps <= now.steps);
+            let before = before.copied().unwrap_or_default();
             let mut phases = now.phases;
             for (phase, before) in phases.iter_mut().zip(before.phases) {
                 *phase -= before;
@@ -178,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_since_an_earlier_look_is_told_alone() {
+    fn times_since_an_earlier_look_are_a_difference() {
         let at = |steps, straggler| {
             let mut times = StepTimes::default();
             times.add(&exposition(0, steps, straggler));

@@ -1,7 +1,9 @@
 //! Words, numbers, bars and tables for a terminal.
 
+use console::{Alignment, pad_str};
 use crds::status::FailureStatus;
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 /// Between two columns of a table, as kubectl has it.
 const GAP: usize = 3;
@@ -9,6 +11,12 @@ const GAP: usize = 3;
 /// How long ago something was, as kubectl writes ages: at most two units, and fewer the longer it is.
 pub(crate) fn age(since: Timestamp, now: Timestamp) -> String {
     duration(now.duration_since(since))
+}
+
+/// When something was, after a comma; nothing where that is not known.
+pub(crate) fn ago(time: Option<&Time>, now: Timestamp) -> String {
+    time.map(|time| format!(", {} ago", age(time.0, now)))
+        .unwrap_or_default()
 }
 
 /// A time span in at most two units.
@@ -33,11 +41,8 @@ pub(crate) fn duration(span: SignedDuration) -> String {
 /// A share from 0 to 1 in percent, with a decimal where it is small.
 pub(crate) fn percent(share: f64) -> String {
     let percent = share * 100.0;
-    if percent < 9.95 {
-        format!("{percent:.1}%")
-    } else {
-        format!("{percent:.0}%")
-    }
+    let decimals = usize::from(percent < 9.95);
+    format!("{percent:.decimals$}%")
 }
 
 /// Where a failure was: attempt, rank, node, exit code, as far as they are known.
@@ -120,21 +125,13 @@ pub(crate) fn table<S: AsRef<str>>(header: &[&str], rows: &[Vec<S>]) -> String {
             *width = (*width).max(console::measure_text_width(cell.as_ref()));
         }
     }
-    let line = |cells: Vec<&str>| {
-        let padded: String = cells
-            .iter()
-            .zip(&widths)
-            .map(|(cell, width)| {
-                console::pad_str(cell, width + GAP, console::Alignment::Left, None).into_owned()
-            })
-            .collect();
-        format!("{}\n", padded.trim_end())
+    let line = |cells: &mut dyn Iterator<Item = &str>| {
+        let cells = cells.zip(&widths);
+        let cells = cells.map(|(cell, width)| pad_str(cell, width + GAP, Alignment::Left, None).into_owned());
+        format!("{}\n", cells.collect::<String>().trim_end())
     };
-    let mut text = line(header.to_vec());
-    for row in rows {
-        text += &line(row.iter().map(AsRef::as_ref).collect());
-    }
-    text
+    let rows = rows.iter().map(|row| line(&mut row.iter().map(AsRef::as_ref)));
+    line(&mut header.iter().copied()) + &rows.collect::<String>()
 }
 
 #[cfg(test)]
@@ -143,12 +140,12 @@ mod tests {
 
     #[test]
     fn ages_read_like_kubectls() {
-        let told = |seconds| duration(SignedDuration::from_secs(seconds));
+        let ages = |seconds| duration(SignedDuration::from_secs(seconds));
         assert_eq!(
             [
                 0, 119, 120, 150, 700, 10_799, 10_800, 12_000, 100_000, 200_000, 700_000, -5
             ]
-            .map(told),
+            .map(ages),
             [
                 "0s", "119s", "2m", "2m30s", "11m", "179m", "3h", "3h20m", "27h", "2d7h", "8d", "0s"
             ]

@@ -3,129 +3,127 @@
 use std::time::Duration;
 
 use crds::{Phase, ViTTrainingJob};
-use futures::StreamExt as _;
+use futures::{Stream, StreamExt as _};
 use kube::runtime::{WatchStreamExt as _, watcher};
 
 use crate::cluster::{Cluster, JobName};
 use crate::error::{Error, chain};
-use crate::list;
 use crate::output;
-use crate::paint::Paint;
+use crate::summary::{main_condition, summary};
 
 /// How long is waited.
 #[derive(Clone, Copy, Debug, clap::Args)]
-pub(crate) struct Patience {
+pub(crate) struct Timeout {
     /// How many seconds to wait at most; without it, for as long as it takes
-    #[arg(long, value_name = "SECONDS")]
-    pub(crate) timeout: Option<u64>,
+    #[arg(long = "timeout", value_name = "SECONDS")]
+    seconds: Option<u64>,
 }
 
-/// What a job that is waited for is.
-pub(crate) enum Seen {
-    /// There.
-    Job(Box<ViTTrainingJob>),
-    /// Gone.
-    Gone,
+impl Timeout {
+    /// For as long as it takes.
+    pub(crate) const NEVER: Self = Self { seconds: None };
+
+    /// Waits for `future`; when time is over, the error says that `what` did not come, and what `state` tells.
+    pub(crate) async fn limit<T>(
+        self,
+        what: &str,
+        future: impl Future<Output = Result<T, Error>>,
+        state: impl FnOnce() -> String,
+    ) -> Result<T, Error> {
+        let Some(seconds) = self.seconds else {
+            return future.await;
+        };
+        let outcome = tokio::time::timeout(Duration::from_secs(seconds), future).await;
+        outcome.unwrap_or_else(|_| {
+            Err(Error::TimedOut {
+                what: what.into(),
+                seconds,
+                state: state(),
+            })
+        })
+    }
 }
 
-/// Waits until `wanted` gives an answer about the job, each time it changes. Tells on standard error what the job does
-/// meanwhile.
+/// Waits until `answer` gives one for the job, each time it changes; `None` stands for a job that was deleted. Meanwhile,
+/// its summary goes to standard error.
 pub(crate) async fn wait<T>(
     cluster: &Cluster,
     name: &JobName,
     what: &str,
-    patience: Patience,
-    wanted: impl FnMut(Seen) -> Option<Result<T, Error>>,
+    timeout: Timeout,
+    answer: impl FnMut(Option<&ViTTrainingJob>) -> Option<Result<T, Error>>,
 ) -> Result<T, Error> {
-    let tell = |words: &str| {
-        output::tell(&format!("{name}: {words}"));
+    let report = |summary: &str| {
+        output::report(&format!("{name}: {summary}"));
         Ok(())
     };
-    wait_telling(cluster, name, what, patience, tell, wanted).await
+    wait_reporting(cluster, name, what, timeout, report, answer).await
 }
 
-/// The same; what the job does is told to `told`, each time that changes.
-pub(crate) async fn wait_telling<T>(
+/// The same; the summary goes to `report`, each time it changes.
+pub(crate) async fn wait_reporting<T>(
     cluster: &Cluster,
     name: &JobName,
     what: &str,
-    patience: Patience,
-    told: impl Fn(&str) -> Result<(), Error>,
-    mut wanted: impl FnMut(Seen) -> Option<Result<T, Error>>,
+    timeout: Timeout,
+    report: impl Fn(&str) -> Result<(), Error>,
+    mut answer: impl FnMut(Option<&ViTTrainingJob>) -> Option<Result<T, Error>>,
 ) -> Result<T, Error> {
-    let mut state = String::from("it was not seen");
+    let state = std::cell::RefCell::new(String::from("it was not seen"));
     let watching = async {
-        // Errors of a watch are tried again by it, later and later; the first one that says that it may not is told.
-        let mut changes = watcher::watch_object(cluster.jobs(), name.as_str())
-            .default_backoff()
-            .boxed();
+        let mut changes = changes(cluster, name);
         while let Some(change) = changes.next().await {
-            let seen = match change {
-                Ok(Some(job)) => {
-                    let now = describe(&job);
-                    if now != state {
-                        told(&now)?;
-                        state = now;
-                    }
-                    Seen::Job(Box::new(job))
-                }
-                Ok(None) => Seen::Gone,
-                Err(watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error))
-                    if is_final(&error) =>
-                {
-                    return Err(cluster.error(&format!("watch job {name}"), error));
-                }
+            let job = match change {
+                Ok(job) => job,
                 Err(error) => {
-                    output::tell(&format!("warning: {}; trying again", chain(&error)));
+                    warn_or_fail(cluster, name, error)?;
                     continue;
                 }
             };
-            if let Some(answer) = wanted(seen) {
+            let seen = job.as_ref().map(summary);
+            if let Some(seen) = seen.filter(|seen| *seen != *state.borrow()) {
+                report(&seen)?;
+                *state.borrow_mut() = seen;
+            }
+            if let Some(answer) = answer(job.as_ref()) {
                 return answer;
             }
         }
         Err(Error::NotFound(format!("the watch of job {name} ended")))
     };
-    let Some(seconds) = patience.timeout else {
-        return watching.await;
-    };
-    let outcome = tokio::time::timeout(Duration::from_secs(seconds), watching).await;
-    outcome.unwrap_or_else(|_| {
-        Err(Error::TimedOut {
-            what: what.into(),
-            seconds,
-            state: format!("{name}: {state}"),
-        })
-    })
+    let state = || format!("{name}: {}", state.borrow());
+    timeout.limit(what, watching, state).await
 }
 
-/// Whether asking again would get the same answer.
-pub(crate) fn is_final(error: &kube::Error) -> bool {
-    matches!(error, kube::Error::Api(status) if matches!(status.code, 401 | 403 | 404))
-        || matches!(error, kube::Error::SerdeError(_))
+/// The job, each time it changes. Errors are followed by another try, later and later.
+pub(crate) fn changes(
+    cluster: &Cluster,
+    name: &JobName,
+) -> impl Stream<Item = watcher::Result<Option<ViTTrainingJob>>> + Unpin + use<> {
+    let changes = watcher::watch_object(cluster.jobs(), name.as_str());
+    changes.default_backoff().boxed()
 }
 
-/// A job in a few words: what `list` has in its columns.
-pub(crate) fn describe(job: &ViTTrainingJob) -> String {
-    let status = job.status.clone().unwrap_or_default();
-    let mut words = status.phase.map_or("New", Phase::as_str).to_owned();
-    if let Some(progress) = status.progress.filter(|progress| progress.total_steps > 0) {
-        words += &format!(", step {} of {}", progress.step, progress.total_steps);
+/// Warns of an error of a watch, which tries again; fails where that would get the same answer.
+pub(crate) fn warn_or_fail(cluster: &Cluster, name: &JobName, error: watcher::Error) -> Result<(), Error> {
+    use kube::Error::{Api, SerdeError};
+    match error {
+        watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error)
+            if matches!(&error, Api(status) if matches!(status.code, 401 | 403 | 404))
+                || matches!(error, SerdeError(_)) =>
+        {
+            Err(cluster.error(&format!("watch job {name}"), error))
+        }
+        error => {
+            output::report(&format!("warning: {}; trying again", chain(&error)));
+            Ok(())
+        }
     }
-    let plain = Paint {
-        has_colours: false,
-        width: usize::MAX,
-    };
-    let note = list::note(job, plain);
-    if !note.is_empty() {
-        words += &format!(", {note}");
-    }
-    words
 }
 
-/// The answer for a job that is waited for until it is over: how it ended.
-pub(crate) fn end(name: &JobName, seen: &Seen) -> Option<Result<(), Error>> {
-    let Seen::Job(job) = seen else {
+/// How a job ended; `None` while it goes on.
+pub(crate) fn end(name: &JobName, job: Option<&ViTTrainingJob>) -> Option<Result<(), Error>> {
+    let Some(job) = job else {
         return Some(Err(Error::NotFound(format!("job {name} was deleted"))));
     };
     let status = job.status.as_ref()?;
@@ -133,7 +131,7 @@ pub(crate) fn end(name: &JobName, seen: &Seen) -> Option<Result<(), Error>> {
         Phase::Succeeded => Some(Ok(())),
         // An operator that has not seen a change of the spec may give a refused job a second chance.
         Phase::Failed if status.observed_generation >= job.metadata.generation => {
-            let why = crate::why::telling(status).map_or("", |condition| condition.message.as_str());
+            let why = main_condition(status).map_or("", |condition| condition.message.as_str());
             Some(Err(Error::JobFailed(format!("job {name} failed: {why}"))))
         }
         _ => None,

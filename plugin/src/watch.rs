@@ -6,16 +6,17 @@ use std::time::Duration;
 use console::Term;
 use crds::Phase;
 use futures::StreamExt as _;
-use kube::runtime::{WatchStreamExt as _, watcher};
 use tokio::time::MissedTickBehavior;
 
 use crate::cluster::{Cluster, JobName};
-use crate::error::{Error, Exit, chain};
+use crate::error::{Error, Exit};
+use crate::gang::Found;
 use crate::output;
 use crate::paint::Paint;
 use crate::status::{View, look, render};
 use crate::step_times::StepTimes;
-use crate::wait::{Patience, Seen, end, is_final, wait_telling};
+use crate::summary::phase;
+use crate::wait::{Timeout, changes, end, wait_reporting, warn_or_fail};
 use crate::why;
 
 /// How often pods, agents and logs are asked anew.
@@ -32,69 +33,49 @@ pub(crate) struct Arguments {
     #[arg(value_name = "JOB", add = crate::completion::jobs())]
     job: JobName,
     #[command(flatten)]
-    patience: Patience,
+    timeout: Timeout,
 }
 
 pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit, Error> {
     let name = &arguments.job;
-    // A job that is not there is told as such at once; the watch would wait for it.
+    // A missing job is an error; the watch would wait for it.
     cluster.job(name).await?;
-    follow(cluster, name, arguments.patience).await
+    follow(cluster, name, arguments.timeout).await
 }
 
 /// Follows a job until it is over, as fits standard output.
-pub(crate) async fn follow(cluster: &Cluster, name: &JobName, patience: Patience) -> Result<Exit, Error> {
-    if !std::io::stdout().is_terminal() {
-        return lines(cluster, name, patience).await;
+pub(crate) async fn follow(cluster: &Cluster, name: &JobName, timeout: Timeout) -> Result<Exit, Error> {
+    if std::io::stdout().is_terminal() {
+        let screen = Box::pin(screen(cluster, name));
+        timeout
+            .limit("its end", screen, || format!("{name} goes on"))
+            .await?;
+    } else {
+        let report = |summary: &str| output::print(&format!("{name}: {summary}\n"));
+        wait_reporting(cluster, name, "its end", timeout, report, |job| end(name, job)).await?;
     }
-    let showing = Box::pin(screen(cluster, name));
-    let Some(seconds) = patience.timeout else {
-        return showing.await;
-    };
-    match tokio::time::timeout(Duration::from_secs(seconds), showing).await {
-        Ok(result) => result,
-        Err(_) => Err(Error::TimedOut {
-            what: "its end".into(),
-            seconds,
-            state: format!("{name} goes on"),
-        }),
-    }
-}
-
-/// A line a change on standard output, until the job is over.
-async fn lines(cluster: &Cluster, name: &JobName, patience: Patience) -> Result<Exit, Error> {
-    let tell = |words: &str| output::print(&format!("{name}: {words}\n"));
-    wait_telling(cluster, name, "its end", patience, tell, |seen| end(name, &seen)).await?;
     Ok(Exit::Done)
 }
 
 /// The screen, drawn anew in its place.
-async fn screen(cluster: &Cluster, name: &JobName) -> Result<Exit, Error> {
-    let mut changes = watcher::watch_object(cluster.jobs(), name.as_str())
-        .default_backoff()
-        .boxed();
+async fn screen(cluster: &Cluster, name: &JobName) -> Result<(), Error> {
+    let mut changes = changes(cluster, name);
     let mut refresh = tokio::time::interval(REFRESH);
     refresh.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut canvas = Canvas::default();
     let mut job = None;
     let mut before = None;
     loop {
+        let mut ended = None;
         tokio::select! {
             change = changes.next() => match change {
-                Some(Ok(Some(changed))) => {
-                    let seen = Seen::Job(Box::new(changed.clone()));
-                    if let Some(ended) = end(name, &seen) {
-                        draw(cluster, changed, &mut before, &mut canvas).await?;
-                        return ended.map(|()| Exit::Done);
-                    }
-                    job = Some(changed);
+                Some(Ok(changed)) => {
+                    ended = end(name, changed.as_ref());
+                    job = changed;
                 }
-                Some(Ok(None)) => return Err(Error::NotFound(format!("job {name} was deleted"))),
-                Some(Err(watcher::Error::InitialListFailed(error) | watcher::Error::WatchStartFailed(error)))
-                    if is_final(&error) => return Err(cluster.error(&format!("watch job {name}"), error)),
                 Some(Err(error)) => {
                     canvas.lines = 0;
-                    output::tell(&format!("warning: {}; trying again", chain(&error)));
+                    warn_or_fail(cluster, name, error)?;
                     continue;
                 }
                 None => return Err(Error::NotFound(format!("the watch of job {name} ended"))),
@@ -103,6 +84,9 @@ async fn screen(cluster: &Cluster, name: &JobName) -> Result<Exit, Error> {
         }
         if let Some(job) = &job {
             draw(cluster, job.clone(), &mut before, &mut canvas).await?;
+        }
+        if let Some(ended) = ended {
+            return ended;
         }
     }
 }
@@ -114,22 +98,22 @@ async fn draw(
     canvas: &mut Canvas,
 ) -> Result<(), Error> {
     let mut view = look(cluster, job, false).await;
-    of_late(&mut view, before);
-    let why = why::explain(&view.job, &cluster.place(), view.now);
+    show_recent(&mut view, before);
+    let why = why::explain(&view.job, cluster.place(), view.now);
     canvas.show(&render(&view, &why, false, Paint::of_stdout()))
 }
 
 /// Where step time went since the last look, once steps were taken since.
-fn of_late(view: &mut View, before: &mut Option<StepTimes>) {
-    let is_running = view.job.status.as_ref().and_then(|status| status.phase) == Some(Phase::Running);
-    let crate::gang::Found::Yes(now) = &mut view.step_times else {
+fn show_recent(view: &mut View, before: &mut Option<StepTimes>) {
+    let is_running = phase(&view.job) == Some(Phase::Running);
+    let Found::Yes(now) = &mut view.step_times else {
         return;
     };
     let earlier = before.replace(now.clone());
     let recent = earlier.map(|earlier| now.since(&earlier));
     if let Some(recent) = recent.filter(|recent| is_running && recent.split().is_some()) {
         *now = recent;
-        view.is_of_late = true;
+        view.is_recent = true;
     }
 }
 
@@ -159,7 +143,6 @@ impl Canvas {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gang::Found;
     use crate::status::tests::{running, times};
 
     #[test]
@@ -168,8 +151,8 @@ mod tests {
         let mut shown = |steps| {
             let mut view = running();
             view.step_times = Found::Yes(times(steps));
-            of_late(&mut view, &mut before);
-            view.is_of_late
+            show_recent(&mut view, &mut before);
+            view.is_recent
         };
         assert!(!shown(10), "the first look has nothing to compare with");
         assert!(shown(20));

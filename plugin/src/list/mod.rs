@@ -1,22 +1,17 @@
 //! `kubectl vit list`: the jobs of a namespace or of all, a line each.
 
 use contract::progress_line::significant;
-use crds::conditions::reasons;
 use crds::{Phase, ViTTrainingJob};
-use jiff::Timestamp;
-use kube::api::ListParams;
+use jiff::{SignedDuration, Timestamp};
 use kube::core::DeserializeGuard;
-use kube::{Api, Resource as _, ResourceExt as _};
+use kube::{Api, ResourceExt as _};
 
 use crate::cluster::Cluster;
 use crate::error::{Error, Exit};
 use crate::output::{self, Format};
 use crate::paint::Paint;
-use crate::text::{age, counted, percent, table};
-use crate::why::{HIGH_SYNC_SHARE, telling};
-
-/// Jobs that are asked for at once.
-const PAGE: u32 = 500;
+use crate::summary::{self, HIGH_SYNC_SHARE};
+use crate::text::{age, duration, percent, table};
 
 /// List jobs: what they do, how far they are, and what holds them back
 #[derive(Debug, clap::Args)]
@@ -38,86 +33,49 @@ pub(crate) struct Arguments {
 
 /// A phase by its word, in whatever case.
 fn phase(word: &str) -> Result<Phase, String> {
-    let same = |phase: &Phase| phase.as_str().eq_ignore_ascii_case(word);
-    let words = || Phase::ALL.map(Phase::as_str).join(", ");
-    Phase::ALL
-        .into_iter()
-        .find(same)
-        .ok_or_else(|| format!("must be one of {}", words()))
+    let mut phases = Phase::ALL.into_iter();
+    let found = phases.find(|phase| phase.as_str().eq_ignore_ascii_case(word));
+    found.ok_or_else(|| format!("must be one of {}", Phase::ALL.map(Phase::as_str).join(", ")))
 }
 
 pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit, Error> {
-    let (jobs, unreadable) = fetch(cluster, arguments).await?;
-    for (job, why) in &unreadable {
-        output::tell(&format!("warning: {job} cannot be read by this plugin: {why}"));
-    }
-    let jobs: Vec<ViTTrainingJob> = jobs
-        .into_iter()
-        .filter(|job| {
-            let phase = job.status.as_ref().and_then(|status| status.phase);
-            arguments.phase.is_empty() || phase.is_some_and(|phase| arguments.phase.contains(&phase))
-        })
-        .collect();
-    if let Some(format) = arguments.output.filter(|format| format.is_object()) {
-        output::jobs(jobs, format)?;
-        return Ok(Exit::Done);
-    }
-    if jobs.is_empty() {
-        let place = if arguments.all_namespaces {
-            "any namespace".into()
-        } else {
-            format!("namespace {}", cluster.namespace())
-        };
-        output::tell(&format!("No jobs found in {place}."));
-        return Ok(Exit::Done);
-    }
-    let columns = Columns {
-        has_namespace: arguments.all_namespaces,
-        is_wide: arguments.output == Some(Format::Wide),
-    };
-    output::print(&render(&jobs, columns, Timestamp::now(), Paint::of_stdout()))?;
-    Ok(Exit::Done)
-}
-
-type Unreadable = (String, String);
-
-/// All jobs, page by page; those apart that this version cannot read.
-async fn fetch(
-    cluster: &Cluster,
-    arguments: &Arguments,
-) -> Result<(Vec<ViTTrainingJob>, Vec<Unreadable>), Error> {
     let api: Api<DeserializeGuard<ViTTrainingJob>> = if arguments.all_namespaces {
         Api::all(cluster.client().clone())
     } else {
         Api::namespaced(cluster.client().clone(), cluster.namespace())
     };
-    let mut params = ListParams::default().limit(PAGE);
-    params.label_selector.clone_from(&arguments.selector);
-    let (mut jobs, mut unreadable) = (vec![], vec![]);
-    loop {
-        let page = api
-            .list(&params)
-            .await
-            .map_err(|error| cluster.error("list jobs", error))?;
-        for DeserializeGuard(job) in page.items {
-            match job {
-                Ok(job) => jobs.push(job),
-                Err(invalid) => {
-                    let meta = invalid.metadata;
-                    let name = format!(
-                        "{}/{}",
-                        meta.namespace.unwrap_or_default(),
-                        meta.name.unwrap_or_default()
-                    );
-                    unreadable.push((name, invalid.error));
-                }
-            }
-        }
-        params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
-        if params.continue_token.is_none() {
-            return Ok((jobs, unreadable));
+    let labels = arguments.selector.as_deref();
+    let mut jobs = vec![];
+    for DeserializeGuard(job) in cluster.list(api, labels, "list jobs").await? {
+        match job {
+            Ok(job) => jobs.push(job),
+            Err(invalid) => output::report(&format!(
+                "warning: {}/{} cannot be read by this plugin: {}",
+                invalid.metadata.namespace.unwrap_or_default(),
+                invalid.metadata.name.unwrap_or_default(),
+                invalid.error
+            )),
         }
     }
+    let phases = &arguments.phase;
+    jobs.retain(|job| phases.is_empty() || summary::phase(job).is_some_and(|phase| phases.contains(&phase)));
+    if let Some(format) = arguments.output.filter(|format| format.is_object()) {
+        output::jobs(jobs, format)?;
+    } else if jobs.is_empty() {
+        let place = if arguments.all_namespaces {
+            "any namespace".into()
+        } else {
+            format!("namespace {}", cluster.namespace())
+        };
+        output::report(&format!("No jobs found in {place}."));
+    } else {
+        let columns = Columns {
+            has_namespace: arguments.all_namespaces,
+            is_wide: arguments.output == Some(Format::Wide),
+        };
+        output::print(&render(&jobs, columns, Timestamp::now(), Paint::of_stdout()))?;
+    }
+    Ok(Exit::Done)
 }
 
 /// Which columns are shown.
@@ -127,144 +85,79 @@ pub(crate) struct Columns {
     is_wide: bool,
 }
 
-/// The jobs as a table.
+/// The jobs, of which there are some, as a table.
 fn render(jobs: &[ViTTrainingJob], columns: Columns, now: Timestamp, paint: Paint) -> String {
-    let mut header = vec![
-        "NAMESPACE",
-        "NAME",
-        "PHASE",
-        "DONE",
-        "EPOCH",
-        "LOSS",
-        "IMAGES/S",
-        "SYNC",
-        "NODES",
-        "GPU",
-    ];
-    if columns.is_wide {
-        header.extend(["ACCURACY", "LEFT", "ATTEMPT", "RESTARTS", "SAVED", "QUEUE"]);
-    }
-    header.extend(["AGE", "NOTE"]);
-    let mut rows: Vec<Vec<String>> = jobs
-        .iter()
-        .map(|job| row(job, columns.is_wide, now, paint))
-        .collect();
-    if !columns.has_namespace {
-        header.remove(0);
-        for row in &mut rows {
-            row.remove(0);
-        }
-    }
-    table(&header, &rows)
+    let rows = jobs.iter().map(|job| row(job, columns, now, paint));
+    let (mut header, rows): (Vec<Vec<_>>, Vec<Vec<_>>) = rows.map(|row| row.into_iter().unzip()).unzip();
+    table(&header.swap_remove(0), &rows)
 }
 
-fn row(job: &ViTTrainingJob, is_wide: bool, now: Timestamp, paint: Paint) -> Vec<String> {
+/// The cells of a job under their titles.
+fn row(job: &ViTTrainingJob, columns: Columns, now: Timestamp, paint: Paint) -> Vec<(&'static str, String)> {
     let status = job.status.clone().unwrap_or_default();
     let progress = status.progress.unwrap_or_default();
     let has_begun = progress.total_steps > 0;
     let is_running = status.phase == Some(Phase::Running);
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".into());
-    let sync = progress.sync_share.filter(|_| is_running).map(percent);
-    let is_high = progress.sync_share.is_some_and(|share| share > HIGH_SYNC_SHARE);
-    let workers = status.workers.unwrap_or_default();
-    let asked = job.spec.workers.nodes;
-    let gpu = status
-        .placement
-        .as_ref()
-        .and_then(|placement| match &placement.group {
-            Some(group) => Some(group.product.clone()),
-            None if !placement.mixed.is_empty() => Some(format!("{} kinds", placement.mixed.len())),
-            None => None,
+    let rate = progress.images_per_second.filter(|_| is_running);
+    let sync = progress
+        .sync_share
+        .filter(|_| is_running)
+        .map(|share| match percent(share) {
+            words if share > HIGH_SYNC_SHARE => paint.warning(words),
+            words => words,
         });
-    let mut row = vec![
-        job.namespace().unwrap_or_default(),
-        job.name_any(),
-        paint.phase(status.phase),
-        or_dash(has_begun.then(|| format!("{}%", progress.percent))),
-        or_dash(has_begun.then(|| format!("{}/{}", progress.epoch, progress.total_epochs))),
-        or_dash(progress.loss.map(significant)),
-        or_dash(progress.images_per_second.filter(|_| is_running).map(significant)),
-        or_dash(sync.map(|sync| if is_high { paint.warning(sync) } else { sync })),
-        format!("{}/{asked}", workers.desired),
-        or_dash(gpu),
-    ];
-    if is_wide {
-        let saved = status.last_checkpoint.as_ref();
+    let gpu = status.placement.and_then(|placement| match placement.group {
+        Some(group) => Some(group.product),
+        None if !placement.mixed.is_empty() => Some(format!("{} kinds", placement.mixed.len())),
+        None => None,
+    });
+    let nodes = (status.workers.unwrap_or_default().desired, job.spec.workers.nodes);
+    let mut row = vec![];
+    if columns.has_namespace {
+        row.push(("NAMESPACE", job.namespace().unwrap_or_default()));
+    }
+    row.extend([
+        ("NAME", job.name_any()),
+        ("PHASE", paint.phase(status.phase)),
+        (
+            "DONE",
+            or_dash(has_begun.then(|| format!("{}%", progress.percent))),
+        ),
+        (
+            "EPOCH",
+            or_dash(has_begun.then(|| format!("{}/{}", progress.epoch, progress.total_epochs))),
+        ),
+        ("LOSS", or_dash(progress.loss.map(significant))),
+        ("IMAGES/S", or_dash(rate.map(significant))),
+        ("SYNC", or_dash(sync)),
+        ("NODES", format!("{}/{}", nodes.0, nodes.1)),
+        ("GPU", or_dash(gpu)),
+    ]);
+    if columns.is_wide {
+        let left = progress.eta_seconds.filter(|_| is_running);
+        let left = left.map(|seconds| duration(SignedDuration::from_secs(seconds)));
+        let saved = status.last_checkpoint;
         row.extend([
-            or_dash(progress.validation_accuracy.map(percent)),
-            or_dash(
-                progress
-                    .eta_seconds
-                    .filter(|_| is_running)
-                    .map(|seconds| crate::text::duration(jiff::SignedDuration::from_secs(seconds))),
+            ("ACCURACY", or_dash(progress.validation_accuracy.map(percent))),
+            ("LEFT", or_dash(left)),
+            ("ATTEMPT", status.attempt.to_string()),
+            ("RESTARTS", status.restarts.to_string()),
+            (
+                "SAVED",
+                or_dash(saved.map(|checkpoint| format!("step {}", checkpoint.step))),
             ),
-            status.attempt.to_string(),
-            status.restarts.to_string(),
-            or_dash(saved.map(|checkpoint| format!("step {}", checkpoint.step))),
-            or_dash(job.spec.scheduling.queue_name.clone()),
+            ("QUEUE", or_dash(job.spec.scheduling.queue_name.clone())),
         ]);
     }
-    row.push(or_dash(job.creation_timestamp().map(|time| age(time.0, now))));
-    row.push(note(job, paint));
+    row.extend([
+        (
+            "AGE",
+            or_dash(job.creation_timestamp().map(|time| age(time.0, now))),
+        ),
+        ("NOTE", summary::note(job, paint)),
+    ]);
     row
-}
-
-/// What one should know of a job, in a few words.
-pub(crate) fn note(job: &ViTTrainingJob, paint: Paint) -> String {
-    let Some(status) = &job.status else {
-        return String::new();
-    };
-    if job.meta().deletion_timestamp.is_some() {
-        return "is being deleted".into();
-    }
-    let reason = telling(status).map(|condition| condition.reason.as_str());
-    let failure = status.last_failure.as_ref().map(|failure| failure.class.as_str());
-    match status.phase {
-        Some(Phase::Pending) => match reason {
-            Some(reasons::IN_QUEUE) => "waits for quota".into(),
-            Some(reasons::ADMITTED) => "has quota, looks for GPUs".into(),
-            Some(reasons::NO_PRIORITY_CLASS) => paint.bad("no such PriorityClass"),
-            _ => "waits for GPUs".into(),
-        },
-        Some(Phase::Starting) => {
-            let workers = status.workers.unwrap_or_default();
-            match reason {
-                Some(reasons::RECONCILE_FAILED) => paint.bad("pods are refused"),
-                _ => format!("{} of {} pods ready", workers.ready, workers.desired),
-            }
-        }
-        Some(Phase::Running) => {
-            let slow: Vec<String> = status
-                .stragglers
-                .iter()
-                .map(|slow| slow.rank.to_string())
-                .collect();
-            match slow.as_slice() {
-                [] => String::new(),
-                [rank] => paint.warning(format!("rank {rank} is slow")),
-                ranks => paint.warning(format!("ranks {} are slow", ranks.join(", "))),
-            }
-        }
-        Some(Phase::Restarting) => match reason {
-            Some(reasons::RESIZING) => "changes its size".into(),
-            Some(reasons::NODE_UNFIT) => "a node no longer fits".into(),
-            Some(reasons::EVICTED) => "loses its quota".into(),
-            _ => paint.warning(format!("after {}", failure.unwrap_or("a failure"))),
-        },
-        Some(Phase::Failed) => {
-            let word = match reason {
-                Some(reasons::INVALID_SPEC | reasons::DEADLINE_EXCEEDED) => reason,
-                _ => failure.or(reason),
-            };
-            paint.bad(word.unwrap_or_default())
-        }
-        Some(Phase::Suspended) => match &status.last_checkpoint {
-            Some(checkpoint) => format!("saved at step {}", checkpoint.step),
-            None => String::new(),
-        },
-        Some(Phase::Succeeded) if status.restarts > 0 => counted(status.restarts, "restart"),
-        _ => String::new(),
-    }
 }
 
 #[cfg(test)]

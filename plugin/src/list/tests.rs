@@ -1,7 +1,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::status::tests::{done, job, out_of_memory, queued, suspended, training, waiting};
+use crate::fixtures::{assert_contains, done, job, now, out_of_memory, queued, suspended, training, waiting};
 
 fn jobs() -> Vec<ViTTrainingJob> {
     let mut jobs = vec![
@@ -28,8 +28,7 @@ fn shown(has_namespace: bool, is_wide: bool) -> String {
         has_namespace,
         is_wide,
     };
-    let now = "2026-11-22T12:00:00Z".parse().expect("a time");
-    render(&jobs(), columns, now, Paint::plain(120))
+    render(&jobs(), columns, now(), Paint::plain(120))
 }
 
 #[test]
@@ -46,5 +45,5 @@ fn jobs_of_all_namespaces_with_all_columns() {
 fn phases_are_found_by_their_word_in_any_case() {
     assert_eq!(phase("running"), Ok(Phase::Running));
     let error = phase("runing").expect_err("refused");
-    assert!(error.contains("Pending, Starting, Running"), "{error}");
+    assert_contains(&error, "Pending, Starting, Running");
 }

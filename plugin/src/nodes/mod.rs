@@ -8,9 +8,8 @@ use std::sync::Arc;
 use crds::validate;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Api;
-use kube::api::ListParams;
 use planner::policy::request::{GangRequest, Shape};
-use planner::{Survey, SurveyedGroup};
+use planner::{GpuPod, Survey, SurveyedGroup, SurveyedNode};
 use serde::Serialize;
 
 use crate::cluster::{Cluster, JobName};
@@ -18,9 +17,6 @@ use crate::error::{Error, Exit};
 use crate::output::{self, Format};
 use crate::paint::Paint;
 use render::render;
-
-/// Objects that are asked for at once.
-const PAGE: u32 = 500;
 
 /// Show the GPUs of the cluster by group: free, used, and nodes that are refused, with the reason
 ///
@@ -52,26 +48,20 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit
         }
         None => Arc::new(Shape::of_gpus(&arguments.gpu_resource, arguments.gpus_per_node)),
     };
-    let nodes: Vec<Node> = all(cluster, "list nodes").await?;
+    let nodes: Api<Node> = Api::all(cluster.client().clone());
+    let nodes = cluster.list(nodes, None, "list nodes").await?;
     // Without rights to pods of all namespaces, groups and what nodes have can still be shown.
-    let (pods, unknown) = match all::<Pod>(cluster, "list the pods of all namespaces").await {
+    let pods: Api<Pod> = Api::all(cluster.client().clone());
+    let (pods, unknown) = match cluster.list(pods, None, "list the pods of all namespaces").await {
         Ok(pods) => (pods, None),
         Err(Error::Refused { doing, message }) => (vec![], Some(format!("cannot {doing}: {message}"))),
         Err(error) => return Err(error),
     };
-    let others = other_resources(&nodes, &shape.gpu_resource);
-    let survey = Survey::new(nodes, pods);
+    let asked_by = arguments.job.as_ref();
     let report = Report {
-        gpu_resource: shape.gpu_resource.clone(),
-        gpus_per_node: shape.gpus_per_node,
-        asked_by: arguments
-            .job
-            .as_ref()
-            .map(|name| format!("{}/{name}", cluster.namespace())),
-        nodes_without: survey.nodes_without(&shape.gpu_resource),
-        other_resources: others,
+        asked_by: asked_by.map(|name| format!("{}/{name}", cluster.namespace())),
         use_unknown: unknown,
-        groups: survey.groups(&shape).into_iter().map(Group::of).collect(),
+        ..Report::of(nodes, pods, &shape)
     };
     if let Some(format) = arguments.output.filter(|format| format.is_object()) {
         let nodes = report.groups.iter().flat_map(|group| &group.nodes);
@@ -82,27 +72,6 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit
         output::print(&render(&report, is_wide, Paint::of_stdout()))?;
     }
     Ok(Exit::Done)
-}
-
-/// All objects of a kind, page by page.
-async fn all<K>(cluster: &Cluster, doing: &str) -> Result<Vec<K>, Error>
-where
-    K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
-{
-    let api: Api<K> = Api::all(cluster.client().clone());
-    let mut params = ListParams::default().limit(PAGE);
-    let mut items = vec![];
-    loop {
-        let page = api
-            .list(&params)
-            .await
-            .map_err(|error| cluster.error(doing, error))?;
-        items.extend(page.items);
-        params.continue_token = page.metadata.continue_.filter(|token| !token.is_empty());
-        if params.continue_token.is_none() {
-            return Ok(items);
-        }
-    }
 }
 
 /// Other resources that nodes have and that look like GPUs, for whoever asked for the wrong one.
@@ -120,7 +89,7 @@ fn other_resources(nodes: &[Node], asked: &str) -> Vec<String> {
     names
 }
 
-/// What is told.
+/// The GPUs of the cluster as one pod sees them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Report {
@@ -172,28 +141,35 @@ struct HeldBy {
     gpus: i64,
 }
 
+impl Report {
+    fn of(nodes: Vec<Node>, pods: Vec<Pod>, shape: &Shape) -> Self {
+        let other_resources = other_resources(&nodes, &shape.gpu_resource);
+        let survey = Survey::new(nodes, pods);
+        Self {
+            gpu_resource: shape.gpu_resource.clone(),
+            gpus_per_node: shape.gpus_per_node,
+            asked_by: None,
+            nodes_without: survey.nodes_without(&shape.gpu_resource),
+            other_resources,
+            use_unknown: None,
+            groups: survey.groups(shape).into_iter().map(Group::of).collect(),
+        }
+    }
+}
+
 impl Group {
     fn of(group: SurveyedGroup) -> Self {
-        let nodes: Vec<SeenNode> = group
-            .nodes
-            .into_iter()
-            .map(|node| SeenNode {
-                name: node.name,
-                capacity: node.capacity,
-                allocatable: node.allocatable,
-                used: node.used,
-                refused: node.refusal.map(|refusal| refusal.to_string()),
-                is_busy: node.is_busy,
-                holders: node
-                    .pods
-                    .into_iter()
-                    .map(|holder| HeldBy {
-                        pod: holder.pod,
-                        gpus: holder.gpus,
-                    })
-                    .collect(),
-            })
-            .collect();
+        let holder = |GpuPod { pod, gpus }| HeldBy { pod, gpus };
+        let node = |node: SurveyedNode| SeenNode {
+            name: node.name,
+            capacity: node.capacity,
+            allocatable: node.allocatable,
+            used: node.used,
+            refused: node.refusal.map(|refusal| refusal.to_string()),
+            is_busy: node.is_busy,
+            holders: node.pods.into_iter().map(holder).collect(),
+        };
+        let nodes: Vec<SeenNode> = group.nodes.into_iter().map(node).collect();
         let fitting = nodes.iter().filter(|node| node.refused.is_none());
         Self {
             gpus: group.gpus,

@@ -11,51 +11,37 @@ const BAR: usize = 10;
 
 /// Groups in a table, then the nodes of each.
 pub(super) fn render(report: &Report, is_wide: bool, paint: Paint) -> String {
+    let wanted = format!("{} x {}", report.gpus_per_node, report.gpu_resource);
     let asked = match &report.asked_by {
-        Some(job) => format!(
-            "As {job} sees them, which wants {} x {} of a node:",
-            report.gpus_per_node, report.gpu_resource
-        ),
-        None => format!(
-            "As a pod sees them that wants {} x {} and nothing else:",
-            report.gpus_per_node, report.gpu_resource
-        ),
+        Some(job) => format!("As {job} sees them, which wants {wanted} of a node:"),
+        None => format!("As a pod sees them that wants {wanted} and nothing else:"),
     };
     let mut text = format!("{}\n\n", paint.dim(asked));
     if report.groups.is_empty() {
         text = format!("No node has {}.\n", report.gpu_resource);
     } else {
-        let rows: Vec<Vec<String>> = report
-            .groups
-            .iter()
-            .map(|group| summary(group, report, paint))
-            .collect();
-        text += &table(
-            &[
-                "GPU",
-                "MEMORY",
-                "DRIVER",
-                "A NODE",
-                "NODES",
-                "GPUS",
-                "USED",
-                "FREE",
-                "NODES THAT FIT",
-                "",
-            ],
-            &rows,
-        );
+        let rows = report.groups.iter().map(|group| summary(group, report, paint));
+        let header = [
+            "GPU",
+            "MEMORY",
+            "DRIVER",
+            "A NODE",
+            "NODES",
+            "GPUS",
+            "USED",
+            "FREE",
+            "NODES THAT FIT",
+            "",
+        ];
+        text += &table(&header, &rows.collect::<Vec<_>>());
         for group in &report.groups {
             text += &format!("\n{}\n", nodes(group, report, is_wide, paint));
         }
     }
     let mut notes = vec![];
     if report.nodes_without > 0 && !report.groups.is_empty() {
-        notes.push(format!(
-            "{} without {}",
-            counted(report.nodes_without as i64, "node"),
-            report.gpu_resource
-        ));
+        let nodes = counted(report.nodes_without as i64, "node");
+        notes.push(format!("{nodes} without {}", report.gpu_resource));
     }
     if !report.other_resources.is_empty() {
         notes.push(format!(
@@ -89,10 +75,8 @@ fn name(group: &Group) -> String {
 fn summary(group: &Group, report: &Report, paint: Paint) -> Vec<String> {
     let or_dash = |text: Option<String>| text.unwrap_or_else(|| "-".into());
     let fitting = group.nodes.iter().filter(|node| node.refused.is_none()).count();
-    let known = |number: i64| match report.use_unknown {
-        Some(_) => "?".to_owned(),
-        None => number.to_string(),
-    };
+    let is_known = report.use_unknown.is_none();
+    let known = |number: i64| if is_known { number.to_string() } else { "?".into() };
     let share = group.used as f64 / group.capacity.max(1) as f64;
     let free = known(group.free);
     vec![
@@ -109,39 +93,29 @@ fn summary(group: &Group, report: &Report, paint: Paint) -> Vec<String> {
             paint.warning(free)
         },
         fitting.to_string(),
-        match report.use_unknown {
-            Some(_) => String::new(),
-            None => bar(share, BAR),
-        },
+        if is_known { bar(share, BAR) } else { String::new() },
     ]
 }
 
 fn nodes(group: &Group, report: &Report, is_wide: bool, paint: Paint) -> String {
-    let mut text = String::new();
-    let shown = if is_wide || group.nodes.len() <= NODES {
-        group.nodes.len()
-    } else {
-        0
-    };
-    let mut rows = vec![];
-    for node in group.nodes.iter().take(shown) {
-        let mut row = vec![
+    if !is_wide && group.nodes.len() > NODES {
+        let hint = paint.dim("-o wide lists every node");
+        return format!("{}: {}\n{hint}", name(group), counts(&group.nodes));
+    }
+    let row = |node: &SeenNode| {
+        let used = match report.use_unknown {
+            Some(_) => format!("?/{}", node.capacity),
+            None => format!("{}/{}", node.used, node.capacity),
+        };
+        vec![
             node.name.clone(),
-            match report.use_unknown {
-                Some(_) => format!("?/{}", node.capacity),
-                None => format!("{}/{}", node.used, node.capacity),
-            },
+            used,
             state(node, paint),
-        ];
-        row.push(holders(node, is_wide));
-        rows.push(row);
-    }
-    if shown > 0 {
-        text += &table(&[name(group).as_str(), "USED", "STATE", "HELD BY"], &rows);
-    } else {
-        text += &format!("{}: {}\n", name(group), counts(&group.nodes));
-        text += &paint.dim("-o wide lists every node");
-    }
+            holders(node, is_wide),
+        ]
+    };
+    let rows: Vec<Vec<String>> = group.nodes.iter().map(row).collect();
+    let text = table(&[name(group).as_str(), "USED", "STATE", "HELD BY"], &rows);
     text.trim_end().to_owned()
 }
 
@@ -156,12 +130,8 @@ fn state(node: &SeenNode, paint: Paint) -> String {
 /// Pods, or, without their numbers, the gangs they are of.
 fn holders(node: &SeenNode, is_wide: bool) -> String {
     let held = node.holders.iter().map(|holder| {
-        let pod = if is_wide {
-            &holder.pod[..]
-        } else {
-            job_of(&holder.pod)
-        };
-        format!("{pod} ({})", holder.gpus)
+        let name = if is_wide { &holder.pod } else { job_of(&holder.pod) };
+        format!("{name} ({})", holder.gpus)
     });
     held.collect::<Vec<_>>().join(", ")
 }
@@ -169,29 +139,25 @@ fn holders(node: &SeenNode, is_wide: bool) -> String {
 /// What comes before the attempt and the node rank in the name of a gang's pod.
 fn job_of(pod: &str) -> &str {
     let number = |part: &str| !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
-    match pod.rsplit_once('-') {
-        Some((rest, node_rank)) if number(node_rank) => match rest.rsplit_once('-') {
-            Some((job, attempt)) if number(attempt) => job,
-            _ => pod,
-        },
+    match pod.rsplitn(3, '-').collect::<Vec<_>>()[..] {
+        [node_rank, attempt, job] if number(node_rank) && number(attempt) => job,
         _ => pod,
     }
 }
 
 /// How many nodes fit, and of which how many are refused for which reason.
 fn counts(nodes: &[SeenNode]) -> String {
-    let mut counts: Vec<(String, i64)> = vec![];
+    let mut counts: Vec<(&str, i64)> = vec![];
     for node in nodes {
-        let words = node.refused.clone().unwrap_or_else(|| "that fit".into());
+        let words = node.refused.as_deref().unwrap_or("that fit");
         match counts.iter_mut().find(|(known, _)| *known == words) {
             Some((_, count)) => *count += 1,
             None => counts.push((words, 1)),
         }
     }
     counts.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-    let parts: Vec<String> = counts
-        .into_iter()
-        .map(|(words, count)| format!("{} {words}", counted(count, "node")))
-        .collect();
-    parts.join(", ")
+    let parts = counts
+        .iter()
+        .map(|(words, count)| format!("{} {words}", counted(*count, "node")));
+    parts.collect::<Vec<_>>().join(", ")
 }

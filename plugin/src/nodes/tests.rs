@@ -1,6 +1,8 @@
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::json;
 
 use super::*;
+use crate::fixtures::assert_contains;
 
 fn node(name: &str, product: &str, gpus: u32, change: serde_json::Value) -> Node {
     let memory = if product == "Tesla-T4" { "15360" } else { "143771" };
@@ -32,32 +34,16 @@ fn pod(name: &str, node: &str, gpus: u32) -> Pod {
 }
 
 fn report(nodes: Vec<Node>, pods: Vec<Pod>) -> Report {
-    let shape = Shape::of_gpus("nvidia.com/gpu", 1);
-    let others = other_resources(&nodes, &shape.gpu_resource);
-    let survey = Survey::new(nodes, pods);
-    Report {
-        gpu_resource: shape.gpu_resource.clone(),
-        gpus_per_node: shape.gpus_per_node,
-        asked_by: None,
-        nodes_without: survey.nodes_without("nvidia.com/gpu"),
-        other_resources: others,
-        use_unknown: None,
-        groups: survey.groups(&shape).into_iter().map(Group::of).collect(),
-    }
+    Report::of(nodes, pods, &Shape::of_gpus("nvidia.com/gpu", 1))
 }
 
 fn cluster() -> Report {
     let taint = json!({"taints": [{"key": "maintenance", "effect": "NoSchedule"}]});
     let mut amd = node("cpu0", "", 0, json!(null));
-    let capacity = amd
-        .status
-        .as_mut()
-        .and_then(|status| status.capacity.as_mut())
-        .expect("has some");
-    capacity.insert(
-        "amd.com/gpu".into(),
-        serde_json::from_value(json!("8")).expect("a quantity"),
-    );
+    let capacity = amd.status.as_mut().and_then(|status| status.capacity.as_mut());
+    capacity
+        .expect("has some")
+        .insert("amd.com/gpu".into(), Quantity("8".into()));
     report(
         vec![
             node("node0", "NVIDIA-H200", 8, json!(null)),
@@ -88,19 +74,12 @@ fn the_same_for_programs() {
 #[test]
 fn nodes_of_a_large_group_are_counted_by_what_is_said_of_them() {
     let nodes = (0..40).map(|index| {
-        let spec = if index < 3 {
-            json!({"unschedulable": true})
-        } else {
-            json!(null)
-        };
+        let spec = json!({"unschedulable": index < 3});
         node(&format!("node{index:02}"), "NVIDIA-H200", 8, spec)
     });
     let report = report(nodes.collect(), vec![]);
     let text = render(&report, false, Paint::plain(120));
-    assert!(
-        text.contains("NVIDIA-H200: 37 nodes that fit, 3 nodes cordoned"),
-        "{text}"
-    );
+    assert_contains(&text, "NVIDIA-H200: 37 nodes that fit, 3 nodes cordoned");
     assert!(!text.contains("node07"), "{text}");
     assert!(render(&report, true, Paint::plain(120)).contains("node07"));
 }
@@ -110,10 +89,8 @@ fn what_is_not_known_is_not_guessed() {
     let mut report = cluster();
     report.use_unknown = Some("cannot list the pods of all namespaces: forbidden".into());
     let text = render(&report, false, Paint::plain(120));
-    assert!(
-        text.contains("?/8") && text.contains("what is used is not known"),
-        "{text}"
-    );
+    assert_contains(&text, "?/8");
+    assert_contains(&text, "what is used is not known");
 }
 
 #[test]

@@ -2,113 +2,112 @@
 
 use std::str::FromStr;
 
+use clap::builder::PossibleValuesParser;
+use crds::spec::schema;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::JSONSchemaProps;
 use serde_json::{Map, Value, json};
 
 use crate::cluster::JobName;
 use crate::error::Error;
 
-/// Layouts of data sets, as `spec.data.format` has them.
-pub(super) const FORMATS: [&str; 6] = [
-    "cifar10",
-    "cifar100",
-    "imageFolder",
-    "webDataset",
-    "numpy",
-    "synthetic",
-];
-/// Number formats, as `spec.training.precision` has them.
-pub(super) const PRECISIONS: [&str; 3] = ["fp32", "bf16", "fp16"];
-/// Optimizers, as `spec.training.optimizer.name` has them.
-pub(super) const OPTIMIZERS: [&str; 3] = ["adamw", "sgd", "lamb"];
+/// The words that the schema allows at a place below `spec`.
+fn choices(path: &[&str]) -> PossibleValuesParser {
+    let field = |schema: &'static JSONSchemaProps, name: &&str| schema.properties.as_ref()?.get(*name);
+    let field = path.iter().try_fold(schema("spec"), field);
+    let values = field.and_then(|field| field.enum_.as_ref()).into_iter().flatten();
+    values
+        .filter_map(|value| value.0.as_str())
+        .collect::<Vec<_>>()
+        .into()
+}
 
 /// Flags that describe a job.
 #[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Job")]
 pub(super) struct Job {
     /// Name of the job
-    #[arg(value_name = "NAME")]
+    #[arg(value_name = "NAME", help_heading = None)]
     pub(super) name: JobName,
     /// Container image of the trainer
-    #[arg(long, env = "VIT_TRAINER_IMAGE", help_heading = "Job")]
+    #[arg(long, env = "VIT_TRAINER_IMAGE")]
     image: String,
     /// Model, by timm's or torchvision's name
-    #[arg(long, value_name = "NAME", help_heading = "Job")]
+    #[arg(long, value_name = "NAME")]
     model: Option<String>,
     /// Side of the input image in pixels, in place of the model's own
-    #[arg(long, value_name = "PIXELS", help_heading = "Job")]
+    #[arg(long, value_name = "PIXELS")]
     image_size: Option<i32>,
     /// Number of classes; of cifar10 and cifar100 theirs, if not given
-    #[arg(long, value_name = "N", help_heading = "Job")]
+    #[arg(long, value_name = "N")]
     classes: Option<i32>,
     /// Layout of the data set
-    #[arg(long, value_parser = FORMATS, help_heading = "Job")]
+    #[arg(long, value_parser = choices(&["data", "format"]))]
     format: String,
     #[arg(
         long,
         value_name = "VOLUME",
-        help_heading = "Job",
         help = "Volume of the data set: pvc:CLAIM, pvc:CLAIM/FOLDER or hostPath:/FOLDER"
     )]
     data: Option<VolumeSource>,
     /// Number of training images of format synthetic
-    #[arg(long, value_name = "N", help_heading = "Job")]
+    #[arg(long, value_name = "N")]
     synthetic_images: Option<i64>,
     /// Passes over the training images
-    #[arg(long, value_name = "N", help_heading = "Job")]
+    #[arg(long, value_name = "N")]
     epochs: i32,
     /// Images that a rank puts through the model at once
-    #[arg(long, value_name = "N", help_heading = "Job")]
+    #[arg(long, value_name = "N")]
     micro_batch_size: i32,
     /// Micro-batches that a rank accumulates for a step
-    #[arg(long, value_name = "N", help_heading = "Job")]
+    #[arg(long, value_name = "N")]
     accumulate: Option<i32>,
     /// Number format of matrix products
-    #[arg(long, value_parser = PRECISIONS, help_heading = "Job")]
+    #[arg(long, value_parser = choices(&["training", "precision"]))]
     precision: Option<String>,
     /// Optimizer
-    #[arg(long, value_parser = OPTIMIZERS, help_heading = "Job")]
+    #[arg(long, value_parser = choices(&["training", "optimizer", "name"]))]
     optimizer: Option<String>,
     /// Learning rate at its peak
-    #[arg(long, value_name = "RATE", help_heading = "Job")]
+    #[arg(long, value_name = "RATE")]
     learning_rate: Option<f64>,
     /// Pods, each on a node of its own
-    #[arg(long, value_name = "N", default_value_t = 1, help_heading = "Job")]
+    #[arg(long, value_name = "N", default_value_t = 1)]
     nodes: i32,
     /// GPUs of each pod, and ranks in it
-    #[arg(long, value_name = "N", help_heading = "Job")]
+    #[arg(long, value_name = "N")]
     gpus_per_node: Option<i32>,
     /// Resource by which nodes count their GPUs
-    #[arg(long, value_name = "NAME", help_heading = "Job")]
+    #[arg(long, value_name = "NAME")]
     gpu_resource: Option<String>,
     /// GPU product that will do, as nodes are labelled with it; may be given several times
-    #[arg(long = "gpu", value_name = "PRODUCT", help_heading = "Job")]
+    #[arg(long = "gpu", value_name = "PRODUCT")]
     gpus: Vec<String>,
     /// Least memory of a GPU in MiB
-    #[arg(long, value_name = "MIB", help_heading = "Job")]
+    #[arg(long, value_name = "MIB")]
     min_gpu_memory: Option<i64>,
     /// Least number of nodes of an elastic job
-    #[arg(long, value_name = "N", help_heading = "Job")]
+    #[arg(long, value_name = "N")]
     min_nodes: Option<i32>,
     /// Greatest number of nodes of an elastic job
-    #[arg(long, value_name = "N", help_heading = "Job")]
+    #[arg(long, value_name = "N")]
     max_nodes: Option<i32>,
     /// LocalQueue of Kueue in which the job waits for quota
-    #[arg(long, value_name = "NAME", help_heading = "Job")]
+    #[arg(long, value_name = "NAME")]
     queue: Option<String>,
     /// PriorityClass of the pods
-    #[arg(long, value_name = "NAME", help_heading = "Job")]
+    #[arg(long, value_name = "NAME")]
     priority_class: Option<String>,
     #[arg(
         long,
         value_name = "VOLUME",
-        help_heading = "Job",
         help = "Volume of checkpoints, which every node can write: pvc:CLAIM, pvc:CLAIM/FOLDER or hostPath:/FOLDER"
     )]
     checkpoints: VolumeSource,
     /// Create it suspended: it waits for kubectl vit resume
-    #[arg(long, help_heading = "Job")]
+    #[arg(long)]
     suspend: bool,
     /// Any other field of the spec, with a value in YAML, such as training.schedule.warmupEpochs=1; may be given several times
-    #[arg(long = "set", value_name = "FIELD=VALUE", help_heading = "Job")]
+    #[arg(long = "set", value_name = "FIELD=VALUE")]
     settings: Vec<Setting>,
 }
 
@@ -132,9 +131,8 @@ impl FromStr for VolumeSource {
             }
             _ => None,
         };
-        volume
-            .map(Self)
-            .ok_or_else(|| "must be pvc:CLAIM, pvc:CLAIM/FOLDER or hostPath:/FOLDER".into())
+        let expected = "must be pvc:CLAIM, pvc:CLAIM/FOLDER or hostPath:/FOLDER";
+        volume.map(Self).ok_or(expected.into())
     }
 }
 
@@ -152,12 +150,8 @@ impl FromStr for Setting {
         let (path, value) = text
             .split_once('=')
             .ok_or("must be FIELD=VALUE, such as training.seed=7")?;
-        let path: Vec<String> = path
-            .strip_prefix("spec.")
-            .unwrap_or(path)
-            .split('.')
-            .map(Into::into)
-            .collect();
+        let path = path.strip_prefix("spec.").unwrap_or(path);
+        let path: Vec<String> = path.split('.').map(Into::into).collect();
         if path.iter().any(String::is_empty) {
             return Err("must name a field of the spec, such as training.seed".into());
         }

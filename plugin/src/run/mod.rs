@@ -5,15 +5,16 @@ mod manifest;
 
 use contract::progress_line::significant;
 use crds::{ValidatedJob, ViTTrainingJob, validate};
+use kube::ResourceExt as _;
 use kube::api::PostParams;
 
-use crate::cluster::{Cluster, Connection, JobName};
+use crate::cluster::{Cluster, Connection, JobName, qualified};
 use crate::error::{Error, Exit};
-use crate::output::{self, Format, print, tell};
+use crate::output::{self, Format, print, report};
+use crate::summary;
 use crate::text::{counted, wrapped};
-use crate::wait::Patience;
+use crate::wait::Timeout;
 use crate::watch;
-use defaults::Defaulted;
 use manifest::Job;
 
 /// Columns of comments in a manifest.
@@ -42,7 +43,7 @@ pub(crate) struct Arguments {
     #[arg(short, long, conflicts_with = "dry_run")]
     watch: bool,
     #[command(flatten)]
-    patience: Patience,
+    timeout: Timeout,
 }
 
 /// Who makes up the answer of a dry run.
@@ -85,16 +86,14 @@ pub(crate) async fn run(connection: &Connection, arguments: &Arguments) -> Resul
     }
     match arguments.output {
         Some(format) => output::job(created, format)?,
-        None => print(&format!("vittrainingjob.vit-operator.dev/{name} created\n"))?,
+        None => print(&format!("{} created\n", name.qualified()))?,
     }
-    tell(&summary(&made.valid));
+    report(&summary(&made.valid));
     if arguments.watch {
-        return watch::follow(&cluster, name, arguments.patience).await;
+        return watch::follow(&cluster, name, arguments.timeout).await;
     }
-    tell(&format!(
-        "follow it with {}",
-        cluster.place().vit(&format!("watch {name}"))
-    ));
+    let watch = cluster.place().vit(&format!("watch {name}"));
+    report(&format!("follow it with {watch}"));
     Ok(Exit::Done)
 }
 
@@ -117,7 +116,7 @@ fn make(asked: &Job, namespace: Option<&str>) -> Result<Made, Error> {
 
 async fn exists(cluster: &Cluster, name: &JobName) -> Error {
     let state = match cluster.jobs().get(name.as_str()).await {
-        Ok(job) => format!(", and is {}", crate::wait::describe(&job)),
+        Ok(job) => format!(", and is {}", summary::summary(&job)),
         Err(_) => String::new(),
     };
     Error::Refused {
@@ -130,36 +129,26 @@ async fn exists(cluster: &Cluster, name: &JobName) -> Error {
 }
 
 fn print_manifest(made: &Made, format: Format) -> Result<(), Error> {
-    let name = format!(
-        "vittrainingjob.vit-operator.dev/{}",
-        made.valid.run_config.job.name
-    );
-    if format != Format::Yaml {
-        return output::object(&made.given, &[name], format);
+    if format == Format::Yaml {
+        return print(&explained(made)?);
     }
-    print(&explained(made)?)
+    output::object(&made.given, &[qualified(&made.job.name_any())], format)
 }
 
-/// The manifest as YAML, with comments that tell what it comes to, and every default that applies.
+/// The manifest as YAML, with a summary and every default that applies as comments.
 fn explained(made: &Made) -> Result<String, Error> {
-    let comment = |text: &str| {
-        let lines = wrapped(text, COMMENT, 0);
-        lines
-            .lines()
-            .map(|line| format!("# {line}\n"))
-            .collect::<String>()
+    let comment = |text: &str, indent| {
+        let text = wrapped(text, COMMENT, indent);
+        text.lines().map(|line| format!("# {line}\n")).collect::<String>()
     };
-    let mut text = comment(&summary(&made.valid));
+    let mut text = comment(&summary(&made.valid), 0);
     text += &serde_saphyr::to_string(&made.given)?;
     text += "#\n# Defaults that apply, and what they mean (kubectl explain vtj.spec tells more):\n#\n";
-    for Defaulted {
-        field,
-        value,
-        meaning,
-    } in defaults::of(&made.given)
-    {
-        let line = wrapped(&format!("{field}: {value}  ({meaning})"), COMMENT, 4);
-        text += &line.lines().map(|line| format!("# {line}\n")).collect::<String>();
+    for default in defaults::of(&made.given) {
+        text += &comment(
+            &format!("{}: {}  ({})", default.field, default.value, default.meaning),
+            4,
+        );
     }
     Ok(text)
 }
@@ -168,16 +157,15 @@ fn explained(made: &Made) -> Result<String, Error> {
 fn summary(valid: &ValidatedJob) -> String {
     let config = &valid.run_config;
     let training = &config.training;
+    let ranks = counted(config.world_size(), "rank");
     let mut text = format!(
-        "{}: {} x {} = {}, {} images a step ({} x {} accumulated x {}), {}",
+        "{}: {} x {} = {ranks}, {} images a step ({} x {} accumulated x {ranks}), {}",
         config.job.name,
         counted(config.nodes, "node"),
         counted(config.ranks_per_node, "GPU"),
-        counted(config.world_size(), "rank"),
         config.global_batch_size(),
         training.micro_batch_size,
         training.gradient_accumulation_steps,
-        counted(config.world_size(), "rank"),
         counted(training.epochs, "epoch"),
     );
     text += &format!(

@@ -2,6 +2,7 @@
 
 mod placement;
 mod render;
+mod screen;
 
 use crds::{Phase, ViTTrainingJob};
 use jiff::Timestamp;
@@ -13,6 +14,7 @@ use crate::losses::Losses;
 use crate::output::{self, Format};
 use crate::paint::Paint;
 use crate::step_times::StepTimes;
+use crate::summary::phase;
 use crate::why;
 pub(crate) use render::render;
 
@@ -41,20 +43,21 @@ pub(crate) struct View {
     pub(crate) now: Timestamp,
     /// The pods of the present attempt, by node rank.
     pub(crate) members: Found<Vec<Member>>,
-    /// Where steps' time goes; whether that is of late, or since the attempt began.
+    /// Where step time goes.
     pub(crate) step_times: Found<StepTimes>,
-    pub(crate) is_of_late: bool,
+    /// Whether `step_times` covers the time since the last refresh, rather than the whole attempt.
+    pub(crate) is_recent: bool,
     pub(crate) losses: Found<Losses>,
 }
 
 pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit, Error> {
     let job = cluster.job(&arguments.job).await?;
-    let phase = job.status.as_ref().and_then(|status| status.phase);
+    let phase = phase(&job);
     if let Some(format) = arguments.output.filter(|format| format.is_object()) {
         output::job(job, format)?;
     } else {
         let view = look(cluster, job, arguments.status_only).await;
-        let why = why::explain(&view.job, &cluster.place(), view.now);
+        let why = why::explain(&view.job, cluster.place(), view.now);
         let is_wide = arguments.output == Some(Format::Wide);
         output::print(&render(&view, &why, is_wide, Paint::of_stdout()))?;
     }
@@ -66,14 +69,14 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit
     })
 }
 
-/// Gathers what the job's pods tell. What cannot be had is told as such.
+/// Gathers what the job's pods report, or why they do not.
 pub(crate) async fn look(cluster: &Cluster, job: ViTTrainingJob, status_only: bool) -> View {
     let mut view = View {
         job,
         now: Timestamp::now(),
         members: Found::None,
         step_times: Found::None,
-        is_of_late: false,
+        is_recent: false,
         losses: Found::None,
     };
     let attempt = view.job.status.as_ref().map_or(0, |status| status.attempt);
@@ -88,14 +91,12 @@ pub(crate) async fn look(cluster: &Cluster, job: ViTTrainingJob, status_only: bo
         }
     };
     members.retain(|member| member.attempt == attempt);
-    let asked: Vec<&Member> = members.iter().collect();
-    let (step_times, losses) = tokio::join!(gang::step_times(cluster, &asked), async {
+    (view.step_times, view.losses) = tokio::join!(gang::step_times(cluster, &members), async {
         match members.first().filter(|member| member.node_rank == 0) {
             Some(first) => gang::losses(cluster, first).await,
             None => Found::None,
         }
     });
-    (view.step_times, view.losses) = (step_times, losses);
     view.members = Found::Yes(members);
     view
 }

@@ -1,10 +1,10 @@
 //! Where a job is: nodes, ranks, groups that were refused, and its queue.
 
 use crds::Phase;
-use crds::status::{GpuGroup, PlacementStatus, ViTTrainingJobStatus};
+use crds::status::{GpuGroup, MixedGroup, PlacementStatus, ViTTrainingJobStatus};
 
 use super::View;
-use super::render::{LEFT, Screen};
+use super::screen::{LEFT, Screen};
 use crate::gang::Member;
 use crate::paint::Paint;
 use crate::text::{counted, mebibytes, wrapped};
@@ -24,29 +24,21 @@ pub(super) fn placed(
     let gpus_per_node = view.job.spec.workers.gpus_per_node;
     let holds_gpus = status.workers.unwrap_or_default().desired > 0;
     if !placement.nodes.is_empty() {
-        let kinds = if let Some(group) = &placement.group {
-            described(group)
-        } else {
-            let kinds: Vec<String> = placement
-                .mixed
-                .iter()
-                .map(|kind| format!("{} of {}", counted(kind.nodes, "node"), described(&kind.group)))
-                .collect();
-            kinds.join(", ")
+        let kind =
+            |kind: &MixedGroup| format!("{} of {}", counted(kind.nodes, "node"), described(&kind.group));
+        let kinds = match &placement.group {
+            Some(group) => described(group),
+            None => placement.mixed.iter().map(kind).collect::<Vec<_>>().join(", "),
         };
-        let topology: String = placement
-            .topology
-            .iter()
-            .map(|spread| format!("; {}: {}", spread.key, spread.domains.join(", ")))
-            .collect();
+        let topology = placement.topology.iter();
+        let topology = topology.map(|spread| format!("; {}: {}", spread.key, spread.domains.join(", ")));
+        let topology: String = topology.collect();
         let was = if holds_gpus { "" } else { "was on " };
+        let nodes_of = counted(placement.nodes.len() as i64, "node");
+        let gpus = counted(gpus_per_node, "GPU");
         screen.line(
             "placement",
-            &format!(
-                "{was}{} x {} of {kinds}{topology}",
-                counted(placement.nodes.len() as i64, "node"),
-                counted(gpus_per_node, "GPU")
-            ),
+            &format!("{was}{nodes_of} x {gpus} of {kinds}{topology}"),
         );
         nodes(view, placement, is_wide, screen);
     }
@@ -95,14 +87,9 @@ fn nodes(view: &View, placement: &PlacementStatus, is_wide: bool, screen: &mut S
     } else {
         NODES - 1
     };
-    let width = placement
-        .nodes
-        .iter()
-        .take(shown)
-        .map(String::len)
-        .max()
-        .unwrap_or(0);
-    for (index, node) in placement.nodes.iter().take(shown).enumerate() {
+    let nodes = &placement.nodes[..shown];
+    let width = nodes.iter().map(String::len).max().unwrap_or(0);
+    for (index, node) in nodes.iter().enumerate() {
         let first = index as i32 * gpus;
         let ranks = match gpus {
             1 => format!("rank {first}"),
@@ -114,13 +101,9 @@ fn nodes(view: &View, placement: &PlacementStatus, is_wide: bool, screen: &mut S
     }
     if shown < count {
         let ready = members.iter().filter(|member| member.is_ready).count();
-        screen.raw(
-            "",
-            &paint.dim(format!(
-                "and {} more nodes (-o wide names them); {ready} of {count} pods ready",
-                count - shown
-            )),
-        );
+        let more = count - shown;
+        let words = format!("and {more} more nodes (-o wide names them); {ready} of {count} pods ready");
+        screen.raw("", &paint.dim(words));
     }
 }
 
@@ -140,13 +123,11 @@ pub(super) fn queue(view: &View, status: &ViTTrainingJobStatus, screen: &mut Scr
     };
     let words = match &status.admission {
         Some(granted) => {
-            let flavors = match granted.flavors.as_slice() {
-                [] => String::new(),
-                flavors => format!(", {}", flavors.join(", ")),
-            };
+            let flavors = granted.flavors.iter().map(|flavor| format!(", {flavor}"));
+            let flavors = flavors.collect::<String>();
+            let nodes = counted(granted.nodes, "node");
             format!(
-                "{queue}: has quota for {} in ClusterQueue {}{flavors}",
-                counted(granted.nodes, "node"),
+                "{queue}: has quota for {nodes} in ClusterQueue {}{flavors}",
                 granted.cluster_queue
             )
         }

@@ -1,4 +1,4 @@
-//! The screen.
+//! The sections of the screen, except for the placement.
 
 use contract::progress_line::significant;
 use crds::Phase;
@@ -8,39 +8,19 @@ use kube::ResourceExt as _;
 
 use super::View;
 use super::placement::{placed, queue};
-use crate::gang::{AGENTS_ASKED, Found};
+use super::screen::{LEFT, Screen};
+use crate::gang::AGENTS_ASKED;
 use crate::paint::Paint;
-use crate::step_times::Split;
-use crate::text::{self, age, bar, counted, duration, percent, sparkline, wrapped};
-use crate::why::{HIGH_SYNC_SHARE, Why};
+use crate::step_times::{Split, StepTimes};
+use crate::summary::HIGH_SYNC_SHARE;
+use crate::text::{age, ago, bar, counted, duration, failed_where, percent, sparkline, wrapped};
+use crate::why::Why;
 
-/// Columns of the names on the left.
-pub(super) const LEFT: usize = 13;
 /// Cells of the progress bar, at most, and columns of what is beside it, mostly.
 const BAR: usize = 30;
 const BESIDE_BAR: usize = 50;
 /// Cells of the sparkline, at most.
 const SPARKLINE: usize = 60;
-
-/// The screen as it is written.
-pub(super) struct Screen {
-    pub(super) paint: Paint,
-    text: String,
-}
-
-impl Screen {
-    /// A line with its name on the left, wrapped.
-    pub(super) fn line(&mut self, name: &str, words: &str) {
-        let words = wrapped(words, self.paint.width, LEFT);
-        self.raw(name, &words);
-    }
-
-    /// The same for what is not to be wrapped.
-    pub(super) fn raw(&mut self, name: &str, words: &str) {
-        let padded = format!("{name:<LEFT$}");
-        self.text += &format!("{}{words}\n", self.paint.dim(padded));
-    }
-}
 
 /// The screen of a job. `is_wide` lists every node.
 pub(crate) fn render(view: &View, why: &Why, is_wide: bool, paint: Paint) -> String {
@@ -50,18 +30,11 @@ pub(crate) fn render(view: &View, why: &Why, is_wide: bool, paint: Paint) -> Str
         text: head(view, &status, why, paint),
     };
     reason(why, &status, &mut screen);
-    if let Some(progress) = status
-        .progress
-        .as_ref()
-        .filter(|progress| progress.total_steps > 0)
-    {
+    let progress = status.progress.as_ref();
+    if let Some(progress) = progress.filter(|progress| progress.total_steps > 0) {
         progressed(view, &status, progress, &mut screen);
     }
-    if let Some(split) = view
-        .step_times
-        .yes()
-        .and_then(crate::step_times::StepTimes::split)
-    {
+    if let Some(split) = view.step_times.yes().and_then(StepTimes::split) {
         steps(view, &split, &mut screen);
     }
     for (index, straggler) in status.stragglers.iter().enumerate() {
@@ -78,14 +51,9 @@ pub(crate) fn render(view: &View, why: &Why, is_wide: bool, paint: Paint) -> Str
     }
     queue(view, &status, &mut screen);
     if let Some(checkpoint) = &status.last_checkpoint {
-        let when = checkpoint
-            .time
-            .as_ref()
-            .map_or(String::new(), |time| format!(", {} ago", age(time.0, view.now)));
-        screen.line(
-            "checkpoint",
-            &format!("step {}{when}, in {}", checkpoint.step, checkpoint.path),
-        );
+        let (step, when) = (checkpoint.step, ago(checkpoint.time.as_ref(), view.now));
+        let words = format!("step {step}{when}, in {}", checkpoint.path);
+        screen.line("checkpoint", &words);
     }
     if let Some(failure) = &status.last_failure {
         failed(view, &status, failure, &mut screen);
@@ -98,29 +66,16 @@ pub(crate) fn render(view: &View, why: &Why, is_wide: bool, paint: Paint) -> Str
             screen.raw("", &paint.accent(command));
         }
         if why.next.len() > 1 {
-            let more = format!(
-                "kubectl vit why {} -n {}",
-                view.job.name_any(),
-                view.job.namespace().unwrap_or_default()
-            );
-            screen.raw(
-                "",
-                &paint.dim(format!(
-                    "and {}: {more}",
-                    text::counted(why.next.len() as i64 - 1, "more step")
-                )),
-            );
+            let more = counted(why.next.len() as i64 - 1, "more step");
+            let (name, namespace) = (view.job.name_any(), view.job.namespace().unwrap_or_default());
+            let more = format!("and {more}: kubectl vit why {name} -n {namespace}");
+            screen.raw("", &paint.dim(more));
         }
     }
     screen.text
 }
 
 fn head(view: &View, status: &ViTTrainingJobStatus, why: &Why, paint: Paint) -> String {
-    let name = format!(
-        "{}/{}",
-        view.job.namespace().unwrap_or_default(),
-        view.job.name_any()
-    );
     let mut facts = vec![];
     if status.attempt > 0 {
         facts.push(format!("attempt {}", status.attempt));
@@ -138,11 +93,11 @@ fn head(view: &View, status: &ViTTrainingJobStatus, why: &Why, paint: Paint) -> 
         (Some(since), Some(phase)) if !phase.is_terminal() => format!(" for {since}"),
         _ => String::new(),
     };
+    let facts = paint.dim(format!("  {}", facts.join(", ")));
     format!(
-        "{}  {}{since}{}\n",
-        paint.bold(name),
-        paint.phase(status.phase),
-        paint.dim(format!("  {}", facts.join(", ")))
+        "{}  {}{since}{facts}\n",
+        paint.bold(&why.job),
+        paint.phase(status.phase)
     )
 }
 
@@ -166,12 +121,9 @@ fn progressed(view: &View, status: &ViTTrainingJobStatus, progress: &ProgressSta
     let is_running = status.phase == Some(Phase::Running);
     let share = progress.step as f64 / progress.total_steps as f64;
     let cells = paint.width.saturating_sub(LEFT + BESIDE_BAR).clamp(8, BAR);
-    let left = progress
-        .eta_seconds
-        .filter(|seconds| is_running && *seconds > 0)
-        .map_or(String::new(), |seconds| {
-            format!("  {} left", duration(SignedDuration::from_secs(seconds)))
-        });
+    let left = progress.eta_seconds.filter(|seconds| is_running && *seconds > 0);
+    let left = left.map(|seconds| format!("  {} left", duration(SignedDuration::from_secs(seconds))));
+    let left = left.unwrap_or_default();
     screen.raw(
         "progress",
         &format!(
@@ -184,19 +136,12 @@ fn progressed(view: &View, status: &ViTTrainingJobStatus, progress: &ProgressSta
             progress.total_steps
         ),
     );
-    let stale = is_running
-        .then_some(progress.updated_at.as_ref())
-        .flatten()
-        .map(|time| view.now.duration_since(time.0))
-        .filter(|silence| silence.as_secs() > 60);
-    if let Some(silence) = stale {
-        screen.raw(
-            "",
-            &paint.warning(format!(
-                "rank 0 told this {} ago: it evaluates, saves, or stands still",
-                duration(silence)
-            )),
-        );
+    let updated = progress.updated_at.as_ref().filter(|_| is_running);
+    let age = updated.map(|time| view.now.duration_since(time.0));
+    if let Some(age) = age.filter(|age| age.as_secs() > 60) {
+        let age = duration(age);
+        let words = format!("rank 0 told this {age} ago: it evaluates, saves, or stands still");
+        screen.raw("", &paint.warning(words));
     }
     if let Some(loss) = progress.loss {
         screen.raw("loss", &course_of_loss(view, loss, paint));
@@ -206,12 +151,11 @@ fn progressed(view: &View, status: &ViTTrainingJobStatus, progress: &ProgressSta
         (progress.ema_validation_accuracy, "held out, averaged weights"),
         (progress.train_accuracy, "in training"),
     ];
-    let told: Vec<String> = accuracies
-        .iter()
-        .filter_map(|(share, of)| Some(format!("{:.1}% {of}", (*share)? * 100.0)))
-        .collect();
-    if !told.is_empty() {
-        screen.line("accuracy", &told.join(", "));
+    let known = accuracies.iter();
+    let known = known.filter_map(|(share, of)| Some(format!("{:.1}% {of}", (*share)? * 100.0)));
+    let known: Vec<String> = known.collect();
+    if !known.is_empty() {
+        screen.line("accuracy", &known.join(", "));
     }
     if let Some(rate) = progress.images_per_second.filter(|_| is_running) {
         let ranks =
@@ -228,12 +172,8 @@ fn progressed(view: &View, status: &ViTTrainingJobStatus, progress: &ProgressSta
             "{} of step time waits for synchronisation, of late",
             percent(share)
         );
-        let words = if share > HIGH_SYNC_SHARE {
-            paint.warning(words)
-        } else {
-            words
-        };
-        screen.raw("sync", &words);
+        let is_high = share > HIGH_SYNC_SHARE;
+        screen.raw("sync", &if is_high { paint.warning(words) } else { words });
     }
 }
 
@@ -247,93 +187,71 @@ fn course_of_loss(view: &View, loss: f64, paint: Paint) -> String {
     };
     let span = losses
         .span()
-        .map_or(String::new(), |span| format!(", {}", duration(span)));
-    let words = format!(
-        "from {} (steps {first_step} to {last_step}{span})",
-        significant(first)
-    );
+        .map(|span| format!(", {}", duration(span)))
+        .unwrap_or_default();
+    let first = significant(first);
+    let words = format!("from {first} (steps {first_step} to {last_step}{span})");
     let room = paint.width.saturating_sub(LEFT + now.len() + words.len() + 4);
     let line = sparkline(&losses.values(), room.min(SPARKLINE));
     format!("{now}  {}  {}", paint.accent(line), paint.dim(words))
 }
 
 fn steps(view: &View, split: &Split, screen: &mut Screen) {
-    let paint = screen.paint;
-    let part = |phase: &str, name: &str| format!("{name} {}", percent(split.of(phase)));
-    screen.line(
-        "step time",
-        &format!(
-            "{} ms: {}, {}, {}, waits {}, {}",
-            significant(split.step_seconds * 1000.0),
-            part("data", "data"),
-            part("forward", "forward"),
-            part("backward", "backward"),
-            percent(split.of("sync_exposed") + split.of("sync_straggler")),
-            part("optimizer", "optimizer"),
-        ),
+    let part = |phase: &str| percent(split.of(phase));
+    let words = format!(
+        "{} ms: data {}, forward {}, backward {}, waits {}, optimizer {}",
+        significant(split.step_seconds * 1000.0),
+        part("data"),
+        part("forward"),
+        part("backward"),
+        percent(split.of("sync_exposed") + split.of("sync_straggler")),
+        part("optimizer"),
     );
-    let straggler = percent(split.of("sync_straggler"));
-    let pods = view.members.yes().map_or(0, |members| {
-        members.iter().filter(|member| member.is_ready).count()
-    });
+    screen.line("step time", &words);
+    let words = format!(
+        "{} for the network, {} for slower ranks ({} more is hidden behind backward)",
+        part("sync_exposed"),
+        part("sync_straggler"),
+        percent(split.hidden),
+    );
+    screen.line("waits", &words);
+    let members = view.members.yes().map_or(&[][..], Vec::as_slice);
+    let pods = members.iter().filter(|member| member.is_ready).count();
     let of = if pods > AGENTS_ASKED {
         format!("{} ranks of {AGENTS_ASKED} of {pods} pods", split.ranks)
     } else {
         counted(split.ranks as i64, "rank")
     };
-    let when = if view.is_of_late {
+    let when = if view.is_recent {
         "of late"
     } else {
         "since the attempt began"
     };
-    screen.line(
-        "waits",
-        &format!(
-            "{} for the network, {straggler} for slower ranks ({} more is hidden behind backward)",
-            percent(split.of("sync_exposed")),
-            percent(split.hidden),
-        ),
-    );
-    screen.raw("", &paint.dim(format!("mean of {of} {when}")));
+    let words = screen.paint.dim(format!("mean of {of} {when}"));
+    screen.raw("", &words);
 }
 
 fn failed(view: &View, status: &ViTTrainingJobStatus, failure: &FailureStatus, screen: &mut Screen) {
-    let paint = screen.paint;
-    let when = failure
-        .time
-        .as_ref()
-        .map_or(String::new(), |time| format!(", {} ago", age(time.0, view.now)));
-    let class = if status.phase == Some(Phase::Failed) {
-        paint.bad(&failure.class)
-    } else {
-        paint.warning(&failure.class)
+    let class = match status.phase {
+        Some(Phase::Failed) => screen.paint.bad(&failure.class),
+        _ => screen.paint.warning(&failure.class),
     };
-    screen.raw(
-        "last failure",
-        &format!("{class} in {}{when}", text::failed_where(failure)),
-    );
+    let (place, when) = (failed_where(failure), ago(failure.time.as_ref(), view.now));
+    screen.raw("last failure", &format!("{class} in {place}{when}"));
     screen.line("", &failure.message);
 }
 
-/// Says what is not shown, and why.
+/// Says what is not shown, and why. One refusal is behind all of it, mostly, and is said once.
 fn missing(view: &View, screen: &mut Screen) {
-    let mut told = vec![];
-    let paint = screen.paint;
-    let mut tell = |what: &str, why: &str| {
-        // One refusal is behind all of them, mostly.
-        if !told.iter().any(|known| known == why) {
-            told.push(why.to_owned());
-            let words = wrapped(&format!("{what}: {why}"), paint.width, LEFT);
-            screen.raw("not shown", &paint.dim(words));
+    let mut reasons = vec![];
+    let mut add = |what: &str, reason: Option<&str>| {
+        if let Some(reason) = reason.filter(|reason| !reasons.contains(&(*reason).to_owned())) {
+            reasons.push(reason.to_owned());
+            let words = wrapped(&format!("{what}: {reason}"), screen.paint.width, LEFT);
+            screen.raw("not shown", &screen.paint.dim(words));
         }
     };
-    if let Found::No(why) = &view.members {
-        tell("pods, step times and the course of the loss", why);
-    }
-    if let Found::No(why) = &view.step_times {
-        tell("where step time goes", why);
-    }
-    if let Found::No(why) = &view.losses {
-        tell("the course of the loss", why);
-    }
+    add("pods, step times and the course of the loss", view.members.no());
+    add("where step time goes", view.step_times.no());
+    add("the course of the loss", view.losses.no());
 }

@@ -4,67 +4,41 @@ use contract::FailureClass;
 use crds::conditions::reasons;
 use planner::policy::node_fit::Refusal;
 
-/// What to do next: in words, and as a command where there is one. `JOB`, `NODE`, `POD` and `CLASS` stand for names.
+use Advice::{Kubectl, KubectlCluster, Vit, Words};
+
+/// What to do next: in words, mostly with a command, in which `JOB`, `NODE`, `POD` and `CLASS` stand for names.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Advice {
-    pub(crate) words: &'static str,
-    pub(crate) command: Command,
+pub(crate) enum Advice {
+    Words(&'static str),
+    /// With a command of this plugin.
+    Vit(&'static str, &'static str),
+    /// With a command of kubectl in the job's namespace.
+    Kubectl(&'static str, &'static str),
+    /// With a command of kubectl about what is in no namespace.
+    KubectlCluster(&'static str, &'static str),
 }
 
-/// Whose command it is.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Command {
-    /// There is none.
-    None,
-    /// Of this plugin, in the job's namespace.
-    Vit(&'static str),
-    /// Of kubectl, in the job's namespace.
-    Kubectl(&'static str),
-    /// Of kubectl, about what is in no namespace.
-    KubectlCluster(&'static str),
-}
-
-const fn words(words: &'static str) -> Advice {
-    Advice {
-        words,
-        command: Command::None,
-    }
-}
-
-const fn vit(words: &'static str, command: &'static str) -> Advice {
-    Advice {
-        words,
-        command: Command::Vit(command),
-    }
-}
-
-const fn kubectl(words: &'static str, command: &'static str) -> Advice {
-    Advice {
-        words,
-        command: Command::Kubectl(command),
-    }
-}
-
-const fn kubectl_cluster(words: &'static str, command: &'static str) -> Advice {
-    Advice {
-        words,
-        command: Command::KubectlCluster(command),
+impl Advice {
+    pub(crate) fn words(self) -> &'static str {
+        match self {
+            Words(words) | Vit(words, _) | Kubectl(words, _) | KubectlCluster(words, _) => words,
+        }
     }
 }
 
 /// What a reason of a condition or an Event means, with what to do about it; `None` for a word that no version had when
 /// this was written.
 pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
-    let follow = || vec![vit("follow it", "watch JOB")];
+    let follow = || vec![Vit("follow it", "watch JOB")];
     Some(match reason {
         reasons::GANG_FITS => ("A set of like GPUs that fits the whole gang is chosen.", follow()),
         reasons::MIXED_GPUS => (
             "Its GPUs are of several kinds, as placement.homogeneity allows: every step waits for the slowest.",
-            vec![vit("see what each kind waits for", "status JOB")],
+            vec![Vit("see what each kind waits for", "status JOB")],
         ),
         reasons::NO_FITTING_GROUP => (
             "It waits for GPUs: no group of like GPUs fits the whole gang now.",
-            vec![vit(
+            vec![Vit(
                 "see every node with the reason for which this job cannot have it",
                 "nodes --job JOB",
             )],
@@ -72,16 +46,16 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
         reasons::NO_PRIORITY_CLASS => (
             "It waits for a PriorityClass that does not exist; its pods would be refused.",
             vec![
-                kubectl_cluster(
+                KubectlCluster(
                     "create the PriorityClass, and the job starts by itself",
                     "create priorityclass CLASS --value=1000",
                 ),
-                words("or delete the job and create it with a class that exists"),
+                Words("or delete the job and create it with a class that exists"),
             ],
         ),
         reasons::IN_QUEUE => (
             "It waits for quota in its queue of Kueue.",
-            vec![kubectl(
+            vec![Kubectl(
                 "see what Kueue says of its Workload",
                 "describe workloads.kueue.x-k8s.io JOB",
             )],
@@ -95,11 +69,11 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
         reasons::PODS_STARTING => (
             "It has GPUs; its pods are being scheduled and started. After scheduling.startTimeoutSeconds they are given up.",
             vec![
-                kubectl(
+                Kubectl(
                     "see what a pod waits for: its image, its volumes, its node",
                     "describe pods -l vit-operator.dev/job-name=JOB",
                 ),
-                vit("follow it", "watch JOB"),
+                Vit("follow it", "watch JOB"),
             ],
         ),
         reasons::RESTARTING => (
@@ -117,13 +91,13 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
         ),
         reasons::EVICTED => (
             "Kueue takes its quota back: its pods save a checkpoint and stop, then it waits in its queue again.",
-            vec![kubectl("see for whom", "describe workloads.kueue.x-k8s.io JOB")],
+            vec![Kubectl("see for whom", "describe workloads.kueue.x-k8s.io JOB")],
         ),
         reasons::NO_PODS => ("It has no pods.", vec![]),
         // Of Placed, too.
         reasons::SUSPENDED => (
             "It is suspended: it holds no GPUs, and its state is in its last checkpoint.",
-            vec![vit("let it go on from there", "resume JOB")],
+            vec![Vit("let it go on from there", "resume JOB")],
         ),
         reasons::SUSPENDING => (
             "It was told to suspend: its pods save a checkpoint and stop.",
@@ -134,8 +108,8 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
         reasons::INVALID_SPEC => (
             "Its manifest cannot be run. The message names field, value and what would be right.",
             vec![
-                words("delete it, and create it again with what would be right"),
-                kubectl(
+                Words("delete it, and create it again with what would be right"),
+                Kubectl(
                     "where that is workers.nodes or elastic, edit it: it gets a second chance",
                     "edit vtj JOB",
                 ),
@@ -148,35 +122,35 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
         reasons::RESTARTS_EXHAUSTED => (
             "It failed, and failurePolicy.maxRestarts is used up without a new checkpoint in between.",
             vec![
-                vit(
+                Vit(
                     "read the log of the rank that failed, if its pod is still there",
                     "logs JOB",
                 ),
-                words(
+                Words(
                     "once the cause is gone, create the job again under its name: it continues from its last checkpoint",
                 ),
             ],
         ),
         reasons::DEADLINE_EXCEEDED => (
             "It has had GPUs for spec.activeDeadlineSeconds, and was stopped.",
-            vec![words(
+            vec![Words(
                 "create it again under its name, with a longer deadline or none: it continues from its last checkpoint",
             )],
         ),
         reasons::ATTEMPT_FAILED => (
             "An attempt failed.",
-            vec![vit("see which rank, and why", "status JOB")],
+            vec![Vit("see which rank, and why", "status JOB")],
         ),
         reasons::RECONCILE_FAILED => (
             "A call of the operator to the API server failed, and is tried again after 1 to 60 seconds; or it cannot read the job.",
-            vec![words(
+            vec![Words(
                 "the message names verb, object and answer: look for a quota, a missing PriorityClass, or a policy that \
                  refuses its pods",
             )],
         ),
         reasons::STRAGGLER_FOUND => (
             "A rank stays slower than the others, which wait for it in every step.",
-            vec![kubectl_cluster(
+            vec![KubectlCluster(
                 "look on its node for other load, a throttled or ailing GPU, slow data",
                 "describe node NODE",
             )],
@@ -189,16 +163,16 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
 
 /// What a class of failures means, with what to do about it.
 pub(crate) fn of_class(class: FailureClass) -> (&'static str, Vec<Advice>) {
-    let node = kubectl_cluster("look at the node", "describe node NODE");
-    let log = vit("read the log, if the pod is still there", "logs JOB");
+    let node = KubectlCluster("look at the node", "describe node NODE");
+    let log = Vit("read the log, if the pod is still there", "logs JOB");
     match class {
         FailureClass::BadConfig => (
             "The run configuration is wrong, or the container cannot be made.",
-            vec![words("correct what the message names, and create the job again")],
+            vec![Words("correct what the message names, and create the job again")],
         ),
         FailureClass::BadData => (
             "A file of the data set is missing, truncated or does not fit the model; the message names it.",
-            vec![words("repair the file or the path, and create the job again")],
+            vec![Words("repair the file or the path, and create the job again")],
         ),
         FailureClass::PeerLost => (
             "A rank or the network to it went away, and no other failure explains it.",
@@ -207,26 +181,26 @@ pub(crate) fn of_class(class: FailureClass) -> (&'static str, Vec<Advice>) {
         FailureClass::DeviceFault => (
             "A GPU is missing or faulty. The next attempt goes elsewhere if it fits there.",
             vec![
-                words("look for Xid in the kernel log of the node"),
-                kubectl_cluster("keep others away from it meanwhile", "cordon NODE"),
+                Words("look for Xid in the kernel log of the node"),
+                KubectlCluster("keep others away from it meanwhile", "cordon NODE"),
             ],
         ),
         FailureClass::OutOfMemory => (
             "A rank ran out of GPU or host memory; the same plan would again.",
-            vec![words(
+            vec![Words(
                 "create the job again with a smaller training.microBatchSize (gradientAccumulationSteps keeps the global \
                  batch), with activationCheckpointing, or with more memory in workers.resources",
             )],
         ),
         FailureClass::Diverged => (
             "The loss or the norm of the gradients was not finite; the same steps would give the same again.",
-            vec![words(
+            vec![Words(
                 "create the job again with a lower learning rate, with training.clipGradNorm, or with bf16 in place of fp16",
             )],
         ),
         FailureClass::Storage => (
             "A checkpoint could not be written or read: a full or slow volume.",
-            vec![kubectl("look at the claim", "describe pvc"), log],
+            vec![Kubectl("look at the claim", "describe pvc"), log],
         ),
         FailureClass::Killed => (
             "A signal ended a rank. Where that was the kernel for want of memory, the kubelet may not have said so.",
@@ -234,7 +208,7 @@ pub(crate) fn of_class(class: FailureClass) -> (&'static str, Vec<Advice>) {
         ),
         FailureClass::Crashed => (
             "A rank ended in a way that no other class names: a defect of the trainer.",
-            vec![log, words("please report it")],
+            vec![log, Words("please report it")],
         ),
         FailureClass::PodLost => (
             "A pod was deleted, evicted or preempted, or its node went away.",
@@ -242,7 +216,7 @@ pub(crate) fn of_class(class: FailureClass) -> (&'static str, Vec<Advice>) {
         ),
         FailureClass::StartFailed => (
             "A pod could not be started in time: its image, its volumes, or its node.",
-            vec![kubectl(
+            vec![Kubectl(
                 "see what is in its way",
                 "get events --field-selector involvedObject.name=POD",
             )],
@@ -250,7 +224,7 @@ pub(crate) fn of_class(class: FailureClass) -> (&'static str, Vec<Advice>) {
         FailureClass::Stalled => (
             "No rank finished a step any more, though none had ended.",
             vec![
-                words(
+                Words(
                     "look at storage mounts and kernel log of the node that the message names; raise \
                      failurePolicy.stallTimeoutSeconds where steps are that uneven",
                 ),
@@ -263,44 +237,42 @@ pub(crate) fn of_class(class: FailureClass) -> (&'static str, Vec<Advice>) {
 /// What to do where nodes are refused for a reason; `None` where that is as the job wants it.
 pub(crate) fn of_refusal(refusal: Refusal) -> Option<Advice> {
     Some(match refusal {
-        Refusal::InUse => vit("wait, or see who holds them", "nodes"),
-        Refusal::TooFewGpus => words("ask for fewer GPUs a node (workers.gpusPerNode), on more nodes"),
+        Refusal::InUse => Vit("wait, or see who holds them", "nodes"),
+        Refusal::TooFewGpus => Words("ask for fewer GPUs a node (workers.gpusPerNode), on more nodes"),
         Refusal::NoCpu | Refusal::NoMemory | Refusal::NoStorage | Refusal::NoPodSlot => {
-            words("lower workers.resources, or free some on those nodes")
+            Words("lower workers.resources, or free some on those nodes")
         }
-        Refusal::HostPortsInUse => words(
+        Refusal::HostPortsInUse => Words(
             "wait: a node takes one pod on its network; or leave out workers.hostNetwork, where pods get RDMA devices from a device plugin",
         ),
-        Refusal::NoOtherResource => words(
+        Refusal::NoOtherResource => Words(
             "see what workers.resources asks for beside cpu and memory: network devices and huge pages are missing or in use there",
         ),
-        Refusal::NotReady => kubectl_cluster("see why the node is not ready", "describe node NODE"),
-        Refusal::Cordoned => kubectl_cluster("uncordon it, when its maintenance is over", "uncordon NODE"),
+        Refusal::NotReady => KubectlCluster("see why the node is not ready", "describe node NODE"),
+        Refusal::Cordoned => KubectlCluster("uncordon it, when its maintenance is over", "uncordon NODE"),
         Refusal::Tainted => {
-            words("add workers.tolerations for the taint, or wait for the end of maintenance")
+            Words("add workers.tolerations for the taint, or wait for the end of maintenance")
         }
-        Refusal::Unhealthy => words(
+        Refusal::Unhealthy => Words(
             "fewer GPUs are allocatable than there are: the log of the device plugin on that node says why",
         ),
-        Refusal::Shared => words("set placement.gpu.allowShared, if a share of a GPU will do"),
-        Refusal::Mixed => words(
+        Refusal::Shared => Words("set placement.gpu.allowShared, if a share of a GPU will do"),
+        Refusal::Mixed => Words(
             "the labelled count and the capacity differ: correct the labels, or do not mix models in one node",
         ),
-        Refusal::NoProductLabel => words(
+        Refusal::NoProductLabel => Words(
             "run GPU feature discovery (NVIDIA) or the node labeller (AMD), label the node, or set \
              placement.homogeneity: Off",
         ),
         Refusal::MemoryUnknown => {
-            words("run GPU feature discovery, or do not ask for memory in placement.gpu")
+            Words("run GPU feature discovery, or do not ask for memory in placement.gpu")
         }
-        Refusal::Reserved => {
-            words("wait: it is reserved for a job that waits longer or has a higher priority")
-        }
+        Refusal::Reserved => Words("wait: it is reserved for a job that waits longer or has a higher priority"),
         Refusal::SelectorMismatch
         | Refusal::NoTopologyLabel
         | Refusal::OtherProduct
         | Refusal::TooLittleGpuMemory
-        | Refusal::Excluded => words("the job's own manifest leaves these nodes out"),
+        | Refusal::Excluded => Words("the job's own manifest leaves these nodes out"),
         Refusal::FailedBefore | Refusal::WasSlow | Refusal::OtherGpus => return None,
     })
 }
@@ -364,7 +336,7 @@ mod tests {
         let all_words: Vec<&str> = Refusal::ALL
             .into_iter()
             .filter_map(of_refusal)
-            .map(|advice| advice.words)
+            .map(Advice::words)
             .collect();
         for field in [
             "workers.tolerations",

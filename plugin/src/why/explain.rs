@@ -10,16 +10,15 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
 use planner::policy::node_fit::Refusal;
 
-use super::advice::{self, Advice, Command};
+use super::advice::{self, Advice};
 use super::{Step, Why};
 use crate::cluster::Place;
-use crate::text::{self, age, counted};
+use crate::summary::{HIGH_SYNC_SHARE, main_condition};
+use crate::text::{self, age, ago, counted};
 
 /// A job that has not been looked at for that long is one that no operator looks at.
 const UNSEEN_SECONDS: i64 = 10;
-/// A job whose steps wait for synchronisation for more than that is told so; the alert `ViTSyncShareHigh` has the same bound.
-pub(crate) const HIGH_SYNC_SHARE: f64 = 0.4;
-/// Of refused groups, at most so many reasons are told what to do about.
+/// Reasons of refused groups for which advice is given, at most.
 const REFUSALS_ADVISED: usize = 6;
 
 /// Names that stand in for those of advice.
@@ -34,34 +33,23 @@ struct Names<'a> {
 impl Names<'_> {
     fn step(&self, advice: Advice) -> Step {
         let fill = |command: &str| {
-            command
-                .replace("JOB", &self.job)
-                .replace("NODE", &self.node)
-                .replace("POD", &self.pod)
-                .replace("CLASS", &self.class)
+            let command = command.replace("JOB", &self.job).replace("NODE", &self.node);
+            command.replace("POD", &self.pod).replace("CLASS", &self.class)
         };
         Step {
-            words: advice.words.into(),
-            command: match advice.command {
-                Command::None => None,
-                Command::Vit(command) => Some(self.place.vit(&fill(command))),
-                Command::Kubectl(command) => Some(self.place.kubectl(&fill(command))),
-                Command::KubectlCluster(command) => Some(self.place.kubectl_cluster(&fill(command))),
+            words: advice.words().into(),
+            command: match advice {
+                Advice::Words(_) => None,
+                Advice::Vit(_, command) => Some(self.place.vit(&fill(command))),
+                Advice::Kubectl(_, command) => Some(self.place.kubectl(&fill(command))),
+                Advice::KubectlCluster(_, command) => Some(self.place.kubectl_cluster(&fill(command))),
             },
         }
     }
-}
 
-/// The condition that says most about a job in its phase.
-pub(crate) fn telling(status: &ViTTrainingJobStatus) -> Option<&Condition> {
-    let type_ = match status.phase? {
-        Phase::Pending => types::PLACED,
-        Phase::Starting | Phase::Running | Phase::Restarting => types::RUNNING,
-        Phase::Suspending | Phase::Suspended => types::SUSPENDED,
-        Phase::Succeeded => types::COMPLETE,
-        Phase::Failed => types::FAILED,
-    };
-    status.condition(type_)
+    fn steps(&self, advice: Vec<Advice>) -> impl Iterator<Item = Step> {
+        advice.into_iter().map(|advice| self.step(advice))
+    }
 }
 
 /// Why a job is as it is.
@@ -87,45 +75,37 @@ pub(crate) fn explain(job: &ViTTrainingJob, place: &Place, now: Timestamp) -> Wh
     let mut why = Why {
         job: format!("{}/{}", job.namespace().unwrap_or_default(), job.name_any()),
         phase: status.phase,
-        since: None,
-        reason: None,
-        meaning: String::new(),
-        message: None,
-        findings: vec![],
-        refused: vec![],
-        next: vec![],
+        ..Why::default()
     };
-    if !unattended(job, &status, &names, now, &mut why)
-        && let Some(condition) = telling(&status)
+    if !is_unobserved(job, &status, &names, now, &mut why)
+        && let Some(condition) = main_condition(&status)
     {
-        told(condition, &names, now, &mut why);
+        explain_condition(condition, &names, now, &mut why);
     }
     match status.phase {
-        Some(Phase::Pending) => waits(job, &status, &names, &mut why),
-        Some(Phase::Failed | Phase::Restarting) => failed(&status, &names, &mut why),
-        Some(Phase::Running) => trains(job, &status, &names, &mut why),
+        Some(Phase::Pending) => explain_pending(job, &status, &names, &mut why),
+        Some(Phase::Failed | Phase::Restarting) => explain_failure(&status, &names, &mut why),
+        Some(Phase::Running) => explain_running(job, &status, &names, &mut why),
         _ => {}
     }
-    hindered(&status, &mut why);
-    saved(&status, now, &mut why);
+    add_reconcile_error(&status, &mut why);
+    add_checkpoint(&status, now, &mut why);
     why
 }
 
-/// What keeps the operator from doing what is to be done. Of a gang that starts it is told before.
-fn hindered(status: &ViTTrainingJobStatus, why: &mut Why) {
+/// What keeps the operator from doing what is to be done, unless the message says it already.
+fn add_reconcile_error(status: &ViTTrainingJobStatus, why: &mut Why) {
     if let Some(condition) = status.condition(types::RECONCILED)
         && condition.status == "False"
         && why.message.as_ref() != Some(&condition.message)
     {
-        why.findings.push(format!(
-            "the operator cannot do all that is to be done, and tries again: {}",
-            condition.message
-        ));
+        let words = "the operator cannot do all that is to be done, and tries again";
+        why.findings.push(format!("{words}: {}", condition.message));
     }
 }
 
-/// Whether nobody has looked at the job as it is now; that is told first.
-fn unattended(
+/// Whether no operator has acted on the job as it is now, which `why` then says.
+fn is_unobserved(
     job: &ViTTrainingJob,
     status: &ViTTrainingJobStatus,
     names: &Names<'_>,
@@ -143,12 +123,9 @@ fn unattended(
     if !job.is_for_vit_operator() {
         let other = job.spec.managed_by.clone().unwrap_or_default();
         why.meaning = format!("It is managed by {other}, and vit-operator leaves it alone.");
-        why.next.push(Step {
-            words: format!(
-                "ask that controller; a job of this operator has managedBy: {CONTROLLER}, or none"
-            ),
-            command: None,
-        });
+        let words =
+            format!("ask that controller; a job of this operator has managedBy: {CONTROLLER}, or none");
+        why.next.push(Step { words, command: None });
         return true;
     }
     let seen = status.observed_generation;
@@ -161,37 +138,30 @@ fn unattended(
         why.meaning = "It was just created; the operator has not looked at it yet.".into();
         return true;
     }
-    let operator = Step {
-        words: "see whether the operator runs, and what it says".into(),
-        command: Some(
-            names
-                .place
-                .kubectl_cluster("logs -l app.kubernetes.io/name=vit-operator -A --tail=20"),
-        ),
-    };
     if seen.is_none() {
-        why.meaning =
-            "No operator has looked at it: none runs, none leads, or it does not look at this namespace."
-                .into();
-        why.next.push(operator);
+        let meaning =
+            "No operator has looked at it: none runs, none leads, or it does not look at this namespace.";
+        why.meaning = meaning.into();
+        why.next.push(names.step(Advice::KubectlCluster(
+            "see whether the operator runs, and what it says",
+            "logs -l app.kubernetes.io/name=vit-operator -A --tail=20",
+        )));
         return true;
     }
-    why.findings.push(
-        "its spec was changed, and the operator has not looked at the change yet: the rest is of before"
-            .into(),
-    );
+    let words =
+        "its spec was changed, and the operator has not looked at the change yet: the rest is of before";
+    why.findings.push(words.into());
     false
 }
 
-/// Takes over what a condition tells.
-fn told(condition: &Condition, names: &Names<'_>, now: Timestamp, why: &mut Why) {
+/// What a condition says.
+fn explain_condition(condition: &Condition, names: &Names<'_>, now: Timestamp, why: &mut Why) {
     why.reason = Some(condition.reason.clone());
     why.since = Some(age(condition.last_transition_time.0, now));
     match advice::of_reason(&condition.reason) {
         Some((meaning, advice)) => {
             why.meaning = meaning.into();
-            why.next
-                .extend(advice.into_iter().map(|advice| names.step(advice)));
+            why.next.extend(names.steps(advice));
         }
         None => {
             why.meaning = format!(
@@ -207,7 +177,7 @@ fn told(condition: &Condition, names: &Names<'_>, now: Timestamp, why: &mut Why)
     why.message = (!condition.message.is_empty() && !is_plain).then(|| condition.message.clone());
 }
 
-fn waits(job: &ViTTrainingJob, status: &ViTTrainingJobStatus, names: &Names<'_>, why: &mut Why) {
+fn explain_pending(job: &ViTTrainingJob, status: &ViTTrainingJobStatus, names: &Names<'_>, why: &mut Why) {
     let Some(placement) = &status.placement else {
         return;
     };
@@ -230,14 +200,13 @@ fn waits(job: &ViTTrainingJob, status: &ViTTrainingJobStatus, names: &Names<'_>,
         }
     }
     if placement.rejected.is_empty() && why.reason.as_deref() == Some(reasons::NO_FITTING_GROUP) {
-        let resource = &job.spec.workers.gpu_resource;
-        why.next.push(Step {
-            words: format!(
-                "no node has {resource}: install the device plugin of the GPUs' vendor, or name another resource in \
-                 workers.gpuResource"
-            ),
-            command: Some(names.place.kubectl_cluster("describe nodes")),
-        });
+        let words = format!(
+            "no node has {}: install the device plugin of the GPUs' vendor, or name another resource in \
+             workers.gpuResource",
+            job.spec.workers.gpu_resource
+        );
+        let command = Some(names.place.kubectl_cluster("describe nodes"));
+        why.next.push(Step { words, command });
     }
 }
 
@@ -277,7 +246,7 @@ fn refused_node(status: &ViTTrainingJobStatus) -> Option<String> {
     })
 }
 
-fn failed(status: &ViTTrainingJobStatus, names: &Names<'_>, why: &mut Why) {
+fn explain_failure(status: &ViTTrainingJobStatus, names: &Names<'_>, why: &mut Why) {
     let Some(failure) = &status.last_failure else {
         return;
     };
@@ -304,9 +273,8 @@ fn failed(status: &ViTTrainingJobStatus, names: &Names<'_>, why: &mut Why) {
             status.restarts
         ));
     }
-    let steps = advice.into_iter().map(|advice| names.step(advice));
     // What the class says is nearer to the cause than what the reason does.
-    why.next = steps.chain(std::mem::take(&mut why.next)).collect();
+    why.next = names.steps(advice).chain(std::mem::take(&mut why.next)).collect();
     let rank = failure
         .rank
         .map_or(String::new(), |rank| format!(" --rank {rank}"));
@@ -324,8 +292,8 @@ fn failed(status: &ViTTrainingJobStatus, names: &Names<'_>, why: &mut Why) {
     });
 }
 
-fn trains(job: &ViTTrainingJob, status: &ViTTrainingJobStatus, names: &Names<'_>, why: &mut Why) {
-    // What can be done is told before what can be looked at.
+fn explain_running(job: &ViTTrainingJob, status: &ViTTrainingJobStatus, names: &Names<'_>, why: &mut Why) {
+    // What can be done comes before what can be looked at.
     let follow = std::mem::take(&mut why.next);
     for straggler in &status.stragglers {
         let node = straggler.node.as_deref().unwrap_or("an unknown node");
@@ -337,8 +305,7 @@ fn trains(job: &ViTTrainingJob, status: &ViTTrainingJobStatus, names: &Names<'_>
     if !status.stragglers.is_empty()
         && let Some((_, advice)) = advice::of_reason(reasons::STRAGGLER_FOUND)
     {
-        why.next
-            .extend(advice.into_iter().map(|advice| names.step(advice)));
+        why.next.extend(names.steps(advice));
         if !job.spec.failure_policy.exclude_stragglers {
             why.next.push(Step {
                 words: "let its next gang go without such nodes".into(),
@@ -367,7 +334,7 @@ fn trains(job: &ViTTrainingJob, status: &ViTTrainingJobStatus, names: &Names<'_>
 }
 
 /// What would be lost, or is not.
-fn saved(status: &ViTTrainingJobStatus, now: Timestamp, why: &mut Why) {
+fn add_checkpoint(status: &ViTTrainingJobStatus, now: Timestamp, why: &mut Why) {
     let is_asked = matches!(
         status.phase,
         Some(Phase::Failed | Phase::Restarting | Phase::Suspended | Phase::Suspending | Phase::Pending)
@@ -377,14 +344,8 @@ fn saved(status: &ViTTrainingJobStatus, now: Timestamp, why: &mut Why) {
     }
     why.findings.push(match &status.last_checkpoint {
         Some(checkpoint) => {
-            let when = checkpoint
-                .time
-                .as_ref()
-                .map_or(String::new(), |time| format!(", {} ago", age(time.0, now)));
-            format!(
-                "saved up to step {}{when}, in {}",
-                checkpoint.step, checkpoint.path
-            )
+            let (step, when) = (checkpoint.step, ago(checkpoint.time.as_ref(), now));
+            format!("saved up to step {step}{when}, in {}", checkpoint.path)
         }
         None => "there is no checkpoint: it would begin anew".into(),
     });

@@ -13,7 +13,7 @@ use crate::cluster::{Cluster, JobName};
 use crate::error::{Error, Exit};
 use crate::output::{self, Format};
 use crate::paint::Paint;
-pub(crate) use explain::{HIGH_SYNC_SHARE, explain, telling};
+pub(crate) use explain::explain;
 use render::render;
 
 /// Tell why a job waits, stands still or failed, and what to do next
@@ -30,11 +30,10 @@ pub(crate) struct Arguments {
 
 pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit, Error> {
     let job = cluster.job(&arguments.job).await?;
-    let why = explain(&job, &cluster.place(), Timestamp::now());
+    let why = explain(&job, cluster.place(), Timestamp::now());
     match arguments.output {
         Some(format) if format.is_object() => {
-            let names = [format!("vittrainingjob.vit-operator.dev/{}", arguments.job)];
-            output::object(&why, &names, format)?;
+            output::object(&why, &[arguments.job.qualified()], format)?;
         }
         _ => output::print(&render(&why, Paint::of_stdout()))?,
     }
@@ -42,7 +41,7 @@ pub(crate) async fn run(cluster: &Cluster, arguments: &Arguments) -> Result<Exit
 }
 
 /// Why a job is as it is.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Why {
     /// The job, as `namespace/name`.
@@ -52,7 +51,7 @@ pub(crate) struct Why {
     /// Since when, in words.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) since: Option<String>,
-    /// The reason of the condition that tells it.
+    /// The reason of the condition that explains it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) reason: Option<String>,
     /// What that means, in a sentence or two.

@@ -8,12 +8,11 @@ use crate::text::{counted, wrapped};
 pub(crate) fn render(why: &Why, paint: Paint) -> String {
     let since = why
         .since
-        .as_ref()
-        .map_or(String::new(), |since| format!(" for {since}"));
-    let reason = why
-        .reason
-        .as_ref()
-        .map_or(String::new(), |reason| paint.dim(format!("  {reason}")));
+        .iter()
+        .map(|since| format!(" for {since}"))
+        .collect::<String>();
+    let reason = why.reason.iter().map(|reason| paint.dim(format!("  {reason}")));
+    let reason = reason.collect::<String>();
     let mut text = format!(
         "{}  {}{since}{reason}\n{}\n",
         paint.bold(&why.job),

@@ -3,15 +3,12 @@ use serde_json::{Value, json};
 
 use super::explain::beside_groups;
 use super::*;
-use crate::cluster::Place;
-use crate::status::tests::{done, job, out_of_memory, queued, suspended, training, waiting};
+use crate::fixtures::{
+    assert_contains, done, job, now, out_of_memory, place, queued, suspended, training, waiting,
+};
 
 fn explained(job: &ViTTrainingJob) -> Why {
-    let place = Place {
-        namespace: "research".into(),
-        flags: " --context gpu".into(),
-    };
-    explain(job, &place, "2026-11-22T12:00:00Z".parse().expect("a time"))
+    explain(job, &place(" --context gpu"), now())
 }
 
 fn shown(job: &ViTTrainingJob) -> String {
@@ -19,33 +16,28 @@ fn shown(job: &ViTTrainingJob) -> String {
 }
 
 /// A status in which one condition says most.
-fn saying(phase: &str, type_: &str, status: &str, reason: &str, message: &str) -> Value {
+fn saying(phase: &str, condition: &str, message: &str) -> Value {
+    let [type_, status, reason] = condition.split(' ').collect::<Vec<_>>()[..] else {
+        panic!("{condition}: must be type, status and reason");
+    };
     json!({"phase": phase, "attempt": 1, "conditions": [{"type": type_, "status": status, "reason": reason,
         "message": message, "lastTransitionTime": "2026-11-22T11:59:00Z"}]})
 }
 
 #[test]
-fn a_job_that_waits_for_gpus() {
-    insta::assert_snapshot!(shown(&job(waiting())));
-}
-
-#[test]
-fn a_job_that_waits_for_quota() {
-    insta::assert_snapshot!(shown(&queued()));
-}
-
-#[test]
-fn a_job_that_failed_for_good() {
-    insta::assert_snapshot!(shown(&job(out_of_memory())));
+fn jobs_in_every_state() {
+    insta::assert_snapshot!("a_job_that_waits_for_gpus", shown(&job(waiting())));
+    insta::assert_snapshot!("a_job_that_waits_for_quota", shown(&queued()));
+    insta::assert_snapshot!("a_job_that_failed_for_good", shown(&job(out_of_memory())));
+    insta::assert_snapshot!("a_job_that_is_suspended", shown(&job(suspended())));
+    insta::assert_snapshot!("a_job_that_is_done", shown(&job(done())));
 }
 
 #[test]
 fn a_job_that_restarts() {
     let mut status = saying(
         "Restarting",
-        "Running",
-        "False",
-        "Restarting",
+        "Running False Restarting",
         "attempt 1: Killed: rank 1 was ended by signal 9 (SIGKILL)",
     );
     status["lastFailure"] = training()["lastFailure"].clone();
@@ -55,12 +47,11 @@ fn a_job_that_restarts() {
 }
 
 #[test]
-fn what_the_operator_cannot_do_for_a_job_is_told_once() {
+fn what_the_operator_cannot_do_for_a_job_is_said_once() {
     let refusal = "failed to delete Pod digits-1-0: forbidden";
     let hindered = |phase: &str, reason: &str, message: &str| {
-        let mut status = saying(phase, "Running", "False", reason, message);
-        let condition =
-            saying(phase, "Reconciled", "False", "ReconcileFailed", refusal)["conditions"][0].clone();
+        let mut status = saying(phase, &format!("Running False {reason}"), message);
+        let condition = saying(phase, "Reconciled False ReconcileFailed", refusal)["conditions"][0].clone();
         status["conditions"]
             .as_array_mut()
             .expect("conditions")
@@ -68,12 +59,10 @@ fn what_the_operator_cannot_do_for_a_job_is_told_once() {
         shown(&job(status))
     };
     let restarting = hindered("Restarting", "Restarting", "attempt 1: Killed");
-    let told = restarting.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(
-        told.contains(&format!(
-            "the operator cannot do all that is to be done, and tries again: {refusal}"
-        )),
-        "{restarting}"
+    let words = restarting.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert_contains(
+        &words,
+        &format!("cannot do all that is to be done, and tries again: {refusal}"),
     );
     let starting = hindered("Starting", "ReconcileFailed", refusal);
     assert_eq!(starting.matches(refusal).count(), 1, "{starting}");
@@ -87,22 +76,10 @@ fn a_job_that_trains_with_a_straggler() {
 }
 
 #[test]
-fn a_job_that_is_suspended() {
-    insta::assert_snapshot!(shown(&job(suspended())));
-}
-
-#[test]
-fn a_job_that_is_done() {
-    insta::assert_snapshot!(shown(&job(done())));
-}
-
-#[test]
 fn a_manifest_that_cannot_be_run() {
     let status = saying(
         "Failed",
-        "Failed",
-        "True",
-        "InvalidSpec",
+        "Failed True InvalidSpec",
         "spec.model.name is vit_mega: must be vit_SIZE_patchP_PIXELS",
     );
     insta::assert_snapshot!(shown(&job(status)));
@@ -112,9 +89,7 @@ fn a_manifest_that_cannot_be_run() {
 fn a_priority_class_that_is_missing_is_named_in_the_command() {
     let mut waits = job(saying(
         "Pending",
-        "Placed",
-        "False",
-        "PriorityClassNotFound",
+        "Placed False PriorityClassNotFound",
         "there is no such PriorityClass",
     ));
     waits.spec.workers.priority_class_name = Some("urgent".into());
@@ -126,45 +101,32 @@ fn a_priority_class_that_is_missing_is_named_in_the_command() {
 }
 
 #[test]
-fn no_resource_at_all_is_told_as_such() {
+fn a_missing_resource_is_explained() {
     let mut status = saying(
         "Pending",
-        "Placed",
-        "False",
-        "NoFittingGroup",
+        "Placed False NoFittingGroup",
         "needs 2 x 1 like nvidia.com/gpu: no node has nvidia.com/gpu",
     );
     status["placement"] = json!({});
     let text = shown(&job(status));
-    assert!(
-        text.contains("no node has nvidia.com/gpu: install the device plugin"),
-        "{text}"
-    );
+    assert_contains(&text, "no node has nvidia.com/gpu: install the device plugin");
 }
 
 #[test]
-fn a_job_that_no_operator_looks_at_is_told_as_such() {
+fn a_job_that_no_operator_looks_at_is_explained() {
     let mut new = job(json!({}));
     new.status = None;
-    assert!(
-        explained(&new)
-            .meaning
-            .starts_with("No operator has looked at it")
-    );
+    assert_contains(&explained(&new).meaning, "No operator has looked at it");
     new.metadata.creation_timestamp = serde_json::from_value(json!("2026-11-22T11:59:58Z")).ok();
-    assert!(explained(&new).meaning.starts_with("It was just created"));
+    assert_contains(&explained(&new).meaning, "It was just created");
     new.spec.managed_by = Some("kueue.x-k8s.io/multikueue".into());
-    assert!(
-        explained(&new)
-            .meaning
-            .contains("managed by kueue.x-k8s.io/multikueue")
-    );
+    assert_contains(&explained(&new).meaning, "managed by kueue.x-k8s.io/multikueue");
     new.metadata.deletion_timestamp = serde_json::from_value(json!("2026-11-22T11:59:00Z")).ok();
     assert_eq!(explained(&new).meaning, "It is being deleted, since 60s.");
 }
 
 #[test]
-fn a_change_that_was_not_looked_at_yet_is_told() {
+fn a_change_that_no_operator_has_seen_is_a_finding() {
     let mut changed = job(training());
     changed.metadata.generation = Some(2);
     let why = explained(&changed);
@@ -174,13 +136,7 @@ fn a_change_that_was_not_looked_at_yet_is_told() {
 
 #[test]
 fn a_reason_of_a_newer_operator_is_passed_on() {
-    let why = explained(&job(saying(
-        "Pending",
-        "Placed",
-        "False",
-        "Meditates",
-        "for a while",
-    )));
+    let why = explained(&job(saying("Pending", "Placed False Meditates", "for a while")));
     assert_eq!(
         why.meaning,
         "The operator says Meditates; this plugin is older than that."
