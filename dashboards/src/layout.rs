@@ -25,10 +25,11 @@ impl Layout {
         self
     }
 
-    /// Panels side by side, of this height and each with its width.
-    pub(crate) fn line(mut self, height: u32, panels: impl IntoIterator<Item = (u32, Builder)>) -> Self {
+    /// Panels side by side, of this height.
+    pub(crate) fn line(mut self, height: u32, panels: impl IntoIterator<Item = Builder>) -> Self {
         let mut x = 0;
-        for (width, builder) in panels {
+        for builder in panels {
+            let width = builder.width();
             let (kind, title, description, data) = builder.content();
             let content = Content::Data(Box::new(data));
             self.push(kind, title, description, (x, width, height), content);

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::query::Expr;
 use crate::schema::{
     Color, ColorMode, Data, DataLink, DataSource, FieldConfig, FieldConfigSource, Matcher, Override,
-    Property, Target, Threshold, Transformation,
+    Property, Target, Threshold,
 };
 
 /// How far an axis of counts goes while there are none.
@@ -50,6 +50,7 @@ impl Unit {
 #[derive(Debug)]
 pub(crate) struct Builder {
     kind: Kind,
+    width: u32,
     title: String,
     description: String,
     queries: Vec<(Expr, String)>,
@@ -58,7 +59,7 @@ pub(crate) struct Builder {
     custom: Value,
     legend: LegendPlacement,
     overrides: Vec<Override>,
-    transformations: Vec<Transformation>,
+    transformations: Vec<Value>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize)]
@@ -77,9 +78,10 @@ enum Kind {
     Table,
 }
 
-fn builder(kind: Kind, title: &str, unit: Unit, description: &str) -> Builder {
+fn builder(kind: Kind, width: u32, title: &str, unit: Unit, description: &str) -> Builder {
     Builder {
         kind,
+        width,
         title: title.into(),
         description: description.into(),
         queries: vec![],
@@ -95,8 +97,8 @@ fn builder(kind: Kind, title: &str, unit: Unit, description: &str) -> Builder {
 }
 
 /// Lines over time.
-pub(crate) fn time_series(title: &str, unit: Unit, description: &str) -> Builder {
-    let mut builder = builder(Kind::TimeSeries, title, unit, description);
+pub(crate) fn time_series(width: u32, title: &str, unit: Unit, description: &str) -> Builder {
+    let mut builder = builder(Kind::TimeSeries, width, title, unit, description);
     builder.custom = json!({
         "drawStyle": "line",
         "lineWidth": 2,
@@ -115,23 +117,23 @@ pub(crate) fn time_series(title: &str, unit: Unit, description: &str) -> Builder
 }
 
 /// The last value in large letters.
-pub(crate) fn stat(title: &str, unit: Unit, description: &str) -> Builder {
-    let mut builder = builder(Kind::Stat, title, unit, description);
+pub(crate) fn stat(width: u32, title: &str, unit: Unit, description: &str) -> Builder {
+    let mut builder = builder(Kind::Stat, width, title, unit, description);
     builder.field.color.mode = ColorMode::Thresholds;
     builder
 }
 
 /// Last values as bars from 0 to 1.
-pub(crate) fn bar_gauge(title: &str, description: &str) -> Builder {
-    let mut builder = builder(Kind::BarGauge, title, Unit::Share, description);
+pub(crate) fn bar_gauge(width: u32, title: &str, description: &str) -> Builder {
+    let mut builder = builder(Kind::BarGauge, width, title, Unit::Share, description);
     builder.field.color.mode = ColorMode::Thresholds;
     (builder.field.min, builder.field.max) = (Some(0.0), Some(1.0));
     builder
 }
 
 /// Last values by label.
-pub(crate) fn table(title: &str, unit: Unit, description: &str) -> Builder {
-    let mut builder = builder(Kind::Table, title, unit, description);
+pub(crate) fn table(width: u32, title: &str, unit: Unit, description: &str) -> Builder {
+    let mut builder = builder(Kind::Table, width, title, unit, description);
     // In place of 150, at which columns of numbers are out of sight.
     builder.custom = json!({"minWidth": 80});
     builder
@@ -237,27 +239,20 @@ impl Builder {
 
     /// An axis of its own from 0, on the right.
     pub(crate) fn on_the_right(self, series: &str, unit: Unit) -> Self {
-        let builder = self
-            .property(series, "unit", json!(unit.id()))
-            .property(series, "min", json!(0))
-            .property(series, "custom.axisPlacement", json!("right"));
-        match unit {
-            Unit::Count => builder.property(series, "decimals", json!(0)).property(
-                series,
-                "custom.axisSoftMax",
-                json!(FEW),
-            ),
-            _ => builder,
+        let mut builder = self.property(series, "unit", json!(unit.id()));
+        builder = builder.property(series, "min", json!(0));
+        builder = builder.property(series, "custom.axisPlacement", json!("right"));
+        if let Unit::Count = unit {
+            builder = builder.property(series, "decimals", json!(0));
+            builder = builder.property(series, "custom.axisSoftMax", json!(FEW));
         }
+        builder
     }
 
     fn property(mut self, series: &str, id: &'static str, value: Value) -> Self {
         let property = Property { id, value };
-        match self
-            .overrides
-            .iter_mut()
-            .find(|known| known.matcher.options == series)
-        {
+        let mut overrides = self.overrides.iter_mut();
+        match overrides.find(|known| known.matcher.options == series) {
             Some(known) => known.properties.push(property),
             None => self.overrides.push(Override {
                 matcher: Matcher {
@@ -282,38 +277,30 @@ impl Builder {
 
     /// Names and orders the columns of a table, one query a column after those of the labels.
     pub(crate) fn columns(mut self, labels: &[(&str, &str)], values: &[&str]) -> Self {
-        let value = |index: usize| match values {
-            [_] => "Value".to_owned(),
-            _ => format!("Value #{}", ref_id(index)),
+        let is_one = values.len() == 1;
+        let value = |index| {
+            if is_one {
+                "Value".into()
+            } else {
+                format!("Value #{}", ref_id(index))
+            }
         };
-        let names: Vec<(String, &str)> = labels
-            .iter()
-            .map(|(label, name)| ((*label).to_owned(), *name))
-            .chain(
-                values
-                    .iter()
-                    .enumerate()
-                    .map(|(index, name)| (value(index), *name)),
-            )
-            .collect();
-        let places = names
+        let labels = labels.iter().map(|(label, name)| ((*label).to_owned(), *name));
+        let values = values
             .iter()
             .enumerate()
-            .map(|(place, (field, _))| (field.clone(), json!(place)));
+            .map(|(index, name)| (value(index), *name));
+        let names: Vec<(String, &str)> = labels.chain(values).collect();
+        let places = names.iter().enumerate();
+        let places = places.map(|(place, (field, _))| (field.clone(), json!(place)));
         let renamed = names.iter().map(|(field, name)| (field.clone(), json!(name)));
         self.transformations = vec![
-            Transformation {
-                id: "merge",
-                options: json!({}),
-            },
-            Transformation {
-                id: "organize",
-                options: json!({
-                    "excludeByName": {"Time": true},
-                    "indexByName": places.collect::<serde_json::Map<_, _>>(),
-                    "renameByName": renamed.collect::<serde_json::Map<_, _>>(),
-                }),
-            },
+            json!({"id": "merge", "options": {}}),
+            json!({"id": "organize", "options": {
+                "excludeByName": {"Time": true},
+                "indexByName": places.collect::<serde_json::Map<_, _>>(),
+                "renameByName": renamed.collect::<serde_json::Map<_, _>>(),
+            }}),
         ];
         self
     }
@@ -351,6 +338,11 @@ impl Builder {
             }),
             Kind::Table => json!({"showHeader": true, "cellHeight": "sm", "frameIndex": 0}),
         }
+    }
+
+    /// In columns of the dashboard.
+    pub(crate) fn width(&self) -> u32 {
+        self.width
     }
 
     /// Kind, title, description and data.

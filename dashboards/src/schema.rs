@@ -2,10 +2,13 @@
 //! kind of panel) that is used here. Fields that Grafana fills in itself are left out.
 
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// The schema's version: Grafana 11.0. Later ones read it and migrate it as they load it.
 const SCHEMA_VERSION: u32 = 39;
+
+/// The tag of all dashboards, by which they find one another.
+const TAG: &str = "vit-operator";
 
 /// A dashboard.
 #[derive(Clone, Debug, Serialize)]
@@ -14,70 +17,56 @@ pub struct Dashboard {
     pub(crate) uid: &'static str,
     pub(crate) title: &'static str,
     pub(crate) description: &'static str,
-    pub(crate) tags: Vec<&'static str>,
-    pub(crate) schema_version: SchemaVersion,
+    pub(crate) tags: [&'static str; 1],
+    pub(crate) schema_version: u32,
     pub(crate) editable: bool,
-    pub(crate) graph_tooltip: CursorSync,
+    /// 1: panels share the line of the time where the mouse is.
+    pub(crate) graph_tooltip: u8,
     pub(crate) timezone: &'static str,
     pub(crate) refresh: &'static str,
-    pub(crate) time: TimeRange,
-    pub(crate) links: Vec<DashboardLink>,
-    pub(crate) templating: List<Variable>,
-    pub(crate) annotations: List<Annotation>,
+    pub(crate) time: Value,
+    /// At the top, to the other dashboards.
+    pub(crate) links: Value,
+    pub(crate) templating: Value,
+    pub(crate) annotations: Value,
     pub(crate) panels: Vec<Panel>,
 }
 
-/// Always [`SCHEMA_VERSION`].
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct SchemaVersion;
-
-impl Serialize for SchemaVersion {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_u32(SCHEMA_VERSION)
+impl Default for Dashboard {
+    fn default() -> Self {
+        Self {
+            uid: "",
+            title: "",
+            description: "",
+            tags: [TAG],
+            schema_version: SCHEMA_VERSION,
+            editable: true,
+            graph_tooltip: 1,
+            timezone: "browser",
+            refresh: "",
+            time: json!({}),
+            links: json!([{
+                "title": TAG,
+                "tooltip": "Dashboards of vit-operator",
+                "type": "dashboards",
+                "url": "",
+                "tags": [TAG],
+                "icon": "external link",
+                "asDropdown": false,
+                "includeVars": false,
+                "keepTime": true,
+                "targetBlank": false,
+            }]),
+            templating: json!({"list": []}),
+            annotations: json!({"list": []}),
+            panels: vec![],
+        }
     }
 }
 
-/// What the panels share where the mouse is.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum CursorSync {
-    /// The line of the time.
-    Crosshair,
-}
-
-impl Serialize for CursorSync {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_u8(match self {
-            Self::Crosshair => 1,
-        })
-    }
-}
-
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct TimeRange {
-    pub(crate) from: &'static str,
-    pub(crate) to: &'static str,
-}
-
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct List<T> {
-    pub(crate) list: Vec<T>,
-}
-
-/// A link at the top of a dashboard, to those with its tags.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-#[expect(clippy::struct_excessive_bools, reason = "Grafana's schema has them")]
-pub(crate) struct DashboardLink {
-    pub(crate) title: &'static str,
-    pub(crate) tooltip: &'static str,
-    pub(crate) r#type: &'static str,
-    pub(crate) url: &'static str,
-    pub(crate) tags: Vec<&'static str>,
-    pub(crate) icon: &'static str,
-    pub(crate) as_dropdown: bool,
-    pub(crate) include_vars: bool,
-    pub(crate) keep_time: bool,
-    pub(crate) target_blank: bool,
+/// The variable for the Prometheus that is asked.
+pub(crate) fn data_source() -> Value {
+    json!({"type": "datasource", "name": "datasource", "label": "Data source", "query": "prometheus"})
 }
 
 /// A data source by type and, mostly through the variable `datasource`, uid.
@@ -93,79 +82,6 @@ impl DataSource {
         r#type: "prometheus",
         uid: "${datasource}",
     };
-}
-
-#[derive(Clone, Debug, Serialize)]
-#[serde(tag = "type", rename_all = "lowercase")]
-pub(crate) enum Variable {
-    /// Which data source.
-    DataSource(DataSourceVariable),
-    /// Values of a label.
-    Query(QueryVariable),
-}
-
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct DataSourceVariable {
-    pub(crate) name: &'static str,
-    pub(crate) label: &'static str,
-    /// Type of the data sources.
-    pub(crate) query: &'static str,
-}
-
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct QueryVariable {
-    pub(crate) name: &'static str,
-    pub(crate) label: &'static str,
-    pub(crate) description: &'static str,
-    pub(crate) datasource: DataSource,
-    pub(crate) query: VariableQuery,
-    /// 2: whenever the time range changes.
-    pub(crate) refresh: u8,
-    /// 7: in natural order, so that 10 comes after 9.
-    pub(crate) sort: u8,
-    pub(crate) multi: bool,
-    pub(crate) include_all: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) all_value: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) current: Option<Choice>,
-}
-
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct VariableQuery {
-    pub(crate) query: String,
-    pub(crate) ref_id: &'static str,
-}
-
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct Choice {
-    pub(crate) text: &'static str,
-    pub(crate) value: &'static str,
-}
-
-/// Marks on the time axis.
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Annotation {
-    pub(crate) name: &'static str,
-    pub(crate) datasource: DataSource,
-    pub(crate) enable: bool,
-    pub(crate) icon_color: &'static str,
-    pub(crate) target: AnnotationTarget,
-    /// Time between two values, in place of a minute.
-    pub(crate) step: &'static str,
-    pub(crate) title_format: &'static str,
-    pub(crate) text_format: &'static str,
-}
-
-#[derive(Clone, Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct AnnotationTarget {
-    pub(crate) ref_id: &'static str,
-    pub(crate) expr: String,
 }
 
 #[derive(Clone, Debug, Serialize)]
@@ -214,7 +130,7 @@ pub(crate) struct Data {
     pub(crate) field_config: FieldConfigSource,
     pub(crate) options: Value,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(crate) transformations: Vec<Transformation>,
+    pub(crate) transformations: Vec<Value>,
 }
 
 /// A query.
@@ -230,12 +146,6 @@ pub(crate) struct Target {
     pub(crate) instant: bool,
     pub(crate) range: bool,
     pub(crate) format: &'static str,
-}
-
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct Transformation {
-    pub(crate) id: &'static str,
-    pub(crate) options: Value,
 }
 
 #[derive(Clone, Debug, Serialize)]

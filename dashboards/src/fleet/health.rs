@@ -27,36 +27,34 @@ fn failures(layout: Layout) -> Layout {
     layout.heading("What fails?").line(
         8,
         [
-            (
+            time_series(
                 12,
-                time_series(
-                    "Restarts within an hour, by class of failure",
-                    Unit::Count,
-                    "More than five of one class: see ViTRestartLoop in docs/operations.md, which also explains the classes.",
-                )
-                .query(
-                    Series::of(operator::RESTARTS_TOTAL)
-                        .increase("1h")
-                        .sum_by(&[operator::LABEL_CLASS]),
-                    "{{class}}",
-                )
-                .colors(CLASS_COLORS.map(|(class, color)| (class.as_str(), color)))
-                .threshold(5.0, "dark-red"),
-            ),
-            (
+                "Restarts within an hour, by class of failure",
+                Unit::Count,
+                "More than five of one class: see ViTRestartLoop in docs/operations.md, which also \
+                 explains the classes.",
+            )
+            .query(
+                Series::of(operator::RESTARTS_TOTAL)
+                    .increase("1h")
+                    .sum_by(&[operator::LABEL_CLASS]),
+                "{{class}}",
+            )
+            .colors(CLASS_COLORS.map(|(class, color)| (class.as_str(), color)))
+            .threshold(5.0, "dark-red"),
+            time_series(
                 12,
-                time_series(
-                    "Slow ranks, by node",
-                    Unit::Count,
-                    "Ranks that stay slower than the others of their job. A node that shows up with several jobs is ill.",
-                )
-                .query(
-                    Expr::from(Series::of(operator::STRAGGLER_SLOWDOWN_RATIO)).count_by(&[operator::LABEL_NODE]),
-                    "{{node}}",
-                )
-                .steps()
-                .or_else("no rank stays slower"),
-            ),
+                "Slow ranks, by node",
+                Unit::Count,
+                "Ranks that stay slower than the others of their job. A node that shows up with \
+                 several jobs is ill.",
+            )
+            .query(
+                Expr::from(Series::of(operator::STRAGGLER_SLOWDOWN_RATIO)).count_by(&[operator::LABEL_NODE]),
+                "{{node}}",
+            )
+            .steps()
+            .or_else("no rank stays slower"),
         ],
     )
 }
@@ -76,101 +74,84 @@ fn own_health(layout: Layout) -> Layout {
         .line(
             8,
             [
-                (
+                stat(
                     3,
-                    stat(
-                        "Leaders",
-                        Unit::Count,
-                        "Replicas that lead: one. With none, no job starts or restarts. See ViTOperatorDoesNotLead in \
-                         docs/operations.md.",
-                    )
-                    .query(Expr::from(Series::of(operator::LEADER)).sum(), "leaders")
-                    .base_color("red")
-                    .threshold(1.0, "green")
-                    .threshold(2.0, "red"),
-                ),
-                (
+                    "Leaders",
+                    Unit::Count,
+                    "Replicas that lead: one. With none, no job starts or restarts. See \
+                     ViTOperatorDoesNotLead in docs/operations.md.",
+                )
+                .query(Expr::from(Series::of(operator::LEADER)).sum(), "leaders")
+                .base_color("red")
+                .threshold(1.0, "green")
+                .threshold(2.0, "red"),
+                latency(operator::RECONCILE_SECONDS)(time_series(
                     7,
-                    latency(operator::RECONCILE_SECONDS)(time_series(
-                        "Time of a reconcile",
-                        Unit::Seconds,
-                        "Calls to the API server included. See ViTOperatorIsSlow in docs/operations.md.",
-                    )),
-                ),
-                (
-                    6,
-                    time_series(
-                        "Reconciles",
-                        Unit::PerSecond,
-                        "Rounds over jobs, well or not.",
-                    )
+                    "Time of a reconcile",
+                    Unit::Seconds,
+                    "Calls to the API server included. See ViTOperatorIsSlow in docs/operations.md.",
+                )),
+                time_series(6, "Reconciles", Unit::PerSecond, "Rounds over jobs, well or not.")
                     .query(Series::of(operator::RECONCILES_TOTAL).rate().sum(), "reconciles")
                     .color("reconciles", "blue"),
-                ),
-                (
+                time_series(
                     8,
-                    time_series(
-                        "Failed reconciles, by category",
-                        Unit::PerSecond,
-                        "Conflict is normal: the job changed meanwhile. See ViTOperatorFails and the categories in \
-                         docs/operations.md.",
-                    )
-                    .query(
-                        Series::of(operator::RECONCILE_ERRORS_TOTAL)
-                            .rate()
-                            .sum_by(&[operator::LABEL_CATEGORY]),
-                        "{{category}}",
-                    )
-                    .legend_on_the_right(),
-                ),
+                    "Failed reconciles, by category",
+                    Unit::PerSecond,
+                    "Conflict is normal: the job changed meanwhile. See ViTOperatorFails and the \
+                     categories in docs/operations.md.",
+                )
+                .query(
+                    Series::of(operator::RECONCILE_ERRORS_TOTAL)
+                        .rate()
+                        .sum_by(&[operator::LABEL_CATEGORY]),
+                    "{{category}}",
+                )
+                .legend_on_the_right(),
             ],
         )
         .line(
             8,
             [
-                (
+                stat(
                     3,
-                    stat(
-                        "Unreadable objects",
-                        Unit::Count,
-                        "Nodes, pods and PriorityClasses that this version cannot read. See ViTObjectsUnreadable in \
-                         docs/operations.md.",
-                    )
-                    .query(Expr::from(Series::of(operator::UNREADABLE_OBJECTS)).max(), "objects")
-                    .threshold(1.0, "red"),
-                ),
-                (
+                    "Unreadable objects",
+                    Unit::Count,
+                    "Nodes, pods and PriorityClasses that this version cannot read. See \
+                     ViTObjectsUnreadable in docs/operations.md.",
+                )
+                .query(
+                    Expr::from(Series::of(operator::UNREADABLE_OBJECTS)).max(),
+                    "objects",
+                )
+                .threshold(1.0, "red"),
+                latency(operator::PLACEMENT_SECONDS)(time_series(
                     7,
-                    latency(operator::PLACEMENT_SECONDS)(time_series(
-                        "Time of a placement",
-                        Unit::Seconds,
-                        "Until it is decided whether and where a gang fits, the wait for other decisions included.",
-                    )),
-                ),
-                (
+                    "Time of a placement",
+                    Unit::Seconds,
+                    "Until it is decided whether and where a gang fits, the wait for other \
+                     decisions included.",
+                )),
+                latency(operator::API_REQUEST_SECONDS)(time_series(
                     6,
-                    latency(operator::API_REQUEST_SECONDS)(time_series(
-                        "Time of a call to the API server",
-                        Unit::Seconds,
-                        "Until it answers; of a watch, until it begins.",
-                    )),
-                ),
-                (
+                    "Time of a call to the API server",
+                    Unit::Seconds,
+                    "Until it answers; of a watch, until it begins.",
+                )),
+                time_series(
                     8,
-                    time_series(
-                        "Calls to the API server",
-                        Unit::PerSecond,
-                        "By method and code of the answer; none where there was no answer.",
-                    )
-                    .query(
-                        Series::of(operator::API_REQUESTS_TOTAL)
-                            .rate()
-                            .sum_by(&[operator::LABEL_METHOD, operator::LABEL_CODE]),
-                        "{{method}} {{code}}",
-                    )
-                    .stacked()
-                    .legend_on_the_right(),
-                ),
+                    "Calls to the API server",
+                    Unit::PerSecond,
+                    "By method and code of the answer; none where there was no answer.",
+                )
+                .query(
+                    Series::of(operator::API_REQUESTS_TOTAL)
+                        .rate()
+                        .sum_by(&[operator::LABEL_METHOD, operator::LABEL_CODE]),
+                    "{{method}} {{code}}",
+                )
+                .stacked()
+                .legend_on_the_right(),
             ],
         )
 }

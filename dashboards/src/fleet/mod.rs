@@ -6,12 +6,13 @@ use contract::metrics as of;
 use contract::operator_metrics as operator;
 use crds::Phase;
 use crds::conditions::reasons;
+use serde_json::json;
 
 use crate::job;
 use crate::layout::Layout;
 use crate::panel::{Builder, Unit, bar_gauge, stat, table, time_series};
 use crate::query::{Expr, Series, quantile};
-use crate::schema::{CursorSync, Dashboard, List, SchemaVersion, TimeRange};
+use crate::schema::{Dashboard, data_source};
 
 /// The colours of phases, in the order of [`Phase::ALL`].
 const PHASE_COLORS: [&str; 8] = [
@@ -41,24 +42,13 @@ pub(crate) fn dashboard() -> Dashboard {
     Dashboard {
         uid: "vit-fleet",
         title: "ViT fleet",
-        description: "All ViTTrainingJobs, the GPUs they share, and the operator. What the metrics mean: docs/dashboards.md \
-            and docs/operations.md of vit-operator.",
-        tags: vec!["vit-operator"],
-        schema_version: SchemaVersion,
-        editable: true,
-        graph_tooltip: CursorSync::Crosshair,
-        timezone: "browser",
+        description: "All ViTTrainingJobs, the GPUs they share, and the operator. What the metrics \
+            mean: docs/dashboards.md and docs/operations.md of vit-operator.",
         refresh: "1m",
-        time: TimeRange {
-            from: "now-6h",
-            to: "now",
-        },
-        links: job::links(),
-        templating: List {
-            list: vec![job::data_source()],
-        },
-        annotations: List { list: vec![] },
+        time: json!({"from": "now-6h", "to": "now"}),
+        templating: json!({"list": [data_source()]}),
         panels: health::rows(waiting(gpus(overview(Layout::default())))).panels(),
+        ..Dashboard::default()
     }
 }
 
@@ -71,8 +61,8 @@ fn gpus_in(states: &[&str]) -> Series {
 }
 
 fn overview(layout: Layout) -> Layout {
-    let count = |title, phase, description, color| {
-        stat(title, Unit::Count, description)
+    let count = |width, title, phase, description, color| {
+        stat(width, title, Unit::Count, description)
             .query(in_phase(phase), phase.as_str())
             .base_color(color)
     };
@@ -81,63 +71,49 @@ fn overview(layout: Layout) -> Layout {
         .line(
             5,
             [
-                (
+                count(4, "Running", Phase::Running, "Jobs whose pods all run.", "green"),
+                count(4, "Waiting", Phase::Pending, "Jobs that wait for GPUs.", "text")
+                    .threshold(1.0, "yellow"),
+                count(
                     4,
-                    count("Running", Phase::Running, "Jobs whose pods all run.", "green"),
-                ),
-                (
+                    "Restarting",
+                    Phase::Restarting,
+                    "Jobs whose gang is being replaced.",
+                    "text",
+                )
+                .threshold(1.0, "orange"),
+                count(
                     4,
-                    count("Waiting", Phase::Pending, "Jobs that wait for GPUs.", "text")
-                        .threshold(1.0, "yellow"),
-                ),
-                (
+                    "Failed",
+                    Phase::Failed,
+                    "Jobs that failed and are not tried again.",
+                    "text",
+                )
+                .threshold(1.0, "red"),
+                stat(
                     4,
-                    count(
-                        "Restarting",
-                        Phase::Restarting,
-                        "Jobs whose gang is being replaced.",
-                        "text",
-                    )
-                    .threshold(1.0, "orange"),
-                ),
-                (
+                    "GPUs free",
+                    Unit::Count,
+                    "GPUs that nobody holds, on nodes that are ready.",
+                )
+                .query(Expr::from(gpus_in(&[FREE])).sum(), "free"),
+                stat(
                     4,
-                    count(
-                        "Failed",
-                        Phase::Failed,
-                        "Jobs that failed and are not tried again.",
-                        "text",
-                    )
-                    .threshold(1.0, "red"),
-                ),
-                (
-                    4,
-                    stat(
-                        "GPUs free",
-                        Unit::Count,
-                        "GPUs that nobody holds, on nodes that are ready.",
-                    )
-                    .query(Expr::from(gpus_in(&[FREE])).sum(), "free"),
-                ),
-                (
-                    4,
-                    stat(
-                        "GPUs in use",
-                        Unit::Share,
-                        "Share of all GPUs that gangs or other pods hold.",
-                    )
-                    .query(
-                        Expr::from(gpus_in(&[GANGS, OTHERS]))
-                            .sum()
-                            .over(Expr::from(Series::of(operator::GPUS)).sum()),
-                        "in use",
-                    )
-                    .decimals(0)
-                    .base_color("blue"),
-                ),
+                    "GPUs in use",
+                    Unit::Share,
+                    "Share of all GPUs that gangs or other pods hold.",
+                )
+                .query(
+                    Expr::from(gpus_in(&[GANGS, OTHERS]))
+                        .sum()
+                        .over(Expr::from(Series::of(operator::GPUS)).sum()),
+                    "in use",
+                )
+                .decimals(0)
+                .base_color("blue"),
             ],
         )
-        .line(8, [(15, jobs()), (9, alerts())])
+        .line(8, [jobs(), alerts()])
 }
 
 fn jobs() -> Builder {
@@ -148,9 +124,11 @@ fn jobs() -> Builder {
         .sum_by(&JOB)
         .over(Series::sum_of(of::STEP_SECONDS).rate().sum_by(&JOB));
     table(
+        15,
         "Jobs",
         Unit::Count,
-        "Every job that there is. Speed and Sync, the share of step time that waits for synchronisation, are of the last minutes; a click on a row leads to the job.",
+        "Every job that there is. Speed and Sync, the share of step time that waits for \
+         synchronisation, are of the last minutes; a click on a row leads to the job.",
     )
     .query(newest(of::STEP).over(newest(of::RUN_STEPS)), "")
     .query(Series::of(of::IMAGES_TOTAL).rate().sum_by(&JOB), "")
@@ -188,6 +166,7 @@ fn alerts() -> Builder {
         .matching("alertname", "ViT.+")
         .with("alertstate", "firing");
     table(
+        9,
         "Alerts that fire",
         Unit::Count,
         "Of the chart's rules, where Prometheus has them. docs/operations.md says of each what to do.",
@@ -214,41 +193,35 @@ fn gpus(layout: Layout) -> Layout {
     layout.heading("Who has the GPUs?").line(
         8,
         [
-            (
+            time_series(
                 10,
-                time_series(
-                    "GPUs, by what becomes of them",
-                    Unit::Count,
-                    "gangs: held by jobs, or promised to them. others: held by other pods. unavailable: unhealthy, or on a node that \
-                     is cordoned or not ready.",
-                )
-                .query(
-                    Expr::from(Series::of(operator::GPUS)).sum_by(&[operator::LABEL_STATE]),
-                    "{{state}}",
-                )
-                .stacked()
-                .steps()
-                .colors(STATE_COLORS),
-            ),
-            (
+                "GPUs, by what becomes of them",
+                Unit::Count,
+                "gangs: held by jobs, or promised to them. others: held by other pods. unavailable: \
+                 unhealthy, or on a node that is cordoned or not ready.",
+            )
+            .query(
+                Expr::from(Series::of(operator::GPUS)).sum_by(&[operator::LABEL_STATE]),
+                "{{state}}",
+            )
+            .stacked()
+            .steps()
+            .colors(STATE_COLORS),
+            time_series(
                 7,
-                time_series(
-                    "GPUs free, by product",
-                    Unit::Count,
-                    "A gang takes like GPUs alone, unless its job allows a mix.",
-                )
-                .query(Expr::from(gpus_in(&[FREE])).sum_by(&product), "{{product}}")
-                .steps(),
-            ),
-            (
+                "GPUs free, by product",
+                Unit::Count,
+                "A gang takes like GPUs alone, unless its job allows a mix.",
+            )
+            .query(Expr::from(gpus_in(&[FREE])).sum_by(&product), "{{product}}")
+            .steps(),
+            bar_gauge(
                 7,
-                bar_gauge(
-                    "GPUs in use, by product",
-                    "Share of the GPUs of each product that gangs or other pods hold.",
-                )
-                .query(used.over(all), "{{product}}")
-                .base_color("blue"),
-            ),
+                "GPUs in use, by product",
+                "Share of the GPUs of each product that gangs or other pods hold.",
+            )
+            .query(used.over(all), "{{product}}")
+            .base_color("blue"),
         ],
     )
 }
@@ -265,45 +238,43 @@ fn waiting(layout: Layout) -> Layout {
     layout.heading("Who waits, and why?").line(
         8,
         [
-            (
+            time_series(
                 8,
-                time_series("Jobs, by phase", Unit::Count, "What the phases mean: docs/reference/vittrainingjob.md.")
-                    .query(
-                        Expr::from(Series::of(operator::JOBS)).sum_by(&[operator::LABEL_PHASE]),
-                        "{{phase}}",
-                    )
-                    .stacked()
-                    .steps()
-                    .colors(Phase::ALL.map(Phase::as_str).into_iter().zip(PHASE_COLORS)),
-            ),
-            (
+                "Jobs, by phase",
+                Unit::Count,
+                "What the phases mean: docs/reference/vittrainingjob.md.",
+            )
+            .query(
+                Expr::from(Series::of(operator::JOBS)).sum_by(&[operator::LABEL_PHASE]),
+                "{{phase}}",
+            )
+            .stacked()
+            .steps()
+            .colors(Phase::ALL.map(Phase::as_str).into_iter().zip(PHASE_COLORS)),
+            time_series(
                 8,
-                time_series(
-                    "Waiting jobs, by reason",
-                    Unit::Count,
-                    "The reason of the condition Placed; its message says more, with counts. See \"Why a job waits\" in \
-                     docs/operations.md.",
-                )
-                .query(
-                    Expr::from(Series::of(operator::WAITING_JOBS)).sum_by(&[operator::LABEL_REASON]),
-                    "{{reason}}",
-                )
-                .stacked()
-                .steps()
-                .colors(reason_colors),
-            ),
-            (
+                "Waiting jobs, by reason",
+                Unit::Count,
+                "The reason of the condition Placed; its message says more, with counts. See \"Why \
+                 a job waits\" in docs/operations.md.",
+            )
+            .query(
+                Expr::from(Series::of(operator::WAITING_JOBS)).sum_by(&[operator::LABEL_REASON]),
+                "{{reason}}",
+            )
+            .stacked()
+            .steps()
+            .colors(reason_colors),
+            time_series(
                 8,
-                time_series(
-                    "Time to running",
-                    Unit::Seconds,
-                    "From a job's creation until every pod of its first gang is ready, of the jobs of the last hour: waiting for \
-                     GPUs, pulling images and starting included.",
-                )
-                .query(until_running(0.5), "half of the jobs")
-                .query(until_running(0.9), "9 of 10 jobs")
-                .colors([("half of the jobs", "green"), ("9 of 10 jobs", "orange")]),
-            ),
+                "Time to running",
+                Unit::Seconds,
+                "From a job's creation until every pod of its first gang is ready, of the jobs of \
+                 the last hour: waiting for GPUs, pulling images and starting included.",
+            )
+            .query(until_running(0.5), "half of the jobs")
+            .query(until_running(0.9), "9 of 10 jobs")
+            .colors([("half of the jobs", "green"), ("9 of 10 jobs", "orange")]),
         ],
     )
 }

@@ -47,44 +47,41 @@ fn sync(layout: Layout) -> Layout {
     layout.heading("What does synchronisation cost?").line(
         8,
         [
-            (
+            time_series(
                 10,
-                time_series(
-                    "Share of step time spent waiting",
-                    Unit::Share,
-                    "exposed: waiting for communication that the backward pass does not hide. straggler: waiting for slower ranks. \
-                     Above the line together for half an hour: see ViTSyncShareHigh in docs/operations.md.",
-                )
-                .query(share(EXPOSED), EXPOSED)
-                .query(share(STRAGGLER), STRAGGLER)
-                .stacked()
-                .threshold(0.4, "dark-red")
-                .reaches(0.5)
-                .colors([(EXPOSED, "orange"), (STRAGGLER, "red")]),
-            ),
-            (
+                "Share of step time spent waiting",
+                Unit::Share,
+                "exposed: waiting for communication that the backward pass does not hide. \
+                 straggler: waiting for slower ranks. Above the line together for half an hour: see \
+                 ViTSyncShareHigh in docs/operations.md.",
+            )
+            .query(share(EXPOSED), EXPOSED)
+            .query(share(STRAGGLER), STRAGGLER)
+            .stacked()
+            .threshold(0.4, "dark-red")
+            .reaches(0.5)
+            .colors([(EXPOSED, "orange"), (STRAGGLER, "red")]),
+            time_series(
                 7,
-                time_series(
-                    "Communication hidden behind the backward pass",
-                    Unit::Share,
-                    "Share of all-reduce time that no step waited for. More images a rank, or fewer and larger buckets, hide \
-                     more of it.",
-                )
-                .query(hidden, "hidden")
-                .up_to_one()
-                .color("hidden", "green"),
-            ),
-            (
+                "Communication hidden behind the backward pass",
+                Unit::Share,
+                "Share of all-reduce time that no step waited for. More images a rank, or fewer and \
+                 larger buckets, hide more of it.",
+            )
+            .query(hidden, "hidden")
+            .up_to_one()
+            .color("hidden", "green"),
+            time_series(
                 7,
-                time_series(
-                    "Gradients handed to all-reduce",
-                    Unit::BytesPerSecond,
-                    "By rank. parallelism.compressGradients: bf16 halves it.",
-                )
-                .query(
-                    ranks(Series::of(of::SYNC_BYTES_TOTAL)).rate().sum_by(&[of::LABEL_RANK]),
-                    "rank {{rank}}",
-                ),
+                "Gradients handed to all-reduce",
+                Unit::BytesPerSecond,
+                "By rank. parallelism.compressGradients: bf16 halves it.",
+            )
+            .query(
+                ranks(Series::of(of::SYNC_BYTES_TOTAL))
+                    .rate()
+                    .sum_by(&[of::LABEL_RANK]),
+                "rank {{rank}}",
             ),
         ],
     )
@@ -109,37 +106,32 @@ fn slowness(layout: Layout) -> Layout {
     layout.heading("Who is slow?").line(
         8,
         [
-            (
+            time_series(
                 8,
-                time_series(
-                    "Compute time of a step, by rank",
-                    Unit::Seconds,
-                    "Data, forward and backward pass, and no waiting. The rank that stays above the others is the one that they \
-                     wait for.",
-                )
-                .query(with_node(compute), RANK_ON_NODE),
-            ),
-            (
+                "Compute time of a step, by rank",
+                Unit::Seconds,
+                "Data, forward and backward pass, and no waiting. The rank that stays above the \
+                 others is the one that they wait for.",
+            )
+            .query(with_node(compute), RANK_ON_NODE),
+            time_series(
                 8,
-                time_series(
-                    "Waiting for slower ranks, by rank",
-                    Unit::Share,
-                    "Share of step time that a rank waits for others: the one that waits least is the slow one.",
-                )
-                .query(with_node(waits), RANK_ON_NODE),
-            ),
-            (
+                "Waiting for slower ranks, by rank",
+                Unit::Share,
+                "Share of step time that a rank waits for others: the one that waits least is the \
+                 slow one.",
+            )
+            .query(with_node(waits), RANK_ON_NODE),
+            time_series(
                 8,
-                time_series(
-                    "Stragglers",
-                    Unit::Times,
-                    "Ranks that the operator has named in status.stragglers: compute time over the median of the other ranks. \
-                     See ViTStraggler in docs/operations.md.",
-                )
-                .query(named, RANK_ON_NODE)
-                .threshold(1.33, "red")
-                .or_else("no rank stays slower"),
-            ),
+                "Stragglers",
+                Unit::Times,
+                "Ranks that the operator has named in status.stragglers: compute time over the \
+                 median of the other ranks. See ViTStraggler in docs/operations.md.",
+            )
+            .query(named, RANK_ON_NODE)
+            .threshold(1.33, "red")
+            .or_else("no rank stays slower"),
         ],
     )
 }
@@ -155,47 +147,42 @@ fn safety(layout: Layout) -> Layout {
     layout.heading("Is it safe?").line(
         8,
         [
-            (
+            time_series(
                 8,
-                time_series(
-                    "Steps done and saved",
-                    Unit::Count,
-                    "What lies between the lines is lost if the job fails now. A step back is a new attempt that continues from \
-                     the checkpoint.",
-                )
-                .query(newest(of::STEP), "done")
-                .query(newest(of::CHECKPOINT_STEP), "saved")
-                .colors([("done", "blue"), ("saved", "green")]),
-            ),
-            (
+                "Steps done and saved",
+                Unit::Count,
+                "What lies between the lines is lost if the job fails now. A step back is a new \
+                 attempt that continues from the checkpoint.",
+            )
+            .query(newest(of::STEP), "done")
+            .query(newest(of::CHECKPOINT_STEP), "saved")
+            .colors([("done", "blue"), ("saved", "green")]),
+            time_series(
                 8,
-                time_series(
-                    "Time and size of a checkpoint",
-                    Unit::Seconds,
-                    "Mean over this attempt. Training stands still for the snapshot alone; it goes on during the write.",
-                )
-                .query(mean, "{{phase}}")
-                .query(bytes, "size")
-                .on_the_right("size", Unit::Bytes)
-                .colors([
-                    (of::CHECKPOINT_PHASES[0], "orange"),
-                    (of::CHECKPOINT_PHASES[1], "blue"),
-                    ("size", "text"),
-                ]),
-            ),
-            (
+                "Time and size of a checkpoint",
+                Unit::Seconds,
+                "Mean over this attempt. Training stands still for the snapshot alone; it goes on \
+                 during the write.",
+            )
+            .query(mean, "{{phase}}")
+            .query(bytes, "size")
+            .on_the_right("size", Unit::Bytes)
+            .colors([
+                (of::CHECKPOINT_PHASES[0], "orange"),
+                (of::CHECKPOINT_PHASES[1], "blue"),
+                ("size", "text"),
+            ]),
+            time_series(
                 8,
-                time_series(
-                    "Attempts and restarts",
-                    Unit::Count,
-                    "attempt counts gangs: it rises at every restart, resume and change of size. restarts counts those after a \
-                     failure. Why: status.lastFailure of the job.",
-                )
-                .query(newest(operator::JOB_ATTEMPT), "attempt")
-                .query(newest(operator::JOB_RESTARTS), "restarts")
-                .steps()
-                .colors([("attempt", "blue"), ("restarts", "orange")]),
-            ),
+                "Attempts and restarts",
+                Unit::Count,
+                "attempt counts gangs: it rises at every restart, resume and change of size. \
+                 restarts counts those after a failure. Why: status.lastFailure of the job.",
+            )
+            .query(newest(operator::JOB_ATTEMPT), "attempt")
+            .query(newest(operator::JOB_RESTARTS), "restarts")
+            .steps()
+            .colors([("attempt", "blue"), ("restarts", "orange")]),
         ],
     )
 }

@@ -5,18 +5,14 @@ mod training;
 
 use contract::metrics as of;
 use contract::operator_metrics as operator;
+use serde_json::{Value, json};
 
 use crate::layout::Layout;
 use crate::query::{Expr, Series};
-use crate::schema::{
-    Annotation, AnnotationTarget, Choice, CursorSync, Dashboard, DashboardLink, DataSource,
-    DataSourceVariable, List, QueryVariable, SchemaVersion, TimeRange, Variable, VariableQuery,
-};
+use crate::schema::{Dashboard, DataSource, data_source};
 
 /// Its uid, by which the other dashboard leads to it.
 pub(crate) const UID: &str = "vit-training-job";
-/// The tag of all dashboards, by which they find one another.
-const TAG: &str = "vit-operator";
 
 /// How closely marks tell when an attempt began. What has changed since one step ago is one mark, however often it is scraped.
 const ATTEMPT_MARKS_STEP: &str = "15s";
@@ -25,120 +21,69 @@ pub(crate) fn dashboard() -> Dashboard {
     Dashboard {
         uid: UID,
         title: "ViT training job",
-        description: "One ViTTrainingJob: progress, speed, what synchronisation costs, slow ranks, checkpoints. \
-            What the metrics mean: docs/dashboards.md and docs/operations.md of vit-operator.",
-        tags: vec![TAG],
-        schema_version: SchemaVersion,
-        editable: true,
-        graph_tooltip: CursorSync::Crosshair,
-        timezone: "browser",
+        description: "One ViTTrainingJob: progress, speed, what synchronisation costs, slow ranks, \
+            checkpoints. What the metrics mean: docs/dashboards.md and docs/operations.md of \
+            vit-operator.",
         refresh: "30s",
-        time: TimeRange {
-            from: "now-1h",
-            to: "now",
-        },
-        links: links(),
-        templating: List { list: variables() },
-        annotations: List {
-            list: vec![new_attempts()],
-        },
+        time: json!({"from": "now-1h", "to": "now"}),
+        templating: json!({"list": variables()}),
+        annotations: json!({"list": [new_attempts()]}),
         panels: gang::rows(training::rows(Layout::default())).panels(),
+        ..Dashboard::default()
     }
 }
 
-/// To the other dashboards, at the same time.
-pub(crate) fn links() -> Vec<DashboardLink> {
-    vec![DashboardLink {
-        title: "vit-operator",
-        tooltip: "Dashboards of vit-operator",
-        r#type: "dashboards",
-        url: "",
-        tags: vec![TAG],
-        icon: "external link",
-        as_dropdown: false,
-        include_vars: false,
-        keep_time: true,
-        target_blank: false,
-    }]
-}
-
-/// Which Prometheus.
-pub(crate) fn data_source() -> Variable {
-    Variable::DataSource(DataSourceVariable {
-        name: "datasource",
-        label: "Data source",
-        query: "prometheus",
-    })
-}
-
-fn variables() -> Vec<Variable> {
-    let values = |label: &str, series: Series| format!("label_values({series}, {label})");
-    let query = |name, label, description, query| QueryVariable {
-        name,
-        label,
-        description,
-        datasource: DataSource::CHOSEN,
-        query: VariableQuery { query, ref_id: "A" },
-        refresh: 2,
-        sort: 7,
-        multi: false,
-        include_all: false,
-        all_value: None,
-        current: None,
+fn variables() -> Vec<Value> {
+    let query = |name: &str, label: &str, description: &str, of_label: &str, series: Series| {
+        json!({
+            "type": "query",
+            "name": name,
+            "label": label,
+            "description": description,
+            "datasource": DataSource::CHOSEN,
+            "query": {"query": format!("label_values({series}, {of_label})"), "refId": "A"},
+            // Whenever the time range changes.
+            "refresh": 2,
+            // In natural order, so that 10 comes after 9.
+            "sort": 7,
+            "multi": false,
+            "includeAll": false,
+        })
     };
     let step = || Series::of(of::STEP);
     let in_namespace = step().with(of::LABEL_NAMESPACE, "$namespace");
-    let all = Choice {
-        text: "All",
-        value: "$__all",
-    };
+    let namespaces = "Namespaces with jobs that train";
+    let ranks = "Ranks that are shown where the job is shown by rank";
+    let mut rank = query("rank", "Rank", ranks, of::LABEL_RANK, job(step()));
+    rank["multi"] = true.into();
+    rank["includeAll"] = true.into();
+    rank["allValue"] = ".*".into();
+    rank["current"] = json!({"text": "All", "value": "$__all"});
     vec![
         data_source(),
-        Variable::Query(query(
-            "namespace",
-            "Namespace",
-            "Namespaces with jobs that train",
-            values(of::LABEL_NAMESPACE, step()),
-        )),
-        Variable::Query(query(
-            "job",
-            "Job",
-            "Jobs that train",
-            values(of::LABEL_JOB_NAME, in_namespace),
-        )),
-        Variable::Query(QueryVariable {
-            multi: true,
-            include_all: true,
-            all_value: Some(".*"),
-            current: Some(all),
-            ..query(
-                "rank",
-                "Rank",
-                "Ranks that are shown where the job is shown by rank",
-                values(of::LABEL_RANK, job(step())),
-            )
-        }),
+        query("namespace", "Namespace", namespaces, of::LABEL_NAMESPACE, step()),
+        query("job", "Job", "Jobs that train", of::LABEL_JOB_NAME, in_namespace),
+        rank,
     ]
 }
 
-fn new_attempts() -> Annotation {
+/// Marks on the time axis.
+fn new_attempts() -> Value {
     let attempt = job(Series::of(operator::JOB_ATTEMPT));
     let jobs = [operator::LABEL_JOB_NAME];
     let before = attempt.before(ATTEMPT_MARKS_STEP).max_by(&jobs);
     let more = Expr::from(attempt).max_by(&jobs).minus(before);
-    Annotation {
-        name: "New attempts",
-        datasource: DataSource::CHOSEN,
-        enable: true,
-        icon_color: "orange",
-        target: AnnotationTarget {
-            ref_id: "Anno",
-            expr: more.above(0.0).to_string(),
-        },
-        step: ATTEMPT_MARKS_STEP,
-        title_format: "New attempt",
-        text_format: "The gang of {{job_name}} was replaced",
-    }
+    json!({
+        "name": "New attempts",
+        "datasource": DataSource::CHOSEN,
+        "enable": true,
+        "iconColor": "orange",
+        "target": {"refId": "Anno", "expr": more.above(0.0).to_string()},
+        // In place of a minute.
+        "step": ATTEMPT_MARKS_STEP,
+        "titleFormat": "New attempt",
+        "textFormat": "The gang of {{job_name}} was replaced",
+    })
 }
 
 /// Of the job as a whole.

@@ -22,95 +22,82 @@ fn progress(layout: Layout) -> Layout {
         .line(
             5,
             [
-                (
+                bar_gauge(5, "Progress", "Optimizer steps done, of those of the whole run.")
+                    .query(newest(of::STEP).over(newest(of::RUN_STEPS)), "done")
+                    .decimals(1)
+                    .base_color("blue"),
+                stat(4, "Epochs done", Unit::Count, "Epochs finished.")
+                    .query(newest(of::EPOCH), "epochs")
+                    .base_color("blue"),
+                stat(
                     5,
-                    bar_gauge("Progress", "Optimizer steps done, of those of the whole run.")
-                        .query(newest(of::STEP).over(newest(of::RUN_STEPS)), "done")
-                        .decimals(1)
-                        .base_color("blue"),
-                ),
-                (
-                    4,
-                    stat("Epochs done", Unit::Count, "Epochs finished.")
-                        .query(newest(of::EPOCH), "epochs")
-                        .base_color("blue"),
-                ),
-                (
+                    "Time left",
+                    Unit::Seconds,
+                    "Steps that are left at the present pace, evaluations and checkpoints included.",
+                )
+                .query(remaining.over(pace), "left")
+                .decimals(0)
+                .base_color("text"),
+                stat(
                     5,
-                    stat(
-                        "Time left",
-                        Unit::Seconds,
-                        "Steps that are left at the present pace, evaluations and checkpoints included.",
-                    )
-                    .query(remaining.over(pace), "left")
-                    .decimals(0)
-                    .base_color("text"),
-                ),
-                (
+                    "Held-out accuracy",
+                    Unit::Share,
+                    "Share of held-out images classified right at the last evaluation.",
+                )
+                .query(validation(), "held out")
+                .decimals(1),
+                stat(
                     5,
-                    stat(
-                        "Held-out accuracy",
-                        Unit::Share,
-                        "Share of held-out images classified right at the last evaluation.",
-                    )
-                    .query(validation(), "held out")
-                    .decimals(1),
-                ),
-                (
-                    5,
-                    stat(
-                        "Steps at risk",
-                        Unit::Count,
-                        "Steps since the newest complete checkpoint: what a failure now would cost. See ViTCheckpointOverdue \
-                         in docs/operations.md.",
-                    )
-                    .query(newest(of::STEP).minus(newest(of::CHECKPOINT_STEP)), "steps")
-                    .base_color("text"),
-                ),
+                    "Steps at risk",
+                    Unit::Count,
+                    "Steps since the newest complete checkpoint: what a failure now would cost. See \
+                     ViTCheckpointOverdue in docs/operations.md.",
+                )
+                .query(newest(of::STEP).minus(newest(of::CHECKPOINT_STEP)), "steps")
+                .base_color("text"),
             ],
         )
         .line(
             8,
             [
-                (
+                time_series(
                     8,
-                    time_series("Loss", Unit::Count, "Training loss of the last step, mean over all ranks.")
-                        .query(newest(of::LOSS), "loss")
-                        .decimals(3)
-                        .color("loss", "blue"),
-                ),
-                (
+                    "Loss",
+                    Unit::Count,
+                    "Training loss of the last step, mean over all ranks.",
+                )
+                .query(newest(of::LOSS), "loss")
+                .decimals(3)
+                .color("loss", "blue"),
+                time_series(
                     8,
-                    time_series(
-                        "Accuracy",
-                        Unit::Share,
-                        "Share of images classified right: of the running epoch's training images (train), of the held-out \
-                         ones at the last evaluation (validation), and of those by the averaged weights (validation_ema).",
-                    )
-                    .query(
-                        Expr::from(job(Series::of(of::ACCURACY_RATIO))).max_by(&[of::LABEL_SPLIT]),
-                        "{{split}}",
-                    )
-                    .up_to_one()
-                    .colors([
-                        (of::SPLIT_TRAIN, "light-blue"),
-                        (of::SPLIT_VALIDATION, "green"),
-                        (of::SPLIT_VALIDATION_EMA, "purple"),
-                    ]),
-                ),
-                (
+                    "Accuracy",
+                    Unit::Share,
+                    "Share of images classified right: of the running epoch's training images \
+                     (train), of the held-out ones at the last evaluation (validation), and of \
+                     those by the averaged weights (validation_ema).",
+                )
+                .query(
+                    Expr::from(job(Series::of(of::ACCURACY_RATIO))).max_by(&[of::LABEL_SPLIT]),
+                    "{{split}}",
+                )
+                .up_to_one()
+                .colors([
+                    (of::SPLIT_TRAIN, "light-blue"),
+                    (of::SPLIT_VALIDATION, "green"),
+                    (of::SPLIT_VALIDATION_EMA, "purple"),
+                ]),
+                time_series(
                     8,
-                    time_series(
-                        "Learning rate and skipped steps",
-                        Unit::Scientific,
-                        "Learning rate of the last step; on the right, steps so far that changed no weight because gradients \
-                         overflowed fp16.",
-                    )
-                    .query(newest(of::LEARNING_RATE), "learning rate")
-                    .query(newest(of::SKIPPED_STEPS), "skipped steps")
-                    .on_the_right("skipped steps", Unit::Count)
-                    .colors([("learning rate", "blue"), ("skipped steps", "orange")]),
-                ),
+                    "Learning rate and skipped steps",
+                    Unit::Scientific,
+                    "Learning rate of the last step; on the right, steps so far that changed no \
+                     weight because gradients overflowed fp16.",
+                )
+                .query(newest(of::LEARNING_RATE), "learning rate")
+                .query(newest(of::SKIPPED_STEPS), "skipped steps")
+                .on_the_right("skipped steps", Unit::Count)
+                .colors([("learning rate", "blue"), ("skipped steps", "orange")]),
             ],
         )
 }
@@ -135,93 +122,81 @@ fn speed(layout: Layout) -> Layout {
         .line(
             8,
             [
-                (
+                time_series(
                     6,
-                    time_series(
-                        "Images per second",
-                        Unit::ImagesPerSecond,
-                        "Training images over all ranks.",
-                    )
-                    .query(images(job).sum(), "all ranks")
-                    .color("all ranks", "green"),
-                ),
-                (
+                    "Images per second",
+                    Unit::ImagesPerSecond,
+                    "Training images over all ranks.",
+                )
+                .query(images(job).sum(), "all ranks")
+                .color("all ranks", "green"),
+                time_series(
                     6,
-                    time_series(
-                        "Images per second, by rank",
-                        Unit::ImagesPerSecond,
-                        "Every rank takes the same share of a step, so that all lines fall where one rank is slow: who it is, \
-                         its compute time tells.",
-                    )
-                    .query(images(ranks).sum_by(&[of::LABEL_RANK]), "rank {{rank}}"),
-                ),
-                (
+                    "Images per second, by rank",
+                    Unit::ImagesPerSecond,
+                    "Every rank takes the same share of a step, so that all lines fall where one \
+                     rank is slow: who it is, its compute time tells.",
+                )
+                .query(images(ranks).sum_by(&[of::LABEL_RANK]), "rank {{rank}}"),
+                time_series(
                     12,
-                    time_series(
-                        "Parts of a step",
-                        Unit::Seconds,
-                        "Mean time of an optimizer step of the chosen ranks, by what it goes into. sync_exposed is waiting for \
-                         communication after every rank had its gradients, sync_straggler waiting for the last rank's.",
-                    )
-                    .query(mean_part, "{{phase}}")
-                    .stacked()
-                    .colors(of::STEP_PHASES.into_iter().zip(PART_COLORS)),
-                ),
+                    "Parts of a step",
+                    Unit::Seconds,
+                    "Mean time of an optimizer step of the chosen ranks, by what it goes into. \
+                     sync_exposed is waiting for communication after every rank had its gradients, \
+                     sync_straggler waiting for the last rank's.",
+                )
+                .query(mean_part, "{{phase}}")
+                .stacked()
+                .colors(of::STEP_PHASES.into_iter().zip(PART_COLORS)),
             ],
         )
         .line(
             7,
             [
-                (
+                time_series(
                     6,
-                    time_series(
-                        "Model FLOP/s",
-                        Unit::Flops,
-                        "Floating-point operations that the model needs for the images trained on, forward and backward pass, \
-                         over all ranks. What is recomputed does not count.",
-                    )
-                    .query(achieved.clone(), "all ranks")
-                    .color("all ranks", "green"),
-                ),
-                (
+                    "Model FLOP/s",
+                    Unit::Flops,
+                    "Floating-point operations that the model needs for the images trained on, \
+                     forward and backward pass, over all ranks. What is recomputed does not count.",
+                )
+                .query(achieved.clone(), "all ranks")
+                .color("all ranks", "green"),
+                time_series(
                     6,
-                    time_series(
-                        "Model FLOPs utilisation",
-                        Unit::Share,
-                        "GPU only. Model FLOP/s over the dense bf16 peak of the GPUs, whatever the precision of the job. Absent on \
-                         CPUs, and where the trainer does not know the peak of the GPU's product.",
-                    )
-                    .query(achieved.over(peak), "utilisation")
-                    .or_else("no GPU of a known product")
-                    .up_to_one()
-                    .color("utilisation", "green"),
-                ),
-                (
+                    "Model FLOPs utilisation",
+                    Unit::Share,
+                    "GPU only. Model FLOP/s over the dense bf16 peak of the GPUs, whatever the \
+                     precision of the job. Absent on CPUs, and where the trainer does not know the \
+                     peak of the GPU's product.",
+                )
+                .query(achieved.over(peak), "utilisation")
+                .or_else("no GPU of a known product")
+                .up_to_one()
+                .color("utilisation", "green"),
+                time_series(
                     6,
-                    time_series(
-                        "GPU memory, most so far",
-                        Unit::Bytes,
-                        "GPU only. Most memory that tensors of a rank have taken at once. What CUDA itself and fragments take comes \
-                         on top.",
-                    )
-                    .query(
-                        Expr::from(ranks(Series::of(of::DEVICE_MEMORY_PEAK_BYTES))).max_by(&[of::LABEL_RANK]),
-                        "rank {{rank}}",
-                    )
-                    .or_else("no GPU"),
-                ),
-                (
+                    "GPU memory, most so far",
+                    Unit::Bytes,
+                    "GPU only. Most memory that tensors of a rank have taken at once. What CUDA \
+                     itself and fragments take comes on top.",
+                )
+                .query(
+                    Expr::from(ranks(Series::of(of::DEVICE_MEMORY_PEAK_BYTES))).max_by(&[of::LABEL_RANK]),
+                    "rank {{rank}}",
+                )
+                .or_else("no GPU"),
+                time_series(
                     6,
-                    time_series(
-                        "Host memory",
-                        Unit::Bytes,
-                        "Resident memory of each rank's process, GPU memory left out.",
-                    )
-                    .query(
-                        Expr::from(ranks(Series::of(of::PROCESS_RESIDENT_MEMORY_BYTES)))
-                            .max_by(&[of::LABEL_RANK]),
-                        "rank {{rank}}",
-                    ),
+                    "Host memory",
+                    Unit::Bytes,
+                    "Resident memory of each rank's process, GPU memory left out.",
+                )
+                .query(
+                    Expr::from(ranks(Series::of(of::PROCESS_RESIDENT_MEMORY_BYTES)))
+                        .max_by(&[of::LABEL_RANK]),
+                    "rank {{rank}}",
                 ),
             ],
         )
