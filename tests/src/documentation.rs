@@ -6,9 +6,12 @@
 //! | --- | --- |
 //! | `sh` | runs it ([`commands`]) |
 //! | `sh cluster` | runs it on the cluster of the end-to-end tests |
+//! | `sh dry-run` | runs it, but `make` only prints what it would do, and `helm install` renders the chart |
 //! | `sh no-test: REASON` | nothing |
-//! | `console` | runs the lines after `$ ` |
-//! | `console fails` | the same, and they must fail with what is shown |
+//! | `console` | runs the lines after `$ `, which must print the other lines; `...` stands for what varies |
+//! | `console numbers vary: REASON` | the same, but a number stands for any number |
+//! | `console fails` | the same, but the commands must fail |
+//! | `console snapshot=FILE` | compares the lines with a snapshot of another test |
 //! | `yaml` | validates it as a manifest, or as a part of a job's `spec` ([`manifests`]) |
 //! | `yaml values` | renders the chart with it |
 //! | `yaml no-test: REASON` | nothing |
@@ -17,6 +20,7 @@
 
 pub mod commands;
 pub mod manifests;
+pub mod output;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -86,6 +90,26 @@ impl Block {
         self.info.split_whitespace().next().unwrap_or_default()
     }
 
+    /// Its commands, and what it shows as their output. All of it is commands; of a console, the lines after `$ ` with
+    /// those that continue them.
+    pub fn parts(&self) -> (String, Vec<&str>) {
+        if self.language() != "console" {
+            return (self.text.clone(), vec![]);
+        }
+        let (mut commands, mut output) = (String::new(), vec![]);
+        let mut continues = false;
+        for line in self.text.lines() {
+            match line.strip_prefix("$ ").or(continues.then_some(line)) {
+                Some(command) => {
+                    commands += &format!("{command}\n");
+                    continues = command.ends_with('\\');
+                }
+                None => output.push(line.trim_end()),
+            }
+        }
+        (commands, output)
+    }
+
     /// The file that the block is, where it is one.
     pub fn file(&self) -> Option<&str> {
         self.info
@@ -134,7 +158,8 @@ pub fn examples() -> Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-fn files_below(folder: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
+/// Adds all files of a folder and of those in it.
+pub fn files_below(folder: &Path, paths: &mut Vec<PathBuf>) -> Result<()> {
     for entry in fs::read_dir(folder)? {
         let path = entry?.path();
         if path.is_dir() {

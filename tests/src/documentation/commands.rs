@@ -2,8 +2,9 @@
 //!
 //! A reader stands at the top of the source tree with everything built. Here that is a folder of its own that looks like it:
 //! with the examples, the chart, the built programs, the digits, and what pages take for the reader's own: `job.yaml` and
-//! `ds_config.json`. Examples train for fewer epochs. Outside of a cluster `make` only says what it would do, and `helm install`
-//! renders the chart, so that both fail where a target, a flag or a value is not there.
+//! `ds_config.json`. Examples train for fewer epochs. Blocks that are a dry run have a `make` that only says what it would do,
+//! and a `helm install` that renders the chart, so that both fail where a target, a flag or a value is not there; elsewhere
+//! they have neither.
 
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
@@ -13,7 +14,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use fs_err as fs;
 use serde_json::Value;
 
-use super::{Block, Page, examples};
+use super::{Block, Page, examples, output};
 use crate::binaries::Binaries;
 use crate::operator::root;
 use crate::{cache, command, digits, packages};
@@ -36,6 +37,9 @@ template|lint|package) exec 'HELM' "$verb" "$@" ;;
 *) echo "helm $verb needs a cluster" >&2; exit 1 ;;
 esac"#;
 
+/// The folder of the programs of a dry run.
+const DRY: &str = "dry-run";
+
 /// Where a block's commands are run.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Place {
@@ -50,11 +54,18 @@ pub enum Place {
 pub enum Fate {
     /// Nothing: it is no commands, or says why they are not run.
     Unread,
-    /// They are run and end well.
+    /// They are run and end well; a console prints what it shows.
     Run(Place),
+    /// They are run on this machine, without what `make` and `helm install` would do.
+    DryRun,
     /// They are run on this machine and fail with what the block shows.
     Fail,
+    /// What is shown is compared with a snapshot of another test.
+    Snapshot,
 }
+
+/// Before the file of a snapshot.
+const SNAPSHOT: &str = "snapshot=";
 
 /// What becomes of the commands of a block; an error where its info string is none of those that there are.
 pub fn fate(block: &Block) -> Result<Fate> {
@@ -69,28 +80,15 @@ pub fn fate(block: &Block) -> Result<Fate> {
     match (rest, rest.split_once(": ")) {
         ("", _) => Ok(Fate::Run(Place::Here)),
         ("cluster", _) => Ok(Fate::Run(Place::Cluster)),
+        ("dry-run", _) if language == "sh" => Ok(Fate::DryRun),
         ("fails", _) if language == "console" => Ok(Fate::Fail),
-        (_, Some(("no-test", reason))) if !reason.trim().is_empty() => Ok(Fate::Unread),
-        _ => bail!("{rest:?} should be nothing, `cluster`, `no-test: REASON`, or of a console `fails`"),
-    }
-}
-
-/// The commands of a block: all of it, or of a console the lines after `$ ` with those that continue them.
-pub fn script(block: &Block) -> String {
-    if block.language() == "sh" {
-        return block.text.clone();
-    }
-    let mut script = String::new();
-    let mut continues = false;
-    for line in block.text.lines() {
-        let command = line.strip_prefix("$ ").or(continues.then_some(line));
-        if let Some(command) = command {
-            script += command;
-            script.push('\n');
+        (_, Some(("numbers vary", reason))) if language == "console" && !reason.trim().is_empty() => {
+            Ok(Fate::Run(Place::Here))
         }
-        continues = command.is_some_and(|command| command.ends_with('\\'));
+        (_, Some(("no-test", reason))) if language == "sh" && !reason.trim().is_empty() => Ok(Fate::Unread),
+        _ if language == "console" && rest.starts_with(SNAPSHOT) => Ok(Fate::Snapshot),
+        _ => bail!("{rest:?} is no mark of `{language}`: `vit_tests::documentation` lists them"),
     }
-    script
 }
 
 /// A reader's terminal.
@@ -104,16 +102,16 @@ impl Session {
     /// Without a cluster.
     pub fn new() -> Result<Self> {
         let session = Self::prepared(EPOCHS_HERE)?;
-        let helm = Binaries::build()?.path("helm").display().to_string();
-        let bin = session.folder.path().join("bin");
-        executable(
-            &bin.join("make"),
-            &format!(
-                "exec /usr/bin/make --no-print-directory -C '{}' -n \"$@\"",
-                root().display()
-            ),
-        )?;
-        executable(&bin.join("helm"), &HELM.replace("HELM", &helm))?;
+        let binaries = Binaries::build()?;
+        let helm = binaries.path("helm").display().to_string();
+        let (bin, dry) = (session.folder.path().join("bin"), session.folder.path().join(DRY));
+        symlink(binaries.path("kubectl"), bin.join("kubectl"))?;
+        let make = format!(
+            "exec /usr/bin/make --no-print-directory -C '{}' -n \"$@\"",
+            root().display()
+        );
+        executable(&dry.join("make"), &make)?;
+        executable(&dry.join("helm"), &HELM.replace("HELM", &helm))?;
         Ok(session)
     }
 
@@ -136,7 +134,7 @@ impl Session {
     fn prepared(epochs: i64) -> Result<Self> {
         let folder = tempfile::Builder::new().prefix("vit-docs-").tempdir()?;
         let top = folder.path();
-        for part in ["bin", "examples", "target"] {
+        for part in ["bin", DRY, "examples", "target"] {
             fs::create_dir(top.join(part))?;
         }
         for path in examples()? {
@@ -184,8 +182,12 @@ impl Session {
             }
             let place = || format!("{}:{}", page.path.display(), block.line);
             match fate(block).with_context(place)? {
-                Fate::Run(there) if there == here => drop(self.run(&script(block)).with_context(place)?),
-                Fate::Fail if here == Place::Here => self.fail(block).with_context(place)?,
+                Fate::Run(there) if there == here => self.console(block).with_context(place)?,
+                Fate::DryRun if here == Place::Here => {
+                    let script = format!("PATH=$PWD/{DRY}:$PATH\n{}", block.parts().0);
+                    self.run(&script).map(drop).with_context(place)?;
+                }
+                Fate::Fail if here == Place::Here => self.console(block).with_context(place)?,
                 _ => continue,
             }
             ran += 1;
@@ -193,16 +195,20 @@ impl Session {
         Ok(ran)
     }
 
-    /// Runs a console whose commands are refused, in the words that it shows.
-    fn fail(&self, block: &Block) -> Result<()> {
-        let said = match self.run(&script(block)) {
-            Ok(said) => bail!("it does not fail: {said}"),
-            Err(error) => format!("{error:#}"),
-        };
-        for line in block.text.lines().filter(|line| !line.starts_with("$ ")) {
-            ensure!(said.contains(line.trim()), "{line:?} is not in: {said}");
+    /// Runs a block. What a console shows is what it prints to its terminal, standard error included.
+    fn console(&self, block: &Block) -> Result<()> {
+        if block.language() == "sh" {
+            return self.run(&block.parts().0).map(drop);
         }
-        Ok(())
+        let log = tempfile::NamedTempFile::new()?;
+        let script = format!("exec > {} 2>&1\n{}", log.path().display(), block.parts().0);
+        let outcome = self.run(&script);
+        let printed = fs::read_to_string(log.path())?;
+        match outcome {
+            Ok(_) if fate(block)? == Fate::Fail => bail!("it does not fail: {printed}"),
+            Err(error) if fate(block)? != Fate::Fail => Err(error.context(printed)),
+            _ => output::compare(block, &printed),
+        }
     }
 
     /// Runs a script to its end; it fails with the first of its commands that does. Gives what it printed.
@@ -213,6 +219,14 @@ impl Session {
             .stdin(Stdio::null());
         command::run(&mut bash)
     }
+}
+
+/// Compares what a console shows with the snapshot that it names.
+pub fn compare_with_snapshot(block: &Block) -> Result<()> {
+    let file = block.info.split_once(SNAPSHOT).context("names a snapshot")?.1;
+    let text = fs::read_to_string(root().join(file))?;
+    let (_, content) = text.split_once("\n---\n").context("a snapshot has a header")?;
+    output::compare(block, content)
 }
 
 /// The folder of the built programs: those of the profile of this test, which lies one further down, or else the released ones.
@@ -274,6 +288,9 @@ mod tests {
             ("sh", Fate::Run(Place::Here)),
             ("console", Fate::Run(Place::Here)),
             ("console fails", Fate::Fail),
+            ("console numbers vary: a few epochs", Fate::Run(Place::Here)),
+            ("console snapshot=a.snap", Fate::Snapshot),
+            ("sh dry-run", Fate::DryRun),
             ("sh cluster", Fate::Run(Place::Cluster)),
             ("sh no-test: needs a GPU", Fate::Unread),
             ("yaml", Fate::Unread),
@@ -286,16 +303,13 @@ mod tests {
             "sh no-test: ",
             "sh klaster",
             "sh fails",
+            "console numbers vary: ",
+            "console no-test: made up",
+            "console dry-run",
             "bash",
             "shell",
         ] {
             assert!(fate(&Block::new(info, "true\n")).is_err(), "{info} is taken");
         }
-    }
-
-    #[test]
-    fn of_a_console_the_commands_are_run() {
-        let console = Block::new("console", "$ one \\\n  two\nprinted\n$ three\nprinted\n");
-        assert_eq!(script(&console), "one \\\n  two\nthree\n");
     }
 }

@@ -13,7 +13,7 @@ use std::process::Command;
 use anyhow::{Result, ensure};
 use libtest_mimic::{Arguments, Failed, Trial};
 use vit_tests::binaries::Binaries;
-use vit_tests::documentation::commands::{Fate, Place, Session, fate};
+use vit_tests::documentation::commands::{Fate, Place, Session, compare_with_snapshot, fate};
 use vit_tests::documentation::{self, Block, Page, Text, manifests};
 use vit_tests::{command, operator, packages};
 
@@ -28,6 +28,9 @@ const FOLDERS: [&str; 7] = [
     "tests/",
 ];
 
+/// Blocks of commands that build images or install the chart for good, which a test renders or prints at most.
+const DRY_RUNS: usize = 12;
+
 fn main() -> Result<()> {
     let arguments = Arguments::from_args();
     let pages = documentation::pages()?;
@@ -40,11 +43,19 @@ fn main() -> Result<()> {
         }));
         trials.push(trial(format!("manifests of {name}"), page, manifests_of));
         trials.push(trial(format!("marks of {name}"), page, marks));
-        let is_run = |block| matches!(fate(block), Ok(Fate::Run(Place::Here) | Fate::Fail));
+        let is_run = |block| {
+            matches!(
+                fate(block),
+                Ok(Fate::Run(Place::Here) | Fate::DryRun | Fate::Fail)
+            )
+        };
         if page.blocks.iter().any(is_run) {
             trials.push(trial(format!("commands of {name}"), page, commands));
         }
     }
+    trials.push(Trial::test("few commands are a dry run", move || {
+        tried(dry_runs(&pages))
+    }));
     for path in documentation::examples()? {
         let name = path.strip_prefix(operator::root())?.display().to_string();
         trials.push(Trial::test(name, move || {
@@ -141,7 +152,27 @@ fn parse(expression: &str) -> Result<()> {
     Ok(())
 }
 
-/// Every block with commands says whether they are run. (The README is marked by nothing but languages.)
+/// Lists the blocks whose `make` and `helm` are not run, and allows no more of them.
+fn dry_runs(pages: &[Page]) -> Result<()> {
+    let of_page = |page: &Page| {
+        let blocks = page
+            .blocks
+            .iter()
+            .filter(|block| matches!(fate(block), Ok(Fate::DryRun)));
+        let place = |block: &Block| format!("{}:{}: {}", page.path.display(), block.line, block.text.trim());
+        blocks.map(place).collect::<Vec<_>>()
+    };
+    let places: Vec<String> = pages.iter().flat_map(of_page).collect();
+    ensure!(
+        places.len() <= DRY_RUNS,
+        "{} blocks:\n{}",
+        places.len(),
+        places.join("\n")
+    );
+    Ok(())
+}
+
+/// Every block with commands says whether they are run, and those with a snapshot show it.
 fn marks(page: &Page) -> Result<()> {
     let complaint = |block: &Block, error: &dyn std::fmt::Display| {
         format!("{}:{}: {error}", page.path.display(), block.line)
@@ -162,7 +193,12 @@ fn marks(page: &Page) -> Result<()> {
                 &"commands in a block of no language: it should be `console`",
             )
         });
-    none(wrong.chain(unmarked).collect())
+    let stale = page
+        .blocks
+        .iter()
+        .filter(|block| matches!(fate(block), Ok(Fate::Snapshot)));
+    let stale = stale.filter_map(|block| Some(complaint(block, &compare_with_snapshot(block).err()?)));
+    none(wrong.chain(unmarked).chain(stale).collect())
 }
 
 fn commands(page: &Page) -> Result<()> {

@@ -1,8 +1,10 @@
-//! Pages on trouble have messages as their headings: what they quote is said somewhere in the source.
+//! Pages on trouble have messages as their headings: each is one message of the source, but for what varies.
 
 use std::path::Path;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
+use proc_macro2::{TokenStream, TokenTree};
+use syn::visit::{Visit, visit_attribute, visit_item, visit_macro};
 use vit_tests::documentation::{self, Page};
 use vit_tests::operator::root;
 
@@ -15,12 +17,11 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
 
 const PAGES: [&str; 2] = ["docs/troubleshooting.md", "docs/troubleshooting-trainer.md"];
 /// What says something to users.
-const SOURCES: [&str; 6] = [
-    "charts/vit-operator",
+const SOURCES: [&str; 5] = [
+    "contract/src",
     "crds/src",
     "operator/src",
     "planner/src",
-    "contract/src",
     "trainer/src",
 ];
 /// Stands in a heading for what differs from case to case.
@@ -28,72 +29,96 @@ const VARIES: &str = "...";
 /// A shorter part of a message may be found by chance.
 const LEAST: usize = 5;
 
-/// A file of the source as the text of its messages.
-struct Source {
-    path: String,
-    text: String,
+/// The strings of a source file, without its tests: those in macros and attributes, too.
+#[derive(Default)]
+struct Strings {
+    all: Vec<String>,
+    /// The texts of `#[error("...")]`.
+    errors: Vec<String>,
 }
 
-fn sources() -> Result<Vec<Source>> {
-    let mut sources = vec![];
-    for folder in SOURCES {
-        read(&root().join(folder), &mut sources)?;
+impl Strings {
+    fn of(path: &Path) -> Result<Self> {
+        let text = fs_err::read_to_string(path)?;
+        let file = syn::parse_file(&text).with_context(|| path.display().to_string())?;
+        let mut strings = Self::default();
+        strings.visit_file(&file);
+        Ok(strings)
     }
-    ensure!(sources.len() > 100, "only {} files", sources.len());
-    Ok(sources)
-}
 
-fn read(folder: &Path, sources: &mut Vec<Source>) -> Result<()> {
-    for entry in fs_err::read_dir(folder)? {
-        let path = entry?.path();
-        let extension = path.extension().and_then(|extension| extension.to_str());
-        if path.is_dir() {
-            read(&path, sources)?;
-        } else if matches!(extension, Some("rs" | "json" | "yaml")) && !path.ends_with("tests.rs") {
-            let text = fs_err::read_to_string(&path)?;
-            sources.push(Source {
-                path: path.display().to_string(),
-                text: spoken(&text),
-            });
-        }
-    }
-    Ok(())
-}
-
-/// A source without its tests and comments, and with strings over several lines as they are printed.
-fn spoken(text: &str) -> String {
-    let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap_or_default();
-    let mut spoken = String::new();
-    let mut continues = false;
-    for line in code.lines() {
-        let part = if continues { line.trim_start() } else { line };
-        if !continues && line.trim_start().starts_with("//") {
-            continue;
-        }
-        continues = part.ends_with('\\');
-        spoken += part.trim_end_matches('\\');
-        if !continues {
-            spoken.push('\n');
-        }
-    }
-    spoken.replace("\\\"", "\"")
-}
-
-/// Whether one message of a source has all parts, in their order.
-fn says(source: &Source, parts: &[&str]) -> bool {
-    let first = parts.first().copied().unwrap_or_default();
-    source.text.match_indices(first).any(|(at, _)| {
-        // Parts of one message are near: a format string, and the branches that fill it in.
-        let near: String = source.text[at..].chars().take(3000).collect();
-        let mut rest = near.as_str();
-        parts.iter().all(|part| match rest.find(part) {
-            Some(at) => {
-                rest = &rest[at + part.len()..];
-                true
+    fn take(&mut self, tokens: TokenStream) {
+        for token in tokens {
+            match token {
+                TokenTree::Group(group) => self.take(group.stream()),
+                TokenTree::Literal(literal) => {
+                    if let Ok(text) = syn::parse_str::<syn::LitStr>(&literal.to_string()) {
+                        self.all.push(text.value());
+                    }
+                }
+                TokenTree::Ident(_) | TokenTree::Punct(_) => {}
             }
-            None => false,
-        })
-    })
+        }
+    }
+}
+
+impl<'ast> Visit<'ast> for Strings {
+    fn visit_item(&mut self, item: &'ast syn::Item) {
+        let is_test = |attribute: &syn::Attribute| {
+            attribute.path().is_ident("cfg")
+                && matches!(&attribute.meta, syn::Meta::List(list) if list.tokens.to_string() == "test")
+        };
+        match item {
+            syn::Item::Mod(module) if module.attrs.iter().any(is_test) => {}
+            item => visit_item(self, item),
+        }
+    }
+
+    fn visit_lit_str(&mut self, text: &'ast syn::LitStr) {
+        self.all.push(text.value());
+    }
+
+    fn visit_macro(&mut self, called: &'ast syn::Macro) {
+        self.take(called.tokens.clone());
+        visit_macro(self, called);
+    }
+
+    fn visit_attribute(&mut self, attribute: &'ast syn::Attribute) {
+        if let syn::Meta::List(list) = &attribute.meta {
+            let before = self.all.len();
+            self.take(list.tokens.clone());
+            if attribute.path().is_ident("error") {
+                self.errors.extend_from_slice(&self.all[before..]);
+            }
+        }
+        // Not the value of `doc = "..."`, which is a comment.
+        if !attribute.path().is_ident("doc") {
+            visit_attribute(self, attribute);
+        }
+    }
+}
+
+fn strings() -> Result<Vec<String>> {
+    let mut paths = vec![];
+    for folder in SOURCES {
+        documentation::files_below(&root().join(folder), &mut paths)?;
+    }
+    paths.retain(|path| {
+        path.extension().is_some_and(|extension| extension == "rs") && !path.ends_with("tests.rs")
+    });
+    ensure!(paths.len() > 100, "only {} files", paths.len());
+    let strings = paths.iter().map(|path| Ok(Strings::of(path)?.all));
+    Ok(strings.collect::<Result<Vec<_>>>()?.concat())
+}
+
+/// Whether one message has all parts of a heading, in their order.
+fn says(message: &str, parts: &[&str]) -> bool {
+    let mut rest = message;
+    let mut found = |part: &&str| {
+        let at = rest.find(part)?;
+        rest = &rest[at + part.len()..];
+        Some(())
+    };
+    !parts.is_empty() && parts.iter().all(|part| found(part).is_some())
 }
 
 fn parts(heading: &str) -> Vec<&str> {
@@ -102,29 +127,22 @@ fn parts(heading: &str) -> Vec<&str> {
 }
 
 fn explained_are_said() -> Result<()> {
-    let sources = sources()?;
+    let strings = strings()?;
     let mut unknown = vec![];
     for page in pages()? {
-        ensure!(
-            page.code_headings.len() > 10,
-            "{}: only {} messages",
-            page.path.display(),
-            page.code_headings.len()
-        );
-        for heading in &page.code_headings {
+        let (path, headings) = (page.path.display(), &page.code_headings);
+        ensure!(headings.len() > 10, "{path}: only {} messages", headings.len());
+        for heading in headings {
             let parts = parts(&heading.text);
-            if parts.is_empty() || !sources.iter().any(|source| says(source, &parts)) {
+            if !strings.iter().any(|message| says(message, &parts)) {
                 unknown.push(format!(
-                    "{}:{}: nothing says {:?}",
-                    page.path.display(),
-                    heading.line,
-                    heading.text
+                    "{path}:{}: nothing says {:?}",
+                    heading.line, heading.text
                 ));
             }
         }
     }
-    ensure!(unknown.is_empty(), "{}", unknown.join("\n"));
-    Ok(())
+    super::none(unknown)
 }
 
 fn pages() -> Result<Vec<Page>> {
@@ -134,52 +152,27 @@ fn pages() -> Result<Vec<Page>> {
 /// Errors of the trainer are told as `#[error("...")]`: each that can end training has a heading.
 fn trainers_are_explained() -> Result<()> {
     let pages = pages()?;
-    let headings: Vec<Vec<&str>> = pages
-        .iter()
-        .flat_map(|page| page.code_headings.iter().map(|heading| parts(&heading.text)))
-        .collect();
+    let headings = pages.iter().flat_map(|page| &page.code_headings);
+    let headings: Vec<Vec<&str>> = headings.map(|heading| parts(&heading.text)).collect();
     let mut missing = vec![];
     for file in [
         "trainer/src/error.rs",
         "trainer/src/data/error.rs",
         "trainer/src/checkpoint/error.rs",
     ] {
-        let text = spoken(&fs_err::read_to_string(root().join(file))?);
-        let messages = messages(&text);
+        let mut messages = Strings::of(&root().join(file))?.errors;
+        // Some pass on another's text, with nothing of their own.
+        messages.retain(|message| {
+            let mut own = message.split(['{', '}']).step_by(2);
+            own.any(|part| part.trim().len() >= LEAST)
+        });
         ensure!(messages.len() > 5, "{file}: only {messages:?}");
-        for message in messages {
-            let source = Source {
-                path: file.into(),
-                text: message,
-            };
-            let is_explained = headings
-                .iter()
-                .any(|parts| !parts.is_empty() && says(&source, parts));
-            if !is_explained {
-                missing.push(format!("{}: {}", source.path, source.text));
-            }
-        }
+        messages.retain(|message| !headings.iter().any(|parts| says(message, parts)));
+        missing.extend(
+            messages
+                .into_iter()
+                .map(|message| format!("{file}: not explained: {message}")),
+        );
     }
-    ensure!(missing.is_empty(), "not explained:\n{}", missing.join("\n"));
-    Ok(())
-}
-
-/// The texts of `#[error("...")]` that are more than another's.
-fn messages(text: &str) -> Vec<String> {
-    text.split("#[error(")
-        .skip(1)
-        .filter_map(|rest| {
-            let message = rest.trim_start().strip_prefix('"')?;
-            // A quote within the text is followed by more of it.
-            let is_end = |(at, _): &(usize, &str)| message[at + 1..].starts_with(['\n', ',', ')']);
-            let (end, _) = message.match_indices('"').find(is_end)?;
-            Some(message[..end].to_owned())
-        })
-        .filter(|message| {
-            message
-                .split(['{', '}'])
-                .step_by(2)
-                .any(|part| part.trim().len() >= LEAST)
-        })
-        .collect()
+    super::none(missing)
 }
