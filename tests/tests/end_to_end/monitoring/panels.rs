@@ -13,9 +13,57 @@ use crate::context::{Context, Namespace};
 /// The resolution of the queries: an hour on a screen.
 const STEP: Duration = Duration::from_secs(5);
 
-/// Panels of what only a GPU has. On this cluster, which computes on CPUs, they must be empty: anything else would be
-/// made up.
-const GPU_ONLY: [&str; 2] = ["Model FLOPs utilisation", "GPU memory, most so far"];
+/// What the samples of a query are.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Samples {
+    /// There are none, or they are no numbers.
+    None,
+    /// There are some, and all are 0.
+    Zero,
+    /// Some are not 0.
+    Data,
+}
+
+/// Queries, by panel and legend, that show something else than data here, and why.
+const EXCEPTIONS: [(&str, &str, &[Samples], &str); 7] = [
+    (
+        "Model FLOPs utilisation",
+        "utilisation",
+        &[Samples::None],
+        "this cluster computes on CPUs",
+    ),
+    (
+        "GPU memory, most so far",
+        "rank {{rank}}",
+        &[Samples::None],
+        "this cluster computes on CPUs",
+    ),
+    (
+        "Learning rate and skipped steps",
+        "skipped steps",
+        &[Samples::Zero],
+        "no gradient overflows in fp32",
+    ),
+    ("Failed", "Failed", &[Samples::Zero], "no job fails for good"),
+    (
+        "Unreadable objects",
+        "objects",
+        &[Samples::Zero],
+        "this version made all of them",
+    ),
+    (
+        "Restarting",
+        "Restarting",
+        &[Samples::Zero, Samples::Data],
+        "a restart may be over between two samples",
+    ),
+    (
+        "Failed reconciles, by category",
+        "{{category}}",
+        &[Samples::Zero, Samples::Data],
+        "conflicts are normal, but need not happen",
+    ),
+];
 
 /// A query, and where it stands.
 struct Asked {
@@ -23,11 +71,11 @@ struct Asked {
     expression: String,
     /// Whether it is asked for now alone.
     instant: bool,
-    is_of_gpu: bool,
+    expected: &'static [Samples],
 }
 
-/// Loads the dashboards as Grafana's sidecar would, and asserts that every panel, variable and annotation shows something
-/// of the time since `from`.
+/// Loads the dashboards as Grafana's sidecar would, and asserts that every panel, variable and annotation shows data
+/// of the time since `from`, but for [`EXCEPTIONS`].
 pub(super) fn all_show_data(
     context: &Context<'_>,
     namespace: &Namespace<'_>,
@@ -36,7 +84,7 @@ pub(super) fn all_show_data(
 ) -> Result<()> {
     let dashboards = installed(context)?;
     ensure!(dashboards.len() == 2, "{} dashboards", dashboards.len());
-    let mut panels = 0;
+    let (mut panels, mut exceptions) = (0, 0);
     for dashboard in dashboards {
         let title = dashboard["title"].as_str().context("has a title")?;
         let variables = BTreeMap::from([
@@ -50,15 +98,24 @@ pub(super) fn all_show_data(
         }
         let asked = queries(title, &dashboard, &variables)?;
         panels += asked.len();
+        exceptions += asked
+            .iter()
+            .filter(|query| query.expected != [Samples::Data])
+            .count();
         // What has just begun is in no window yet.
-        let mut missing = Vec::new();
-        let all = until("every panel shows something", || {
-            missing = missing_in(context, &asked, from)?;
-            Ok(missing.is_empty().then_some(()))
+        let mut wrong = Vec::new();
+        let all = until("every panel shows what it should", || {
+            wrong = wrong_in(context, &asked, from)?;
+            Ok(wrong.is_empty().then_some(()))
         });
-        ensure!(all.is_ok(), "without data: {}", missing.join("\n"));
+        ensure!(all.is_ok(), "{}", wrong.join("\n"));
     }
     ensure!(panels > 40, "only {panels} queries");
+    ensure!(
+        exceptions == EXCEPTIONS.len(),
+        "{exceptions} exceptions of {}",
+        EXCEPTIONS.len()
+    );
     Ok(())
 }
 
@@ -95,11 +152,14 @@ fn queries(title: &str, dashboard: &Value, variables: &BTreeMap<&str, &str>) -> 
     let mut asked = Vec::new();
     let mut ask = |place: &str, target: &Value| -> Result<()> {
         let expression = target["expr"].as_str().context("a query has an expression")?;
+        let is =
+            |(panel, legend, ..): &&(&str, &str, _, _)| *panel == place && target["legendFormat"] == *legend;
+        let exception = EXCEPTIONS.iter().find(is);
         asked.push(Asked {
             place: format!("{title}, {place}"),
             expression: filled_in(expression, variables),
             instant: target["instant"] == true,
-            is_of_gpu: GPU_ONLY.contains(&place),
+            expected: exception.map_or(&[Samples::Data], |(.., expected, _)| *expected),
         });
         Ok(())
     };
@@ -126,33 +186,33 @@ fn filled_in(expression: &str, variables: &BTreeMap<&str, &str>) -> String {
     })
 }
 
-/// The queries that Prometheus has no number for, or for GPUs some. One that it refuses is an error.
-fn missing_in(context: &Context<'_>, asked: &[Asked], from: f64) -> Result<Vec<String>> {
+/// The queries that show something else than they should. One that Prometheus refuses is an error.
+fn wrong_in(context: &Context<'_>, asked: &[Asked], from: f64) -> Result<Vec<String>> {
     let url = context.cluster.prometheus_url()?;
-    let mut missing = Vec::new();
-    for Asked {
-        place,
-        expression,
-        instant,
-        is_of_gpu,
-    } in asked
-    {
-        let told = || format!("{place}: {expression}");
-        let has_numbers = if *instant {
-            let samples = prometheus::query(&url, expression).with_context(told)?;
-            samples.iter().any(|sample| sample.value.is_finite())
+    let mut wrong = Vec::new();
+    for query in asked {
+        let expression = &query.expression;
+        let place = || format!("{}: {expression}", query.place);
+        let mut values: Vec<f64> = if query.instant {
+            let samples = prometheus::query(&url, expression).with_context(place)?;
+            samples.iter().map(|sample| sample.value).collect()
         } else {
-            let series = prometheus::query_range(&url, expression, (from, now()), STEP).with_context(told)?;
-            series
-                .iter()
-                .flat_map(|series| &series.values)
-                .any(|(_, value)| value.is_finite())
+            let series =
+                prometheus::query_range(&url, expression, (from, now()), STEP).with_context(place)?;
+            let values = series.iter().flat_map(|series| &series.values);
+            values.map(|(_, value)| *value).collect()
         };
-        if has_numbers == *is_of_gpu {
-            missing.push(told());
+        values.retain(|value| value.is_finite());
+        let found = match values.as_slice() {
+            [] => Samples::None,
+            values if values.iter().all(|value| *value == 0.0) => Samples::Zero,
+            _ => Samples::Data,
+        };
+        if !query.expected.contains(&found) {
+            wrong.push(format!("{}: {found:?} in place of {:?}", place(), query.expected));
         }
     }
-    Ok(missing)
+    Ok(wrong)
 }
 
 /// A variable of a label's values offers the one that is asked for here.
