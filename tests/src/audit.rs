@@ -1,15 +1,12 @@
 //! What chosen accounts ask the API server for, by its own audit log.
 
-use std::fmt;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result};
 use fs_err as fs;
-use jiff::Timestamp;
-use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::rights::{Account, Right};
+use crate::rights::{Account, Decision, Request, Right};
 use crate::state::State;
 
 /// Size of a log at which another one is begun, in megabytes. A run of all tests fills a part of one.
@@ -22,37 +19,6 @@ const NOT_FOR_WANT_OF_A_RIGHT: [&str; 4] = [
     "exceeded quota: ",
     "status unknown for quota: ",
 ];
-
-/// What became of a request.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Decision {
-    /// The account has the right to it.
-    Allowed,
-    /// It has not, in the server's words.
-    Denied(String),
-}
-
-/// A request of an account.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Request {
-    /// The right it takes; none if it is about no objects, such as one for the server's version.
-    pub right: Option<Right>,
-    /// What was asked for.
-    pub uri: String,
-    /// When the server got it.
-    pub time: Timestamp,
-    /// What became of it.
-    pub decision: Decision,
-}
-
-impl fmt::Display for Request {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.right {
-            Some(right) => write!(formatter, "{right}"),
-            None => formatter.write_str(&self.uri),
-        }
-    }
-}
 
 /// Writes the policy by which requests of these users are logged, without what is in them, and returns the API server's flags
 /// for it.
@@ -87,88 +53,43 @@ pub(crate) fn requests(state: &State, account: Account<'_>) -> Result<Vec<Reques
     parse(&log, &account.user()).with_context(|| format!("{}: not an audit log", path.display()))
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Event {
-    #[serde(rename = "requestURI")]
-    request_uri: String,
-    request_received_timestamp: Timestamp,
-    verb: String,
-    user: User,
-    object_ref: Option<ObjectRef>,
-    #[serde(default)]
-    response_status: Status,
-    #[serde(default)]
-    annotations: Value,
-}
-
-#[derive(Deserialize)]
-struct User {
-    username: String,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct ObjectRef {
-    #[serde(default)]
-    resource: String,
-    #[serde(default)]
-    subresource: String,
-    #[serde(default)]
-    api_group: String,
-}
-
-#[derive(Default, Deserialize)]
-struct Status {
-    #[serde(default)]
-    code: u16,
-    #[serde(default)]
-    message: String,
-}
-
 fn parse(log: &str, user: &str) -> Result<Vec<Request>> {
     // A line that is being written has no end yet.
     let complete = log.rsplit_once('\n').map_or("", |(complete, _)| complete);
     let mut requests = Vec::new();
     for line in complete.lines() {
-        let event: Event = serde_json::from_str(line).with_context(|| line.to_owned())?;
-        if event.user.username == user {
-            requests.push(request(event));
+        let event: Value = serde_json::from_str(line).with_context(|| line.to_owned())?;
+        if event["user"]["username"] == user {
+            requests.push(request(&event).with_context(|| line.to_owned())?);
         }
     }
     Ok(requests)
 }
 
-fn request(event: Event) -> Request {
-    let right = event
-        .object_ref
-        .filter(|object| !object.resource.is_empty())
-        .map(|object| {
-            let resource = match object.subresource.as_str() {
-                "" => object.resource,
-                subresource => format!("{}/{subresource}", object.resource),
-            };
-            Right::new(&object.api_group, &resource, &event.verb)
-        });
-    let Status { code, message } = event.response_status;
-    let by_authorizer = event.annotations["authorization.k8s.io/decision"] == "forbid";
-    // Admission plugins, too, ask for rights.
-    let is_of_rights = || {
-        !NOT_FOR_WANT_OF_A_RIGHT
-            .iter()
-            .any(|reason| message.contains(reason))
+fn request(event: &Value) -> Result<Request> {
+    let text = |pointer: &str| event.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
+    let resource = match (text("/objectRef/resource"), text("/objectRef/subresource")) {
+        (resource, "") => resource.to_owned(),
+        (resource, subresource) => format!("{resource}/{subresource}"),
     };
-    let by_admission = code == 403 && is_of_rights();
-    Request {
-        right,
-        uri: event.request_uri,
-        time: event.request_received_timestamp,
+    let right = || Right::new(text("/objectRef/apiGroup"), &resource, text("/verb"));
+    let message = text("/responseStatus/message");
+    let by_authorizer = event["annotations"]["authorization.k8s.io/decision"] == "forbid";
+    // Admission plugins, too, ask for rights.
+    let is_of_rights = !NOT_FOR_WANT_OF_A_RIGHT
+        .iter()
+        .any(|reason| message.contains(reason));
+    let by_admission = event["responseStatus"]["code"] == 403 && is_of_rights;
+    Ok(Request {
+        right: (!resource.is_empty()).then(right),
+        uri: text("/requestURI").to_owned(),
+        time: text("/requestReceivedTimestamp").parse()?,
         decision: if by_authorizer || by_admission {
-            Decision::Denied(message)
+            Decision::Denied(message.to_owned())
         } else {
             Decision::Allowed
         },
-    }
+    })
 }
 
 #[cfg(test)]

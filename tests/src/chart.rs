@@ -7,11 +7,11 @@ use serde_json::Value;
 
 use crate::binaries::Binaries;
 use crate::command::{command, run};
-use crate::operator;
+use crate::root;
 
 /// The chart's folder.
 pub fn folder() -> PathBuf {
-    operator::root().join("charts/vit-operator")
+    root().join("charts/vit-operator")
 }
 
 /// Renders a release of the chart. `values` are `path=value` pairs as `helm --set` takes them.

@@ -15,7 +15,7 @@ use crate::network::{MAX_CLUSTERS, Namespace};
 use crate::node::Part;
 use crate::progress::{say, step};
 use crate::prometheus::Sample;
-use crate::rights::Account;
+use crate::rights::{Account, Request};
 use crate::state::State;
 use crate::{
     audit, cgroup, command, control_plane, dump, image, network, node, packages, process, prometheus,
@@ -157,7 +157,7 @@ impl Cluster {
 
     /// What an account has asked the API server for, if the cluster was brought up with it
     /// [`audited`](ClusterConfig::audited).
-    pub fn requests(&self, account: Account<'_>) -> Result<Vec<audit::Request>> {
+    pub fn requests(&self, account: Account<'_>) -> Result<Vec<Request>> {
         ensure!(
             self.state.record().audited.contains(&account.user()),
             "cluster {} was brought up without an audit of {}",
@@ -312,7 +312,7 @@ impl Cluster {
 
     /// What a person wants to see after a failure: objects, events, pods' logs, the ends of components' logs.
     pub fn dump(&self) -> String {
-        dump::dump(&self.state, &self.binaries)
+        dump::dump(&self.state, &self.binaries, &components(&self.state))
     }
 }
 

@@ -8,7 +8,7 @@ use anyhow::{Result, bail, ensure};
 use crds::{Phase, ViTTrainingJob, ViTTrainingJobStatus};
 use kube::{Api, Client};
 
-use crate::{Cluster, ClusterName, cache, cluster, command, digits, operator, volumes};
+use crate::{Cluster, ClusterName, cache, cluster, command, digits, operator, root, volumes};
 
 /// Name of the demonstration's cluster.
 const CLUSTER: &str = "demo";
@@ -72,7 +72,7 @@ fn folder() -> Result<PathBuf> {
 async fn train(cluster: &Cluster) -> Result<Outcome> {
     let client = cluster.client();
     prepare(&client, &folder()?).await?;
-    let manifest = operator::root().join("examples/digits.yaml");
+    let manifest = root().join("examples/digits.yaml");
     say("kubectl apply -f examples/digits.yaml");
     let applied = Instant::now();
     command::run(

@@ -29,7 +29,7 @@ use anyhow::{Context as _, Result, ensure};
 use fs_err as fs;
 use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
 
-use crate::operator::root;
+use crate::root;
 
 /// Folders whose pages are read, beside the pages at the top.
 const FOLDERS: [&str; 3] = ["docs", "charts", "examples"];

@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 
 use crate::binaries::Binaries;
-use crate::cluster::components;
 use crate::command::{command, run, tail_of_file};
 use crate::process;
 use crate::state::State;
@@ -23,7 +22,7 @@ const QUESTIONS: [&str; 6] = [
 
 /// Objects, events, the logs of all pods and the ends of all components' logs. Never fails: what cannot be had is
 /// replaced by why.
-pub fn dump(state: &State, binaries: &Binaries) -> String {
+pub fn dump(state: &State, binaries: &Binaries, components: &[String]) -> String {
     let kubectl = |arguments: &[&str]| {
         let mut kubectl = command(binaries.path("kubectl"), ["--request-timeout=10s"]);
         run(kubectl.args(arguments).env("KUBECONFIG", state.kubeconfig()))
@@ -64,13 +63,13 @@ pub fn dump(state: &State, binaries: &Binaries) -> String {
             &kubectl(&arguments),
         );
     }
-    for component in components(state) {
-        let condition = if process::running(state, &component).is_some() {
+    for component in components {
+        let condition = if process::running(state, component).is_some() {
             "running"
         } else {
             "ENDED"
         };
-        let log = state.log_file(&component);
+        let log = state.log_file(component);
         section(
             &format!("{component} ({condition}), the end of {}", log.display()),
             &tail_of_file(&log, LOG_LINES),

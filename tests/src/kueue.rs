@@ -3,7 +3,7 @@
 use anyhow::{Context as _, Result};
 
 use crate::binaries::{self, Binaries};
-use crate::{Cluster, image, operator};
+use crate::{Cluster, image, root};
 
 /// Namespace and release of Kueue.
 pub const KUEUE: &str = "kueue-system";
@@ -13,10 +13,10 @@ const IMAGE: &str = "localhost/kueue:dev";
 /// Installs Kueue with its chart's own configuration, and waits until it is ready.
 pub fn install(cluster: &Cluster) -> Result<()> {
     let programs = Binaries::build_kueue()?;
-    let context = tempfile::tempdir_in(operator::root().join("target"))?;
+    let context = tempfile::tempdir_in(root().join("target"))?;
     let program = programs.path("kueue");
     image::stage(context.path(), [(program.as_path(), "kueue")])?;
-    let dockerfile = operator::root().join("tests/images/kueue/Dockerfile");
+    let dockerfile = root().join("tests/images/kueue/Dockerfile");
     let archive = image::build(IMAGE, &dockerfile, context.path())?;
     cluster.load_image(&archive, &cluster.nodes())?;
     let (repository, tag) = IMAGE.rsplit_once(':').context("the image has a tag")?;

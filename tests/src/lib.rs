@@ -50,5 +50,13 @@ pub mod state;
 pub mod training_log;
 pub mod volumes;
 
+use std::path::{Path, PathBuf};
+
 pub use cluster::Cluster;
 pub use config::{ClusterConfig, ClusterName, GpuProduct, Gpus, NodeConfig};
+
+/// Top of the source tree.
+pub fn root() -> PathBuf {
+    let this = Path::new(env!("CARGO_MANIFEST_DIR"));
+    this.parent().unwrap_or(this).to_owned()
+}

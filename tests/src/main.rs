@@ -217,7 +217,10 @@ async fn run(action: Action) -> Result<()> {
         Action::Dump {
             cluster: Name { name },
         } => match State::load(&name)? {
-            Some(state) => println!("{}", vit_tests::dump::dump(&state, &Binaries::build()?)),
+            Some(state) => println!("{}", {
+                let components = cluster::components(&state);
+                vit_tests::dump::dump(&state, &Binaries::build()?, &components)
+            }),
             None => bail!("there is no cluster {name}"),
         },
         Action::Discover {

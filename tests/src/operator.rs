@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use fs_err as fs;
 
 use crate::rights::Account;
-use crate::{Cluster, ClusterConfig, ClusterName, chart, cluster, image, packages};
+use crate::{Cluster, ClusterConfig, ClusterName, chart, cluster, image, packages, root};
 
 /// Namespace, release and Deployment of the operator.
 pub const OPERATOR: &str = "vit-operator";
@@ -58,14 +58,6 @@ pub fn install_from(cluster: &Cluster, chart: &Path, namespace: &str, values: &[
     all.extend_from_slice(values);
     let flags = ["--take-ownership", "--wait", "--timeout", "2m"];
     cluster.helm_upgrade(OPERATOR, namespace, chart, &all, &flags)
-}
-
-/// Top of the source tree.
-pub fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .parent()
-        .unwrap_or(Path::new("/"))
-        .to_owned()
 }
 
 /// Builds the images of operator and trainer from the shipped Dockerfiles and the built binaries: those of `make binaries`, which

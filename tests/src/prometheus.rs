@@ -11,7 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use crate::binaries::Binaries;
-use crate::operator::root;
+use crate::root;
 use crate::state::State;
 use crate::{discovery, packages, process};
 

@@ -8,8 +8,8 @@ use anyhow::Result;
 use fs_err as fs;
 use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
 
-use crate::operator::root;
 use crate::progress::say;
+use crate::root;
 
 /// The tests of one suite that have ended.
 #[derive(Debug)]

@@ -4,10 +4,9 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use anyhow::{Context as _, Result, ensure};
-use k8s_openapi::api::rbac::v1::{ClusterRole, PolicyRule, Role, RoleBinding, Subject};
-use serde_json::Value;
-
-use crate::audit::{Decision, Request};
+use jiff::Timestamp;
+use k8s_openapi::api::rbac::v1::PolicyRule;
+use serde_json::{Value, json};
 
 /// One verb on one kind of object.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -42,6 +41,37 @@ impl fmt::Display for Right {
     }
 }
 
+/// What became of a request.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Decision {
+    /// The account has the right to it.
+    Allowed,
+    /// It has not, in the server's words.
+    Denied(String),
+}
+
+/// A request of an account.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Request {
+    /// The right it takes; none if it is about no objects, such as one for the server's version.
+    pub right: Option<Right>,
+    /// What was asked for.
+    pub uri: String,
+    /// When the server got it.
+    pub time: Timestamp,
+    /// What became of it.
+    pub decision: Decision,
+}
+
+impl fmt::Display for Request {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.right {
+            Some(right) => write!(formatter, "{right}"),
+            None => formatter.write_str(&self.uri),
+        }
+    }
+}
+
 /// A service account.
 #[derive(Clone, Copy, Debug)]
 pub struct Account<'a> {
@@ -55,12 +85,6 @@ impl Account<'_> {
     /// The name under which the API server knows it.
     pub fn user(&self) -> String {
         format!("system:serviceaccount:{}:{}", self.namespace, self.name)
-    }
-
-    fn is(&self, subject: &Subject) -> bool {
-        subject.kind == "ServiceAccount"
-            && subject.name == self.name
-            && subject.namespace.as_deref() == Some(self.namespace)
     }
 }
 
@@ -106,63 +130,35 @@ pub enum Coverage {
 
 /// The rules that these manifests bind to an account.
 pub fn rules_of(manifests: &[Value], account: Account<'_>) -> Result<Vec<PolicyRule>> {
-    let mut rules = Vec::new();
-    for manifest in manifests {
-        let kind = manifest["kind"].as_str().unwrap_or_default();
-        if !matches!(kind, "RoleBinding" | "ClusterRoleBinding") {
-            continue;
-        }
-        // Both kinds have the same fields.
-        let binding: RoleBinding = serde_json::from_value(without_kind(manifest))
-            .with_context(|| format!("not a {kind}: {manifest}"))?;
-        if binding
-            .subjects
+    let account = json!({"kind": "ServiceAccount", "name": account.name, "namespace": account.namespace});
+    let is_account = |subject: &Value| {
+        ["kind", "name", "namespace"]
             .iter()
-            .flatten()
-            .any(|subject| account.is(subject))
-        {
-            rules.extend(rules_of_role(manifests, &binding)?);
-        }
+            .all(|field| subject[field] == account[field])
+    };
+    let is_bound = |binding: &&Value| {
+        let kind = binding["kind"].as_str().unwrap_or_default();
+        let mut subjects = binding["subjects"].as_array().into_iter().flatten();
+        kind.ends_with("RoleBinding") && subjects.any(is_account)
+    };
+    let mut rules = Vec::new();
+    for binding in manifests.iter().filter(is_bound) {
+        let [kind, name] =
+            ["kind", "name"].map(|field| binding["roleRef"][field].as_str().unwrap_or_default());
+        let role = manifests.iter().find(|role| {
+            let is_in_reach =
+                kind == "ClusterRole" || role["metadata"]["namespace"] == binding["metadata"]["namespace"];
+            role["kind"] == kind && role["metadata"]["name"] == name && is_in_reach
+        });
+        let role = role.with_context(|| format!("there is no {kind} {name} to bind"))?;
+        ensure!(
+            role["aggregationRule"].is_null(),
+            "{name} is aggregated of others, which cannot be counted"
+        );
+        let of_role: Option<Vec<PolicyRule>> = serde_json::from_value(role["rules"].clone())?;
+        rules.extend(of_role.unwrap_or_default());
     }
     Ok(rules)
-}
-
-fn rules_of_role(manifests: &[Value], binding: &RoleBinding) -> Result<Vec<PolicyRule>> {
-    let reference = &binding.role_ref;
-    let is_in_reach = |manifest: &&Value| {
-        let namespace = manifest["metadata"]["namespace"].as_str();
-        reference.kind == "ClusterRole" || namespace == binding.metadata.namespace.as_deref()
-    };
-    let role = manifests
-        .iter()
-        .filter(|manifest| {
-            manifest["kind"] == *reference.kind && manifest["metadata"]["name"] == *reference.name
-        })
-        .find(is_in_reach)
-        .with_context(|| format!("there is no {} {} to bind", reference.kind, reference.name))?;
-    let role = without_kind(role);
-    let rules = if reference.kind == "Role" {
-        serde_json::from_value::<Role>(role)?.rules
-    } else {
-        let role: ClusterRole = serde_json::from_value(role)?;
-        ensure!(
-            role.aggregation_rule.is_none(),
-            "{} is aggregated of others, which cannot be counted",
-            reference.name
-        );
-        role.rules
-    };
-    Ok(rules.unwrap_or_default())
-}
-
-/// Typed objects know their kind, and refuse to be told.
-fn without_kind(manifest: &Value) -> Value {
-    let mut manifest = manifest.clone();
-    if let Some(fields) = manifest.as_object_mut() {
-        fields.remove("kind");
-        fields.remove("apiVersion");
-    }
-    manifest
 }
 
 /// What is wrong with an account's rules, by what it asked for. `without_request` are rights that are asked for in no request
@@ -228,8 +224,6 @@ fn rights(rule: &PolicyRule) -> Option<Vec<Right>> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     const ACCOUNT: Account<'_> = Account {
@@ -245,7 +239,7 @@ mod tests {
         Request {
             right: Some(Right::new(group, resource, verb)),
             uri: "/".into(),
-            time: jiff::Timestamp::UNIX_EPOCH,
+            time: Timestamp::UNIX_EPOCH,
             decision: Decision::Allowed,
         }
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use anyhow::Result;
 use fs_err as fs;
 use serde_json::{Value, json};
-use vit_tests::operator;
+use vit_tests::root;
 
 /// How large or small a number has to be.
 #[derive(Clone, Copy)]
@@ -80,7 +80,7 @@ impl Report {
 
     /// Writes a key of the file; the others stay as they are.
     pub(crate) fn save(&self, key: &str) -> Result<()> {
-        let path = operator::root().join("target/bench/operator.json");
+        let path = root().join("target/bench/operator.json");
         let mut all: Value = if path.exists() {
             serde_json::from_slice(&fs::read(&path)?)?
         } else {

@@ -12,7 +12,7 @@ use kube::runtime::wait::{await_condition, conditions};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 use vit_tests::exposition::Exposition;
-use vit_tests::operator::{self, OPERATOR};
+use vit_tests::operator::OPERATOR;
 use vit_tests::progress::say;
 use vit_tests::{Cluster, ClusterConfig, ClusterName, GpuProduct, cluster, kwok, process};
 
@@ -130,7 +130,7 @@ impl Testbed {
 
     /// The resource, and the rights of the operator out of the chart.
     async fn install_operator_resources(&self) -> Result<()> {
-        let root = operator::root();
+        let root = vit_tests::root();
         let folder = self.cluster.state().directory();
         let crd = root
             .join("crds/generated/vittrainingjobs.yaml")
@@ -168,7 +168,7 @@ impl Testbed {
 
     /// Starts the built operator as a process of its own, and waits until it leads.
     pub(crate) async fn start_operator(&self) -> Result<()> {
-        let program = operator::root().join("target/release/vit-operator");
+        let program = vit_tests::root().join("target/release/vit-operator");
         ensure!(
             program.exists(),
             "{} is missing: run `make release` first",

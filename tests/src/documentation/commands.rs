@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::{Block, Page, examples, output};
 use crate::binaries::Binaries;
-use crate::operator::root;
+use crate::root;
 use crate::{cache, command, digits, packages};
 
 /// Epochs of examples on this machine, so that a test does not train for minutes.

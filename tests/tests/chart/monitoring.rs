@@ -7,7 +7,7 @@ use anyhow::{Context as _, Result, ensure};
 use crds::labels;
 use serde_json::{Value, json};
 use vit_tests::binaries::Binaries;
-use vit_tests::{chart, command, operator, packages};
+use vit_tests::{chart, command, packages, root};
 
 use crate::{NAMESPACE, objects, of_kind, only, text};
 
@@ -53,7 +53,7 @@ fn monitors_choose_the_pods_there_are_and_ports_that_policies_leave_open() -> Re
             && selector["matchExpressions"] == json!([{"key": labels::JOB_NAME, "operator": "Exists"}]),
         "{selector}"
     );
-    let pods = fs_err::read_to_string(operator::root().join("operator/src/build/pod.rs"))?;
+    let pods = fs_err::read_to_string(root().join("operator/src/build/pod.rs"))?;
     ensure!(
         pods.contains(r#"const METRICS_PORT: &str = "metrics";"#),
         "the port of jobs' pods"
@@ -165,7 +165,7 @@ fn rules_fire_on_what_they_are_for_and_on_nothing_else() -> Result<()> {
     let mut promtool = Command::new(packages::prometheus()?.with_file_name("promtool"));
     promtool
         .args(["test", "rules"])
-        .arg(operator::root().join("tests/rules_test.yaml"));
+        .arg(root().join("tests/rules_test.yaml"));
     command::run(&mut promtool)?;
     Ok(())
 }
@@ -174,7 +174,7 @@ const RULES: &str = "charts/vit-operator/files/rules.yaml";
 
 /// What `files/rules.yaml` holds.
 fn shipped_groups() -> Result<Value> {
-    let rules: Value = serde_saphyr::from_str(&fs_err::read_to_string(operator::root().join(RULES))?)?;
+    let rules: Value = serde_saphyr::from_str(&fs_err::read_to_string(root().join(RULES))?)?;
     Ok(rules["groups"].clone())
 }
 
@@ -199,7 +199,7 @@ fn alerts(groups: &Value) -> BTreeMap<&str, &Value> {
 
 #[test]
 fn every_alert_is_tested_and_explained() -> Result<()> {
-    let read = |path: &str| fs_err::read_to_string(operator::root().join(path));
+    let read = |path: &str| fs_err::read_to_string(root().join(path));
     let (tests, page) = (read("tests/rules_test.yaml")?, read("docs/operations.md")?);
     let groups = shipped_groups()?;
     for record in rules(&groups).map(|rule| text(rule, "/record")) {
@@ -308,8 +308,7 @@ fn values_change_every_alert_and_the_thresholds_that_there_are() -> Result<()> {
 
 #[test]
 fn rules_name_metrics_that_there_are() -> Result<()> {
-    let root = operator::root();
-    let read = |path: &str| fs_err::read_to_string(root.join(path));
+    let read = |path: &str| fs_err::read_to_string(root().join(path));
     let rules = read(RULES)?;
     let known = [
         read("contract/src/metrics.rs")?,
@@ -350,7 +349,7 @@ fn dashboards_are_config_maps_that_a_sidecar_finds() -> Result<()> {
         "metrics.dashboards.annotations.grafana_folder=Training",
     ];
     let found = config_maps(&values)?;
-    let folder = operator::root().join("charts/vit-operator/files/dashboards");
+    let folder = root().join("charts/vit-operator/files/dashboards");
     let files: Vec<_> = fs_err::read_dir(folder)?.collect::<Result<_, _>>()?;
     ensure!(files.len() == 2 && found.len() == 2, "{} ConfigMaps", found.len());
     for file in files {

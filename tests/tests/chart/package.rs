@@ -7,7 +7,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use crds::ViTTrainingJob;
 use serde_json::{Value, json};
-use vit_tests::{chart, operator};
+use vit_tests::{chart, root};
 
 fn read(path: &str) -> Result<String> {
     Ok(fs_err::read_to_string(chart::folder().join(path))?)
@@ -97,7 +97,7 @@ fn the_icon_is_the_one_in_the_tree() -> Result<()> {
 #[test]
 fn catalogues_are_told_what_there_is() -> Result<()> {
     let metadata = metadata()?;
-    let license = fs_err::read_to_string(operator::root().join("LICENSE"))?;
+    let license = fs_err::read_to_string(root().join("LICENSE"))?;
     ensure!(
         annotation(&metadata, "license")? == "Apache-2.0" && license.contains("Apache License"),
         "the licence"
@@ -156,7 +156,7 @@ fn catalogues_show_the_resource_and_a_job_that_can_be_run() -> Result<()> {
         anyhow::bail!("{} examples", examples.len())
     };
     crds::validate(example)?;
-    let shipped = fs_err::read_to_string(operator::root().join("examples/synthetic.yaml"))?;
+    let shipped = fs_err::read_to_string(root().join("examples/synthetic.yaml"))?;
     let mut shipped: ViTTrainingJob = serde_saphyr::from_str(&shipped)?;
     shipped.spec.image.clone_from(&example.spec.image);
     ensure!(

@@ -15,7 +15,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use vit_tests::binaries::Binaries;
 use vit_tests::documentation::commands::{Fate, Place, Session, compare_with_snapshot, fate};
 use vit_tests::documentation::{self, Block, Page, Text, manifests};
-use vit_tests::{command, operator, packages};
+use vit_tests::{command, packages, root};
 
 /// Top folders of the source tree: code in a sentence that begins with one of them is a path.
 const FOLDERS: [&str; 7] = [
@@ -57,7 +57,7 @@ fn main() -> Result<()> {
         tried(dry_runs(&pages))
     }));
     for path in documentation::examples()? {
-        let name = path.strip_prefix(operator::root())?.display().to_string();
+        let name = path.strip_prefix(root())?.display().to_string();
         trials.push(Trial::test(name, move || {
             tried(
                 fs_err::read_to_string(&path)
@@ -105,7 +105,7 @@ fn links(page: &Page, pages: &[Page]) -> Result<()> {
         .code
         .iter()
         .filter(is_path)
-        .filter(|code| !operator::root().join(&code.text).exists())
+        .filter(|code| !root().join(&code.text).exists())
         .map(|code| complaint(code, &"there is no such file"));
     none(links.chain(paths).collect())
 }
@@ -133,7 +133,7 @@ fn render(values: &str) -> Result<()> {
     fs_err::write(&file, values)?;
     let mut helm = Command::new(Binaries::build()?.path("helm"));
     helm.args(["template", "vit-operator", "--kube-version", "1.30.0"])
-        .arg(operator::root().join("charts/vit-operator"))
+        .arg(root().join("charts/vit-operator"))
         .arg("-f")
         .arg(&file);
     command::run(&mut helm)?;

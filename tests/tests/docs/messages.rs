@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, ensure};
 use proc_macro2::{TokenStream, TokenTree};
 use syn::visit::{Visit, visit_attribute, visit_item, visit_macro};
 use vit_tests::documentation::{self, Page};
-use vit_tests::operator::root;
+use vit_tests::root;
 
 type Test = fn() -> Result<()>;
 

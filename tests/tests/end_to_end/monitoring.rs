@@ -23,7 +23,7 @@ const SHORT: &str = "2s";
 /// In phases: a rank is killed, a gang cannot be placed, a rank is slowed down. Then alerts fire and panels show it; in
 /// the end the alerts are over.
 pub(crate) fn alerts_fire_and_panels_show_data(context: &Context<'_>) -> Result<()> {
-    let shipped = fs_err::read_to_string(operator::root().join("charts/vit-operator/files/rules.yaml"))?;
+    let shipped = fs_err::read_to_string(vit_tests::root().join("charts/vit-operator/files/rules.yaml"))?;
     context.cluster.load_rules(&shortened(&shipped)?)?;
     let outcome = watch_jobs(context);
     context.cluster.load_rules(&shipped)?;

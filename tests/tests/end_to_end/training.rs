@@ -131,7 +131,7 @@ pub(crate) fn prometheus_has_what_synchronisation_cost(context: &Context<'_>) ->
 
 pub(crate) fn synthetic_example_runs_without_a_data_set(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("synthetic")?;
-    let manifest = vit_tests::operator::root()
+    let manifest = vit_tests::root()
         .join("examples/synthetic.yaml")
         .display()
         .to_string();

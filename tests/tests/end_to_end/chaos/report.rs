@@ -144,7 +144,7 @@ impl Report {
             steps_again: self.steps_again,
             seconds_to_training_again: seconds,
         };
-        let folder = vit_tests::operator::root().join("target/chaos");
+        let folder = vit_tests::root().join("target/chaos");
         fs_err::create_dir_all(&folder)?;
         fs_err::write(folder.join("report.json"), serde_json::to_vec_pretty(&written)?)?;
         Ok(())
