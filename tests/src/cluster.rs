@@ -107,14 +107,6 @@ impl Cluster {
         })
     }
 
-    /// The running cluster of this name if there is a healthy one, else a new one of this configuration.
-    pub async fn attach_or_up(config: ClusterConfig) -> Result<Self> {
-        match State::load(&config.name)? {
-            Some(state) if is_healthy(&state) => Self::attach(&config.name).await,
-            _ => Self::up(config).await,
-        }
-    }
-
     /// Ends the cluster and removes all that belongs to it.
     pub fn down(self) -> Result<()> {
         down(self.state.name())

@@ -116,23 +116,10 @@ fn wheel() -> Result<PathBuf> {
             format_args!("fetching the digits (scikit-learn {SCIKIT_LEARN}'s wheel)"),
             || {
                 // One fixed wheel whatever this machine's Python is: only data is read from it.
-                let mut pip = command(
-                    "python3",
-                    ["-m", "pip", "download", "--quiet", "--disable-pip-version-check"],
-                );
-                pip.args([
-                    "--no-deps",
-                    "--only-binary=:all:",
-                    "--python-version=3.12",
-                    "--implementation=cp",
-                ]);
-                pip.args([
-                    "--abi=cp312",
-                    "--platform=manylinux2014_x86_64",
-                    "--platform=manylinux_2_28_x86_64",
-                ]);
-                run(pip
-                    .arg("--dest")
+                let options = "-m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
+                    --python-version=3.12 --implementation=cp --abi=cp312 \
+                    --platform=manylinux2014_x86_64 --platform=manylinux_2_28_x86_64 --dest";
+                run(command("python3", options.split(' '))
                     .arg(staging.path())
                     .arg(format!("scikit-learn=={SCIKIT_LEARN}")))
             },

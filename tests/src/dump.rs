@@ -23,45 +23,30 @@ const QUESTIONS: [&str; 6] = [
 /// Objects, events, the logs of all pods and the ends of all components' logs. Never fails: what cannot be had is
 /// replaced by why.
 pub fn dump(state: &State, binaries: &Binaries, components: &[String]) -> String {
-    let kubectl = |arguments: &[&str]| {
+    let kubectl = |question: &str| {
         let mut kubectl = command(binaries.path("kubectl"), ["--request-timeout=10s"]);
-        run(kubectl.args(arguments).env("KUBECONFIG", state.kubeconfig()))
-            .unwrap_or_else(|error| format!("{error:#}"))
+        run(kubectl
+            .args(question.split(' '))
+            .env("KUBECONFIG", state.kubeconfig()))
+        .unwrap_or_else(|error| format!("{error:#}"))
     };
     let mut text = String::new();
     let mut section = |title: &str, body: &str| {
         let _ = write!(text, "==== {title}\n{}\n\n", body.trim_end());
     };
     for question in QUESTIONS {
-        let words: Vec<_> = question.split(' ').collect();
-        section(&format!("kubectl {question}"), &kubectl(&words));
+        section(&format!("kubectl {question}"), &kubectl(question));
     }
-    let pods = kubectl(&[
-        "get",
-        "pods",
-        "-A",
-        "-o",
-        "custom-columns=:.metadata.namespace,:.metadata.name",
-        "--no-headers",
-    ]);
-    for line in pods.lines() {
+    let names = "custom-columns=:.metadata.namespace,:.metadata.name";
+    for line in kubectl(&format!("get pods -A --no-headers -o {names}")).lines() {
         let Some((namespace, pod)) = line.split_once(char::is_whitespace) else {
             continue;
         };
-        let lines = format!("--tail={LOG_LINES}");
-        let arguments = [
-            "logs",
-            "-n",
-            namespace,
-            pod.trim(),
-            "--all-containers",
-            "--prefix",
-            &lines,
-        ];
-        section(
-            &format!("logs of pod {namespace}/{}", pod.trim()),
-            &kubectl(&arguments),
+        let question = format!(
+            "logs -n {namespace} {} --all-containers --prefix --tail={LOG_LINES}",
+            pod.trim()
         );
+        section(&format!("kubectl {question}"), &kubectl(&question));
     }
     for component in components {
         let condition = if process::running(state, component).is_some() {

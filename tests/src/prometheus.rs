@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use fs_err as fs;
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
 use serde_json::json;
 
 use crate::binaries::Binaries;
@@ -120,20 +120,24 @@ fn harness_program() -> Result<PathBuf> {
 }
 
 /// One time series' value at the time of a query.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Deserialize, PartialEq)]
 pub struct Sample {
     /// The series' labels, `__name__` among them unless the query dropped it.
+    #[serde(rename = "metric")]
     pub labels: BTreeMap<String, String>,
     /// Its value.
+    #[serde(deserialize_with = "value")]
     pub value: f64,
 }
 
 /// One time series over a time range.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Deserialize, PartialEq)]
 pub struct Range {
     /// The series' labels.
+    #[serde(rename = "metric")]
     pub labels: BTreeMap<String, String>,
     /// Times, in seconds of Unix time, and values.
+    #[serde(deserialize_with = "values")]
     pub values: Vec<(f64, f64)>,
 }
 
@@ -162,7 +166,7 @@ pub enum AlertState {
 pub fn query(url: &str, expression: &str) -> Result<Vec<Sample>> {
     let data: Data = ask(url, "query", &[("query", expression)])
         .with_context(|| format!("Prometheus query {expression:?}"))?;
-    data.samples()
+    Ok(data.samples())
 }
 
 /// Evaluates a `PromQL` expression from one time to another, both in seconds of Unix time, every `step`.
@@ -181,20 +185,7 @@ pub fn query_range(
     ];
     let matrix: Matrix =
         ask(url, "query_range", &parameters).with_context(|| format!("Prometheus query {expression:?}"))?;
-    matrix
-        .result
-        .into_iter()
-        .map(|series| {
-            let values = series
-                .values
-                .iter()
-                .map(|(time, value)| Ok((*time, number(value)?)));
-            Ok(Range {
-                values: values.collect::<Result<_>>()?,
-                labels: series.metric,
-            })
-        })
-        .collect()
+    Ok(matrix.result)
 }
 
 /// The values that a label has on these series from one time to another, both in seconds of Unix time.
@@ -246,50 +237,43 @@ struct Alerts {
 
 #[derive(Deserialize)]
 struct Matrix {
-    result: Vec<RangeSeries>,
-}
-
-#[derive(Deserialize)]
-struct RangeSeries {
-    metric: BTreeMap<String, String>,
-    values: Vec<(f64, String)>,
+    result: Vec<Range>,
 }
 
 #[derive(Deserialize)]
 #[serde(tag = "resultType", content = "result", rename_all = "lowercase")]
 enum Data {
-    Vector(Vec<Series>),
-    Scalar((f64, String)),
-}
-
-#[derive(Deserialize)]
-struct Series {
-    metric: BTreeMap<String, String>,
-    value: (f64, String),
+    Vector(Vec<Sample>),
+    #[serde(deserialize_with = "value")]
+    Scalar(f64),
 }
 
 impl Data {
-    fn samples(self) -> Result<Vec<Sample>> {
-        let series = match self {
-            Self::Vector(series) => series,
-            Self::Scalar(value) => vec![Series {
-                metric: BTreeMap::new(),
-                value,
-            }],
-        };
-        let sample = |series: Series| {
-            Ok(Sample {
-                value: number(&series.value.1)?,
-                labels: series.metric,
-            })
-        };
-        series.into_iter().map(sample).collect()
+    fn samples(self) -> Vec<Sample> {
+        let labels = BTreeMap::new();
+        match self {
+            Self::Vector(samples) => samples,
+            Self::Scalar(value) => vec![Sample { labels, value }],
+        }
     }
 }
 
+fn value<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    number(&<(f64, String)>::deserialize(deserializer)?.1)
+}
+
+fn values<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(f64, f64)>, D::Error> {
+    let values: Vec<(f64, String)> = Vec::deserialize(deserializer)?;
+    let values = values
+        .iter()
+        .map(|(time, value)| Ok((*time, number::<D::Error>(value)?)));
+    values.collect()
+}
+
 /// Prometheus writes NaN, +Inf and -Inf as Rust reads them.
-fn number(text: &str) -> Result<f64> {
-    text.parse().with_context(|| format!("{text:?} is no number"))
+fn number<E: serde::de::Error>(text: &str) -> Result<f64, E> {
+    text.parse()
+        .map_err(|_| E::custom(format_args!("{text:?} is no number")))
 }
 
 #[cfg(test)]
@@ -297,7 +281,7 @@ mod tests {
     use super::*;
 
     fn samples(text: &str) -> Result<Vec<Sample>> {
-        parse::<Data>(text)?.samples()
+        Ok(parse::<Data>(text)?.samples())
     }
 
     #[test]
