@@ -6,7 +6,7 @@ mod values;
 
 use std::collections::BTreeSet;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use serde_json::Value;
 use vit_tests::binaries::Binaries;
 use vit_tests::chart;
@@ -14,14 +14,14 @@ use vit_tests::chart;
 /// Where releases are, of which nothing else is asked.
 const NAMESPACE: &str = "first";
 
-/// What a release of this name is in a namespace.
-fn rendered(helm: &Binaries, namespace: &str, values: &[&str]) -> Result<String> {
-    chart::template(helm, "vit-operator", namespace, values)
+/// What a release is in a namespace.
+fn rendered(namespace: &str, values: &[&str]) -> Result<String> {
+    chart::template(&Binaries::build()?, "vit-operator", namespace, values)
 }
 
-/// The objects of a release of this name in a namespace.
-fn objects(helm: &Binaries, namespace: &str, values: &[&str]) -> Result<Vec<Value>> {
-    chart::manifests(&rendered(helm, namespace, values)?)
+/// The objects of a release.
+fn objects(values: &[&str]) -> Result<Vec<Value>> {
+    chart::manifests(&rendered(NAMESPACE, values)?)
 }
 
 fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
@@ -54,9 +54,9 @@ fn only<'a>(objects: &'a [Value], kind: &str) -> Result<&'a Value> {
 
 #[test]
 fn releases_of_one_name_in_two_namespaces_share_nothing() -> Result<()> {
-    let helm = Binaries::build()?;
     for values in [&[][..], &["namespace=research"]] {
-        let [first, second] = ["first", "second"].map(|namespace| objects(&helm, namespace, values));
+        let [first, second] =
+            ["first", "second"].map(|namespace| chart::manifests(&rendered(namespace, values)?));
         let of_cluster = |objects: &[Value]| -> BTreeSet<(String, String)> {
             let in_own = |object: &&Value| matches!(text(object, "/metadata/namespace"), "first" | "second");
             objects
@@ -80,9 +80,8 @@ fn releases_of_one_name_in_two_namespaces_share_nothing() -> Result<()> {
 
 #[test]
 fn every_binding_is_of_a_role_and_an_account_of_the_release() -> Result<()> {
-    let helm = Binaries::build()?;
     for values in [&[][..], &["namespace=research"]] {
-        let objects = objects(&helm, "first", values)?;
+        let objects = objects(values)?;
         let names: BTreeSet<(String, String)> = objects.iter().map(kind_and_name).collect();
         let bindings = objects
             .iter()
@@ -104,113 +103,70 @@ fn every_binding_is_of_a_role_and_an_account_of_the_release() -> Result<()> {
     Ok(())
 }
 
-/// A value that is wrong, and what its refusal must name.
-const WRONG: &[(&str, &str)] = &[
-    ("replicaCount=two", "at '/replicaCount': got string, want integer"),
-    ("replicas=3", "additional properties 'replicas' not allowed"),
-    ("revisionHistoryLimit=-1", "at '/revisionHistoryLimit'"),
-    ("rbac.create=maybe", "at '/rbac/create'"),
-    ("rbac.created=false", "at '/rbac'"),
-    ("networkPolicy.job=false", "at '/networkPolicy'"),
-    ("image.pullPolicy=Sometimes", "at '/image/pullPolicy'"),
-    ("image.repository=", "at '/image/repository'"),
-    ("image.registry=registry.example.com/", "at '/image/registry'"),
-    ("image.digest=sha256:0123", "at '/image/digest'"),
-    ("image.tag=0.1.0@sha256:0123", "at '/image/tag'"),
-    ("namespace=Research", "at '/namespace'"),
-    ("podGroups=maybe", "at '/podGroups'"),
-    ("kueue=1", "at '/kueue'"),
-    (
-        "imagePullSecrets={registry}",
-        "at '/imagePullSecrets/0': got string, want object",
-    ),
-    ("podLabels.team=7", "at '/podLabels/team'"),
-    ("tolerations=all", "at '/tolerations'"),
-    ("metrics.dashboards=true", "at '/metrics/dashboards'"),
-    (
-        "metrics.dashboards.namespace=Grafana",
-        "at '/metrics/dashboards/namespace'",
-    ),
-    (
-        "metrics.dashboards.labels.grafana_dashboard=1",
-        "at '/metrics/dashboards/labels/grafana_dashboard'",
-    ),
-    ("nameOverride=Vit", "at '/nameOverride'"),
-    ("fullnameOverride=Vit", "at '/fullnameOverride'"),
-    ("commonLabels.helm\\.sh/chart=mine", "at '/commonLabels/helm.sh"),
-    (
-        "podLabels.app\\.kubernetes\\.io/name=mine",
-        "at '/podLabels/app.kubernetes.io",
-    ),
-    ("serviceAccount.create=false", "at '/serviceAccount/name'"),
-    ("extraEnv[0].name=POD_NAME", "at '/extraEnv/0/name'"),
-    ("extraEnv[0].value=7", "at '/extraEnv/0'"),
-    ("extraArgs=--kueue=false", "at '/extraArgs'"),
-    ("extraVolumes[0].emptyDir.medium=Memory", "at '/extraVolumes/0'"),
-    ("extraVolumeMounts[0].name=scratch", "at '/extraVolumeMounts/0'"),
-    ("livenessProbe.httpGet.path=/", "at '/livenessProbe'"),
-    (
-        "readinessProbe.periodSeconds=0",
-        "at '/readinessProbe/periodSeconds'",
-    ),
-    ("podSecurityContext=none", "at '/podSecurityContext'"),
-    ("securityContext=none", "at '/securityContext'"),
-    (
-        "topologySpreadConstraints[0].maxSkew=1",
-        "at '/topologySpreadConstraints/0'",
-    ),
-    (
-        "metrics.podMonitor.interval=often",
-        "at '/metrics/podMonitor/interval'",
-    ),
-    ("metrics.podMonitor=true", "at '/metrics/podMonitor'"),
-    (
-        "metrics.podMonitor.relabelings=drop",
-        "at '/metrics/podMonitor/relabelings'",
-    ),
-    (
-        "metrics.service.annotations.a=1",
-        "at '/metrics/service/annotations/a'",
-    ),
-    (
-        "metrics.serviceMonitor.scrapeTimeout=soon",
-        "at '/metrics/serviceMonitor/scrapeTimeout'",
-    ),
-    ("metrics.prometheusRule=true", "at '/metrics/prometheusRule'"),
-    (
-        "metrics.prometheusRule.runbookUrl=docs/operations.md",
-        "at '/metrics/prometheusRule/runbookUrl'",
-    ),
-    (
-        "metrics.prometheusRule.alerts.ViTStragler.enabled=false",
-        "additional properties 'ViTStragler' not allowed",
-    ),
-    (
-        "metrics.prometheusRule.alerts.ViTStraggler.threshold=high",
-        "at '/metrics/prometheusRule/alerts/ViTStraggler/threshold'",
-    ),
-    (
-        "metrics.prometheusRule.alerts.ViTOperatorFails.threshold=1",
-        "at '/metrics/prometheusRule/alerts/ViTOperatorFails'",
-    ),
-    ("test.gpuResource=gpu", "at '/test/gpuResource'"),
-    ("test.deadlineSeconds=1", "at '/test/deadlineSeconds'"),
-    ("test.image.tag=a:b", "at '/test/image/tag'"),
-];
+/// Values that are wrong, and what the refusal of each must name.
+const WRONG: &str = r"
+replicaCount=two -> at '/replicaCount': got string, want integer
+replicas=3 -> additional properties 'replicas' not allowed
+revisionHistoryLimit=-1 -> at '/revisionHistoryLimit'
+rbac.create=maybe -> at '/rbac/create'
+rbac.created=false -> at '/rbac'
+networkPolicy.job=false -> at '/networkPolicy'
+image.pullPolicy=Sometimes -> at '/image/pullPolicy'
+image.repository= -> at '/image/repository'
+image.registry=registry.example.com/ -> at '/image/registry'
+image.digest=sha256:0123 -> at '/image/digest'
+image.tag=0.1.0@sha256:0123 -> at '/image/tag'
+namespace=Research -> at '/namespace'
+podGroups=maybe -> at '/podGroups'
+kueue=1 -> at '/kueue'
+imagePullSecrets={registry} -> at '/imagePullSecrets/0': got string, want object
+podLabels.team=7 -> at '/podLabels/team'
+tolerations=all -> at '/tolerations'
+metrics.dashboards=true -> at '/metrics/dashboards'
+metrics.dashboards.namespace=Grafana -> at '/metrics/dashboards/namespace'
+metrics.dashboards.labels.grafana_dashboard=1 -> at '/metrics/dashboards/labels/grafana_dashboard'
+nameOverride=Vit -> at '/nameOverride'
+fullnameOverride=Vit -> at '/fullnameOverride'
+commonLabels.helm\.sh/chart=mine -> at '/commonLabels/helm.sh
+podLabels.app\.kubernetes\.io/name=mine -> at '/podLabels/app.kubernetes.io
+serviceAccount.create=false -> at '/serviceAccount/name'
+extraEnv[0].name=POD_NAME -> at '/extraEnv/0/name'
+extraEnv[0].value=7 -> at '/extraEnv/0'
+extraArgs=--kueue=false -> at '/extraArgs'
+extraVolumes[0].emptyDir.medium=Memory -> at '/extraVolumes/0'
+extraVolumeMounts[0].name=scratch -> at '/extraVolumeMounts/0'
+livenessProbe.httpGet.path=/ -> at '/livenessProbe'
+readinessProbe.periodSeconds=0 -> at '/readinessProbe/periodSeconds'
+podSecurityContext=none -> at '/podSecurityContext'
+securityContext=none -> at '/securityContext'
+topologySpreadConstraints[0].maxSkew=1 -> at '/topologySpreadConstraints/0'
+metrics.podMonitor.interval=often -> at '/metrics/podMonitor/interval'
+metrics.podMonitor=true -> at '/metrics/podMonitor'
+metrics.podMonitor.relabelings=drop -> at '/metrics/podMonitor/relabelings'
+metrics.service.annotations.a=1 -> at '/metrics/service/annotations/a'
+metrics.serviceMonitor.scrapeTimeout=soon -> at '/metrics/serviceMonitor/scrapeTimeout'
+metrics.prometheusRule=true -> at '/metrics/prometheusRule'
+metrics.prometheusRule.runbookUrl=docs/operations.md -> at '/metrics/prometheusRule/runbookUrl'
+metrics.prometheusRule.alerts.ViTStragler.enabled=false -> additional properties 'ViTStragler' not allowed
+metrics.prometheusRule.alerts.ViTStraggler.threshold=high -> at '/metrics/prometheusRule/alerts/ViTStraggler/threshold'
+metrics.prometheusRule.alerts.ViTOperatorFails.threshold=1 -> at '/metrics/prometheusRule/alerts/ViTOperatorFails'
+test.gpuResource=gpu -> at '/test/gpuResource'
+test.deadlineSeconds=1 -> at '/test/deadlineSeconds'
+test.image.tag=a:b -> at '/test/image/tag'
+";
 
 #[test]
 fn a_wrong_value_is_refused_by_its_name() -> Result<()> {
-    let helm = Binaries::build()?;
-    for (value, named) in WRONG {
-        let refusal = match rendered(&helm, "first", &[value]) {
-            Ok(_) => anyhow::bail!("{value} is taken"),
-            Err(refusal) => format!("{refusal:#}"),
+    for line in WRONG.trim().lines() {
+        let (value, named) = line.split_once(" -> ").context("a value -> what is named")?;
+        let Err(refusal) = rendered(NAMESPACE, &[value]) else {
+            anyhow::bail!("{value} is taken")
         };
+        let refusal = format!("{refusal:#}");
         ensure!(refusal.contains(named), "{value}: {refusal}");
     }
     rendered(
-        &helm,
-        "first",
+        NAMESPACE,
         &["resources.requests.cpu=1", "nodeSelector.pool=system"],
     )?;
     Ok(())

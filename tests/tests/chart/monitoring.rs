@@ -6,37 +6,40 @@ use std::process::Command;
 use anyhow::{Context as _, Result, ensure};
 use crds::labels;
 use serde_json::{Value, json};
-use vit_tests::binaries::Binaries;
 use vit_tests::{chart, command, packages, root};
 
 use crate::{NAMESPACE, objects, of_kind, only, text};
 
+/// Asserts that a monitor selects an object.
+fn check_selects(monitor: &Value, object: &Value) -> Result<()> {
+    let selector = monitor["spec"]["selector"]["matchLabels"]
+        .as_object()
+        .context("labels")?;
+    let labels = &object["metadata"]["labels"];
+    ensure!(
+        selector.iter().all(|(key, value)| labels[key] == *value),
+        "{selector:?} against {object}"
+    );
+    Ok(())
+}
+
+/// Asserts that without values a release has no object of a kind.
+fn check_off_by_default(kind: &str) -> Result<()> {
+    let objects = objects(&[])?;
+    ensure!(of_kind(&objects, kind).is_empty(), "{objects:?}");
+    Ok(())
+}
+
 #[test]
 fn monitors_choose_the_pods_there_are_and_ports_that_policies_leave_open() -> Result<()> {
-    let helm = Binaries::build()?;
-    ensure!(
-        of_kind(&objects(&helm, NAMESPACE, &[])?, "PodMonitor").is_empty(),
-        "off by default"
-    );
-    let objects = objects(
-        &helm,
-        NAMESPACE,
-        &["metrics.podMonitor.operator=true,metrics.podMonitor.jobs=true"],
-    )?;
+    check_off_by_default("PodMonitor")?;
+    let objects = objects(&["metrics.podMonitor.operator=true,metrics.podMonitor.jobs=true"])?;
     let [of_operator, of_jobs] = of_kind(&objects, "PodMonitor")[..] else {
         anyhow::bail!("two PodMonitors: {objects:?}")
     };
     let deployment = only(&objects, "Deployment")?;
     let pod = &deployment["spec"]["template"];
-    let selector = of_operator["spec"]["selector"]["matchLabels"]
-        .as_object()
-        .context("labels")?;
-    ensure!(
-        selector
-            .iter()
-            .all(|(key, value)| pod["metadata"]["labels"][key] == *value),
-        "{selector:?} against {pod}"
-    );
+    check_selects(of_operator, pod)?;
     ensure!(
         pod["spec"]["containers"][0]["ports"][0]["name"] == "metrics",
         "{pod}"
@@ -63,7 +66,6 @@ fn monitors_choose_the_pods_there_are_and_ports_that_policies_leave_open() -> Re
 
 #[test]
 fn monitors_scrape_as_the_values_say() -> Result<()> {
-    let helm = Binaries::build()?;
     for (section, kinds, endpoints) in [
         (
             "podMonitor",
@@ -90,7 +92,7 @@ fn monitors_scrape_as_the_values_say() -> Result<()> {
             (&[kinds][..], "", plain),
             (&[kinds, &settings], "prometheus", set),
         ] {
-            let objects = objects(&helm, NAMESPACE, values)?;
+            let objects = objects(values)?;
             let monitors: Vec<_> = objects
                 .iter()
                 .filter(|object| text(object, "/kind").ends_with("Monitor"))
@@ -110,28 +112,15 @@ fn monitors_scrape_as_the_values_say() -> Result<()> {
 
 #[test]
 fn a_service_monitor_finds_the_service_and_the_service_the_pods() -> Result<()> {
-    let helm = Binaries::build()?;
-    let rendered = |values: &str| objects(&helm, NAMESPACE, &[values]);
-    ensure!(
-        of_kind(&objects(&helm, NAMESPACE, &[])?, "Service").is_empty(),
-        "off by default"
-    );
-    let objects = rendered("metrics.service.enabled=true,metrics.service.annotations.note=mine")?;
+    check_off_by_default("Service")?;
+    let objects = objects(&["metrics.service.enabled=true,metrics.service.annotations.note=mine"])?;
     ensure!(of_kind(&objects, "ServiceMonitor").is_empty(), "{objects:?}");
     let service = only(&objects, "Service")?;
     ensure!(text(service, "/metadata/annotations/note") == "mine", "{service}");
 
-    let objects = rendered("metrics.serviceMonitor.enabled=true")?;
+    let objects = crate::objects(&["metrics.serviceMonitor.enabled=true"])?;
     let (monitor, service) = (only(&objects, "ServiceMonitor")?, only(&objects, "Service")?);
-    let selected = monitor["spec"]["selector"]["matchLabels"]
-        .as_object()
-        .context("labels")?;
-    ensure!(
-        selected
-            .iter()
-            .all(|(key, value)| service["metadata"]["labels"][key] == *value),
-        "{selected:?} against {service}"
-    );
+    check_selects(monitor, service)?;
     let deployment = only(&objects, "Deployment")?;
     ensure!(
         service["spec"]["selector"] == deployment["spec"]["selector"]["matchLabels"]
@@ -145,7 +134,6 @@ fn a_service_monitor_finds_the_service_and_the_service_the_pods() -> Result<()> 
 
 #[test]
 fn a_monitor_of_jobs_looks_where_they_are() -> Result<()> {
-    let helm = Binaries::build()?;
     for (values, namespaces) in [
         ("metrics.podMonitor.jobs=true", json!({"any": true})),
         (
@@ -153,7 +141,7 @@ fn a_monitor_of_jobs_looks_where_they_are() -> Result<()> {
             json!({"matchNames": ["research"]}),
         ),
     ] {
-        let objects = objects(&helm, NAMESPACE, &[values])?;
+        let objects = objects(&[values])?;
         let monitor = only(&objects, "PodMonitor")?;
         ensure!(monitor["spec"]["namespaceSelector"] == namespaces, "{monitor}");
     }
@@ -180,9 +168,8 @@ fn shipped_groups() -> Result<Value> {
 
 /// The groups of rules that a release has.
 fn rendered_groups(values: &[&str]) -> Result<Value> {
-    let helm = Binaries::build()?;
     let values = [&["metrics.prometheusRule.enabled=true"], values].concat();
-    let objects = objects(&helm, NAMESPACE, &values)?;
+    let objects = objects(&values)?;
     Ok(only(&objects, "PrometheusRule")?["spec"]["groups"].clone())
 }
 
@@ -332,9 +319,8 @@ fn rules_name_metrics_that_there_are() -> Result<()> {
 
 #[test]
 fn dashboards_are_config_maps_that_a_sidecar_finds() -> Result<()> {
-    let helm = Binaries::build()?;
     let config_maps = |values: &[&str]| -> Result<Vec<Value>> {
-        let objects = objects(&helm, NAMESPACE, values)?.into_iter();
+        let objects = objects(values)?.into_iter();
         Ok(objects
             .filter(|object| text(object, "/kind") == "ConfigMap")
             // That of `helm test` is not there for longer than the test.

@@ -10,79 +10,41 @@ use vit_tests::rights::{Account, rules_of};
 
 use crate::{NAMESPACE, kind_and_name, objects, of_kind, only, text};
 
+fn pod_of_operator(objects: &[Value]) -> Result<&Value> {
+    Ok(&only(objects, "Deployment")?["spec"]["template"]["spec"])
+}
+
 #[test]
 fn the_deployment_is_as_the_values_say() -> Result<()> {
-    let helm = Binaries::build()?;
-    let cases = [
-        ("replicaCount=3", "/spec/replicas", json!(3)),
-        ("revisionHistoryLimit=2", "/spec/revisionHistoryLimit", json!(2)),
-        (
-            "podAnnotations.note=mine",
-            "/spec/template/metadata/annotations/note",
-            json!("mine"),
-        ),
-        (
-            "podLabels.team=vision",
-            "/spec/template/metadata/labels/team",
-            json!("vision"),
-        ),
-        (
-            "imagePullSecrets[0].name=registry",
-            "/spec/template/spec/imagePullSecrets",
-            json!([{"name": "registry"}]),
-        ),
-        (
-            "priorityClassName=high",
-            "/spec/template/spec/priorityClassName",
-            json!("high"),
-        ),
-        (
-            "nodeSelector.pool=system",
-            "/spec/template/spec/nodeSelector",
-            json!({"pool": "system"}),
-        ),
-        (
-            "extraVolumes[0].name=scratch,extraVolumes[0].emptyDir.medium=Memory",
-            "/spec/template/spec/volumes",
-            json!([{"name": "scratch", "emptyDir": {"medium": "Memory"}}]),
-        ),
-        (
-            "extraVolumeMounts[0].name=scratch,extraVolumeMounts[0].mountPath=/scratch",
-            "/spec/template/spec/containers/0/volumeMounts",
-            json!([{"name": "scratch", "mountPath": "/scratch"}]),
-        ),
-        (
-            "extraArgs={--replica=a}",
-            "/spec/template/spec/containers/0/args/5",
-            json!("--replica=a"),
-        ),
-        (
-            "extraEnv[0].name=RUST_BACKTRACE,extraEnv[0].value=full",
-            "/spec/template/spec/containers/0/env/3",
-            json!({"name": "RUST_BACKTRACE", "value": "full"}),
-        ),
-        (
-            "extraEnv[1].name=TOKEN,extraEnv[1].valueFrom.secretKeyRef.name=a,extraEnv[1].valueFrom.secretKeyRef.key=b",
-            "/spec/template/spec/containers/0/env/4/valueFrom/secretKeyRef",
-            json!({"name": "a", "key": "b"}),
-        ),
-        (
-            "livenessProbe.failureThreshold=5",
-            "/spec/template/spec/containers/0/livenessProbe",
-            json!({"httpGet": {"path": "/healthz", "port": "metrics"}, "periodSeconds": 10, "failureThreshold": 5}),
-        ),
-        (
-            "readinessProbe.periodSeconds=4",
-            "/spec/template/spec/containers/0/readinessProbe",
-            json!({"httpGet": {"path": "/readyz", "port": "metrics"}, "periodSeconds": 4}),
-        ),
-    ];
-    let values = cases.each_ref().map(|(values, ..)| *values);
-    let objects = objects(&helm, NAMESPACE, &values)?;
+    // Values, a pointer, and what is there.
+    let cases: Vec<(String, String, Value)> = serde_json::from_value(json!([
+        ["replicaCount=3", "/spec/replicas", 3],
+        ["revisionHistoryLimit=2", "/spec/revisionHistoryLimit", 2],
+        ["podAnnotations.note=mine", "/spec/template/metadata/annotations/note", "mine"],
+        ["podLabels.team=vision", "/spec/template/metadata/labels/team", "vision"],
+        ["imagePullSecrets[0].name=registry", "/spec/template/spec/imagePullSecrets", [{"name": "registry"}]],
+        ["priorityClassName=high", "/spec/template/spec/priorityClassName", "high"],
+        ["nodeSelector.pool=system", "/spec/template/spec/nodeSelector", {"pool": "system"}],
+        ["extraVolumes[0].name=scratch,extraVolumes[0].emptyDir.medium=Memory",
+         "/spec/template/spec/volumes", [{"name": "scratch", "emptyDir": {"medium": "Memory"}}]],
+        ["extraVolumeMounts[0].name=scratch,extraVolumeMounts[0].mountPath=/scratch",
+         "/spec/template/spec/containers/0/volumeMounts", [{"name": "scratch", "mountPath": "/scratch"}]],
+        ["extraArgs={--replica=a}", "/spec/template/spec/containers/0/args/5", "--replica=a"],
+        ["extraEnv[0].name=RUST_BACKTRACE,extraEnv[0].value=full",
+         "/spec/template/spec/containers/0/env/3", {"name": "RUST_BACKTRACE", "value": "full"}],
+        ["extraEnv[1].name=TOKEN,extraEnv[1].valueFrom.secretKeyRef.name=a,extraEnv[1].valueFrom.secretKeyRef.key=b",
+         "/spec/template/spec/containers/0/env/4/valueFrom/secretKeyRef", {"name": "a", "key": "b"}],
+        ["livenessProbe.failureThreshold=5",
+         "/spec/template/spec/containers/0/livenessProbe", {"httpGet": {"path": "/healthz", "port": "metrics"}, "periodSeconds": 10, "failureThreshold": 5}],
+        ["readinessProbe.periodSeconds=4",
+         "/spec/template/spec/containers/0/readinessProbe", {"httpGet": {"path": "/readyz", "port": "metrics"}, "periodSeconds": 4}],
+    ]))?;
+    let values: Vec<&str> = cases.iter().map(|(values, ..)| values.as_str()).collect();
+    let objects = objects(&values)?;
     let deployment = only(&objects, "Deployment")?;
-    for (values, pointer, expected) in cases {
+    for (values, pointer, expected) in &cases {
         ensure!(
-            deployment.pointer(pointer) == Some(&expected),
+            deployment.pointer(pointer) == Some(expected),
             "{values}: {deployment}"
         );
     }
@@ -91,10 +53,9 @@ fn the_deployment_is_as_the_values_say() -> Result<()> {
 
 #[test]
 fn spread_constraints_are_about_the_pods_of_the_operator() -> Result<()> {
-    let helm = Binaries::build()?;
     let values = "topologySpreadConstraints[0].maxSkew=1,topologySpreadConstraints[0].topologyKey=zone,\
                   topologySpreadConstraints[0].whenUnsatisfiable=ScheduleAnyway";
-    let objects = objects(&helm, NAMESPACE, &[values])?;
+    let objects = objects(&[values])?;
     let spec = &only(&objects, "Deployment")?["spec"];
     let spread = &spec["template"]["spec"]["topologySpreadConstraints"][0];
     ensure!(
@@ -106,13 +67,9 @@ fn spread_constraints_are_about_the_pods_of_the_operator() -> Result<()> {
 
 #[test]
 fn security_contexts_and_pull_secrets_are_those_of_the_test_too() -> Result<()> {
-    let helm = Binaries::build()?;
     let values = "podSecurityContext.fsGroup=7,securityContext.runAsUser=8,imagePullSecrets[0].name=registry";
-    let objects = objects(&helm, NAMESPACE, &[values])?;
-    let pods = [
-        &only(&objects, "Deployment")?["spec"]["template"]["spec"],
-        &only(&objects, "Pod")?["spec"],
-    ];
+    let objects = objects(&[values])?;
+    let pods = [pod_of_operator(&objects)?, &only(&objects, "Pod")?["spec"]];
     for pod in pods {
         let of_pod =
             json!({"fsGroup": 7, "runAsNonRoot": true, "seccompProfile": {"type": "RuntimeDefault"}});
@@ -132,7 +89,6 @@ fn security_contexts_and_pull_secrets_are_those_of_the_test_too() -> Result<()> 
 
 #[test]
 fn an_image_is_named_by_its_digest_or_else_its_tag() -> Result<()> {
-    let helm = Binaries::build()?;
     let digest = format!("sha256:{}", "0123456789abcdef".repeat(4));
     for (values, reference) in [
         (String::new(), "IMAGE:0.1.0".to_owned()),
@@ -152,8 +108,8 @@ fn an_image_is_named_by_its_digest_or_else_its_tag() -> Result<()> {
     ] {
         let of_operator = values.replace("PATH", "image");
         let of_test = values.replace("PATH", "test.image");
-        let objects = objects(&helm, NAMESPACE, &[&of_operator, &of_test])?;
-        let deployment = &only(&objects, "Deployment")?["spec"]["template"]["spec"];
+        let objects = objects(&[&of_operator, &of_test])?;
+        let deployment = pod_of_operator(&objects)?;
         let test = &only(&objects, "Pod")?["spec"];
         let expected = reference.replace("IMAGE", "vit-operator");
         ensure!(
@@ -171,9 +127,8 @@ fn an_image_is_named_by_its_digest_or_else_its_tag() -> Result<()> {
 
 #[test]
 fn without_rbac_there_are_no_roles_but_those_of_the_test() -> Result<()> {
-    let helm = Binaries::build()?;
     for values in ["rbac.create=false", "rbac.create=false,namespace=research"] {
-        let objects = objects(&helm, NAMESPACE, &[values])?;
+        let objects = objects(&[values])?;
         let of_rbac = objects
             .iter()
             .filter(|object| text(object, "/apiVersion").starts_with("rbac."));
@@ -187,13 +142,12 @@ fn without_rbac_there_are_no_roles_but_those_of_the_test() -> Result<()> {
 
 #[test]
 fn common_labels_are_on_all_but_the_resource_definition() -> Result<()> {
-    let helm = Binaries::build()?;
     let values = [
         "commonLabels.team=vision",
         "metrics.prometheusRule.enabled=true,metrics.podMonitor.operator=true,metrics.podMonitor.jobs=true",
         "metrics.serviceMonitor.enabled=true",
     ];
-    let objects = objects(&helm, NAMESPACE, &values)?;
+    let objects = objects(&values)?;
     ensure!(objects.len() > 20, "{} objects", objects.len());
     for object in &objects {
         let is_labelled = text(object, "/metadata/labels/team") == "vision";
@@ -205,31 +159,27 @@ fn common_labels_are_on_all_but_the_resource_definition() -> Result<()> {
 
 #[test]
 fn an_account_of_ones_own_gets_the_rights_and_none_is_made() -> Result<()> {
-    let helm = Binaries::build()?;
-    let objects = objects(
-        &helm,
-        NAMESPACE,
-        &["serviceAccount.create=false,serviceAccount.name=mine"],
-    )?;
+    let objects = objects(&["serviceAccount.create=false,serviceAccount.name=mine"])?;
     let accounts = of_kind(&objects, "ServiceAccount");
     ensure!(accounts.len() == 1, "only the test's: {accounts:?}");
-    let pod = &only(&objects, "Deployment")?["spec"]["template"]["spec"];
+    let pod = pod_of_operator(&objects)?;
     ensure!(pod["serviceAccountName"] == "mine", "{pod}");
-    let account = |name| Account {
-        namespace: NAMESPACE,
-        name,
+    let rules = |name| {
+        rules_of(
+            &objects,
+            Account {
+                namespace: NAMESPACE,
+                name,
+            },
+        )
     };
-    ensure!(rules_of(&objects, account("mine"))?.len() > 5, "rules for it");
-    ensure!(
-        rules_of(&objects, account("vit-operator"))?.is_empty(),
-        "rules for another"
-    );
+    ensure!(rules("mine")?.len() > 5, "rules for it");
+    ensure!(rules("vit-operator")?.is_empty(), "rules for another");
     Ok(())
 }
 
 #[test]
 fn names_are_the_releases_and_say_what_they_are_of() -> Result<()> {
-    let helm = Binaries::build()?;
     for (release, values, name) in [
         ("vit-operator", &[][..], "vit-operator"),
         ("research", &[], "research-vit-operator"),
@@ -238,7 +188,7 @@ fn names_are_the_releases_and_say_what_they_are_of() -> Result<()> {
         ("vision", &["nameOverride=vision"], "vision"),
         ("research", &["fullnameOverride=short"], "short"),
     ] {
-        let objects = chart::manifests(&chart::template(&helm, release, NAMESPACE, values)?)?;
+        let objects = chart::manifests(&chart::template(&Binaries::build()?, release, NAMESPACE, values)?)?;
         let deployment = only(&objects, "Deployment")?;
         ensure!(
             text(deployment, "/metadata/name") == name,
@@ -264,13 +214,12 @@ fn test_job(objects: &[Value]) -> Result<ViTTrainingJob> {
 
 #[test]
 fn the_job_of_the_test_can_be_run_where_the_operator_runs_jobs() -> Result<()> {
-    let helm = Binaries::build()?;
     for (values, namespace, claim) in [
         (&[][..], NAMESPACE, "vit-operator-test"),
         (&["namespace=research"], "research", "first-vit-operator-test"),
         (&["test.checkpoints.existingClaim=mine"], NAMESPACE, "mine"),
     ] {
-        let objects = objects(&helm, NAMESPACE, values)?;
+        let objects = objects(values)?;
         let job = test_job(&objects)?;
         crds::validate(&job)?;
         // The default image cannot use the GPU that the job gets.
@@ -293,11 +242,12 @@ fn the_job_of_the_test_can_be_run_where_the_operator_runs_jobs() -> Result<()> {
             .map(|claim| (text(claim, "/metadata/namespace"), text(claim, "/metadata/name")));
         let expected = (claim != "mine").then_some((namespace, claim));
         ensure!(made.eq(expected), "{claims:?}");
+        let name = "vit-operator-test";
         let rules = rules_of(
             &objects,
             Account {
                 namespace: NAMESPACE,
-                name: "vit-operator-test",
+                name,
             },
         )?;
         ensure!(rules.len() == 1, "{rules:?}");
@@ -307,14 +257,13 @@ fn the_job_of_the_test_can_be_run_where_the_operator_runs_jobs() -> Result<()> {
 
 #[test]
 fn the_job_of_the_test_has_what_the_cluster_wants_of_it() -> Result<()> {
-    let helm = Binaries::build()?;
     let values = [
         "test.image.repository=registry.example.com/vit-trainer,test.image.tag=0.1.0-cuda13",
         "test.gpuResource=amd.com/gpu,test.deadlineSeconds=90",
         "test.spec.workers.tolerations[0].operator=Exists,test.spec.imagePullSecrets[0].name=registry",
         "test.spec.model.depth=1",
     ];
-    let objects = objects(&helm, NAMESPACE, &values)?;
+    let objects = objects(&values)?;
     let spec = test_job(&objects)?.spec;
     ensure!(
         spec.image == "registry.example.com/vit-trainer:0.1.0-cuda13",
@@ -347,8 +296,7 @@ fn the_job_of_the_test_has_what_the_cluster_wants_of_it() -> Result<()> {
 
 #[test]
 fn what_the_test_makes_goes_with_it() -> Result<()> {
-    let helm = Binaries::build()?;
-    let objects = objects(&helm, NAMESPACE, &[])?;
+    let objects = objects(&[])?;
     let annotation = |object: &Value, name: &str| {
         object["metadata"]["annotations"][name]
             .as_str()
