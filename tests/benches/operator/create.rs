@@ -10,14 +10,14 @@ use kube::Api;
 use kube::api::ListParams;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde_json::json;
 use vit_tests::progress::say;
 
-use crate::report::{Bar, Report};
+use crate::report::Report;
 use crate::requests::Requests;
-use crate::testbed::{ControllerRate, Testbed, on_testbed};
+use crate::testbed::{RAISED, SHIPPED, Testbed, on_testbed};
 use crate::workload::{self, NAMESPACE};
-use crate::{peers, pods};
+use crate::{peers, pods, usage};
 
 const NODES: usize = 500;
 const JOBS: usize = 200;
@@ -37,92 +37,74 @@ struct Run {
 pub(crate) async fn measure() -> Result<Report> {
     let (mut ours, mut raw) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        let (run, made) = on_testbed(NODES, ControllerRate::Raised, ours_on).await?;
+        let (run, made) = on_testbed(NODES, RAISED, ours_on).await?;
         ours.push(run.told("ours"));
-        let run = on_testbed(NODES, ControllerRate::Raised, async |testbed| {
+        let run = on_testbed(NODES, RAISED, async |testbed| {
             until_running(testbed, &Api::namespaced(testbed.client.clone(), NAMESPACE), made).await
         })
         .await?;
         raw.push(run.told("raw_create"));
     }
-    let training_operator = on_testbed(NODES, ControllerRate::Raised, training_operator_on)
+    let rates = |runs: &[Run]| runs.iter().map(|run| run.pods_per_second).collect::<Vec<_>>();
+    let (own, limit) = (rates(&ours), rates(&raw));
+    let ratios = own.iter().zip(&limit).map(|(own, limit)| own / limit).collect();
+    let training_operator = on_testbed(NODES, RAISED, training_operator_on)
         .await?
         .told("training_operator");
-    let indexed_job = on_testbed(NODES, ControllerRate::Shipped, indexed_jobs_on)
+    let times = median(own.clone()) / training_operator.pods_per_second;
+    let indexed_job = on_testbed(NODES, SHIPPED, indexed_jobs_on)
         .await?
         .told("indexed_job");
-    let raised = on_testbed(NODES, ControllerRate::Raised, indexed_jobs_on)
+    let raised = on_testbed(NODES, RAISED, indexed_jobs_on)
         .await?
         .told("indexed_job_raised_rate");
 
-    let rates = |runs: &[Run]| runs.iter().map(|run| run.pods_per_second).collect::<Vec<_>>();
-    let (own, limit) = (median(rates(&ours)), median(rates(&raw)));
-    let ratio = median(
-        rates(&ours)
-            .iter()
-            .zip(rates(&raw))
-            .map(|(own, limit)| own / limit)
-            .collect(),
-    );
     let mut report = Report::new(format!(
         "create: pods Running per second, {JOBS} jobs of {PODS_PER_JOB} pods on {NODES} nodes"
     ));
-    let unit = "pods/s";
-    report.add("ours", format!("ours, median of {ROUNDS}"), own, unit);
-    report.add(
-        "raw_create",
-        format!("the same pods posted by a plain client, median of {ROUNDS}"),
-        limit,
-        unit,
-    );
-    report.add(
-        "training_operator",
-        "training-operator 1.8.1, PyTorchJob",
-        training_operator.pods_per_second,
-        unit,
-    );
-    report.add(
-        "indexed_job",
-        "Indexed Job, controller manager as shipped (20 calls/s)",
-        indexed_job.pods_per_second,
-        unit,
-    );
-    report.add(
-        "indexed_job_raised_rate",
-        "Indexed Job, controller manager with 500 calls/s",
-        raised.pods_per_second,
-        unit,
-    );
-    report.add_with_bar(
-        "ratio_to_raw_create",
-        "ours / plain client",
-        ratio,
-        "",
-        Bar::AtLeast(0.9),
-    );
-    let times = own / training_operator.pods_per_second;
-    report.add_with_bar(
-        "ratio_to_training_operator",
-        "ours / training-operator",
-        times,
-        "",
-        Bar::AtLeast(10.0),
-    );
+    let plain = "the same pods posted by a plain client";
+    let (mut cpu_seconds, mut requests) = (json!({}), json!({}));
+    for (key, what, runs) in [
+        ("ours", format!("ours, median of {ROUNDS}"), ours),
+        ("raw_create", format!("{plain}, median of {ROUNDS}"), raw),
+        (
+            "training_operator",
+            "training-operator 1.8.1, PyTorchJob".into(),
+            vec![training_operator],
+        ),
+        (
+            "indexed_job",
+            "Indexed Job, controller manager as shipped (20 calls/s)".into(),
+            vec![indexed_job],
+        ),
+        (
+            "indexed_job_raised_rate",
+            "Indexed Job, controller manager with 500 calls/s".into(),
+            vec![raised],
+        ),
+    ] {
+        report.add(key, what, median(rates(&runs)), "pods/s");
+        for run in runs {
+            cpu_seconds[key] = json!(run.cpu_seconds);
+            requests[key] = run.requests.to_json();
+        }
+    }
+    report
+        .add("ratio_to_raw_create", "ours / plain client", median(ratios), "")
+        .at_least(0.9);
+    report
+        .add(
+            "ratio_to_training_operator",
+            "ours / training-operator",
+            times,
+            "",
+        )
+        .at_least(10.0);
     report.detail("nodes", NODES);
     report.detail("jobs", JOBS);
     report.detail("pods_per_job", PODS_PER_JOB);
-    report.detail("rounds", json!({"ours": rates(&ours), "raw_create": rates(&raw)}));
-    let last = |runs: &[Run]| runs.last().map(|run| json!(run.cpu_seconds));
-    let cpu_seconds: Value = json!({
-        "ours": last(&ours), "raw_create": last(&raw), "training_operator": training_operator.cpu_seconds,
-        "indexed_job": indexed_job.cpu_seconds, "indexed_job_raised_rate": raised.cpu_seconds,
-    });
+    report.detail("rounds", json!({"ours": own, "raw_create": limit}));
     report.detail("cpu_seconds", cpu_seconds);
-    let last = |runs: &[Run]| runs.last().map(|run| run.requests.to_json());
-    let requests: Value = json!({
-        "ours": last(&ours), "raw_create": last(&raw), "training_operator": training_operator.requests.to_json(),
-        "indexed_job": indexed_job.requests.to_json(), "indexed_job_raised_rate": raised.requests.to_json(),
-    });
     report.detail("requests", requests);
     Ok(report)
 }
@@ -166,7 +148,7 @@ where
     let ((_, last), ()) = tokio::try_join!(running, workload::post(api, objects))?;
     Ok(Run {
         pods_per_second: PODS as f64 / (last - started).as_secs_f64(),
-        cpu_seconds: testbed.cpu_seconds()?.since(&cpu),
+        cpu_seconds: usage::since(testbed.cpu_seconds()?, &cpu),
         requests: testbed.requests().await?.since(&requests),
     })
 }

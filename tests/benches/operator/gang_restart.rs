@@ -15,9 +15,9 @@ use serde_json::json;
 use vit_tests::progress::say;
 
 use crate::pods;
-use crate::report::{Bar, Report};
-use crate::testbed::{ControllerRate, Testbed, on_testbed};
-use crate::usage::hundredths;
+use crate::report::Report;
+use crate::testbed::{RAISED, Testbed, on_testbed};
+use crate::usage::{self, hundredths};
 use crate::workload::{self, NAMESPACE, POSTED_AT_ONCE};
 
 /// A few more than pods, so that the node of the failed one can be avoided.
@@ -26,61 +26,46 @@ const PODS: usize = 1_000;
 /// The pod that fails, neither the first nor the last.
 const FAILS: usize = 500;
 
-/// Seconds of a restart, one after another.
+/// A restart.
 struct Restart {
-    /// From the failed container until the first of the other pods is gone.
-    to_first_deletion: f64,
-    /// From then until no pod of the old attempt is left.
-    deleting: f64,
-    /// From then until the first new one is there.
-    between: f64,
-    /// From then until all are.
-    creating: f64,
+    /// Seconds of its phases, one after another: from the failed container until the first of the other pods is gone, until no
+    /// pod of the old attempt is left, until the first new one is there, and until all are.
+    phases: [(&'static str, f64); 4],
     cpu_seconds: BTreeMap<String, f64>,
 }
 
 impl Restart {
     fn seconds(&self) -> f64 {
-        self.to_first_deletion + self.deleting + self.between + self.creating
+        self.phases.iter().map(|(_, seconds)| seconds).sum()
     }
 
     fn phases(&self) -> serde_json::Value {
-        json!({
-            "to_first_deletion": hundredths(self.to_first_deletion),
-            "deleting": hundredths(self.deleting),
-            "between": hundredths(self.between),
-            "creating": hundredths(self.creating),
-        })
+        let phases = self.phases.iter();
+        phases
+            .map(|(phase, seconds)| ((*phase).to_owned(), json!(hundredths(*seconds))))
+            .collect()
     }
 }
 
-/// What a plain client does.
-struct Plain {
-    create_seconds: f64,
-    restart: Restart,
-}
-
 pub(crate) async fn measure() -> Result<Report> {
-    let (ours, made) = on_testbed(NODES, ControllerRate::Raised, ours_on).await?;
+    let (ours, made) = on_testbed(NODES, RAISED, ours_on).await?;
     say(format_args!(
         "gang restart, ours: {:.1} s, {}",
         ours.seconds(),
         ours.phases()
     ));
-    let plain = on_testbed(NODES, ControllerRate::Raised, async |testbed| {
-        plain_on(testbed, made).await
-    })
-    .await?;
+    let (create_seconds, raw) =
+        on_testbed(NODES, RAISED, async |testbed| plain_on(testbed, made).await).await?;
     say(format_args!(
         "plain client: created in {:.1} s; restart: {:.1} s, {}",
-        plain.create_seconds,
-        plain.restart.seconds(),
-        plain.restart.phases()
+        create_seconds,
+        raw.seconds(),
+        raw.phases()
     ));
 
     let rate = |seconds: f64| PODS as f64 / seconds;
-    let (own, limit) = (rate(ours.seconds()), rate(plain.create_seconds));
-    let raw_restart = rate(plain.restart.seconds());
+    let (own, limit) = (rate(ours.seconds()), rate(create_seconds));
+    let raw_restart = rate(raw.seconds());
     let mut report = Report::new(format!(
         "gang_restart: a gang of {PODS} pods on {NODES} nodes, from a failed container until all pods are created again"
     ));
@@ -92,19 +77,11 @@ pub(crate) async fn measure() -> Result<Report> {
         limit,
         unit,
     );
-    report.add(
-        "raw_restart",
-        "deleted, seen gone, and created again by a plain client",
-        raw_restart,
-        unit,
-    );
-    report.add_with_bar(
-        "ratio_to_raw_create",
-        "ours / created",
-        own / limit,
-        "",
-        Bar::AtLeast(0.9),
-    );
+    let again = "deleted, seen gone, and created again by a plain client";
+    report.add("raw_restart", again, raw_restart, unit);
+    report
+        .add("ratio_to_raw_create", "ours / created", own / limit, "")
+        .at_least(0.9);
     report.add(
         "ratio_to_raw_restart",
         "ours / deleted and created again",
@@ -115,11 +92,11 @@ pub(crate) async fn measure() -> Result<Report> {
     report.detail("pods", PODS);
     report.detail(
         "seconds",
-        json!({"ours": ours.phases(), "raw_restart": plain.restart.phases()}),
+        json!({"ours": ours.phases(), "raw_restart": raw.phases()}),
     );
     report.detail(
         "cpu_seconds",
-        json!({"ours": ours.cpu_seconds, "raw_restart": plain.restart.cpu_seconds}),
+        json!({"ours": ours.cpu_seconds, "raw_restart": raw.cpu_seconds}),
     );
     Ok(report)
 }
@@ -140,7 +117,8 @@ async fn ours_on(testbed: &Testbed) -> Result<(Restart, Vec<Pod>)> {
     Ok((restart, made.items.into_iter().map(workload::as_posted).collect()))
 }
 
-async fn plain_on(testbed: &Testbed, made: Vec<Pod>) -> Result<Plain> {
+/// Seconds in which a plain client creates the pods, and its restart.
+async fn plain_on(testbed: &Testbed, made: Vec<Pod>) -> Result<(f64, Restart)> {
     let pods: Api<Pod> = Api::namespaced(testbed.client.clone(), NAMESPACE);
     let started = Instant::now();
     let running = pods::appear(&testbed.client, pods::running(), PODS);
@@ -164,10 +142,7 @@ async fn plain_on(testbed: &Testbed, made: Vec<Pod>) -> Result<Plain> {
         workload::post(&pods, again).await
     })
     .await?;
-    Ok(Plain {
-        create_seconds,
-        restart,
-    })
+    Ok((create_seconds, restart))
 }
 
 /// Follows a restart that `begin` brings about: pods that match `old` go, pods that match `new` come.
@@ -187,11 +162,13 @@ async fn timed(
     )?;
     let seconds = |from: Instant, to: Instant| to.saturating_duration_since(from).as_secs_f64();
     Ok(Restart {
-        to_first_deletion: seconds(started, gone.0),
-        deleting: seconds(gone.0, gone.1),
-        between: seconds(gone.1, come.0),
-        creating: seconds(come.0, come.1),
-        cpu_seconds: testbed.cpu_seconds()?.since(&before),
+        phases: [
+            ("to_first_deletion", seconds(started, gone.0)),
+            ("deleting", seconds(gone.0, gone.1)),
+            ("between", seconds(gone.1, come.0)),
+            ("creating", seconds(come.0, come.1)),
+        ],
+        cpu_seconds: usage::since(testbed.cpu_seconds()?, &before),
     })
 }
 

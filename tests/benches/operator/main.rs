@@ -3,7 +3,6 @@
 //! `target/bench/operator.json`; docs/performance.md defines them. Needs root.
 #![allow(clippy::print_stdout, reason = "the table is what it is for")]
 
-mod calls;
 mod create;
 mod gang_restart;
 mod peers;
@@ -15,7 +14,7 @@ mod testbed;
 mod usage;
 mod workload;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use clap::{Parser, ValueEnum};
 use vit_tests::packages;
 
@@ -43,15 +42,6 @@ enum Part {
 }
 
 impl Part {
-    /// The key in the file.
-    fn key(self) -> &'static str {
-        match self {
-            Self::Create => "create",
-            Self::GangRestart => "gang_restart",
-            Self::Scale => "scale",
-        }
-    }
-
     async fn measure(self) -> Result<Report> {
         match self {
             Self::Create => create::measure().await,
@@ -71,7 +61,8 @@ async fn main() -> Result<()> {
     for part in Part::value_variants().iter().copied().filter(is_chosen) {
         let report = part.measure().await?;
         // Each at once: what was measured is not lost with a later part.
-        report.save(part.key())?;
+        let key = part.to_possible_value().context("none is skipped")?;
+        report.save(key.get_name())?;
         tables.push(report.to_string());
     }
     println!("{} processors\n", std::thread::available_parallelism()?);

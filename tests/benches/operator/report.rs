@@ -7,22 +7,6 @@ use fs_err as fs;
 use serde_json::{Value, json};
 use vit_tests::root;
 
-/// How large or small a number has to be.
-#[derive(Clone, Copy)]
-pub(crate) enum Bar {
-    AtLeast(f64),
-    AtMost(f64),
-}
-
-impl Bar {
-    fn is_met(self, value: f64) -> bool {
-        match self {
-            Self::AtLeast(bar) => value >= bar,
-            Self::AtMost(bar) => value <= bar,
-        }
-    }
-}
-
 /// The measurements of one part.
 pub(crate) struct Report {
     title: String,
@@ -30,12 +14,43 @@ pub(crate) struct Report {
     details: Value,
 }
 
-struct Row {
+/// How large or small a number has to be.
+struct Bar {
+    name: &'static str,
+    sign: &'static str,
+    value: f64,
+    is_met: bool,
+}
+
+/// A number of the table.
+pub(crate) struct Row {
     key: &'static str,
     what: String,
     value: f64,
     unit: &'static str,
     bar: Option<Bar>,
+}
+
+impl Row {
+    pub(crate) fn at_least(&mut self, value: f64) {
+        let is_met = self.value >= value;
+        self.bar = Some(Bar {
+            name: "at_least",
+            sign: ">=",
+            value,
+            is_met,
+        });
+    }
+
+    pub(crate) fn at_most(&mut self, value: f64) {
+        let is_met = self.value <= value;
+        self.bar = Some(Bar {
+            name: "at_most",
+            sign: "<=",
+            value,
+            is_met,
+        });
+    }
 }
 
 impl Report {
@@ -48,29 +63,22 @@ impl Report {
     }
 
     /// Adds a number.
-    pub(crate) fn add(&mut self, key: &'static str, what: impl Into<String>, value: f64, unit: &'static str) {
-        self.rows.push(Row {
-            key,
-            what: what.into(),
-            value,
-            unit,
-            bar: None,
-        });
-    }
-
-    /// Adds a number that has a bar.
-    pub(crate) fn add_with_bar(
+    pub(crate) fn add(
         &mut self,
         key: &'static str,
         what: impl Into<String>,
         value: f64,
         unit: &'static str,
-        bar: Bar,
-    ) {
-        self.add(key, what, value, unit);
-        if let Some(row) = self.rows.last_mut() {
-            row.bar = Some(bar);
-        }
+    ) -> &mut Row {
+        let what = what.into();
+        self.rows.push(Row {
+            key,
+            what,
+            value,
+            unit,
+            bar: None,
+        });
+        self.rows.last_mut().expect("one was added")
     }
 
     /// Adds what is in the file and not in the table.
@@ -98,13 +106,9 @@ impl Report {
         value["processors"] = json!(std::thread::available_parallelism()?.get());
         for row in &self.rows {
             value[row.key] = json!(row.value);
-            let (name, bar) = match row.bar {
-                Some(Bar::AtLeast(bar)) => ("at_least", bar),
-                Some(Bar::AtMost(bar)) => ("at_most", bar),
-                None => continue,
-            };
-            let is_met = row.bar.is_some_and(|bar| bar.is_met(row.value));
-            value["bars"][row.key] = json!({name: bar, "met": is_met});
+            if let Some(bar) = &row.bar {
+                value["bars"][row.key] = json!({bar.name: bar.value, "met": bar.is_met});
+            }
         }
         Ok(value)
     }
@@ -115,17 +119,11 @@ impl fmt::Display for Report {
         writeln!(formatter, "{}", self.title)?;
         for row in &self.rows {
             write!(formatter, "  {:<66}{:>10.2} {}", row.what, row.value, row.unit)?;
-            let (comparison, bar) = match row.bar {
-                Some(Bar::AtLeast(bar)) => (">=", bar),
-                Some(Bar::AtMost(bar)) => ("<=", bar),
-                None => {
-                    writeln!(formatter)?;
-                    continue;
-                }
-            };
-            let is_met = row.bar.is_some_and(|bar| bar.is_met(row.value));
-            let verdict = if is_met { "met" } else { "MISSED" };
-            writeln!(formatter, "  bar {comparison} {bar}: {verdict}")?;
+            if let Some(bar) = &row.bar {
+                let verdict = if bar.is_met { "met" } else { "MISSED" };
+                write!(formatter, "  bar {} {}: {verdict}", bar.sign, bar.value)?;
+            }
+            writeln!(formatter)?;
         }
         Ok(())
     }

@@ -13,56 +13,46 @@ const SECONDS: &str = "apiserver_request_duration_seconds";
 /// Calls that are told; the others together are few.
 const TOLD: usize = 16;
 
-/// Answered requests by verb and resource, such as `PUT vittrainingjobs/status`.
+/// Answered requests by verb and resource, such as `PUT vittrainingjobs/status`: how many, and seconds that all of them
+/// together took, from the first byte to the last. Where processors are short, most of that is waiting for one.
 #[derive(Clone, Default)]
-pub(crate) struct Requests(BTreeMap<String, Answered>);
-
-#[derive(Clone, Copy, Default)]
-struct Answered {
-    count: f64,
-    /// All of them together, from the first byte to the last: where processors are short, most of it is waiting for one.
-    seconds: f64,
-}
+pub(crate) struct Requests(BTreeMap<String, (f64, f64)>);
 
 impl Requests {
     /// All requests that the API server has answered. Watches last, and are none.
     pub(crate) fn read(metrics: &Exposition) -> Self {
         let mut requests = Self::default();
-        for (labels, count) in metrics.labelled(&format!("{SECONDS}_count")) {
-            if let Some(call) = call(&labels) {
-                requests.0.entry(call).or_default().count += count;
+        for sample in metrics.of(&format!("{SECONDS}_count")) {
+            if let Some(call) = call(&sample.labels) {
+                requests.0.entry(call).or_default().0 += sample.value;
             }
         }
-        for (labels, seconds) in metrics.labelled(&format!("{SECONDS}_sum")) {
-            if let Some(call) = call(&labels) {
-                requests.0.entry(call).or_default().seconds += seconds;
+        for sample in metrics.of(&format!("{SECONDS}_sum")) {
+            if let Some(call) = call(&sample.labels) {
+                requests.0.entry(call).or_default().1 += sample.value;
             }
         }
         requests
     }
 
     /// The requests since an earlier look.
-    pub(crate) fn since(&self, earlier: &Self) -> Self {
-        let news = |(call, answered): (&String, &Answered)| {
-            let before = earlier.0.get(call).copied().unwrap_or_default();
-            let since = Answered {
-                count: answered.count - before.count,
-                seconds: answered.seconds - before.seconds,
-            };
-            (since.count > 0.0).then(|| (call.clone(), since))
-        };
-        Self(self.0.iter().filter_map(news).collect())
+    pub(crate) fn since(mut self, earlier: &Self) -> Self {
+        for (call, (count, seconds)) in &earlier.0 {
+            let now = self.0.entry(call.clone()).or_default();
+            *now = (now.0 - count, now.1 - seconds);
+        }
+        self.0.retain(|_, (count, _)| *count > 0.0);
+        self
     }
 
     pub(crate) fn to_json(&self) -> Value {
-        let told = |(call, answered): (&String, &Answered)| {
-            let Answered { count, seconds } = *answered;
+        let told = |(call, (count, seconds)): (&String, &(f64, f64))| {
             (
                 call.clone(),
-                json!({"count": count, "seconds": hundredths(seconds)}),
+                json!({"count": count, "seconds": hundredths(*seconds)}),
             )
         };
-        Value::Object(self.0.iter().map(told).collect())
+        self.0.iter().map(told).collect()
     }
 }
 
@@ -70,9 +60,9 @@ impl Requests {
 impl fmt::Display for Requests {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut calls: Vec<_> = self.0.iter().collect();
-        calls.sort_by(|(_, one), (_, other)| other.seconds.total_cmp(&one.seconds));
-        let all: f64 = calls.iter().map(|(_, answered)| answered.seconds).sum();
-        for (call, Answered { count, seconds }) in calls.into_iter().take(TOLD) {
+        calls.sort_by(|(_, one), (_, other)| other.1.total_cmp(&one.1));
+        let all: f64 = calls.iter().map(|(_, answered)| answered.1).sum();
+        for (call, (count, seconds)) in calls.into_iter().take(TOLD) {
             let share = 100.0 * seconds / all;
             writeln!(
                 formatter,
@@ -84,8 +74,8 @@ impl fmt::Display for Requests {
 }
 
 /// What a series counts.
-fn call(labels: &BTreeMap<&str, &str>) -> Option<String> {
-    let label = |name| labels.get(name).copied().unwrap_or_default();
+fn call(labels: &BTreeMap<String, String>) -> Option<String> {
+    let label = |name| labels.get(name).map_or("", String::as_str);
     let verb = label("verb");
     if verb == "WATCH" || label("resource").is_empty() {
         return None;

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use fs_err as fs;
-use http::Request;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::runtime::wait::{await_condition, conditions};
 use kube::{Api, Client};
@@ -14,11 +13,11 @@ use serde_json::{Value, json};
 use vit_tests::exposition::Exposition;
 use vit_tests::operator::OPERATOR;
 use vit_tests::progress::say;
+use vit_tests::rights::{Account, Request};
 use vit_tests::{Cluster, ClusterConfig, ClusterName, GpuProduct, cluster, kwok, process};
 
-use crate::calls::Calls;
 use crate::requests::Requests;
-use crate::usage::{self, CpuSeconds};
+use crate::usage;
 
 /// GPUs of a node.
 pub(crate) const GPUS_PER_NODE: u32 = 8;
@@ -27,7 +26,10 @@ const READY_DEADLINE: Duration = Duration::from_secs(120);
 /// How often it is asked.
 const POLL: Duration = Duration::from_millis(200);
 /// The operator's identity: that of the shipped chart, with its rights and no others.
-const USER: &str = "system:serviceaccount:vit-operator:vit-operator";
+const ACCOUNT: Account<'_> = Account {
+    namespace: OPERATOR,
+    name: OPERATOR,
+};
 
 /// All programs whose use of processors is told.
 const PROGRAMS: [&str; 7] = [
@@ -40,27 +42,14 @@ const PROGRAMS: [&str; 7] = [
     crate::peers::TRAINING_OPERATOR,
 ];
 
-/// How many calls a second the controller manager allows itself. All other flags are the same for everyone.
-#[derive(Clone, Copy, PartialEq)]
-pub(crate) enum ControllerRate {
-    /// 20, bursts of 30: its defaults.
-    Shipped,
-    /// 500, bursts of 1,000.
-    Raised,
-}
+/// How many calls a second the controller manager allows itself, and in a burst. All other flags are the same for everyone.
+#[derive(Clone, Copy)]
+pub(crate) struct ControllerRate(u32, u32);
 
-impl ControllerRate {
-    fn flags(self) -> [String; 2] {
-        let (rate, burst) = match self {
-            Self::Shipped => (20, 30),
-            Self::Raised => (500, 1_000),
-        };
-        [
-            format!("--kube-api-qps={rate}"),
-            format!("--kube-api-burst={burst}"),
-        ]
-    }
-}
+/// The controller manager's defaults.
+pub(crate) const SHIPPED: ControllerRate = ControllerRate(20, 30);
+/// Enough for all that is measured here.
+pub(crate) const RAISED: ControllerRate = ControllerRate(500, 1_000);
 
 pub(crate) struct Testbed {
     pub(crate) cluster: Cluster,
@@ -88,7 +77,7 @@ pub(crate) async fn on_testbed<T>(
 
 impl Testbed {
     async fn up(name: ClusterName, nodes: usize, rate: ControllerRate) -> Result<Self> {
-        let cluster = Cluster::up(ClusterConfig::control_plane(name)).await?;
+        let cluster = Cluster::up(ClusterConfig::control_plane(name).audited([ACCOUNT.user()])).await?;
         let testbed = Self {
             client: cluster.client(),
             cluster,
@@ -106,18 +95,15 @@ impl Testbed {
 
     /// The flags that differ from those of other test clusters.
     async fn restart_control_plane(&self, rate: ControllerRate) -> Result<()> {
-        let policy = self.cluster.state().directory().join("audit-policy.json");
-        fs::write(&policy, Calls::policy(USER).to_string())?;
-        let server = [
-            format!("--audit-policy-file={}", policy.display()),
-            format!("--audit-log-path={}", self.audit_log().display()),
-            // Nobody would take the taint of new nodes away.
-            "--disable-admission-plugins=TaintNodesByCondition".to_owned(),
-        ];
+        // Nobody would take the taint of new nodes away.
+        let server = ["--disable-admission-plugins=TaintNodesByCondition".to_owned()];
         self.cluster.restart_with_flags("kube-apiserver", &server).await?;
-        let mut manager = rate.flags().to_vec();
-        // Fake nodes send no heartbeats.
-        manager.push("--controllers=*,-node-lifecycle-controller".to_owned());
+        let manager = [
+            format!("--kube-api-qps={}", rate.0),
+            format!("--kube-api-burst={}", rate.1),
+            // Fake nodes send no heartbeats.
+            "--controllers=*,-node-lifecycle-controller".to_owned(),
+        ];
         self.cluster
             .restart_with_flags("kube-controller-manager", &manager)
             .await?;
@@ -225,24 +211,25 @@ impl Testbed {
 
     /// Waits until so many jobs are in a phase, as the operator counts them.
     pub(crate) async fn until_jobs(&self, phase: &str, count: usize) -> Result<()> {
-        let series = format!("vit_operator_jobs{{phase=\"{phase}\"}}");
         self.until(&format!("{count} jobs do not get {phase}"), || {
-            Ok(self.operator_metrics()?.value(&series) == Some(count as f64))
+            let metrics = self.operator_metrics()?;
+            let mut of_phase = metrics
+                .of("vit_operator_jobs")
+                .filter(|sample| sample.labels["phase"] == phase);
+            Ok(of_phase.next().map(|sample| sample.value) == Some(count as f64))
         })
         .await
     }
 
-    /// The operator's calls until now.
-    pub(crate) fn operator_calls(&self) -> Result<Calls> {
-        Calls::read(&self.audit_log())
-    }
-
-    fn audit_log(&self) -> PathBuf {
-        self.cluster.state().directory().join("audit.log")
+    /// The operator's calls until now, as the server's audit log has them. Watches last and are none.
+    pub(crate) fn operator_calls(&self) -> Result<Vec<Request>> {
+        let mut calls = self.cluster.requests(ACCOUNT)?;
+        calls.retain(|call| call.right.as_ref().is_none_or(|right| right.verb != "watch"));
+        Ok(calls)
     }
 
     /// The CPU seconds that every program of the cluster has used, and this one.
-    pub(crate) fn cpu_seconds(&self) -> Result<CpuSeconds> {
+    pub(crate) fn cpu_seconds(&self) -> Result<BTreeMap<String, f64>> {
         let mut all = BTreeMap::new();
         for program in PROGRAMS {
             if let Some(pid) = process::running(self.cluster.state(), program) {
@@ -251,7 +238,7 @@ impl Testbed {
         }
         let own = i32::try_from(std::process::id())?;
         all.insert("client".to_owned(), usage::cpu_seconds(own)?);
-        Ok(CpuSeconds(all))
+        Ok(all)
     }
 
     /// The operator's process.
@@ -285,7 +272,7 @@ impl Testbed {
     }
 
     async fn server_metrics(&self) -> Result<Exposition> {
-        let request = Request::get("/metrics").body(Vec::new())?;
+        let request = http::Request::get("/metrics").body(Vec::new())?;
         Ok(Exposition::parse(&self.client.request_text(request).await?))
     }
 

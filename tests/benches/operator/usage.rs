@@ -8,19 +8,13 @@ use fs_err as fs;
 /// Ticks a second in `/proc/PID/stat`: part of the kernel's interface, whatever its own timer does.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// CPU seconds by component.
-#[derive(Clone, Default)]
-pub(crate) struct CpuSeconds(pub(crate) BTreeMap<String, f64>);
-
-impl CpuSeconds {
-    /// What was used since an earlier look. A component that was not there then has used all it has.
-    pub(crate) fn since(&self, earlier: &Self) -> BTreeMap<String, f64> {
-        let used = |(name, seconds): (&String, &f64)| {
-            let before = earlier.0.get(name).copied().unwrap_or(0.0);
-            (name.clone(), hundredths(seconds - before))
-        };
-        self.0.iter().map(used).collect()
-    }
+/// What components have used since an earlier look. One that was not there then has used all it has.
+pub(crate) fn since(now: BTreeMap<String, f64>, earlier: &BTreeMap<String, f64>) -> BTreeMap<String, f64> {
+    let used = |(name, seconds): (String, f64)| {
+        let before = earlier.get(&name).copied().unwrap_or(0.0);
+        (name, hundredths(seconds - before))
+    };
+    now.into_iter().map(used).collect()
 }
 
 /// CPU seconds of a process.
