@@ -16,7 +16,7 @@ use jiff::Timestamp;
 use serde_json::json;
 
 use crate::context::{Context, Namespace};
-use fault::{Fault, Outcome};
+use fault::Fault;
 use report::Report;
 
 /// How long a job may make no step and begin no attempt.
@@ -73,7 +73,12 @@ pub(crate) fn run(context: &Context<'_>) -> Result<()> {
     let mut report = Report::new(seed);
     let mut slots: Vec<Slot> = (0..)
         .zip(SLOTS)
-        .map(|(index, nodes)| Slot::new(index, nodes))
+        .map(|(index, nodes)| Slot {
+            nodes,
+            index,
+            job: String::new(),
+            jobs: 0,
+        })
         .collect();
     for slot in &mut slots {
         slot.next(&namespace)?;
@@ -91,7 +96,7 @@ pub(crate) fn run(context: &Context<'_>) -> Result<()> {
         report.tell(began.elapsed(), duration);
     }
     for slot in &slots {
-        slot.wait_end(&namespace)?;
+        slot.wait(&namespace, "ends", |_| false)?;
         report.ended(&namespace, &slot.job)?;
     }
     namespace.kubectl(["delete", "vtj", "--all", "--timeout=120s"])?;
@@ -135,14 +140,13 @@ fn round(
         let node_rank = rng.usize(..slots[victim].nodes as usize);
         let node = placed[victim].get(node_rank).cloned();
         // A job that ended or was replaced just then has nothing to hit.
-        if let Outcome::Struck(repair) =
-            fault.strike(context, namespace, &slots[victim].job, node_rank, node.clone())?
-        {
+        let job = &slots[victim].job;
+        if let Some(repair) = fault.strike(context, namespace, job, node_rank, node.clone())? {
             for (hit, nodes) in before.iter_mut().zip(&placed) {
                 hit.hit |= fault.takes_a_node() && node.as_ref().is_some_and(|node| nodes.contains(node));
             }
             before[victim].hit |= fault.takes_a_pod();
-            repairs.extend(repair);
+            repairs.push(repair);
             struck.push(fault);
         }
     }
@@ -163,15 +167,6 @@ fn round(
 }
 
 impl Slot {
-    fn new(index: usize, nodes: u32) -> Self {
-        Self {
-            nodes,
-            index,
-            job: String::new(),
-            jobs: 0,
-        }
-    }
-
     /// Starts the slot's next job.
     fn next(&mut self, namespace: &Namespace<'_>) -> Result<()> {
         self.jobs += 1;
@@ -220,10 +215,6 @@ impl Slot {
             let is_next = !before.hit || status.attempt > before.attempt;
             status.phase == Some(Phase::Running) && told && is_next
         })
-    }
-
-    fn wait_end(&self, namespace: &Namespace<'_>) -> Result<()> {
-        self.wait(namespace, "ends", |_| false)
     }
 
     /// Waits until the status is as wanted, or the job has succeeded.

@@ -30,16 +30,9 @@ pub(crate) enum Fault {
     EtcdPaused,
 }
 
-/// What came of a fault.
-pub(crate) enum Outcome {
-    /// It struck; this is how it is repaired.
-    Struck(Option<Repair>),
-    /// What it was to hit is not there.
-    Missed,
-}
-
 /// What is to be done once jobs train again.
 pub(crate) enum Repair {
+    Nothing,
     StartNode(String),
     RemoveTaint(String),
 }
@@ -69,7 +62,7 @@ impl Fault {
         matches!(self, Self::RankKilled | Self::PodEvicted)
     }
 
-    /// Strikes the pod of a node rank of a job, the node it was placed on, or the cluster.
+    /// Strikes the pod of a node rank of a job, the node it was placed on, or the cluster. `None` where that is not there.
     pub(crate) fn strike(
         self,
         context: &Context<'_>,
@@ -77,11 +70,12 @@ impl Fault {
         job: &str,
         node_rank: usize,
         node: Option<String>,
-    ) -> Result<Outcome> {
-        match (self, node) {
+    ) -> Result<Option<Repair>> {
+        Ok(match (self, node) {
             (Self::RankKilled, _) => {
                 let rank = u32::try_from(node_rank)?;
-                Ok(missed_unless(namespace.signal_rank(job, rank, "KILL").is_ok()))
+                let signalled = namespace.signal_rank(job, rank, "KILL");
+                signalled.is_ok().then_some(Repair::Nothing)
             }
             (Self::PodEvicted, _) => {
                 let name = namespace.pods()?.iter().find_map(|pod| {
@@ -93,47 +87,39 @@ impl Fault {
                         && pod.metadata.deletion_timestamp.is_none();
                     is_it.then(|| pod.name_any())
                 });
-                Ok(missed_unless(
-                    name.is_some_and(|name| namespace.evict(&name).is_ok()),
-                ))
+                let evicted = name.is_some_and(|name| namespace.evict(&name).is_ok());
+                evicted.then_some(Repair::Nothing)
             }
             (Self::NodeTainted, Some(node)) => {
                 context.kubectl(["taint", "node", &node, "chaos=now:NoExecute"])?;
-                Ok(Outcome::Struck(Some(Repair::RemoveTaint(node))))
+                Some(Repair::RemoveTaint(node))
             }
             (Self::NodeKilled, Some(node)) => {
                 context.cluster.kill_node(&node)?;
-                Ok(Outcome::Struck(Some(Repair::StartNode(node))))
+                Some(Repair::StartNode(node))
             }
-            (Self::NodeTainted | Self::NodeKilled, None) => Ok(Outcome::Missed),
+            (Self::NodeTainted | Self::NodeKilled, None) => None,
             (Self::LeaderKilled, _) => {
                 context.kill_leader()?;
-                Ok(Outcome::Struck(None))
+                Some(Repair::Nothing)
             }
             (Self::ApiServerRestarted, _) => {
                 context.block_on(context.cluster.restart_control_plane("kube-apiserver"))?;
-                Ok(Outcome::Struck(None))
+                Some(Repair::Nothing)
             }
             (Self::EtcdPaused, _) => {
                 let _paused = context.cluster.pause("etcd")?;
                 std::thread::sleep(PAUSE);
-                Ok(Outcome::Struck(None))
+                Some(Repair::Nothing)
             }
-        }
-    }
-}
-
-fn missed_unless(struck: bool) -> Outcome {
-    if struck {
-        Outcome::Struck(None)
-    } else {
-        Outcome::Missed
+        })
     }
 }
 
 impl Repair {
     pub(crate) fn done(self, context: &Context<'_>) -> Result<()> {
         match self {
+            Self::Nothing => Ok(()),
             Self::StartNode(node) => context.block_on(context.cluster.start_node(&node)),
             Self::RemoveTaint(node) => context.kubectl(["taint", "node", &node, "chaos-"]).map(drop),
         }

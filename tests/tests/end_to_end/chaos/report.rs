@@ -5,37 +5,24 @@ use std::time::Duration;
 
 use anyhow::Result;
 use serde::Serialize;
+use serde_json::json;
 
 use super::fault::Fault;
 use crate::context::Namespace;
 
-#[derive(Debug)]
+/// What is counted; written to the file as it is.
+#[derive(Debug, Default, Serialize)]
 pub(crate) struct Report {
     seed: u64,
-    /// Seconds from a fault until every job trained again, by what struck.
-    recoveries: BTreeMap<String, Vec<f64>>,
-    faults: usize,
-    jobs: u32,
-    attempts: i64,
-    steps: i64,
-    steps_again: i64,
-}
-
-/// The report as it is written.
-#[derive(Serialize)]
-struct Written {
-    seed: u64,
-    seconds: f64,
     jobs_succeeded: u32,
-    /// Of one fault, or of two at once.
-    rounds: usize,
     faults: usize,
     attempts: i64,
     steps: i64,
     /// Trained a second time, because they came after the last checkpoint.
     steps_again: i64,
-    /// From the fault until every job trained again.
-    seconds_to_training_again: BTreeMap<String, Seconds>,
+    /// Seconds from a fault until every job trained again, by what struck.
+    #[serde(skip)]
+    recoveries: BTreeMap<String, Vec<f64>>,
 }
 
 #[derive(Serialize)]
@@ -64,12 +51,7 @@ impl Report {
     pub(crate) fn new(seed: u64) -> Self {
         Self {
             seed,
-            recoveries: BTreeMap::new(),
-            faults: 0,
-            jobs: 0,
-            attempts: 0,
-            steps: 0,
-            steps_again: 0,
+            ..Self::default()
         }
     }
 
@@ -88,7 +70,7 @@ impl Report {
     pub(crate) fn ended(&mut self, namespace: &Namespace<'_>, job: &str) -> Result<()> {
         let status = namespace.status(job)?;
         let steps = namespace.check_steps(job)?;
-        self.jobs += 1;
+        self.jobs_succeeded += 1;
         self.attempts += i64::from(status.attempt);
         self.steps += steps.done;
         self.steps_again += steps.again;
@@ -104,16 +86,15 @@ impl Report {
             of.as_secs(),
             self.seed,
             self.recoveries.values().map(Vec::len).sum::<usize>(),
-            self.jobs
+            self.jobs_succeeded
         );
     }
 
     /// Prints the table and writes the file.
     #[expect(clippy::print_stdout, reason = "the result")]
-    pub(crate) fn write(self, elapsed: Duration) -> Result<()> {
+    pub(crate) fn write(mut self, elapsed: Duration) -> Result<()> {
         let all: Vec<f64> = self.recoveries.values().flatten().copied().collect();
-        let mut seconds: BTreeMap<String, Seconds> = self
-            .recoveries
+        let mut seconds: BTreeMap<String, Seconds> = std::mem::take(&mut self.recoveries)
             .into_iter()
             .map(|(faults, seconds)| (faults, Seconds::of(seconds)))
             .collect();
@@ -131,19 +112,12 @@ impl Report {
         println!(
             "{} faults in {rounds} rounds; {} jobs succeeded in {} attempts; {} of {} steps were trained twice; nothing is \
              stuck, nothing is left",
-            self.faults, self.jobs, self.attempts, self.steps_again, self.steps
+            self.faults, self.jobs_succeeded, self.attempts, self.steps_again, self.steps
         );
-        let written = Written {
-            seed: self.seed,
-            seconds: elapsed.as_secs_f64(),
-            jobs_succeeded: self.jobs,
-            rounds,
-            faults: self.faults,
-            attempts: self.attempts,
-            steps: self.steps,
-            steps_again: self.steps_again,
-            seconds_to_training_again: seconds,
-        };
+        let mut written = json!(self);
+        written["seconds"] = json!(elapsed.as_secs_f64());
+        written["rounds"] = json!(rounds);
+        written["seconds_to_training_again"] = json!(seconds);
         let folder = vit_tests::root().join("target/chaos");
         fs_err::create_dir_all(&folder)?;
         fs_err::write(folder.join("report.json"), serde_json::to_vec_pretty(&written)?)?;
