@@ -66,7 +66,7 @@ struct Before {
 }
 
 /// Strikes until the time is over, lets the jobs end, and reports.
-pub(crate) fn run(context: &Context<'_>) -> Result<()> {
+pub(crate) fn jobs_survive_random_faults(context: &Context<'_>) -> Result<()> {
     let (duration, seed) = wanted()?.context("VIT_CHAOS_MINUTES is not set")?;
     let namespace = context.namespace("chaos")?;
     let mut rng = Rng::with_seed(seed);

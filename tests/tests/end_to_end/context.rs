@@ -2,6 +2,7 @@
 
 use std::future::Future;
 use std::ops::Deref;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -16,8 +17,10 @@ use serde_json::Value;
 use tokio::runtime::Runtime;
 use vit_tests::{Cluster, GpuProduct, cgroup, cluster, command, digits, operator, volumes};
 
+use crate::steps::until;
+
 /// The longest any test waits for one thing.
-const DEADLINE: Duration = Duration::from_secs(180);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(180);
 /// GPUs of every node.
 const GPUS_PER_NODE: u32 = 2;
 
@@ -62,7 +65,8 @@ impl Suite {
         let cluster = runtime.block_on(operator::cluster_with_operator(&"e2e".parse()?, GPUS_PER_NODE))?;
         let client = cluster.client();
         let folder = tempfile::Builder::new().prefix("vit-e2e-").tempdir()?;
-        make_readable(folder.path())?;
+        // The trainer's user reaches what is in it.
+        fs_err::set_permissions(folder.path(), PermissionsExt::from_mode(0o755))?;
         let digits = folder.path().join("digits");
         digits::write(&digits)?;
         Ok(Self {
@@ -324,39 +328,10 @@ impl Namespace<'_> {
 
     /// Waits until `get` answers nothing for these kinds.
     pub(crate) fn wait_gone(&self, kinds: &str) -> Result<()> {
-        self.context.block_on(async {
-            let mut poll = tokio::time::interval(Duration::from_millis(250));
-            let waiting = async {
-                loop {
-                    poll.tick().await;
-                    let left =
-                        self.kubectl(["get", kinds, "-l", "vit-operator.dev/job-name", "-o", "name"])?;
-                    if left.trim().is_empty() {
-                        return anyhow::Ok(());
-                    }
-                }
-            };
-            tokio::time::timeout(DEADLINE, waiting)
-                .await
-                .with_context(|| format!("{kinds} are still there"))?
+        until(|| {
+            let left = self.kubectl(["get", kinds, "-l", "vit-operator.dev/job-name", "-o", "name"])?;
+            ensure!(left.trim().is_empty(), "still there: {left}");
+            Ok(())
         })
     }
-}
-
-/// Asserts how many attempts a job has had, and how many of them followed a failure.
-pub(crate) fn check_attempts(status: &ViTTrainingJobStatus, attempt: i32, restarts: i32) -> Result<()> {
-    ensure!(
-        status.attempt == attempt && status.restarts == restarts,
-        "attempt {}, restarts {}",
-        status.attempt,
-        status.restarts
-    );
-    Ok(())
-}
-
-/// Lets the trainer's user reach what is below a folder.
-fn make_readable(folder: &Path) -> Result<()> {
-    use std::os::unix::fs::PermissionsExt as _;
-    fs_err::set_permissions(folder, std::fs::Permissions::from_mode(0o755))?;
-    Ok(())
 }

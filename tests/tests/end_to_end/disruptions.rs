@@ -9,7 +9,8 @@ use jiff::Timestamp;
 use kube::ResourceExt;
 use serde_json::json;
 
-use crate::context::{Context, Namespace, check_attempts};
+use crate::context::{Context, Namespace};
+use crate::steps::{check_attempts, nodes_of, saved_step};
 
 /// How long etcd answers nothing.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -52,25 +53,23 @@ pub(crate) fn evicted_gang_trains_on(context: &Context<'_>) -> Result<()> {
     namespace.create("digits", json!({"training": {"epochs": 5000}}))?;
 
     // As `kubectl drain` evicts.
-    let saved = checkpointed_step(&namespace.wait_checkpoint("digits")?)?;
+    let saved = saved_step(&namespace.wait_checkpoint("digits")?)?;
     let pod = pod_of(&namespace, 1, 1)?;
     namespace.evict(&pod)?;
-    let status = namespace.wait("digits", "is on its second attempt", |status| status.attempt == 2)?;
+    let status = namespace.wait_attempt("digits", 2)?;
     check_lost(&status, &pod, "EvictionByEvictionAPI")?;
 
     // As a node's maintenance evicts.
     let status = namespace.wait_checkpoint_after("digits", saved)?;
-    let tainted = status.placement.context("placement is told")?.nodes[0].clone();
+    let tainted = nodes_of(&status)?[0].clone();
     let pod = pod_of(&namespace, 2, 0)?;
     context.kubectl(["taint", "node", &tainted, "maintenance=now:NoExecute"])?;
-    let again = namespace.wait("digits", "trains again", |status| {
-        status.attempt == 3 && status.phase == Some(Phase::Running)
-    });
+    let again = namespace.wait_attempt("digits", 3);
     context.kubectl(["taint", "node", &tainted, "maintenance-"])?;
 
     let status = again?;
     check_lost(&status, &pod, "DeletionByTaintManager")?;
-    let nodes = &status.placement.as_ref().context("placement is told")?.nodes;
+    let nodes = nodes_of(&status)?;
     ensure!(
         !nodes.contains(&tainted),
         "{tainted} is tainted, and the gang went to {nodes:?}"
@@ -99,14 +98,6 @@ pub(crate) fn namespace_is_deleted_while_its_job_trains(context: &Context<'_>) -
     check_attempts(&status, 1, 0)?;
     next.check_steps("digits")?;
     Ok(())
-}
-
-fn checkpointed_step(status: &ViTTrainingJobStatus) -> Result<i64> {
-    Ok(status
-        .last_checkpoint
-        .as_ref()
-        .context("a checkpoint is told")?
-        .step)
 }
 
 /// Name of the pod of an attempt and a node rank.

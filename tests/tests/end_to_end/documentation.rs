@@ -9,13 +9,13 @@ use crate::context::Context;
 
 const GETTING_STARTED: &str = "docs/getting-started.md";
 
-pub(crate) fn getting_started(context: &Context<'_>) -> Result<()> {
+pub(crate) fn commands_of_getting_started_work(context: &Context<'_>) -> Result<()> {
     let page = documentation::page(GETTING_STARTED)?;
     follow(context, "getting-started", &[page])
 }
 
 /// All other pages with such commands.
-pub(crate) fn how_tos(context: &Context<'_>) -> Result<()> {
+pub(crate) fn commands_of_how_tos_work(context: &Context<'_>) -> Result<()> {
     let is_for_cluster = |page: &Page| {
         let is = |block| matches!(fate(block), Ok(Fate::Run(Place::Cluster)));
         !page.path.ends_with(GETTING_STARTED) && page.blocks.iter().any(is)

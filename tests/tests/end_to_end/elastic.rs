@@ -2,10 +2,10 @@
 
 use anyhow::{Context as _, Result, ensure};
 use contract::RunConfig;
-use crds::{Phase, ViTTrainingJobStatus};
 use serde_json::json;
 
-use crate::context::{Context, Namespace, check_attempts};
+use crate::context::{Context, Namespace};
+use crate::steps::{check_attempts, nodes_of};
 
 /// The nodes with GPUs of the product of which there are several.
 const LIKE: [&str; 3] = ["node0", "node1", "node2"];
@@ -13,7 +13,7 @@ const LIKE: [&str; 3] = ["node0", "node1", "node2"];
 /// Optimizer steps between checkpoints.
 const EVERY_STEPS: i64 = 50;
 
-pub(crate) fn shrinks_with_a_node_and_grows_again(context: &Context<'_>) -> Result<()> {
+pub(crate) fn elastic_gang_shrinks_with_a_node_and_grows_again(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("elastic")?;
     namespace.create(
         "digits",
@@ -47,9 +47,7 @@ fn shrink_and_grow(
     whole: &RunConfig,
 ) -> Result<()> {
     context.cluster.kill_node(lost)?;
-    let shrunken = namespace.wait("digits", "trains on what is left", |status| {
-        status.attempt == 2 && status.phase == Some(Phase::Running)
-    });
+    let shrunken = namespace.wait_attempt("digits", 2);
     let config = run_config(namespace, 2);
     context.block_on(context.cluster.start_node(lost))?;
     let nodes = nodes_of(&shrunken?)?;
@@ -73,11 +71,6 @@ fn shrink_and_grow(
         steps.again
     );
     Ok(())
-}
-
-fn nodes_of(status: &ViTTrainingJobStatus) -> Result<Vec<String>> {
-    let placement = status.placement.as_ref().context("placement is told")?;
-    Ok(placement.nodes.clone())
 }
 
 /// What the trainer got in an attempt.

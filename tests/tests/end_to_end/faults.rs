@@ -6,21 +6,19 @@ use kube::ResourceExt as _;
 use serde_json::json;
 use vit_tests::cgroup;
 
-use crate::context::{Context, check_attempts};
+use crate::context::Context;
+use crate::steps::{check_attempts, check_told, nodes_of, saved_step};
 
-pub(crate) fn unknown_preset_fails(context: &Context<'_>) -> Result<()> {
+pub(crate) fn unknown_preset_fails_with_the_known_ones(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("preset")?;
     namespace.create("mega", json!({"model": {"name": "vit_mega_patch16_224"}}))?;
     let status = namespace.wait_phase("mega", Phase::Failed)?;
     let failed = status.condition("Failed").context("has Failed")?;
     ensure!(failed.reason == "InvalidSpec", "{failed:?}");
-    for part in ["spec.model.name is vit_mega_patch16_224", "vit_base_patch16_384"] {
-        ensure!(
-            failed.message.contains(part),
-            "{part:?} is not in: {}",
-            failed.message
-        );
-    }
+    check_told(
+        &failed.message,
+        &["spec.model.name is vit_mega_patch16_224", "vit_base_patch16_384"],
+    )?;
     ensure!(namespace.pods()?.is_empty(), "nothing was started");
     Ok(())
 }
@@ -46,7 +44,7 @@ pub(crate) fn missing_data_fails_once_and_expires(context: &Context<'_>) -> Resu
     namespace.wait_gone("vtj,pods,configmaps")
 }
 
-pub(crate) fn truncated_record_is_named(context: &Context<'_>) -> Result<()> {
+pub(crate) fn truncated_record_is_named_by_file_and_offset(context: &Context<'_>) -> Result<()> {
     let data = context.data_folder("truncated")?;
     for entry in fs_err::read_dir(context.digits())? {
         let entry = entry?;
@@ -62,31 +60,25 @@ pub(crate) fn truncated_record_is_named(context: &Context<'_>) -> Result<()> {
     check_attempts(&status, 1, 0)?;
     let failure = status.last_failure.context("the failure is told")?;
     ensure!(failure.class == "BadData", "{failure:?}");
-    for part in ["data_batch_3.bin", &(3073 * 7).to_string()] {
-        ensure!(
-            failure.message.contains(part),
-            "{part:?} is not in: {}",
-            failure.message
-        );
-    }
+    check_told(&failure.message, &["data_batch_3.bin", &(3073 * 7).to_string()])?;
     Ok(())
 }
 
-pub(crate) fn killed_rank_restarts_the_gang(context: &Context<'_>) -> Result<()> {
+pub(crate) fn killed_rank_restarts_the_gang_from_its_checkpoint(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("killed")?;
     namespace.create("digits", json!({"training": {"epochs": 24}}))?;
     let first = namespace.wait_checkpoint("digits")?;
-    let before = first.last_checkpoint.context("a checkpoint is told")?;
-    let node = first.placement.context("placement is told")?.nodes[1].clone();
+    let saved = saved_step(&first)?;
+    let node = nodes_of(&first)?[1].clone();
     // As the kernel would when memory runs out.
     namespace.signal_rank("digits", 1, "KILL")?;
     let second = namespace.wait("digits", "has saved again in its second attempt", |status| {
-        let saved = status.last_checkpoint.as_ref();
+        let last = status.last_checkpoint.as_ref();
         status.attempt == 2
             && status.phase == Some(Phase::Running)
-            && saved.is_some_and(|last| last.step > before.step)
+            && last.is_some_and(|last| last.step > saved)
     })?;
-    let failure = second.last_failure.context("the failure is told")?;
+    let failure = second.last_failure.as_ref().context("the failure is told")?;
     ensure!(
         failure.class == "Killed" && failure.exit_code == Some(137),
         "{failure:?}"
@@ -97,76 +89,62 @@ pub(crate) fn killed_rank_restarts_the_gang(context: &Context<'_>) -> Result<()>
     );
 
     // Again on the same node: the next attempt goes elsewhere.
-    let nodes = second.placement.context("placement is told")?.nodes;
+    let nodes = nodes_of(&second)?;
     let rank = nodes.iter().position(|other| *other == node);
     let rank = rank.with_context(|| format!("{node} is used again after one failure: {nodes:?}"))?;
     namespace.signal_rank("digits", u32::try_from(rank)?, "KILL")?;
     namespace.wait("digits", "is on its third attempt", |status| status.attempt == 3)?;
     let status = namespace.wait_phase("digits", Phase::Succeeded)?;
     check_attempts(&status, 3, 2)?;
-    let nodes = status.placement.context("placement is told")?.nodes;
+    let nodes = nodes_of(&status)?;
     ensure!(
         !nodes.contains(&node),
         "{node} failed twice and is used: {nodes:?}"
     );
-    let avoided: Vec<_> = status
-        .failed_nodes
-        .iter()
-        .map(|failed| {
-            (
-                failed.node.as_str(),
-                failed.failures,
-                failed.avoided_until.is_some(),
-            )
-        })
-        .collect();
-    ensure!(avoided == [(node.as_str(), 2, true)], "{avoided:?}");
+    let failed = &status.failed_nodes[..];
+    ensure!(
+        matches!(failed, [only] if only.node == node && only.failures == 2 && only.avoided_until.is_some()),
+        "{failed:?}"
+    );
     let progress = status.progress.context("progress is told")?;
     ensure!(
-        progress.step == progress.total_steps && before.step < progress.step,
+        progress.step == progress.total_steps && saved < progress.step,
         "{progress:?}"
     );
     namespace.check_steps("digits")?;
     Ok(())
 }
 
-pub(crate) fn stopped_rank_is_a_stall(context: &Context<'_>) -> Result<()> {
+pub(crate) fn rank_that_is_stopped_is_a_stall_and_the_gang_restarts(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("stalled")?;
     namespace.create(
         "digits",
         json!({"training": {"epochs": 5000}, "failurePolicy": {"stallTimeoutSeconds": 10}}),
     )?;
-    let nodes = namespace
-        .wait_checkpoint("digits")?
-        .placement
-        .context("placement is told")?
-        .nodes;
+    let nodes = nodes_of(&namespace.wait_checkpoint("digits")?)?;
     namespace.signal_rank("digits", 1, "STOP")?;
-    let status = namespace.wait("digits", "trains again", |status| {
-        status.attempt == 2 && status.phase == Some(Phase::Running)
-    })?;
+    let status = namespace.wait_attempt("digits", 2)?;
     check_attempts(&status, 2, 1)?;
     let failure = status.last_failure.context("the failure is told")?;
     ensure!(
         failure.class == "Stalled" && failure.rank == Some(1) && failure.node.as_ref() == nodes.last(),
         "{failure:?}"
     );
-    for part in [
-        "no rank has finished a ",
-        "allowed are 10 s",
-        "stopped by a signal",
-    ] {
-        ensure!(
-            failure.message.contains(part),
-            "{part:?} is not in: {}",
-            failure.message
-        );
-    }
+    check_told(
+        &failure.message,
+        &[
+            "no rank has finished a ",
+            "allowed are 10 s",
+            "stopped by a signal",
+        ],
+    )?;
     namespace.check_continues("digits")?;
     Ok(())
 }
 
-pub(crate) fn slow_rank_is_named(context: &Context<'_>) -> Result<()> {
+pub(crate) fn rank_that_is_slow_is_named_with_its_node_until_it_recovers(
+    context: &Context<'_>,
+) -> Result<()> {
     let namespace = context.namespace("straggler")?;
     namespace.create(
         "digits",
@@ -176,7 +154,7 @@ pub(crate) fn slow_rank_is_named(context: &Context<'_>) -> Result<()> {
         status.phase == Some(Phase::Running)
             && status.progress.as_ref().is_some_and(|progress| progress.step > 0)
     })?;
-    let nodes = status.placement.context("placement is told")?.nodes;
+    let nodes = nodes_of(&status)?;
     let slow = nodes.last().context("has nodes")?;
     let process = context.rank_process(slow)?;
 
@@ -214,17 +192,15 @@ pub(crate) fn slow_rank_is_named(context: &Context<'_>) -> Result<()> {
         !status.stragglers.is_empty()
     })?;
     namespace.signal_rank("digits", 0, "KILL")?;
-    let status = namespace.wait("digits", "trains again", |status| {
-        status.attempt == 2 && status.phase == Some(Phase::Running)
-    })?;
+    let status = namespace.wait_attempt("digits", 2)?;
     check_attempts(&status, 2, 1)?;
-    let nodes = status.placement.context("placement is told")?.nodes;
+    let nodes = nodes_of(&status)?;
     ensure!(!nodes.contains(slow), "{slow} was slow and is used: {nodes:?}");
     namespace.check_continues("digits")?;
     Ok(())
 }
 
-pub(crate) fn leader_goes_away(context: &Context<'_>) -> Result<()> {
+pub(crate) fn leader_goes_away_and_the_job_does_not_notice(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("leader")?;
     namespace.create("digits", json!({"training": {"epochs": 5000}}))?;
     namespace.wait_phase("digits", Phase::Running)?;
@@ -236,19 +212,17 @@ pub(crate) fn leader_goes_away(context: &Context<'_>) -> Result<()> {
     check_attempts(&namespace.status("digits")?, 1, 0)
 }
 
-pub(crate) fn leader_dies_between_two_pods(context: &Context<'_>) -> Result<()> {
+pub(crate) fn leader_dies_between_two_pods_and_the_next_one_creates_the_rest(
+    context: &Context<'_>,
+) -> Result<()> {
     let namespace = context.namespace("between")?;
     let quota = json!({
         "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one"}, "spec": {"hard": {"pods": "1"}},
     });
-    namespace.apply_all(&[&quota])?;
+    namespace.apply_all(&[quota])?;
     namespace.create("digits", json!({"training": {"epochs": 4}}))?;
-    namespace.wait("digits", "tells of the quota", |status| {
-        let is_told = status
-            .condition("Reconciled")
-            .is_some_and(|reconciled| reconciled.message.contains("exceeded quota: one"));
-        is_told && namespace.pods().is_ok_and(|pods| pods.len() == 1)
-    })?;
+    namespace.wait_told("digits", "exceeded quota: one")?;
+    ensure!(namespace.pods()?.len() == 1, "the quota is for one pod");
     let before = context.leader()?;
     context.kill_leader()?;
     namespace.kubectl(["delete", "resourcequota", "one"])?;
@@ -318,14 +292,12 @@ pub(crate) fn gang_of_a_dead_node_trains_on_elsewhere(context: &Context<'_>) -> 
         json!({"training": {"epochs": 5000}, "failurePolicy": {"nodeLostSeconds": 5}}),
     )?;
     let status = namespace.wait_checkpoint("digits")?;
-    let nodes = status.placement.context("placement is told")?.nodes;
+    let nodes = nodes_of(&status)?;
     let dead = nodes.last().context("has nodes")?.clone();
     // The worst node to lose: the operator leads from it.
     context.lead_from(&dead)?;
     context.cluster.kill_node(&dead)?;
-    let again = namespace.wait("digits", "trains again", |status| {
-        status.attempt == 2 && status.phase == Some(Phase::Running)
-    });
+    let again = namespace.wait_attempt("digits", 2);
     let left = namespace.pods();
     context.block_on(context.cluster.start_node(&dead))?;
 

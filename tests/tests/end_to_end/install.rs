@@ -1,7 +1,6 @@
 //! The release: what it tells whoever installed it, `helm test`, and how it comes, is upgraded and goes while a job trains.
 
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use jiff::Timestamp;
@@ -9,17 +8,16 @@ use serde_json::{Value, json};
 use vit_tests::operator::{self, ELSEWHERE, OPERATOR};
 use vit_tests::{chart, command, volumes};
 
-use crate::context::{Context, Namespace, check_attempts};
+use crate::context::{Context, Namespace};
+use crate::steps::{check_attempts, check_told, until};
 
 /// `StorageClass` of the claim that `helm test` makes.
 const STORAGE_CLASS: &str = "for-helm-test";
-/// How long a server may take to serve another schema.
-const DEADLINE: Duration = Duration::from_secs(30);
 /// A field of the resource that an older version of it does not have.
 const NEWER_FIELD: &str = "elastic";
 
 /// Runs the three commands that are told after an installation; the second of them is `helm test`.
-pub(crate) fn next_commands_work(context: &Context<'_>) -> Result<()> {
+pub(crate) fn commands_that_are_told_after_an_installation_work(context: &Context<'_>) -> Result<()> {
     let folder = context.data_folder("helm-test")?.join("volume");
     context.block_on(volumes::offer_folder(
         &context.client,
@@ -43,16 +41,14 @@ pub(crate) fn next_commands_work(context: &Context<'_>) -> Result<()> {
         outputs.push(shell(context, line.trim_end_matches(" --watch"))?);
     }
     let test = &outputs[1];
-    for part in [
-        "created ViTTrainingJob vit-operator/vit-operator-test-",
-        "Succeeded: 32 of 32 steps on node",
-        "deleted it",
-    ] {
-        ensure!(
-            test.contains(part),
-            "{part:?} is not in what helm test told:\n{test}"
-        );
-    }
+    check_told(
+        test,
+        &[
+            "created ViTTrainingJob vit-operator/vit-operator-test-",
+            "Succeeded: 32 of 32 steps on node",
+            "deleted it",
+        ],
+    )?;
     let left = context.kubectl([
         "get",
         "vittrainingjobs,pods,persistentvolumeclaims,configmaps,roles,rolebindings,serviceaccounts",
@@ -76,7 +72,7 @@ fn shell(context: &Context<'_>, line: &str) -> Result<String> {
     command::run(&mut shell)
 }
 
-pub(crate) fn release_goes_and_another_takes_over(context: &Context<'_>) -> Result<()> {
+pub(crate) fn release_goes_and_another_takes_over_while_a_job_trains(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("release")?;
     namespace.create("digits", json!({"training": {"epochs": 500}}))?;
     namespace.wait_checkpoint("digits")?;
@@ -203,13 +199,12 @@ fn install(context: &Context<'_>, chart: &Path, values: &[String]) -> Result<()>
 
 /// Waits until the server's schema of the resource has the newer field, or has it not.
 fn wait_field(context: &Context<'_>, wanted: bool) -> Result<()> {
-    let began = Instant::now();
     let field = format!("vittrainingjobs.spec.{NEWER_FIELD}");
-    while context.kubectl(["explain", &field]).is_ok() != wanted {
-        ensure!(began.elapsed() < DEADLINE, "{field}: wanted {wanted}");
-        std::thread::sleep(Duration::from_millis(500));
-    }
-    Ok(())
+    until(|| {
+        let is_there = context.kubectl(["explain", &field]).is_ok();
+        ensure!(is_there == wanted, "{field} is there: {is_there}");
+        Ok(())
+    })
 }
 
 /// A copy of the chart with an older version and an older resource.

@@ -1,17 +1,13 @@
 //! The operator's replicas: which of them leads, and on which node.
 
-use std::time::{Duration, Instant};
-
 use anyhow::{Context as _, Result, ensure};
 use vit_tests::{cgroup, process};
 
 use super::context::Suite;
+use super::steps::until;
 
 const DEPLOYMENT: &str = "deployment/vit-operator";
 const NAMESPACE: &str = "vit-operator";
-/// Longer than a lease lasts.
-const DEADLINE: Duration = Duration::from_secs(60);
-const POLL: Duration = Duration::from_millis(200);
 
 impl Suite {
     /// Who holds the lease: a pod's name and what tells its processes apart.
@@ -20,7 +16,7 @@ impl Suite {
         self.kubectl(["-n", NAMESPACE, "get", "lease", "vit-operator", "-o", holder])
     }
 
-    /// The pod that leads.
+    /// The pod that leads; a leader that gave up its lease leaves nobody's name.
     pub(crate) fn leading_pod(&self) -> Result<String> {
         let leader = self.leader()?;
         let (pod, _) = leader
@@ -32,17 +28,13 @@ impl Suite {
     /// Kills the process that leads, which gives nothing back: the lease has to run out. Deleting its pod, by force too, would
     /// tell it to end first.
     pub(crate) fn kill_leader(&self) -> Result<()> {
-        let began = Instant::now();
-        loop {
-            let leader = self.leading_pod();
-            let find = || self.processes_of(leader.as_deref().unwrap_or_default());
-            if leader.is_ok() && !find()?.is_empty() {
-                return process::kill_all("the leading operator", find);
-            }
+        until(|| {
+            let leader = self.leading_pod()?;
+            let find = || self.processes_of(&leader);
             // One that died with its node holds the lease for a while.
-            ensure!(began.elapsed() < DEADLINE, "no process leads: {leader:?}");
-            std::thread::sleep(POLL);
-        }
+            ensure!(!find()?.is_empty(), "no process of the leader {leader} runs");
+            process::kill_all("the leading operator", find)
+        })
     }
 
     /// The processes of an operator's pod.
@@ -77,28 +69,13 @@ impl Suite {
     }
 
     fn wait_leader_on(&self, node: &str) -> Result<()> {
-        let began = Instant::now();
-        loop {
-            // A leader that gave up its lease leaves nobody's name.
-            let place = self.leading_pod().and_then(|pod| {
-                let place = "jsonpath={.spec.nodeName}";
-                self.kubectl([
-                    "-n",
-                    NAMESPACE,
-                    "get",
-                    "pod",
-                    &pod,
-                    "--ignore-not-found",
-                    "-o",
-                    place,
-                ])
-            });
-            if place.as_ref().is_ok_and(|place| place == node) {
-                return Ok(());
-            }
-            ensure!(began.elapsed() < DEADLINE, "nobody leads from {node}: {place:?}");
-            std::thread::sleep(POLL);
-        }
+        until(|| {
+            let pod = self.leading_pod()?;
+            let place = "jsonpath={.spec.nodeName}";
+            let place = self.kubectl(["-n", NAMESPACE, "get", "pod", &pod, "-o", place])?;
+            ensure!(place == node, "{pod} leads, from {place}");
+            Ok(())
+        })
     }
 
     /// Puts new replicas in the place of both; returns when one of them leads.
@@ -111,19 +88,11 @@ impl Suite {
 
     /// Waits until another pod than this one leads.
     pub(crate) fn wait_leader_other_than(&self, before: &str) -> Result<()> {
-        let began = Instant::now();
-        loop {
-            let leads = self.leading_pod();
-            // A leader that gave up its lease leaves nobody's name.
-            if leads.as_ref().is_ok_and(|pod| !pod.is_empty() && *pod != before) {
-                return Ok(());
-            }
-            ensure!(
-                began.elapsed() < DEADLINE,
-                "no other pod than {before} leads: {leads:?}"
-            );
-            std::thread::sleep(POLL);
-        }
+        until(|| {
+            let leads = self.leading_pod()?;
+            ensure!(leads != before, "{before} leads");
+            Ok(())
+        })
     }
 
     fn scale_operator(&self, replicas: u32) -> Result<()> {

@@ -1,19 +1,20 @@
 //! Suspending, scaling and deleting a job that runs.
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Result, ensure};
 use crds::Phase;
 use serde_json::json;
 
-use crate::context::{Context, check_attempts};
+use crate::context::Context;
+use crate::steps::{check_attempts, nodes_of, saved_step};
 
-pub(crate) fn suspend_and_resume(context: &Context<'_>) -> Result<()> {
+pub(crate) fn suspended_job_saves_and_resumes_where_it_stopped(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("suspend")?;
     namespace.create("digits", json!({"training": {"epochs": 5000}}))?;
     namespace.wait_checkpoint("digits")?;
     namespace.patch("digits", json!({"suspend": true}))?;
     let suspended = namespace.wait_phase("digits", Phase::Suspended)?;
     namespace.wait_gone("pods")?;
-    let saved = suspended.last_checkpoint.context("the checkpoint is told")?.step;
+    let saved = saved_step(&suspended)?;
     let steps = namespace.steps("digits")?;
     ensure!(
         steps.saved == saved && steps.done == saved,
@@ -34,7 +35,7 @@ pub(crate) fn suspend_and_resume(context: &Context<'_>) -> Result<()> {
     check_attempts(&namespace.status("digits")?, 2, 0)
 }
 
-pub(crate) fn scale(context: &Context<'_>) -> Result<()> {
+pub(crate) fn scaled_job_continues_in_its_new_size(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("scale")?;
     namespace.create(
         "digits",
@@ -42,11 +43,9 @@ pub(crate) fn scale(context: &Context<'_>) -> Result<()> {
     )?;
     namespace.wait_checkpoint("digits")?;
     namespace.kubectl(["scale", "vtj/digits", "--replicas=2"])?;
-    let status = namespace.wait("digits", "trains in its new size", |status| {
-        status.attempt == 2 && status.phase == Some(Phase::Running)
-    })?;
+    let status = namespace.wait_attempt("digits", 2)?;
     check_attempts(&status, 2, 0)?;
-    let nodes = status.placement.context("placement is told")?.nodes;
+    let nodes = nodes_of(&status)?;
     ensure!(nodes.len() == 2, "nodes: {nodes:?}");
     let steps = namespace.check_continues("digits")?;
     ensure!(
@@ -56,7 +55,7 @@ pub(crate) fn scale(context: &Context<'_>) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn deletion(context: &Context<'_>) -> Result<()> {
+pub(crate) fn deleted_job_leaves_nothing_behind(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("deletion")?;
     namespace.create("digits", json!({"training": {"epochs": 500}}))?;
     namespace.wait_phase("digits", Phase::Running)?;

@@ -32,150 +32,61 @@ use context::{Context, Suite};
 
 type Test = fn(&Context<'_>) -> Result<()>;
 
+/// Tests by their paths.
+macro_rules! tests {
+    ($($test:expr),* $(,)?) => {
+        &[$((stringify!($test), $test as Test)),*]
+    };
+}
+
 /// Tests that use a namespace of their own, at most one GPU of each node, and nothing else of the cluster.
-const SHARED: &[(&str, Test)] = &[
-    (
-        "one_manifest_trains_on_like_gpus",
-        training::one_manifest_trains_on_like_gpus,
-    ),
-    (
-        "prometheus_has_what_synchronisation_cost",
-        training::prometheus_has_what_synchronisation_cost,
-    ),
-    (
-        "synthetic_example_runs_without_a_data_set",
-        training::synthetic_example_runs_without_a_data_set,
-    ),
-    (
-        "unknown_preset_fails_with_the_known_ones",
-        faults::unknown_preset_fails,
-    ),
-    (
-        "missing_data_fails_once_and_expires",
-        faults::missing_data_fails_once_and_expires,
-    ),
-    (
-        "truncated_record_is_named_by_file_and_offset",
-        faults::truncated_record_is_named,
-    ),
-    (
-        "killed_rank_restarts_the_gang_from_its_checkpoint",
-        faults::killed_rank_restarts_the_gang,
-    ),
-    (
-        "rank_that_is_stopped_is_a_stall_and_the_gang_restarts",
-        faults::stopped_rank_is_a_stall,
-    ),
-    (
-        "image_that_cannot_be_had_fails_in_the_kubelets_words",
-        faults::image_that_cannot_be_had_fails_in_the_kubelets_words,
-    ),
-    (
-        "job_over_its_deadline_is_stopped",
-        faults::job_over_its_deadline_is_stopped,
-    ),
-    (
-        "plugin_shows_a_job_that_trains_and_steers_it",
-        plugin::shows_a_job_that_trains_and_steers_it,
-    ),
-    (
-        "suspended_job_saves_and_resumes_where_it_stopped",
-        lifecycle::suspend_and_resume,
-    ),
-    ("scaled_job_continues_in_its_new_size", lifecycle::scale),
-    ("deleted_job_leaves_nothing_behind", lifecycle::deletion),
+const SHARED: &[(&str, Test)] = tests![
+    training::one_manifest_trains_on_like_gpus,
+    training::prometheus_has_what_synchronisation_cost,
+    training::synthetic_example_runs_without_a_data_set,
+    faults::unknown_preset_fails_with_the_known_ones,
+    faults::missing_data_fails_once_and_expires,
+    faults::truncated_record_is_named_by_file_and_offset,
+    faults::killed_rank_restarts_the_gang_from_its_checkpoint,
+    faults::rank_that_is_stopped_is_a_stall_and_the_gang_restarts,
+    faults::image_that_cannot_be_had_fails_in_the_kubelets_words,
+    faults::job_over_its_deadline_is_stopped,
+    plugin::plugin_shows_a_job_that_trains_and_steers_it,
+    lifecycle::suspended_job_saves_and_resumes_where_it_stopped,
+    lifecycle::scaled_job_continues_in_its_new_size,
+    lifecycle::deleted_job_leaves_nothing_behind,
 ];
 
 /// Tests that change the cluster, need most of its GPUs, or measure time.
-const ALONE: &[(&str, Test)] = &[
-    (
-        "gang_waits_with_counted_reasons_and_starts_by_itself",
-        placement::gang_waits_and_starts_by_itself,
-    ),
-    (
-        "mixed_gpus_are_taken_where_the_job_allows_it",
-        placement::mixed_gpus_are_taken_where_the_job_allows_it,
-    ),
-    (
-        "gang_stays_within_one_rack",
-        placement::gang_stays_within_one_rack,
-    ),
-    (
-        "two_jobs_applied_at_once_never_share_a_gpu",
-        placement::two_jobs_never_share_a_gpu,
-    ),
-    (
-        "job_of_higher_priority_goes_first",
-        placement::higher_priority_goes_first,
-    ),
-    (
-        "rank_that_is_slow_is_named_with_its_node_until_it_recovers",
-        faults::slow_rank_is_named,
-    ),
-    (
-        "alerts_fire_and_every_panel_shows_data",
-        monitoring::alerts_fire_and_panels_show_data,
-    ),
-    (
-        "gang_of_a_dead_node_trains_on_elsewhere",
-        faults::gang_of_a_dead_node_trains_on_elsewhere,
-    ),
-    (
-        "elastic_gang_shrinks_with_a_node_and_grows_again",
-        elastic::shrinks_with_a_node_and_grows_again,
-    ),
-    (
-        "leader_goes_away_and_the_job_does_not_notice",
-        faults::leader_goes_away,
-    ),
-    (
-        "leader_dies_between_two_pods_and_the_next_one_creates_the_rest",
-        faults::leader_dies_between_two_pods,
-    ),
-    (
-        "training_outlives_the_control_plane",
-        disruptions::training_outlives_the_control_plane,
-    ),
-    (
-        "gang_is_bound_as_one_where_the_scheduler_can",
-        pod_groups::gang_is_bound_as_one,
-    ),
-    (
-        "kueue_grants_a_job_quota_and_takes_it_back",
-        queueing::queue_grants_takes_and_grants_again,
-    ),
-    (
-        "operator_is_upgraded_while_a_job_trains",
-        disruptions::operator_is_upgraded_while_a_job_trains,
-    ),
-    ("evicted_gang_trains_on", disruptions::evicted_gang_trains_on),
-    (
-        "namespace_is_deleted_while_its_job_trains",
-        disruptions::namespace_is_deleted_while_its_job_trains,
-    ),
-    ("commands_of_getting_started_work", documentation::getting_started),
-    ("commands_of_how_tos_work", documentation::how_tos),
-    (
-        "commands_that_are_told_after_an_installation_work",
-        install::next_commands_work,
-    ),
-    (
-        "release_goes_and_another_takes_over_while_a_job_trains",
-        install::release_goes_and_another_takes_over,
-    ),
-    (
-        "objects_of_others_are_left_alone_and_told",
-        rights::objects_of_others_are_left_alone,
-    ),
+const ALONE: &[(&str, Test)] = tests![
+    placement::gang_waits_with_counted_reasons_and_starts_by_itself,
+    placement::mixed_gpus_are_taken_where_the_job_allows_it,
+    placement::gang_stays_within_one_rack,
+    placement::two_jobs_applied_at_once_never_share_a_gpu,
+    placement::job_of_higher_priority_goes_first,
+    faults::rank_that_is_slow_is_named_with_its_node_until_it_recovers,
+    monitoring::alerts_fire_and_panels_show_data,
+    faults::gang_of_a_dead_node_trains_on_elsewhere,
+    elastic::elastic_gang_shrinks_with_a_node_and_grows_again,
+    faults::leader_goes_away_and_the_job_does_not_notice,
+    faults::leader_dies_between_two_pods_and_the_next_one_creates_the_rest,
+    disruptions::training_outlives_the_control_plane,
+    pod_groups::gang_is_bound_as_one_where_the_scheduler_can,
+    queueing::kueue_grants_a_job_quota_and_takes_it_back,
+    disruptions::operator_is_upgraded_while_a_job_trains,
+    disruptions::evicted_gang_trains_on,
+    disruptions::namespace_is_deleted_while_its_job_trains,
+    documentation::commands_of_getting_started_work,
+    documentation::commands_of_how_tos_work,
+    install::commands_that_are_told_after_an_installation_work,
+    install::release_goes_and_another_takes_over_while_a_job_trains,
+    rights::objects_of_others_are_left_alone_and_told,
     // After all that the operator does.
-    (
-        "operator_has_the_rights_it_uses_and_no_others",
-        rights::rights_are_those_that_are_used,
-    ),
+    rights::operator_has_the_rights_it_uses_and_no_others,
 ];
 
 /// In place of the tests, where `VIT_CHAOS_MINUTES` is set.
-const CHAOS: &[(&str, Test)] = &[("jobs_survive_random_faults", chaos::run)];
+const CHAOS: &[(&str, Test)] = tests![chaos::jobs_survive_random_faults];
 
 /// So many shared tests run at once: most of a test is waiting for containers, and two gangs keep two processors busy.
 const THREADS: usize = 2;

@@ -4,14 +4,13 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context as _, Result, ensure};
 use crds::Phase;
-use k8s_openapi::api::core::v1::{Pod, PodSpec};
-use k8s_openapi::api::scheduling::v1::PriorityClass;
-use kube::api::{ObjectMeta, PostParams};
-use kube::{Api, ResourceExt};
-use serde_json::json;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use serde_json::{Value, json};
 use vit_tests::GpuProduct;
 
-use crate::context::{Context, check_attempts};
+use crate::context::Context;
+use crate::steps::{check_attempts, check_told, nodes_of};
 
 fn message(status: &crds::ViTTrainingJobStatus, condition: &str) -> String {
     status
@@ -20,7 +19,7 @@ fn message(status: &crds::ViTTrainingJobStatus, condition: &str) -> String {
         .unwrap_or_default()
 }
 
-pub(crate) fn gang_waits_and_starts_by_itself(context: &Context<'_>) -> Result<()> {
+pub(crate) fn gang_waits_with_counted_reasons_and_starts_by_itself(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("waiting")?;
     namespace.create(
         "large",
@@ -30,9 +29,10 @@ pub(crate) fn gang_waits_and_starts_by_itself(context: &Context<'_>) -> Result<(
         status.phase == Some(Phase::Pending) && message(status, "Placed").starts_with("False NoFittingGroup")
     })?;
     let told = message(&status, "Placed");
-    for part in ["needs 4", "2", "Tesla-T4", "3 nodes", "NVIDIA-H200", "1 node"] {
-        ensure!(told.contains(part), "{part:?} is not in: {told}");
-    }
+    check_told(
+        &told,
+        &["needs 4", "2", "Tesla-T4", "3 nodes", "NVIDIA-H200", "1 node"],
+    )?;
     ensure!(
         namespace.pods()?.is_empty(),
         "a gang that does not fit has no pods"
@@ -43,12 +43,12 @@ pub(crate) fn gang_waits_and_starts_by_itself(context: &Context<'_>) -> Result<(
     let started = namespace.wait("large", "starts by itself", |status| status.attempt == 1);
     let finished = started.and_then(|_| namespace.wait_phase("large", Phase::Succeeded));
     context.set_gpu_product("node3", &GpuProduct::H200)?;
-    let nodes = finished?.placement.context("placement is told")?.nodes;
+    let nodes = nodes_of(&finished?)?;
     ensure!(nodes.len() == 4, "nodes: {nodes:?}");
     Ok(())
 }
 
-pub(crate) fn two_jobs_never_share_a_gpu(context: &Context<'_>) -> Result<()> {
+pub(crate) fn two_jobs_applied_at_once_never_share_a_gpu(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("race")?;
     // Two nodes with both GPUs each: of three such nodes only one job at a time can have them.
     let spec = || json!({"workers": {"nodes": 2, "gpusPerNode": 2}, "training": {"epochs": 3, "microBatchSize": 16}});
@@ -86,22 +86,16 @@ pub(crate) fn two_jobs_never_share_a_gpu(context: &Context<'_>) -> Result<()> {
     Ok(())
 }
 
-pub(crate) fn higher_priority_goes_first(context: &Context<'_>) -> Result<()> {
+pub(crate) fn job_of_higher_priority_goes_first(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("priority")?;
-    let class = |name: &str, value: i32| PriorityClass {
-        metadata: ObjectMeta {
-            name: Some(name.into()),
-            ..ObjectMeta::default()
-        },
-        value: Some(value),
-        // The pods take what is free, and evict nobody.
-        preemption_policy: Some("Never".into()),
-        ..PriorityClass::default()
+    // The pods take what is free, and evict nobody.
+    let class = |name: &str, value: i32| {
+        json!({
+            "apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name},
+            "value": value, "preemptionPolicy": "Never",
+        })
     };
-    let classes = Api::<PriorityClass>::all(context.client.clone());
-    for class in [class("vit-low", 10), class("vit-high", 20)] {
-        context.block_on(async { classes.create(&PostParams::default(), &class).await })?;
-    }
+    namespace.apply_all(&[class("vit-low", 10), class("vit-high", 20)])?;
     // All GPUs of the product.
     let spec = |class: Option<&str>, epochs: u32| {
         json!({
@@ -137,9 +131,7 @@ pub(crate) fn higher_priority_goes_first(context: &Context<'_>) -> Result<()> {
         Ok(())
     };
     let ran = ran();
-    for class in ["vit-low", "vit-high"] {
-        context.kubectl(["delete", "priorityclass", class])?;
-    }
+    context.kubectl(["delete", "priorityclass", "vit-low", "vit-high"])?;
     ran
 }
 
@@ -155,9 +147,7 @@ pub(crate) fn mixed_gpus_are_taken_where_the_job_allows_it(context: &Context<'_>
     )?;
     let status = namespace.wait("mixed", "is placed", |status| status.attempt == 1)?;
     let told = message(&status, "Placed");
-    for part in ["True MixedGpus", "1 of NVIDIA-H200", "3 of Tesla-T4"] {
-        ensure!(told.contains(part), "{part:?} is not in: {told}");
-    }
+    check_told(&told, &["True MixedGpus", "1 of NVIDIA-H200", "3 of Tesla-T4"])?;
     let placement = status.placement.context("placement is told")?;
     ensure!(
         placement.group.is_none() && placement.mixed.len() == 2,
@@ -217,29 +207,18 @@ pub(crate) fn gang_stays_within_one_rack(context: &Context<'_>) -> Result<()> {
 /// GPUs that unfinished pods hold, or are to get, by the node that the operator chose for them: kube-scheduler would hold back pods
 /// of which there are too many for a node.
 fn promised_gpus(pods: &[Pod]) -> BTreeMap<String, i64> {
+    const NODE: &str = "/spec/affinity/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms/0/matchFields/0/values/0";
     let mut used = BTreeMap::new();
-    for pod in pods {
-        let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
-        if matches!(phase, Some("Succeeded" | "Failed")) {
+    for pod in pods.iter().map(|pod| json!(pod)) {
+        let is_finished = matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
+        let Some(node) = pod.pointer(NODE).and_then(Value::as_str).filter(|_| !is_finished) else {
             continue;
-        }
-        let Some(spec) = &pod.spec else { continue };
-        let Some(node) = pinned_node(spec) else { continue };
-        let limits = spec
-            .containers
-            .iter()
-            .filter_map(|container| container.resources.as_ref()?.limits.as_ref());
-        let gpus = limits.filter_map(|limits| limits.get("nvidia.com/gpu")?.0.parse::<i64>().ok());
-        *used.entry(node).or_default() += gpus.sum::<i64>();
+        };
+        let containers = pod["spec"]["containers"].as_array().into_iter().flatten();
+        let gpus =
+            containers.filter_map(|container| container["resources"]["limits"]["nvidia.com/gpu"].as_str());
+        *used.entry(node.to_owned()).or_default() +=
+            gpus.filter_map(|gpus| gpus.parse::<i64>().ok()).sum::<i64>();
     }
     used
-}
-
-fn pinned_node(spec: &PodSpec) -> Option<String> {
-    let affinity = spec.affinity.as_ref()?.node_affinity.as_ref()?;
-    let required = affinity
-        .required_during_scheduling_ignored_during_execution
-        .as_ref()?;
-    let fields = required.node_selector_terms.first()?.match_fields.as_ref()?;
-    fields.first()?.values.as_ref()?.first().cloned()
 }

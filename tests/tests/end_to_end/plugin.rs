@@ -6,8 +6,9 @@ use serde_json::{Value, json};
 use vit_tests::plugin::{Outcome, command, ended};
 
 use crate::context::Context;
+use crate::steps::saved_step;
 
-pub(crate) fn shows_a_job_that_trains_and_steers_it(context: &Context<'_>) -> Result<()> {
+pub(crate) fn plugin_shows_a_job_that_trains_and_steers_it(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("plugin")?;
     let place = namespace.name.clone();
     let vit = |arguments: &[&str]| -> Result<Outcome> {
@@ -73,7 +74,7 @@ pub(crate) fn shows_a_job_that_trains_and_steers_it(context: &Context<'_>) -> Re
     let parked = vit(&["suspend", "digits", "--wait", "--timeout", "120"])?
         .check(0, &["digits is suspended, saved at step"])?;
     let status = namespace.status("digits")?;
-    let saved = status.last_checkpoint.context("the checkpoint is told")?.step;
+    let saved = saved_step(&status)?;
     ensure!(
         status.phase == Some(Phase::Suspended)
             && parked.stdout.contains(&format!("saved at step {saved} in")),

@@ -1,7 +1,5 @@
 //! Gangs in a cluster whose scheduler knows what a gang is.
 
-use std::time::{Duration, Instant};
-
 use anyhow::{Context as _, Result, ensure};
 use crds::Phase;
 use jiff::Timestamp;
@@ -12,13 +10,12 @@ use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
 
 use crate::context::{Context, Namespace};
+use crate::steps::until;
 
-/// How long the scheduler may take to say something of a group.
-const DEADLINE: Duration = Duration::from_secs(60);
 /// A pod that keeps those of gangs away from its node, which only kube-scheduler knows.
 const HERMIT: &str = "hermit";
 
-pub(crate) fn gang_is_bound_as_one(context: &Context<'_>) -> Result<()> {
+pub(crate) fn gang_is_bound_as_one_where_the_scheduler_can(context: &Context<'_>) -> Result<()> {
     let gates = "--feature-gates=GenericWorkload=true,GangScheduling=true".to_owned();
     let served = "--runtime-config=scheduling.k8s.io/v1alpha2=true".to_owned();
     let outcome = switch(context, &[served, gates.clone()], &[gates])
@@ -79,7 +76,7 @@ fn hold_back(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
     }))?;
     let others: Api<Pod> = Api::namespaced(context.client.clone(), "default");
     context.block_on(async { others.create(&PostParams::default(), &hermit).await })?;
-    namespace.apply_all(&[&json!({
+    namespace.apply_all(&[json!({
         "apiVersion": "scheduling.k8s.io/v1alpha2", "kind": "PodGroup", "metadata": {"name": "digits-1"},
         "spec": {"schedulingPolicy": {"basic": {}}},
     })])?;
@@ -90,7 +87,7 @@ fn hold_back(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
         .and_then(|()| leave_alone(namespace))
         .and_then(|()| wait_scheduled(namespace, "False"))
         .and_then(|()| {
-            let bound: Vec<String> = nodes_of(namespace)?.into_iter().flatten().collect();
+            let bound: Vec<String> = bound_to(namespace)?.into_iter().flatten().collect();
             ensure!(bound.is_empty(), "part of the gang is on {bound:?}");
             Ok(())
         });
@@ -101,53 +98,42 @@ fn hold_back(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
 
 /// Sees that a group of someone else, which has the name that the gang's needs, is told and left alone, and deletes it.
 fn leave_alone(namespace: &Namespace<'_>) -> Result<()> {
-    namespace.wait("digits", "tells of the group", |status| {
-        let told = "failed to create PodGroup digits-1: there is one that does not belong to this job";
-        let mut conditions = status.conditions.iter();
-        conditions.any(|condition| condition.message.contains(told))
-    })?;
+    let told = "failed to create PodGroup digits-1: there is one that does not belong to this job";
+    namespace.wait_told("digits", told)?;
     namespace.kubectl(["delete", "podgroup", "digits-1"])?;
     Ok(())
 }
 
 /// Waits until the scheduler has said this of whether the first attempt's group is scheduled.
 fn wait_scheduled(namespace: &Namespace<'_>, wanted: &str) -> Result<()> {
-    let began = Instant::now();
-    loop {
+    until(|| {
         let group = namespace.pod_group("digits-1")?;
         let conditions = group
             .as_ref()
             .and_then(|group| group.status.as_ref()?.conditions.as_ref());
-        let said = conditions
+        let is_wanted = conditions
             .into_iter()
             .flatten()
-            .find(|condition| condition.type_ == "PodGroupScheduled");
-        if said.is_some_and(|condition| condition.status == wanted) {
-            return Ok(());
-        }
-        ensure!(
-            began.elapsed() < DEADLINE,
-            "PodGroupScheduled is not {wanted}: {group:?}"
-        );
-        std::thread::sleep(Duration::from_millis(250));
-    }
+            .any(|condition| condition.type_ == "PodGroupScheduled" && condition.status == wanted);
+        ensure!(is_wanted, "PodGroupScheduled is not {wanted}: {group:?}");
+        Ok(())
+    })
 }
 
 /// Waits until so many pods are bound: the scheduler says that a group is scheduled before it has bound the last of them.
 fn wait_bound(namespace: &Namespace<'_>, pods: usize) -> Result<()> {
-    let began = Instant::now();
-    loop {
-        let nodes = nodes_of(namespace)?;
-        if nodes.iter().flatten().count() == pods {
-            return Ok(());
-        }
-        ensure!(began.elapsed() < DEADLINE, "{pods} pods, bound to {nodes:?}");
-        std::thread::sleep(Duration::from_millis(250));
-    }
+    until(|| {
+        let nodes = bound_to(namespace)?;
+        ensure!(
+            nodes.iter().flatten().count() == pods,
+            "{pods} pods, bound to {nodes:?}"
+        );
+        Ok(())
+    })
 }
 
 /// The node of each pod of the job, if it is bound; all of them are in the first attempt's group.
-fn nodes_of(namespace: &Namespace<'_>) -> Result<Vec<Option<String>>> {
+fn bound_to(namespace: &Namespace<'_>) -> Result<Vec<Option<String>>> {
     let mut nodes = Vec::new();
     for pod in namespace.pods()? {
         let spec = pod.spec.context("a specification")?;

@@ -1,32 +1,28 @@
 //! A job in a queue of a real Kueue: granted quota, evicted for a job of higher priority, and granted it again.
 
-use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
-
 use anyhow::{Context as _, Result, ensure};
 use crds::conditions::{reasons, types};
 use crds::{Phase, ViTTrainingJobStatus};
 use serde_json::{Value, json};
 use vit_tests::kueue;
 
-use crate::context::{Context, Namespace, check_attempts};
+use crate::context::{Context, Namespace};
+use crate::steps::{check_attempts, check_told, nodes_of, saved_step, until};
 
 /// What the quota is for, by a label of the test's own.
 const POOL: &str = "vit-tests/pool";
 const POOL_NODES: [&str; 2] = ["node1", "node2"];
-/// How long an Event may take.
-const DEADLINE: Duration = Duration::from_secs(60);
 /// Name of flavor, ClusterQueue and LocalQueue alike.
 const QUEUE: &str = "team-a";
 /// A class above the default.
 const URGENT: &str = "urgent-for-kueue";
 
-pub(crate) fn queue_grants_takes_and_grants_again(context: &Context<'_>) -> Result<()> {
+pub(crate) fn kueue_grants_a_job_quota_and_takes_it_back(context: &Context<'_>) -> Result<()> {
     kueue::install(&context.cluster)?;
     label(context, Some("a"))?;
     let outcome = context
         .namespace("queue")
-        .and_then(|namespace| in_queue(context, &namespace));
+        .and_then(|namespace| in_queue(&namespace));
     // Kueue lets go of its own objects only while it runs, and only when no job holds quota of them.
     let cleaned = context
         .clean_up()
@@ -52,8 +48,8 @@ fn label(context: &Context<'_>, value: Option<&str>) -> Result<()> {
     Ok(())
 }
 
-fn in_queue(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
-    apply(context, namespace)?;
+fn in_queue(namespace: &Namespace<'_>) -> Result<()> {
+    apply(namespace)?;
     let job = |epochs: u32, class: Option<&str>| {
         json!({
             "workers": {"priorityClassName": class},
@@ -63,7 +59,7 @@ fn in_queue(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
     };
     namespace.create("first", job(5000, None))?;
     let first = namespace.wait_checkpoint("first")?;
-    let saved = first.last_checkpoint.as_ref().context("one is told")?.step;
+    let saved = saved_step(&first)?;
     let admission = first.admission.as_ref().context("admission is told")?;
     ensure!(
         admission.cluster_queue == QUEUE && admission.nodes == 2,
@@ -85,7 +81,7 @@ fn in_queue(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
     })?;
     // It stopped with a checkpoint, in its own time.
     check_attempts(&evicted, 1, 0)?;
-    let stopped_at = evicted.last_checkpoint.as_ref().context("one is told")?.step;
+    let stopped_at = saved_step(&evicted)?;
     ensure!(stopped_at >= saved, "{saved} was saved, and now {stopped_at}");
     let urgent = namespace.wait_phase("urgent", Phase::Succeeded)?;
     check_nodes(&urgent)?;
@@ -111,27 +107,22 @@ fn in_queue(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
 fn leave_alone(namespace: &Namespace<'_>, create: impl Fn() -> Result<()>) -> Result<()> {
     let container = json!({"name": "none", "image": "there.is/none:here"});
     let template = json!({"spec": {"restartPolicy": "Never", "containers": [container]}});
-    namespace.apply_all(&[&json!({
+    namespace.apply_all(&[json!({
         "apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "metadata": {"name": "second"},
         "spec": {"active": false, "podSets": [{"name": "main", "count": 1, "template": template}]},
     })])?;
     create()?;
     let told = "failed to create Workload second: there is one that does not belong to this job";
-    let began = Instant::now();
-    loop {
+    until(|| {
         let events = namespace.kubectl(["get", "events", "-o", "jsonpath={.items[*].message}"])?;
-        if events.contains(told) {
-            break;
-        }
-        ensure!(began.elapsed() < DEADLINE, "{told:?} is not in {events}");
-        std::thread::sleep(Duration::from_millis(250));
-    }
+        check_told(&events, &[told])
+    })?;
     namespace.kubectl(["delete", "workload.kueue.x-k8s.io", "second"])?;
     Ok(())
 }
 
 /// A flavor of the pool's nodes, quota for two GPUs of it, and the way to it from the namespace.
-fn apply(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
+fn apply(namespace: &Namespace<'_>) -> Result<()> {
     let kueue = |kind: &str, metadata: Value, spec: Value| json!({"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": metadata, "spec": spec});
     let quota = |name: &str, amount: &str| json!({"name": name, "nominalQuota": amount});
     let items = [
@@ -165,21 +156,14 @@ fn apply(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
             json!({"clusterQueue": QUEUE}),
         ),
     ];
-    let list = json!({"apiVersion": "v1", "kind": "List", "items": items});
-    let path = namespace.folder.join("queue.json");
-    fs_err::write(&path, list.to_string())?;
-    context.kubectl(["apply", "-f", &path.display().to_string()])?;
-    Ok(())
+    namespace.apply_all(&items)
 }
 
 /// Asserts that the gang is where its quota is.
 fn check_nodes(status: &ViTTrainingJobStatus) -> Result<()> {
-    let placement = status.placement.as_ref().context("placement is told")?;
-    let nodes: BTreeSet<&str> = placement.nodes.iter().map(String::as_str).collect();
-    ensure!(
-        nodes == POOL_NODES.into(),
-        "the quota is for others than {nodes:?}"
-    );
+    let mut nodes = nodes_of(status)?;
+    nodes.sort();
+    ensure!(nodes == POOL_NODES, "the quota is for others than {nodes:?}");
     Ok(())
 }
 

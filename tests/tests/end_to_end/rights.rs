@@ -1,83 +1,50 @@
 //! What the operator may do: all that it does, and nothing else.
 
-use std::time::{Duration, Instant};
-
 use anyhow::{Result, ensure};
 use crds::Phase;
 use serde_json::{Value, json};
 use vit_tests::binaries::Binaries;
 use vit_tests::chart;
 use vit_tests::operator::{ELSEWHERE, OPERATOR, accounts};
-use vit_tests::rights::{Coverage, Finding, Right, findings, rules_of};
+use vit_tests::rights::{Coverage, Right, findings, rules_of};
 
-use crate::context::{Context, Namespace, check_attempts};
-
-/// How long the API server may take to write what it was asked for.
-const DEADLINE: Duration = Duration::from_secs(10);
+use crate::context::{Context, Namespace};
+use crate::steps::{check_attempts, until};
 
 /// Objects of others that have the names which the job `digits` needs, in the order in which it needs them.
-fn objects_of_others() -> [(&'static str, &'static str, Value); 4] {
+fn objects_of_others() -> [Value; 4] {
     let restricted = json!({
         "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]},
         "runAsNonRoot": true, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"},
     });
-    let object = |version: &str, kind: &str, name: &str, rest: Value| {
-        let mut object = json!({"apiVersion": version, "kind": kind, "metadata": {"name": name}});
-        if let (Some(fields), Value::Object(rest)) = (object.as_object_mut(), rest) {
-            fields.extend(rest);
-        }
-        object
-    };
     [
-        (
-            "ConfigMap",
-            "digits-1",
-            object("v1", "ConfigMap", "digits-1", json!({})),
-        ),
-        (
-            "Service",
-            "digits",
-            object("v1", "Service", "digits", json!({"spec": {"clusterIP": "None"}})),
-        ),
-        (
-            "NetworkPolicy",
-            "digits",
-            object(
-                "networking.k8s.io/v1",
-                "NetworkPolicy",
-                "digits",
-                json!({"spec": {"podSelector": {"matchLabels": {"is": "not-there"}}}}),
-            ),
-        ),
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "digits-1"}}),
+        json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "digits"}, "spec": {"clusterIP": "None"}}),
+        json!({
+            "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "digits"},
+            "spec": {"podSelector": {"matchLabels": {"is": "not-there"}}},
+        }),
         // No scheduler has this name, so it stays where it is.
-        (
-            "Pod",
-            "digits-1-0",
-            object(
-                "v1",
-                "Pod",
-                "digits-1-0",
-                json!({"spec": {
-                    "schedulerName": "none",
-                    "containers": [{"name": "none", "image": "there.is/none:here", "securityContext": restricted}],
-                }}),
-            ),
-        ),
+        json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "digits-1-0"},
+            "spec": {
+                "schedulerName": "none",
+                "containers": [{"name": "none", "image": "there.is/none:here", "securityContext": restricted}],
+            },
+        }),
     ]
 }
 
-pub(crate) fn objects_of_others_are_left_alone(context: &Context<'_>) -> Result<()> {
+pub(crate) fn objects_of_others_are_left_alone_and_told(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("taken")?;
     let others = objects_of_others();
-    let items: Vec<&Value> = others.iter().map(|(.., object)| object).collect();
-    namespace.apply_all(&items)?;
+    namespace.apply_all(&others)?;
     namespace.create("digits", json!({"training": {"epochs": 2}}))?;
-    for (kind, name, _) in &others {
+    for object in &others {
+        let [kind, name] =
+            [&object["kind"], &object["metadata"]["name"]].map(|text| text.as_str().unwrap_or_default());
         let told = format!("failed to create {kind} {name}: there is one that does not belong to this job");
-        namespace.wait("digits", &format!("tells of {kind} {name}"), |status| {
-            let mut conditions = status.conditions.iter();
-            conditions.any(|condition| condition.message.contains(&told))
-        })?;
+        namespace.wait_told("digits", &told)?;
         namespace.kubectl(["delete", kind, name, "--grace-period=0", "--force"])?;
     }
     let status = namespace.wait_phase("digits", Phase::Succeeded)?;
@@ -87,7 +54,7 @@ pub(crate) fn objects_of_others_are_left_alone(context: &Context<'_>) -> Result<
 
 impl Namespace<'_> {
     /// Applies objects in this namespace.
-    pub(crate) fn apply_all(&self, items: &[&Value]) -> Result<()> {
+    pub(crate) fn apply_all(&self, items: &[Value]) -> Result<()> {
         let list = json!({"apiVersion": "v1", "kind": "List", "items": items});
         let path = self.folder.join("objects.json");
         fs_err::write(&path, list.to_string())?;
@@ -108,7 +75,7 @@ fn without_request() -> [Right; 1] {
 }
 
 /// Compares what the chart grants with all that was asked for until now, by whom it was granted to.
-pub(crate) fn rights_are_those_that_are_used(context: &Context<'_>) -> Result<()> {
+pub(crate) fn operator_has_the_rights_it_uses_and_no_others(context: &Context<'_>) -> Result<()> {
     let coverage = if context.is_whole {
         Coverage::Whole
     } else {
@@ -124,33 +91,25 @@ pub(crate) fn rights_are_those_that_are_used(context: &Context<'_>) -> Result<()
         let manifests = chart::template(&Binaries::build()?, OPERATOR, account.namespace, values)?;
         let rules = rules_of(&chart::manifests(&manifests)?, account)?;
         ensure!(!rules.is_empty(), "{} has no rules", account.user());
-        let began = Instant::now();
-        loop {
+        // The log may be a moment behind.
+        until(|| {
             let mut requests = context.cluster.requests(account)?;
             requests.retain(|request| !context.are_rights_unsettled_at(request.time));
             let found = findings(&rules, &requests, without_request, coverage);
-            if found.is_empty() {
-                break;
-            }
-            // The log may be a moment behind.
+            let lines: Vec<String> = found.iter().map(ToString::to_string).collect();
             ensure!(
-                began.elapsed() < DEADLINE,
+                found.is_empty(),
                 "{}, of {} requests:\n{}",
                 account.user(),
                 requests.len(),
-                told(&found)
+                lines.join("\n")
             );
-            std::thread::sleep(Duration::from_millis(500));
-        }
+            Ok(())
+        })?;
     }
     if context.is_whole {
         let requests = context.cluster.requests(elsewhere)?;
         ensure!(!requests.is_empty(), "nothing was asked for from {ELSEWHERE}");
     }
     Ok(())
-}
-
-fn told(findings: &[Finding]) -> String {
-    let lines: Vec<String> = findings.iter().map(ToString::to_string).collect();
-    lines.join("\n")
 }

@@ -1,11 +1,71 @@
-//! What the log of a job's training tells of its optimizer steps.
+//! What stories do again and again: wait, and look at what a status and the log of a job's training tell.
+
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
+use crds::{Phase, ViTTrainingJobStatus};
 use vit_tests::training_log::{Steps, count};
 
-use crate::context::Namespace;
+use crate::context::{DEADLINE, Namespace};
+
+/// Looks until there is no error, and gives up with the last one at the deadline.
+pub(crate) fn until<T>(mut look: impl FnMut() -> Result<T>) -> Result<T> {
+    let began = Instant::now();
+    loop {
+        let seen = look();
+        if seen.is_ok() || began.elapsed() > DEADLINE {
+            return seen.with_context(|| format!("waited {} s", DEADLINE.as_secs()));
+        }
+        std::thread::sleep(Duration::from_millis(250));
+    }
+}
+
+/// Asserts that a text has all these parts.
+pub(crate) fn check_told(text: &str, parts: &[&str]) -> Result<()> {
+    for part in parts {
+        ensure!(text.contains(part), "{part:?} is not in: {text}");
+    }
+    Ok(())
+}
+
+/// Asserts how many attempts a job has had, and how many of them followed a failure.
+pub(crate) fn check_attempts(status: &ViTTrainingJobStatus, attempt: i32, restarts: i32) -> Result<()> {
+    let counted = (status.attempt, status.restarts);
+    ensure!(
+        counted == (attempt, restarts),
+        "attempts and restarts: {counted:?}"
+    );
+    Ok(())
+}
+
+/// The nodes of a gang.
+pub(crate) fn nodes_of(status: &ViTTrainingJobStatus) -> Result<Vec<String>> {
+    let placement = status.placement.as_ref().context("placement is told")?;
+    Ok(placement.nodes.clone())
+}
+
+/// The step of the last checkpoint.
+pub(crate) fn saved_step(status: &ViTTrainingJobStatus) -> Result<i64> {
+    let checkpoint = status.last_checkpoint.as_ref().context("a checkpoint is told")?;
+    Ok(checkpoint.step)
+}
 
 impl Namespace<'_> {
+    /// Waits until an attempt of the job trains.
+    pub(crate) fn wait_attempt(&self, job: &str, attempt: i32) -> Result<ViTTrainingJobStatus> {
+        self.wait(job, &format!("trains in attempt {attempt}"), |status| {
+            status.attempt == attempt && status.phase == Some(Phase::Running)
+        })
+    }
+
+    /// Waits until a condition of the job, or why it is not reconciled, tells this.
+    pub(crate) fn wait_told(&self, job: &str, told: &str) -> Result<ViTTrainingJobStatus> {
+        self.wait(job, &format!("tells: {told}"), |status| {
+            let mut conditions = status.conditions.iter();
+            conditions.any(|condition| condition.message.contains(told))
+        })
+    }
+
     /// Waits until the job has trained and saved further than its log tells now. Asserts that no optimizer step is missing, and
     /// none is done twice but those after the checkpoint that a later attempt continued from.
     pub(crate) fn check_continues(&self, job: &str) -> Result<Steps> {

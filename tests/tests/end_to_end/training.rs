@@ -4,7 +4,8 @@ use anyhow::{Context as _, Result, ensure};
 use crds::Phase;
 use serde_json::json;
 
-use crate::context::{Context, check_attempts};
+use crate::context::Context;
+use crate::steps::{check_attempts, check_told};
 
 pub(crate) fn one_manifest_trains_on_like_gpus(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("training")?;
@@ -15,8 +16,8 @@ pub(crate) fn one_manifest_trains_on_like_gpus(context: &Context<'_>) -> Result<
     let status = namespace.wait_phase("digits", Phase::Succeeded)?;
     check_attempts(&status, 1, 0)?;
 
-    let placement = status.placement.context("placement is told")?;
-    let group = placement.group.context("the group is told")?;
+    let placement = status.placement.as_ref().context("placement is told")?;
+    let group = placement.group.as_ref().context("the group is told")?;
     ensure!(group.product == "Tesla-T4", "placed on {group:?}");
     ensure!(placement.nodes.len() == 2, "nodes: {:?}", placement.nodes);
     let refused = placement
@@ -29,39 +30,24 @@ pub(crate) fn one_manifest_trains_on_like_gpus(context: &Context<'_>) -> Result<
         placement.rejected
     );
 
-    let progress = status.progress.context("progress is told")?;
-    ensure!(
-        progress.percent == 100 && progress.step == progress.total_steps,
-        "{progress:?}"
-    );
-    ensure!(progress.epoch == 8, "{progress:?}");
-    ensure!(
-        progress
-            .validation_accuracy
-            .is_some_and(|accuracy| accuracy > 0.8),
-        "{progress:?}"
-    );
-    ensure!(
-        progress
-            .sync_share
-            .is_some_and(|share| (0.0..1.0).contains(&share)),
-        "{progress:?}"
-    );
+    for (condition, value) in [("Complete", "True"), ("Running", "False"), ("Placed", "False")] {
+        let is_told = status
+            .condition(condition)
+            .is_some_and(|told| told.status == value);
+        ensure!(is_told, "{condition} is not {value}: {:?}", status.conditions);
+    }
     ensure!(
         status.completion_time.is_some() && status.start_time.is_some(),
         "times are told"
     );
-    let conditions: Vec<_> = status
-        .conditions
-        .iter()
-        .map(|condition| (condition.type_.as_str(), condition.status.as_str()))
-        .collect();
-    for expected in [("Complete", "True"), ("Running", "False"), ("Placed", "False")] {
-        ensure!(
-            conditions.contains(&expected),
-            "{expected:?} is not in {conditions:?}"
-        );
-    }
+    let progress = status.progress.context("progress is told")?;
+    let accuracy = progress.validation_accuracy.context("accuracy is told")?;
+    let share = progress.sync_share.context("the share is told")?;
+    ensure!(
+        progress.step == progress.total_steps && progress.percent == 100 && progress.epoch == 8,
+        "{progress:?}"
+    );
+    ensure!(accuracy > 0.8 && (0.0..1.0).contains(&share), "{progress:?}");
     namespace.check_steps("digits")?;
 
     // What is no longer needed is gone, what ended well stays for its logs.
@@ -74,19 +60,20 @@ pub(crate) fn one_manifest_trains_on_like_gpus(context: &Context<'_>) -> Result<
     );
 
     let table = namespace.kubectl(["get", "vtj"])?;
-    for column in [
-        "PHASE",
-        "PROGRESS",
-        "EPOCH",
-        "IMAGES/S",
-        "SYNC",
-        "NODES",
-        "AGE",
-        "Succeeded",
-        "100",
-    ] {
-        ensure!(table.contains(column), "{column} is not in\n{table}");
-    }
+    check_told(
+        &table,
+        &[
+            "PHASE",
+            "PROGRESS",
+            "EPOCH",
+            "IMAGES/S",
+            "SYNC",
+            "NODES",
+            "AGE",
+            "Succeeded",
+            "100",
+        ],
+    )?;
     Ok(())
 }
 
