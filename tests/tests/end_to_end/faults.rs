@@ -200,18 +200,6 @@ pub(crate) fn rank_that_is_slow_is_named_with_its_node_until_it_recovers(
     Ok(())
 }
 
-pub(crate) fn leader_goes_away_and_the_job_does_not_notice(context: &Context<'_>) -> Result<()> {
-    let namespace = context.namespace("leader")?;
-    namespace.create("digits", json!({"training": {"epochs": 5000}}))?;
-    namespace.wait_phase("digits", Phase::Running)?;
-
-    let before = context.leading_pod()?;
-    context.kubectl(["-n", "vit-operator", "delete", "pod", &before, "--wait=false"])?;
-    context.wait_leader_other_than(&before)?;
-    namespace.check_continues("digits")?;
-    check_attempts(&namespace.status("digits")?, 1, 0)
-}
-
 pub(crate) fn leader_dies_between_two_pods_and_the_next_one_creates_the_rest(
     context: &Context<'_>,
 ) -> Result<()> {

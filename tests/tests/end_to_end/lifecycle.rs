@@ -1,4 +1,4 @@
-//! Suspending, scaling and deleting a job that runs.
+//! Suspending and scaling a job that runs.
 
 use anyhow::{Result, ensure};
 use crds::Phase;
@@ -53,12 +53,4 @@ pub(crate) fn scaled_job_continues_in_its_new_size(context: &Context<'_>) -> Res
         "it does not continue from what it saved: {steps:?}"
     );
     Ok(())
-}
-
-pub(crate) fn deleted_job_leaves_nothing_behind(context: &Context<'_>) -> Result<()> {
-    let namespace = context.namespace("deletion")?;
-    namespace.create("digits", json!({"training": {"epochs": 500}}))?;
-    namespace.wait_phase("digits", Phase::Running)?;
-    namespace.kubectl(["delete", "vtj", "digits", "--wait=true"])?;
-    namespace.wait_gone("pods,services,configmaps")
 }

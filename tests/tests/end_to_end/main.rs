@@ -54,7 +54,6 @@ const SHARED: &[(&str, Test)] = tests![
     plugin::plugin_shows_a_job_that_trains_and_steers_it,
     lifecycle::suspended_job_saves_and_resumes_where_it_stopped,
     lifecycle::scaled_job_continues_in_its_new_size,
-    lifecycle::deleted_job_leaves_nothing_behind,
 ];
 
 /// Tests that change the cluster, need most of its GPUs, or measure time.
@@ -68,7 +67,6 @@ const ALONE: &[(&str, Test)] = tests![
     monitoring::alerts_fire_and_panels_show_data,
     faults::gang_of_a_dead_node_trains_on_elsewhere,
     elastic::elastic_gang_shrinks_with_a_node_and_grows_again,
-    faults::leader_goes_away_and_the_job_does_not_notice,
     faults::leader_dies_between_two_pods_and_the_next_one_creates_the_rest,
     disruptions::training_outlives_the_control_plane,
     pod_groups::gang_is_bound_as_one_where_the_scheduler_can,

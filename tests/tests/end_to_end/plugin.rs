@@ -87,5 +87,5 @@ pub(crate) fn plugin_shows_a_job_that_trains_and_steers_it(context: &Context<'_>
         .check(0, &["digits trains again, attempt 2"])?;
     vit(&["status", "digits"])?.check(0, &["1 node x 1 GPU", "attempt 2"])?;
     vit(&["delete", "digits", "--wait", "--timeout", "120"])?.check(0, &["\"digits\" deleted"])?;
-    namespace.wait_gone("pods")
+    namespace.wait_gone("pods,services,configmaps,networkpolicies")
 }
