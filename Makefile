@@ -11,6 +11,9 @@ export CARGO_TERM_COLOR ?= auto
 # Snapshots are compared, never silently rewritten.
 export INSTA_UPDATE ?= no
 
+# The targets of `make test`.
+CHECKS := toolchain format lint deny generated unit docs nccl-plugin chart e2e
+
 # Cargo builds in parallel by itself, and the cluster's tests share one machine.
 .NOTPARALLEL:
 
@@ -28,7 +31,11 @@ demo-down: ## Remove the demo's cluster and all it left
 
 .PHONY: test
 test: ## Run every check and every test (as root), and tell how long each took
-	@scripts/timed toolchain format lint deny generated unit docs nccl-plugin chart e2e
+	@scripts/timed $(CHECKS)
+
+.PHONY: test-all
+test-all: ## The same, and on older versions of Kubernetes (as root)
+	@scripts/timed $(CHECKS) test-api-versions
 
 .PHONY: toolchain
 toolchain: ## Install what Debian packages are missing (as root), fetch libtorch
@@ -130,6 +137,10 @@ e2e: binaries ## Tests against a real API server and on a real cluster (as root)
 	$(CARGO) test --workspace --locked --test harness
 	$(CARGO) test --workspace --locked --test api_server
 	$(CARGO) test --workspace --locked --test end_to_end
+
+.PHONY: test-api-versions
+test-api-versions: binaries ## Tests against the API servers of older versions of Kubernetes (as root)
+	for version in 1.30 1.33; do VIT_KUBERNETES=$$version $(CARGO) test --workspace --locked --test api_server; done
 
 .PHONY: chaos
 chaos: binaries ## Random faults while jobs train, for so many MINUTES (15), chosen by SEED (as root)

@@ -1,7 +1,7 @@
 //! The cluster's programs, and those that are measured beside the operator, built from pinned Go modules and cached by
 //! what they are built from.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
 use fs_err as fs;
@@ -20,12 +20,10 @@ struct Module {
     files: &'static [(&'static str, &'static str)],
     /// Program name and Go package.
     programs: &'static [(&'static str, &'static str)],
-    /// Linker flags beside `-s -w`.
-    linker_flags: &'static str,
 }
 
 macro_rules! module {
-    ($name:literal, [$($source:literal),*], $linker_flags:expr, [$($program:tt)*]) => {
+    ($name:literal, [$($source:literal),*], [$($program:tt)*]) => {
         Module {
             files: &[
                 $((
@@ -35,26 +33,16 @@ macro_rules! module {
                 ("go.mod", include_str!(concat!("../binaries/", $name, "/go.mod"))),
                 ("go.sum", include_str!(concat!("../binaries/", $name, "/go.sum"))),
             ],
-            linker_flags: $linker_flags,
             programs: &[$($program)*],
         }
     };
 }
-
-/// The Kubernetes version that its programs report; the one in `binaries/cluster/go.mod`.
-const KUBERNETES_LINKER_FLAGS: &str = concat!(
-    "-X k8s.io/component-base/version.gitVersion=v1.36.3 -X k8s.io/component-base/version.gitMajor=1 ",
-    "-X k8s.io/component-base/version.gitMinor=36 -X k8s.io/component-base/version.gitTreeState=clean ",
-    "-X k8s.io/client-go/pkg/version.gitVersion=v1.36.3 -X k8s.io/client-go/pkg/version.gitMajor=1 ",
-    "-X k8s.io/client-go/pkg/version.gitMinor=36 -X k8s.io/client-go/pkg/version.gitTreeState=clean",
-);
 
 /// All that a cluster runs, in one module: what its programs have in common, Kubernetes' client above all, is then of one
 /// version and compiled once.
 const CLUSTER: Module = module!(
     "cluster",
     ["coredns/main.go", "etcd/main.go"],
-    KUBERNETES_LINKER_FLAGS,
     [
         ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
         (
@@ -77,14 +65,33 @@ const CLUSTER: Module = module!(
     ]
 );
 
+/// The API servers of older versions of Kubernetes.
+const API_SERVERS: [(&str, Module); 2] = [
+    (
+        "1.30",
+        module!(
+            "kube-apiserver-1.30",
+            [],
+            [("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver")]
+        ),
+    ),
+    (
+        "1.33",
+        module!(
+            "kube-apiserver-1.33",
+            [],
+            [("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver")]
+        ),
+    ),
+];
+
 /// Kubelets that are played, for measurements.
-const KWOK: Module = module!("kwok", [], "", [("kwok", "sigs.k8s.io/kwok/cmd/kwok")]);
+const KWOK: Module = module!("kwok", [], [("kwok", "sigs.k8s.io/kwok/cmd/kwok")]);
 
 /// A peer that the operator is measured beside.
 const TRAINING_OPERATOR: Module = module!(
     "training-operator",
     [],
-    "",
     [(
         "training-operator",
         "github.com/kubeflow/training-operator/cmd/training-operator.v1"
@@ -95,7 +102,6 @@ const TRAINING_OPERATOR: Module = module!(
 const HELM_DOCS: Module = module!(
     "helm-docs",
     [],
-    "",
     [("helm-docs", "github.com/norwoodj/helm-docs/cmd/helm-docs")]
 );
 
@@ -106,12 +112,13 @@ const KUEUE: Module = Module {
 };
 
 /// Of the Prometheus operator only the definitions of its resources are needed.
-const PROMETHEUS_OPERATOR: Module = module!("prometheus-operator", [], "", []);
+const PROMETHEUS_OPERATOR: Module = module!("prometheus-operator", [], []);
 
-/// The folder of a module's built programs.
+/// The folders of built programs.
 #[derive(Clone, Debug)]
 pub struct Binaries {
-    folder: PathBuf,
+    /// A program is the first of its name.
+    folders: Vec<PathBuf>,
 }
 
 impl Binaries {
@@ -119,6 +126,18 @@ impl Binaries {
     /// nothing.
     pub fn build() -> Result<Self> {
         CLUSTER.build()
+    }
+
+    /// The same with the API server of a minor version such as `1.30`.
+    pub fn with_api_server(mut self, version: &str) -> Result<Self> {
+        let Some((_, module)) = API_SERVERS.iter().find(|(minor, _)| *minor == version) else {
+            bail!(
+                "Kubernetes {version:?}: must be one of {:?}",
+                API_SERVERS.map(|(minor, _)| minor)
+            )
+        };
+        self.folders.splice(0..0, module.build()?.folders);
+        Ok(self)
     }
 
     /// The program `kwok`.
@@ -141,40 +160,61 @@ impl Binaries {
         HELM_DOCS.build()
     }
 
-    /// The folder with all programs.
-    pub fn folder(&self) -> &Path {
-        &self.folder
-    }
-
     /// One program's path.
     pub fn path(&self, program: &str) -> PathBuf {
-        self.folder.join(program)
+        let mut paths = self.folders.iter().map(|folder| folder.join(program));
+        paths.find(|path| path.exists()).unwrap_or_else(|| program.into())
     }
 
     /// A `PATH` with these programs first and the system's folders for administrators in it.
     pub fn search_path(&self) -> String {
+        let folders: Vec<_> = self
+            .folders
+            .iter()
+            .map(|folder| folder.to_string_lossy())
+            .collect();
         format!(
             "{}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-            self.folder.display()
+            folders.join(":")
         )
     }
 }
 
 impl Module {
-    fn linker_flags(&self) -> String {
-        format!("-s -w {}", self.linker_flags).trim_end().to_owned()
+    /// Without debug information, and with the version that Kubernetes' programs report.
+    fn linker_flags(&self) -> Result<String> {
+        let mut flags = "-s -w".to_owned();
+        if let Some(version) = self.kubernetes() {
+            let mut numbers = version.trim_start_matches('v').split('.');
+            let (Some(major), Some(minor)) = (numbers.next(), numbers.next()) else {
+                bail!("go.mod pins k8s.io/kubernetes {version}: must be like v1.36.3")
+            };
+            for package in ["k8s.io/component-base/version", "k8s.io/client-go/pkg/version"] {
+                flags.push_str(&format!(
+                    " -X {package}.gitVersion={version} -X {package}.gitMajor={major} \
+                     -X {package}.gitMinor={minor} -X {package}.gitTreeState=clean"
+                ));
+            }
+        }
+        Ok(flags)
     }
 
-    fn key(&self, go: &str) -> String {
+    /// The version of Kubernetes that the module pins.
+    fn kubernetes(&self) -> Option<&'static str> {
+        let (_, go_mod) = self.files.iter().find(|(path, _)| *path == "go.mod")?;
+        let mut lines = go_mod.lines();
+        lines.find_map(|line| line.trim().strip_prefix("k8s.io/kubernetes ")?.split(' ').next())
+    }
+
+    fn key(&self, go: &str) -> Result<String> {
         let programs = format!("{:?}", self.programs);
         let key = Key::new()
             .part("go", go.as_bytes())
-            .part("ldflags", self.linker_flags().as_bytes())
+            .part("ldflags", self.linker_flags()?.as_bytes())
             .part("programs", programs.as_bytes());
         let files = self.files.iter();
-        files
-            .fold(key, |key, (path, content)| key.part(path, content.as_bytes()))
-            .finish()
+        let key = files.fold(key, |key, (path, content)| key.part(path, content.as_bytes()));
+        Ok(key.finish())
     }
 
     /// A folder in which Go finds what is pinned.
@@ -204,13 +244,16 @@ impl Module {
     fn build(&self) -> Result<Binaries> {
         let go = go_version()?;
         let root = cache::directory()?.join("bin");
-        let folder = root.join(self.key(&go));
+        let folder = root.join(self.key(&go)?);
+        let built = Binaries {
+            folders: vec![folder.clone()],
+        };
         if folder.exists() {
-            return Ok(Binaries { folder });
+            return Ok(built);
         }
         let _lock = cache::lock(&root.join(".lock"))?;
         if folder.exists() {
-            return Ok(Binaries { folder });
+            return Ok(built);
         }
         let source = self.pins()?;
         let staging = tempfile::Builder::new().prefix(".build-").tempdir_in(&root)?;
@@ -234,7 +277,7 @@ impl Module {
                 let mut build = command("go", ["build"]);
                 build
                     .args(flags)
-                    .arg(self.linker_flags())
+                    .arg(self.linker_flags()?)
                     .current_dir(source.path());
                 build
                     .env("CGO_ENABLED", "0")
@@ -260,16 +303,7 @@ impl Module {
             },
         )?;
         fs::rename(staging.keep(), &folder)?;
-        Ok(Binaries { folder })
-    }
-
-    #[cfg(test)]
-    fn go_mod(&self) -> &'static str {
-        let mut files = self.files.iter();
-        files
-            .find(|(path, _)| *path == "go.mod")
-            .expect("every module has one")
-            .1
+        Ok(built)
     }
 }
 
@@ -316,9 +350,7 @@ fn parse_go_version(text: &str) -> Option<(u32, u32)> {
 
 #[cfg(test)]
 mod tests {
-    use super::{
-        CLUSTER, HELM_DOCS, KUBERNETES_LINKER_FLAGS, KUEUE, KWOK, TRAINING_OPERATOR, parse_go_version,
-    };
+    use super::{API_SERVERS, CLUSTER, HELM_DOCS, KUEUE, KWOK, TRAINING_OPERATOR, parse_go_version};
 
     #[test]
     fn a_go_version_is_read() {
@@ -331,40 +363,34 @@ mod tests {
     }
 
     #[test]
-    fn the_reported_kubernetes_version_is_the_pinned_one() {
-        let pinned = CLUSTER
-            .go_mod()
-            .lines()
-            .find_map(|line| line.trim().strip_prefix("k8s.io/kubernetes "))
-            .unwrap();
-        let pinned = pinned.split_whitespace().next().unwrap();
-        assert_eq!(
-            KUBERNETES_LINKER_FLAGS
-                .matches(&format!("gitVersion={pinned}"))
-                .count(),
-            2,
-            "{pinned}"
-        );
+    fn kubernetes_reports_the_pinned_version() {
+        for (minor, module) in API_SERVERS.iter().chain([&("1.36", CLUSTER)]) {
+            let pinned = module.kubernetes().unwrap();
+            assert!(pinned.starts_with(&format!("v{minor}.")), "{minor}: {pinned}");
+            let told = format!(" -X k8s.io/component-base/version.gitVersion={pinned} ");
+            assert!(module.linker_flags().unwrap().contains(&told), "{told}");
+        }
+        assert_eq!(KWOK.linker_flags().unwrap(), "-s -w");
     }
 
     #[test]
     fn every_program_belongs_to_a_pinned_tool() {
-        for module in [CLUSTER, KWOK, TRAINING_OPERATOR, KUEUE, HELM_DOCS] {
+        let modules = [CLUSTER, KWOK, TRAINING_OPERATOR, KUEUE, HELM_DOCS];
+        for module in modules.iter().chain(API_SERVERS.iter().map(|(_, module)| module)) {
+            let mut files = module.files.iter();
+            let (_, go_mod) = files.find(|(path, _)| *path == "go.mod").unwrap();
             let packages = module.programs.iter().map(|(_, package)| package);
-            for package in packages.filter(|package| !package.starts_with("./")) {
-                assert!(
-                    module.go_mod().contains(package),
-                    "{package} is no tool of its module"
-                );
+            for package in packages.filter(|package| !package.starts_with('.')) {
+                assert!(go_mod.contains(package), "{package} is no tool of its module");
             }
         }
     }
 
     #[test]
     fn the_key_follows_the_compiler_and_the_pins() {
-        let key = CLUSTER.key("go1");
-        assert_eq!(key, CLUSTER.key("go1"));
-        assert_ne!(key, CLUSTER.key("go2"));
-        assert_ne!(key, KWOK.key("go1"));
+        let key = |module: super::Module, go| module.key(go).unwrap();
+        assert_eq!(key(CLUSTER, "go1"), key(CLUSTER, "go1"));
+        assert_ne!(key(CLUSTER, "go1"), key(CLUSTER, "go2"));
+        assert_ne!(key(CLUSTER, "go1"), key(KWOK, "go1"));
     }
 }

@@ -46,7 +46,10 @@ impl Cluster {
         config.validate()?;
         packages::check_machine()?;
         packages::install_missing()?;
-        let binaries = Binaries::build()?;
+        let mut binaries = Binaries::build()?;
+        if let Some(version) = &config.api_server {
+            binaries = binaries.with_api_server(version)?;
+        }
         if let Some(state) = State::load(&config.name)? {
             ensure!(
                 !is_healthy(&state),

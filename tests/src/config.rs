@@ -56,6 +56,8 @@ pub struct ClusterConfig {
     pub prometheus: bool,
     /// Users whose requests the API server logs.
     pub audited: Vec<String>,
+    /// Version of the API server, such as `1.30`, if it is older than the rest.
+    pub api_server: Option<String>,
 }
 
 impl ClusterConfig {
@@ -67,6 +69,7 @@ impl ClusterConfig {
             images: Vec::new(),
             prometheus: false,
             audited: Vec::new(),
+            api_server: None,
         }
     }
 
@@ -86,6 +89,7 @@ impl ClusterConfig {
             images: Vec::new(),
             prometheus: true,
             audited: Vec::new(),
+            api_server: None,
         }
     }
 

@@ -258,6 +258,13 @@ fn arguments(state: &State, component: &str) -> Result<Vec<String>> {
         }
         other => anyhow::bail!("no component is called {other:?}"),
     };
+    // Nodes of a cluster without kubelets are only objects, which nobody reports on.
+    match component {
+        _ if !state.record().nodes.is_empty() => None,
+        "kube-apiserver" => flags.insert("disable-admission-plugins", "TaintNodesByCondition".to_owned()),
+        "kube-controller-manager" => flags.insert("controllers", "*,-node-lifecycle-controller".to_owned()),
+        _ => None,
+    };
     let audited = &state.record().audited;
     if component == "kube-apiserver" && !audited.is_empty() {
         flags.extend(audit::flags(state, audited)?);

@@ -75,7 +75,10 @@ impl Store {
 }
 
 fn key(binaries: &Binaries, archives: &[PathBuf]) -> Result<String> {
-    let mut key = Key::new().part("programs", binaries.folder().as_os_str().as_encoded_bytes());
+    let mut key = Key::new().part(
+        "programs",
+        binaries.path("containerd").as_os_str().as_encoded_bytes(),
+    );
     let mut paths: Vec<_> = archives.to_vec();
     paths.sort();
     paths.dedup();

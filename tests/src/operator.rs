@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 use fs_err as fs;
+use serde_json::{Value, json};
 
 use crate::rights::Account;
-use crate::{Cluster, ClusterConfig, ClusterName, chart, cluster, image, packages, root};
+use crate::{Cluster, ClusterConfig, ClusterName, chart, cluster, image, packages, process, root};
 
 /// Namespace, release and Deployment of the operator.
 pub const OPERATOR: &str = "vit-operator";
@@ -60,6 +61,39 @@ pub fn install_from(cluster: &Cluster, chart: &Path, namespace: &str, values: &[
     cluster.helm_upgrade(OPERATOR, namespace, chart, &all, &flags)
 }
 
+/// Starts a built operator beside a cluster, as a process with the rights that the [installed](install) chart gives, and no
+/// others.
+pub fn start(cluster: &Cluster, program: &Path, arguments: &[String]) -> Result<()> {
+    ensure!(
+        program.exists(),
+        "{} is missing: build it first",
+        program.display()
+    );
+    let token = cluster.kubectl_output(&[
+        "create",
+        "token",
+        OPERATOR,
+        "--namespace",
+        OPERATOR,
+        "--duration=24h",
+    ])?;
+    let mut kubeconfig: Value = serde_json::from_slice(&fs::read(cluster.kubeconfig())?)?;
+    kubeconfig["users"][0]["user"] = json!({"token": token.trim()});
+    let path = cluster.state().directory().join("operator.conf");
+    fs::write(&path, kubeconfig.to_string())?;
+    let mut words = vec![
+        "env".to_owned(),
+        format!("KUBECONFIG={}", path.display()),
+        program.display().to_string(),
+        "run".to_owned(),
+        format!("--leader-election-namespace={OPERATOR}"),
+    ];
+    words.extend_from_slice(arguments);
+    let search_path = cluster.binaries().search_path();
+    process::start(cluster.state(), OPERATOR, None, &words, &search_path)?;
+    Ok(())
+}
+
 /// Builds the images of operator and trainer from the shipped Dockerfiles and the built binaries: those of `make binaries`, which
 /// check their arithmetic. libtorch, in which training spends its time, is optimised as it comes.
 pub fn images() -> Result<[PathBuf; 2]> {
@@ -76,12 +110,13 @@ pub fn images() -> Result<[PathBuf; 2]> {
     }
     let operator = [(built.join("vit-operator"), "vit-operator".to_owned())];
     Ok([
-        build(image::OPERATOR, "operator/Dockerfile", &operator)?,
-        build(image::TRAINER, "trainer/Dockerfile", &trainer)?,
+        build(image::OPERATOR, &root().join("operator/Dockerfile"), &operator)?,
+        build(image::TRAINER, &root().join("trainer/Dockerfile"), &trainer)?,
     ])
 }
 
-fn build(name: &str, dockerfile: &str, files: &[(PathBuf, String)]) -> Result<PathBuf> {
+/// Builds an image from these files, each of which has a path in the build context; the path of its OCI archive.
+pub fn build(name: &str, dockerfile: &Path, files: &[(PathBuf, String)]) -> Result<PathBuf> {
     for (file, _) in files {
         ensure!(
             file.exists(),
@@ -96,5 +131,5 @@ fn build(name: &str, dockerfile: &str, files: &[(PathBuf, String)]) -> Result<Pa
             .iter()
             .map(|(file, target)| (file.as_path(), target.as_str())),
     )?;
-    image::build(name, &root().join(dockerfile), context.path())
+    image::build(name, dockerfile, context.path())
 }

@@ -9,9 +9,8 @@ use fs_err as fs;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::runtime::wait::{await_condition, conditions};
 use kube::{Api, Client};
-use serde_json::{Value, json};
 use vit_tests::exposition::Exposition;
-use vit_tests::operator::OPERATOR;
+use vit_tests::operator::{self, OPERATOR};
 use vit_tests::progress::say;
 use vit_tests::rights::{Account, Request};
 use vit_tests::{Cluster, ClusterConfig, ClusterName, GpuProduct, cluster, kwok, process};
@@ -83,7 +82,9 @@ impl Testbed {
             cluster,
         };
         testbed.restart_control_plane(rate).await?;
-        testbed.install_operator_resources().await?;
+        // Of the chart all but its replicas: the operator runs beside the cluster.
+        operator::install(&testbed.cluster, &["replicaCount=0".to_owned()])?;
+        testbed.established("vittrainingjobs.vit-operator.dev").await?;
         kwok::add_nodes(&testbed.client, nodes, &GpuProduct::H200, GPUS_PER_NODE).await?;
         kwok::start(&testbed.cluster)?;
         testbed.at_rest().await?;
@@ -95,14 +96,9 @@ impl Testbed {
 
     /// The flags that differ from those of other test clusters.
     async fn restart_control_plane(&self, rate: ControllerRate) -> Result<()> {
-        // Nobody would take the taint of new nodes away.
-        let server = ["--disable-admission-plugins=TaintNodesByCondition".to_owned()];
-        self.cluster.restart_with_flags("kube-apiserver", &server).await?;
         let manager = [
             format!("--kube-api-qps={}", rate.0),
             format!("--kube-api-burst={}", rate.1),
-            // Fake nodes send no heartbeats.
-            "--controllers=*,-node-lifecycle-controller".to_owned(),
         ];
         self.cluster
             .restart_with_flags("kube-controller-manager", &manager)
@@ -112,34 +108,6 @@ impl Testbed {
         self.cluster
             .restart_with_flags("kube-scheduler", &scheduler)
             .await
-    }
-
-    /// The resource, and the rights of the operator out of the chart.
-    async fn install_operator_resources(&self) -> Result<()> {
-        let root = vit_tests::root();
-        let folder = self.cluster.state().directory();
-        let crd = root
-            .join("crds/generated/vittrainingjobs.yaml")
-            .display()
-            .to_string();
-        self.cluster
-            .kubectl_output(&["apply", "--server-side", "-f", &crd])?;
-        self.cluster.kubectl_output(&["create", "namespace", OPERATOR])?;
-        let mut template = self.cluster.helm();
-        template.args(["template", OPERATOR, "--namespace", OPERATOR]);
-        template.args([
-            "--kube-version",
-            &self.client.apiserver_version().await?.git_version,
-        ]);
-        template.args(["--show-only", "templates/rbac.yaml"]);
-        template.args(["--show-only", "templates/serviceaccount.yaml"]);
-        template.arg(root.join("charts/vit-operator"));
-        let rights = folder.join("rights.yaml");
-        fs::write(&rights, vit_tests::command::run(&mut template)?)?;
-        let rights = rights.display().to_string();
-        self.cluster
-            .kubectl_output(&["apply", "--namespace", OPERATOR, "-f", &rights])?;
-        self.established("vittrainingjobs.vit-operator.dev").await
     }
 
     /// Waits until the API server serves a resource.
@@ -155,51 +123,14 @@ impl Testbed {
     /// Starts the built operator as a process of its own, and waits until it leads.
     pub(crate) async fn start_operator(&self) -> Result<()> {
         let program = vit_tests::root().join("target/release/vit-operator");
-        ensure!(
-            program.exists(),
-            "{} is missing: run `make release` first",
-            program.display()
-        );
-        let kubeconfig = self.operator_kubeconfig()?;
-        let words = [
-            "env".to_owned(),
-            format!("KUBECONFIG={}", kubeconfig.display()),
-            program.display().to_string(),
-            "run".to_owned(),
-            format!("--leader-election-namespace={OPERATOR}"),
-            "--metrics-address=0.0.0.0:8080".to_owned(),
-        ];
+        operator::start(&self.cluster, &program, &["--metrics-address=0.0.0.0:8080".to_owned()])?;
         let state = self.cluster.state();
-        process::start(
-            state,
-            OPERATOR,
-            None,
-            &words,
-            &self.cluster.binaries().search_path(),
-        )?;
         self.until("the operator does not lead", || {
             process::check(state, OPERATOR)?;
             let leads = self.operator_metrics().ok();
             Ok(leads.is_some_and(|metrics| metrics.sum("vit_operator_leader") > 0.0))
         })
         .await
-    }
-
-    /// The administrator's kubeconfig with a token of the operator's service account in the place of the certificate.
-    fn operator_kubeconfig(&self) -> Result<PathBuf> {
-        let token = self.cluster.kubectl_output(&[
-            "create",
-            "token",
-            OPERATOR,
-            "--namespace",
-            OPERATOR,
-            "--duration=24h",
-        ])?;
-        let mut config: Value = serde_json::from_slice(&fs::read(self.cluster.kubeconfig())?)?;
-        config["users"][0]["user"] = json!({"token": token.trim()});
-        let path = self.cluster.state().directory().join("operator.conf");
-        fs::write(&path, config.to_string())?;
-        Ok(path)
     }
 
     /// What the operator tells of itself.

@@ -1,19 +1,23 @@
-//! The resource on a real API server: what it refuses and in which words, what it fills in, and what `kubectl` shows.
-//! Needs root (the server runs in a network namespace of its own), but no nodes.
+//! The resource on a real API server: what it refuses and in which words, what it fills in, and what `kubectl` shows; and
+//! what the operator asks of it. Needs root (the server runs in a network namespace of its own), but no nodes.
+//!
+//! `VIT_KUBERNETES=1.30` tests the API server of that version.
 
 mod chart;
+mod operator;
 mod plugin;
 mod rules;
 
 use std::io::Write as _;
 use std::process::Stdio;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 use libtest_mimic::{Arguments, Trial};
 use tokio::runtime::Handle;
 use vit_tests::documentation::{self, manifests};
+use vit_tests::progress::say;
 use vit_tests::{Cluster, ClusterConfig, binaries, cluster, command};
 
 const VALID: &str = include_str!("../../../examples/digits.yaml");
@@ -53,6 +57,9 @@ kind: RuntimeClass
 metadata: {name: nvidia}
 handler: nvidia
 ";
+
+/// Held by a test while its nodes are there.
+static NODES: Mutex<()> = Mutex::new(());
 
 /// A change to the valid manifest, and what the refusal must name.
 const REFUSED: &[(&str, &str, &str, &[&str])] = &[
@@ -114,9 +121,15 @@ fn main() -> Result<()> {
     let runtime = tokio::runtime::Runtime::new()?;
     let name = "api".parse()?;
     cluster::down(&name)?;
-    let cluster = Arc::new(runtime.block_on(Cluster::up(ClusterConfig::control_plane(name)))?);
+    let config = ClusterConfig {
+        api_server: std::env::var("VIT_KUBERNETES").ok(),
+        ..ClusterConfig::control_plane(name)
+    };
+    let cluster = Arc::new(runtime.block_on(Cluster::up(config))?);
+    let version = runtime.block_on(cluster.client().apiserver_version())?;
+    say(format_args!("the API server is {}", version.git_version));
     plugin::try_without_resource(&cluster);
-    kubectl(&cluster, ["apply", "--server-side", "-f", CRD])?;
+    operator::start(&cluster)?;
     runtime.block_on(documented(&cluster))?;
     // Examples and pages have objects of Kueue, too, in the namespaces of teams.
     let kueue = binaries::kueue_source()?.join("config/components/crd/bases");
@@ -189,6 +202,7 @@ fn trials(cluster: Option<&Arc<Cluster>>) -> Result<Vec<Trial>> {
             mutable,
             0,
         ),
+        trial("operator_runs_a_job".into(), operator::runs_a_job, 0),
         trial(
             "manifests_of_the_chart_are_valid".into(),
             chart::manifests_are_valid,

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use vit_tests::Cluster;
 use vit_tests::plugin::{Outcome, binaries, command, ended};
 
-use super::{VALID, kubectl, kubectl_input};
+use super::{NODES, VALID, kubectl, kubectl_input};
 
 type Test = fn(&Cluster, usize) -> Result<()>;
 
@@ -348,6 +348,7 @@ fn status_and_why(cluster: &Cluster, _: usize) -> Result<()> {
 }
 
 fn nodes(cluster: &Cluster, _: usize) -> Result<()> {
+    let _nodes = NODES.lock();
     let node = |name: &str, product: &str, gpus: u32, cordoned: bool| -> Result<()> {
         let manifest = json!({"apiVersion": "v1", "kind": "Node", "spec": {"unschedulable": cordoned},
             "metadata": {"name": name, "labels": {"nvidia.com/gpu.product": product, "nvidia.com/gpu.memory": "15360"}}});
@@ -369,7 +370,6 @@ fn nodes(cluster: &Cluster, _: usize) -> Result<()> {
         )?;
         Ok(())
     };
-    // The controller manager taints nodes whose kubelet it has not heard of: a moment later, and not these that are ready.
     for (name, product, gpus, cordoned) in [
         ("plugin-a", "NVIDIA-H200", 8, false),
         ("plugin-b", "NVIDIA-H200", 8, true),
