@@ -65,6 +65,9 @@ const CLUSTER: Module = module!(
     ]
 );
 
+/// What enforces NetworkPolicies. Its own module: Cyclonus goes with older versions of what others use.
+const NETWORK_POLICY: Module = module!("network-policy", ["main.go"], [("network-policy", ".")]);
+
 /// The API servers of older versions of Kubernetes.
 const API_SERVERS: [(&str, Module); 2] = [
     (
@@ -125,7 +128,9 @@ impl Binaries {
     /// The cluster's programs. Builds what is not in the cache: cold this takes about six minutes on two cores; else
     /// nothing.
     pub fn build() -> Result<Self> {
-        CLUSTER.build()
+        let mut folders = CLUSTER.build()?.folders;
+        folders.extend(NETWORK_POLICY.build()?.folders);
+        Ok(Self { folders })
     }
 
     /// The same with the API server of a minor version such as `1.30`.

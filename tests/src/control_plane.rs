@@ -1,4 +1,4 @@
-//! etcd, the API server, the controllers that need no node, DNS and the Service proxy.
+//! etcd, the API server, the controllers that need no node, DNS, the Service proxy and what enforces NetworkPolicies.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -23,12 +23,13 @@ const READY_DEADLINE: Duration = Duration::from_secs(120);
 const ETCD_PORT: u16 = 2379;
 
 /// The components in the order they start; `node_side` ones are left out of a cluster without nodes.
-const COMPONENTS: [(&str, bool); 6] = [
+const COMPONENTS: [(&str, bool); 7] = [
     ("etcd", false),
     ("kube-apiserver", false),
     ("kube-controller-manager", false),
     ("kube-scheduler", true),
     ("kube-proxy", true),
+    ("network-policy", true),
     ("coredns", true),
 ];
 
@@ -251,6 +252,7 @@ fn arguments(state: &State, component: &str) -> Result<Vec<String>> {
                     .clone(),
             ),
         ]),
+        "network-policy" => BTreeMap::from([("kubeconfig", state.kubeconfig().display().to_string())]),
         "coredns" => {
             let corefile = state.directory().join("Corefile");
             fs::write(&corefile, corefile_text(state))?;

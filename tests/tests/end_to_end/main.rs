@@ -11,6 +11,7 @@ mod documentation;
 mod elastic;
 mod faults;
 mod install;
+mod isolation;
 mod leader;
 mod lifecycle;
 mod monitoring;
@@ -54,6 +55,7 @@ const SHARED: &[(&str, Test)] = tests![
     plugin::plugin_shows_a_job_that_trains_and_steers_it,
     lifecycle::suspended_job_saves_and_resumes_where_it_stopped,
     lifecycle::scaled_job_continues_in_its_new_size,
+    isolation::strangers_reach_metrics_alone,
 ];
 
 /// Tests that change the cluster, need most of its GPUs, or measure time.
@@ -91,8 +93,7 @@ const THREADS: usize = 2;
 
 fn main() -> Result<()> {
     let arguments = Arguments::from_args();
-    let is_chaos = chaos::wanted()?.is_some();
-    let parts = if is_chaos {
+    let parts = if chaos::wanted()?.is_some() {
         &[(CHAOS, 1)][..]
     } else {
         &[(SHARED, THREADS), (ALONE, 1)]
@@ -103,7 +104,7 @@ fn main() -> Result<()> {
         }
         return Ok(());
     }
-    let is_whole = !is_chaos && arguments.filter.is_none() && arguments.skip.is_empty();
+    let is_whole = parts.len() > 1 && arguments.filter.is_none() && arguments.skip.is_empty();
     let run = Arc::new(Run {
         suite: Suite::set_up(is_whole)?,
         report: Report::new("end_to_end"),

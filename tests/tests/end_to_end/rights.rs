@@ -11,12 +11,16 @@ use vit_tests::rights::{Coverage, Right, findings, rules_of};
 use crate::context::{Context, Namespace};
 use crate::steps::{check_attempts, until};
 
-/// Objects of others that have the names which the job `digits` needs, in the order in which it needs them.
-fn objects_of_others() -> [Value; 4] {
-    let restricted = json!({
+/// What the Pod Security Standard of the tests' namespaces asks of a container.
+pub(crate) fn restricted() -> Value {
+    json!({
         "allowPrivilegeEscalation": false, "capabilities": {"drop": ["ALL"]},
         "runAsNonRoot": true, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"},
-    });
+    })
+}
+
+/// Objects of others that have the names which the job `digits` needs, in the order in which it needs them.
+fn objects_of_others() -> [Value; 4] {
     [
         json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "digits-1"}}),
         json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "digits"}, "spec": {"clusterIP": "None"}}),
@@ -29,7 +33,7 @@ fn objects_of_others() -> [Value; 4] {
             "apiVersion": "v1", "kind": "Pod", "metadata": {"name": "digits-1-0"},
             "spec": {
                 "schedulerName": "none",
-                "containers": [{"name": "none", "image": "there.is/none:here", "securityContext": restricted}],
+                "containers": [{"name": "none", "image": "there.is/none:here", "securityContext": restricted()}],
             },
         }),
     ]
