@@ -34,8 +34,8 @@ test: ## Run every check and every test (as root), and tell how long each took
 	@scripts/timed $(CHECKS)
 
 .PHONY: test-all
-test-all: ## The same, and on older versions of Kubernetes (as root)
-	@scripts/timed $(CHECKS) test-api-versions
+test-all: ## The same, on older versions of Kubernetes and from an earlier version of the operator, too (as root)
+	@scripts/timed $(CHECKS) test-api-versions test-upgrade
 
 .PHONY: toolchain
 toolchain: ## Install what Debian packages are missing (as root), fetch libtorch
@@ -141,6 +141,10 @@ e2e: binaries ## Tests against a real API server and on a real cluster (as root)
 .PHONY: test-api-versions
 test-api-versions: binaries ## Tests against the API servers of older versions of Kubernetes (as root)
 	for version in 1.30 1.33; do VIT_KUBERNETES=$$version $(CARGO) test --workspace --locked --test api_server; done
+
+.PHONY: test-upgrade
+test-upgrade: binaries ## Upgrade the operator of an earlier commit while a job trains, and roll it back (as root)
+	earlier=$$(scripts/earlier-operator); VIT_EARLIER_OPERATOR=$$earlier $(CARGO) test --workspace --locked --test end_to_end
 
 .PHONY: chaos
 chaos: binaries ## Random faults while jobs train, for so many MINUTES (15), chosen by SEED (as root)

@@ -124,7 +124,7 @@ fn comes_older(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
         "replicaCount=0".to_owned(),
     ];
     install(context, &older, &values)?;
-    wait_field(context, false)?;
+    wait_field(context, NEWER_FIELD, false)?;
     let kept = namespace.kubectl(["get", "vittrainingjobs", "--output=name"])?;
     ensure!(
         kept.trim() == "vittrainingjob.vit-operator.dev/digits",
@@ -142,7 +142,7 @@ fn is_upgraded(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
     ];
     let alone = namespace.steps("digits")?.saved;
     install(context, &chart::folder(), &values)?;
-    wait_field(context, true)?;
+    wait_field(context, NEWER_FIELD, true)?;
     let status = namespace.wait_checkpoint_after("digits", alone)?;
     check_attempts(&status, 1, 0)?;
     let again = namespace.steps("digits")?.again;
@@ -197,9 +197,9 @@ fn install(context: &Context<'_>, chart: &Path, values: &[String]) -> Result<()>
     Ok(())
 }
 
-/// Waits until the server's schema of the resource has the newer field, or has it not.
-fn wait_field(context: &Context<'_>, wanted: bool) -> Result<()> {
-    let field = format!("vittrainingjobs.spec.{NEWER_FIELD}");
+/// Waits until the server's schema of the resource has a field of `spec`, or has it not.
+pub(crate) fn wait_field(context: &Context<'_>, field: &str, wanted: bool) -> Result<()> {
+    let field = format!("vittrainingjobs.spec.{field}");
     until(|| {
         let is_there = context.kubectl(["explain", &field]).is_ok();
         ensure!(is_there == wanted, "{field} is there: {is_there}");

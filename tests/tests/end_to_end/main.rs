@@ -22,6 +22,7 @@ mod queueing;
 mod rights;
 mod steps;
 mod training;
+mod upgrade;
 
 use std::sync::Arc;
 
@@ -88,6 +89,12 @@ const ALONE: &[(&str, Test)] = tests![
 /// In place of the tests, where `VIT_CHAOS_MINUTES` is set.
 const CHAOS: &[(&str, Test)] = tests![chaos::jobs_survive_random_faults];
 
+/// In place of the tests, where `VIT_EARLIER_OPERATOR` names a folder with the operator of an earlier commit.
+const UPGRADE: &[(&str, Test)] = &[(
+    "release_is_upgraded_and_rolled_back_while_jobs_train",
+    upgrade::release_is_upgraded_and_rolled_back,
+)];
+
 /// So many shared tests run at once: most of a test is waiting for containers, and two gangs keep two processors busy.
 const THREADS: usize = 2;
 
@@ -95,6 +102,8 @@ fn main() -> Result<()> {
     let arguments = Arguments::from_args();
     let parts = if chaos::wanted()?.is_some() {
         &[(CHAOS, 1)][..]
+    } else if upgrade::wanted().is_some() {
+        &[(UPGRADE, 1)][..]
     } else {
         &[(SHARED, THREADS), (ALONE, 1)]
     };
