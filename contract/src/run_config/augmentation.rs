@@ -54,45 +54,6 @@ pub enum Interpolation {
 }
 
 /// A random part of the image, resized to the model's size.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub random_resized_crop: Option<RandomResizedCrop>,
-    /// A shift by at most a margin.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub random_crop: Option<RandomCrop>,
-    /// Probability that an image is mirrored left to right.
-    pub horizontal_flip: f64,
-    /// Strength of random brightness, contrast and saturation: factors are in 1 - strength to 1 + strength.
-    pub color_jitter: f64,
-    /// timm's `RandAugment`.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub rand_augment: Option<RandAugment>,
-    /// One of grey, solarize and Gaussian blur (`DeiT III`).
-    pub three_augment: bool,
-    /// Both parameters of mixup's Beta distribution; 0 for none.
-    pub mixup: f64,
-    /// Both parameters of `CutMix`'s Beta distribution; 0 for none.
-    pub cutmix: f64,
-    /// Probability that a pair of images is mixed at all.
-    pub mixup_probability: f64,
-    /// Probability of `CutMix` in place of mixup where both are on.
-    pub mixup_switch_probability: f64,
-    /// Probability that a rectangle of an image is replaced by noise.
-    pub random_erasing: f64,
-    /// How many variants of an image a batch holds.
-    pub repeated_augmentation: u32,
-}
-
-/// Filters to resize with. Both widen where they shrink an image (antialiasing), as Pillow's do.
-#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum Interpolation {
-    /// Bilinear.
-    Bilinear,
-    /// Bicubic (Catmull-Rom).
-    Bicubic,
-}
-
-/// A random part of the image, resized to the model's size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct RandomResizedCrop {
