@@ -80,7 +80,7 @@ binaries: libtorch ## Build operator, trainer, plugin and the test cluster, for 
 # What images hold.
 .PHONY: release
 release: libtorch
-	$(CARGO) build --release --workspace --locked --bin vit-operator --bin vit-trainer
+	$(CARGO) build --release --workspace --locked --bin vit-operator --bin kubectl-vit --bin vit-trainer
 
 .PHONY: build
 build: libtorch ## Build all programs for use (release)

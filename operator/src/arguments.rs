@@ -1,8 +1,6 @@
 //! The command line.
 
 use std::net::SocketAddr;
-use std::num::NonZeroU64;
-use std::path::PathBuf;
 
 /// Trains Vision Transformers on Kubernetes: reconciles ViTTrainingJobs into gangs of pods on like GPUs.
 #[derive(Debug, clap::Parser)]
@@ -18,9 +16,6 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Run the operator, in a cluster or, with a kubeconfig, beside it.
     Run(RunArguments),
-    /// Create the job of a manifest, tell what becomes of it, and delete it; fails unless the job succeeds. `helm test` runs
-    /// this.
-    SmokeTest(SmokeTestArguments),
 }
 
 /// How to run.
@@ -56,18 +51,6 @@ pub(crate) struct RunArguments {
     /// What is logged, such as `info` or `vit_operator=debug,info`.
     #[arg(long, env = "RUST_LOG", default_value = "info")]
     pub log_filter: String,
-}
-
-/// What to try out.
-#[derive(Clone, Debug, clap::Args)]
-pub(crate) struct SmokeTestArguments {
-    /// Manifest of a ViTTrainingJob, with a name or a generateName. Its namespace is the kubeconfig's, or the pod's own, if it
-    /// names none.
-    #[arg(short, long)]
-    pub filename: PathBuf,
-    /// Seconds that the job may take until it has succeeded.
-    #[arg(long, default_value = "600")]
-    pub deadline_seconds: NonZeroU64,
 }
 
 #[cfg(test)]

@@ -35,8 +35,6 @@
 //! also want `update` of vittrainingjobs/finalizers.
 //!
 //! The end-to-end tests compare what the chart grants with what the API server's audit log has seen used.
-//!
-//! `smoke-test` is no part of the operator's work: it creates, gets and deletes one job, with an account of its own.
 #![forbid(unsafe_code)]
 
 mod api_calls;
@@ -54,7 +52,6 @@ mod metrics;
 mod policy;
 mod reconcile;
 mod run;
-mod smoke_test;
 mod telemetry;
 
 use arguments::{Arguments, Command};
@@ -66,11 +63,7 @@ use clap::Parser as _;
 #[tokio::main]
 pub async fn main() -> anyhow::Result<()> {
     let Arguments { command } = Arguments::parse();
-    match command {
-        Command::Run(arguments) => {
-            telemetry::start(&arguments.log_filter)?;
-            Ok(run::run(arguments).await?)
-        }
-        Command::SmokeTest(arguments) => Ok(smoke_test::smoke_test(arguments, &mut std::io::stdout()).await?),
-    }
+    let Command::Run(arguments) = command;
+    telemetry::start(&arguments.log_filter)?;
+    Ok(run::run(arguments).await?)
 }

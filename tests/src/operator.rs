@@ -108,7 +108,7 @@ pub fn images() -> Result<[PathBuf; 2]> {
             format!("lib/{}", entry.file_name().to_string_lossy()),
         ));
     }
-    let operator = [(built.join("vit-operator"), "vit-operator".to_owned())];
+    let operator = ["vit-operator", "kubectl-vit"].map(|binary| (built.join(binary), binary.to_owned()));
     Ok([
         build(image::OPERATOR, &root().join("operator/Dockerfile"), &operator)?,
         build(image::TRAINER, &root().join("trainer/Dockerfile"), &trainer)?,
