@@ -85,6 +85,13 @@ impl ViTTrainingJobStatus {
         self.conditions.iter().find(|condition| condition.type_ == type_)
     }
 
+    /// The nodes where the latest gang was placed.
+    pub fn nodes(&self) -> &[String] {
+        self.placement
+            .as_ref()
+            .map_or(&[], |placement| placement.nodes.as_slice())
+    }
+
     /// Whether the job failed because its manifest could not be run.
     pub fn was_refused(&self) -> bool {
         self.condition(types::FAILED)

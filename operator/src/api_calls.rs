@@ -11,11 +11,9 @@ use tower::{Layer, Service};
 
 use crate::metrics::Metrics;
 
-/// Has every call counted.
 #[derive(Clone, Debug)]
 pub(crate) struct CountCalls(pub(crate) Arc<Metrics>);
 
-/// A service whose calls are counted.
 #[derive(Clone, Debug)]
 pub(crate) struct Counted<S> {
     inner: S,
@@ -95,7 +93,7 @@ mod tests {
         call.await.expect("it ends").expect_err("no answer");
 
         let text = metrics
-            .render([], &crate::cluster::gpu_counts::GpuCounts::default())
+            .render([], &crate::metrics::gpu_counts::GpuCounts::default())
             .expect("renders");
         for line in [
             r#"vit_operator_api_requests_total{code="404",method="DELETE"} 1"#,

@@ -1,4 +1,4 @@
-//! Checks that docs/operations.md and the reference of metrics tell what people can see of the operator.
+//! Checks that docs/operations.md and the reference of metrics explain what people can see of the operator.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ fn every_metric_is_explained() {
 }
 
 #[test]
-fn the_reference_of_metrics_is_what_is_told() {
+fn the_reference_of_metrics_is_what_is_rendered() {
     let mut job = fixtures::job_in(crds::Phase::Running, 1);
     job.status.as_mut().expect("a status").stragglers = vec![fixtures::straggler(1, "b", 2.5)];
     let metrics = Metrics::new().expect("metrics");

@@ -2,48 +2,47 @@
 
 use std::time::Duration;
 
-/// An error of one reconcile. It is told in an Event, in the log and, by its category, in a metric.
+/// An error of one reconcile. It is in an Event, in the log and, by its category, in a metric.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
-    /// The API server holds a job that is not one.
     #[error("failed to read the job: {0}")]
     InvalidObject(Box<kube::core::error_boundary::InvalidObject>),
-    /// A call to the API server failed.
     #[error("failed to {verb} {kind} {name}: {}", words(.source))]
     Api {
-        /// What was tried.
         verb: &'static str,
-        /// On what kind of object.
         kind: &'static str,
-        /// Its name.
         name: String,
-        /// Why it failed.
         source: Box<kube::Error>,
     },
     /// An object of someone else has a name that the job needs.
     #[error(
         "failed to create {kind} {name}: there is one that does not belong to this job; delete it or rename the job"
     )]
-    NameTaken {
-        /// Kind of the object.
-        kind: &'static str,
-        /// Its name.
-        name: String,
-    },
+    NameTaken { kind: &'static str, name: String },
     /// An object of a job of the same name, which was deleted, is still there.
     #[error(
         "failed to create {kind} {name}: the one of a deleted job of this name is still there; it goes with that job, or when its \
          container has stopped, and is waited for"
     )]
-    LastJobsObject {
-        /// Kind of the object.
-        kind: &'static str,
-        /// Its name.
-        name: String,
-    },
+    LastJobsObject { kind: &'static str, name: String },
 }
 
 impl Error {
+    /// A call that failed, from what was tried on which object.
+    pub(crate) fn api(
+        verb: &'static str,
+        kind: &'static str,
+        name: &str,
+    ) -> impl FnOnce(kube::Error) -> Self {
+        let name = name.to_owned();
+        move |source| Self::Api {
+            verb,
+            kind,
+            name,
+            source: Box::new(source),
+        }
+    }
+
     /// The closed set of labels for metrics.
     pub(crate) fn category(&self) -> &'static str {
         match self {
@@ -63,7 +62,6 @@ impl Error {
         }
     }
 
-    /// Every category, for metrics that start at zero.
     pub(crate) const CATEGORIES: [&'static str; 9] = [
         "ApiServer",
         "Conflict",
@@ -143,24 +141,14 @@ mod tests {
     fn every_category_is_in_the_closed_set() {
         for code in 400..600 {
             let status = kube::core::Status::failure("message", "Reason").with_code(code);
-            let error = Error::Api {
-                verb: "create",
-                kind: "Pod",
-                name: "a".into(),
-                source: Box::new(kube::Error::Api(Box::new(status))),
-            };
+            let error = Error::api("create", "Pod", "a")(kube::Error::Api(Box::new(status)));
             assert!(Error::CATEGORIES.contains(&error.category()), "{code}");
         }
     }
 
     #[test]
     fn only_what_was_certainly_not_done_is_refused() {
-        let error = |source| Error::Api {
-            verb: "create",
-            kind: "Pod",
-            name: "a".into(),
-            source: Box::new(source),
-        };
+        let error = |source| Error::api("create", "Pod", "a")(source);
         for (code, expected) in [
             (403, true),
             (422, true),

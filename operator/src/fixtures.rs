@@ -4,8 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crds::ViTTrainingJob;
 use crds::status::ViTTrainingJobStatus;
+use http::Response;
 use k8s_openapi::api::core::v1::Pod;
+use kube::client::Body;
+use planner::policy::placement::{Gpus, Placement};
 use planner::policy::queue::QueueStatus;
+use serde::Serialize;
 use serde_json::json;
 
 use crate::build;
@@ -89,9 +93,19 @@ pub(crate) fn observation(job: ViTTrainingJob, pods: Vec<PodView>) -> Observatio
         standstill: None,
         silence: None,
         stragglers: None,
-        growth: None,
+        is_stall_suspected: false,
         queue: Queue::default(),
         now: at(100),
+    }
+}
+
+/// A placement on nodes of one kind.
+pub(crate) fn placement<const NODES: usize>(nodes: [&str; NODES]) -> Placement {
+    Placement {
+        gpus: Gpus::Like(tesla_t4()),
+        nodes: nodes.map(Into::into).into(),
+        topology: vec![],
+        rejected: vec![],
     }
 }
 
@@ -117,4 +131,16 @@ pub(crate) fn conditions_of(status: &ViTTrainingJobStatus) -> BTreeMap<&str, (&s
             )
         })
         .collect()
+}
+
+/// An answer of an API server.
+pub(crate) fn response(code: u16, body: &impl Serialize) -> Response<Body> {
+    let body = serde_json::to_vec(body).expect("serializes");
+    let response = Response::builder().status(code).body(Body::from(body));
+    response.expect("a response")
+}
+
+#[track_caller]
+pub(crate) fn assert_contains(text: &str, part: &str) {
+    assert!(text.contains(part), "{part:?} is not in: {text}");
 }

@@ -12,24 +12,20 @@ use axum::routing::get;
 use crds::ViTTrainingJob;
 use crds::spec::DEFAULT_GPU_RESOURCE;
 use kube::runtime::reflector::Store;
-use planner::SharedPlanner;
+use planner::{GuardedJob, SharedPlanner};
 use tokio::net::TcpListener;
 
-use crate::cluster::gpu_counts::{self, GpuCounts};
 use crate::metrics::Metrics;
-use crate::reconcile::GuardedJob;
+use crate::metrics::gpu_counts::{self, GpuCounts};
 
-/// What the endpoints tell about.
 #[derive(Clone, Debug)]
 pub(crate) struct Endpoints {
     pub(crate) metrics: Arc<Metrics>,
     pub(crate) jobs: Store<GuardedJob>,
     pub(crate) planner: SharedPlanner,
-    /// Whether the caches are filled.
     pub(crate) is_ready: Arc<AtomicBool>,
 }
 
-/// Serves until `stop` ends.
 pub(crate) async fn serve(
     listener: TcpListener,
     endpoints: Endpoints,
@@ -92,7 +88,7 @@ mod tests {
     use kube::runtime::{reflector, watcher};
 
     use super::*;
-    use crate::fixtures;
+    use crate::fixtures::{self, assert_contains};
 
     async fn get(address: std::net::SocketAddr, path: &str) -> (StatusCode, String) {
         let client: Client<_, Empty<Bytes>> = Client::builder(TokioExecutor::new()).build_http();
@@ -123,10 +119,7 @@ mod tests {
         assert_eq!(get(address, "/readyz").await, (StatusCode::OK, "ok".into()));
         let (status, text) = get(address, "/metrics").await;
         assert_eq!(status, StatusCode::OK);
-        assert!(
-            text.contains("# TYPE vit_operator_reconciles_total counter"),
-            "{text}"
-        );
+        assert_contains(&text, "# TYPE vit_operator_reconciles_total counter");
         assert!(
             text.contains("vit_operator_jobs{phase=\"Pending\"} 1"),
             "a job without a status is not counted: {text}"

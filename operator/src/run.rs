@@ -14,7 +14,7 @@ use kube::runtime::controller::{self, Controller};
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, Client, Config, Resource as _};
-use planner::SharedPlanner;
+use planner::{GuardedJob, SharedPlanner};
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -23,55 +23,47 @@ use tracing::{debug, info, warn};
 
 use crate::api_calls::CountCalls;
 use crate::arguments::RunArguments;
-use crate::cluster::caches::{Caches, Trigger};
-use crate::cluster::pod_groups::PodGroups;
 use crate::http::{self, Endpoints};
 use crate::lease::Candidate;
 use crate::metrics::Metrics;
-use crate::reconcile::{Context, GuardedJob, Settings, error_policy, reconcile};
+use crate::reconcile::{Context, Settings, error_policy, reconcile};
+use crate::watch::caches::Caches;
+use crate::watch::pod_groups::PodGroups;
+use crate::watch::trigger::Trigger;
 
-/// New capacity is told to waiting jobs at most this often: a node that starts changes many times in a row.
+/// Waiting jobs are reconciled for new capacity at most this often: a node that starts changes many times in a row.
 const WAITING_ROUNDS: Duration = Duration::from_millis(200);
 /// For so long may a leader that is stuck have left unrecorded how a pod ended: much longer than its lease lasts.
 const UNRECORDED: Duration = Duration::from_secs(600);
 /// Rounds under way at once. Each holds a connection to the API server now and then, and little memory.
 const ROUNDS_AT_ONCE: u16 = 64;
 
-/// Why the operator ended without having been told to. It must be started anew.
+/// Why the operator ended by itself. It must be started anew.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RunError {
-    /// There is no cluster to work on.
     #[error("failed to find a cluster: run in one, or set KUBECONFIG")]
     NoCluster(#[source] kube::Error),
-    /// The process cannot be told to stop.
     #[error("failed to listen for SIGTERM")]
     Signal(#[source] std::io::Error),
-    /// The metrics contradict each other.
     #[error("failed to make metrics")]
     Metrics(#[from] prometheus::Error),
-    /// The address of the endpoints is taken, or not one of this host.
     #[error("failed to listen on {address}; choose another with --metrics-address")]
     Listen {
-        /// The address.
         address: SocketAddr,
-        /// Why.
         source: std::io::Error,
     },
-    /// The endpoints ended.
     #[error("the endpoints ended: {0}")]
     Endpoints(String),
     /// A watch ended; decisions would be made on what is no longer so.
     #[error("a watch ended: {0}")]
     Watch(String),
-    /// The rounds ended, with an error of the program.
     #[error("the rounds ended with an error of the program")]
     Work(#[source] tokio::task::JoinError),
-    /// The lease was lost.
     #[error("the lease was lost; another replica may lead now")]
     LeaseLost,
 }
 
-/// Runs until told to stop (SIGTERM or SIGINT).
+/// Runs until SIGTERM or SIGINT.
 pub(crate) async fn run(arguments: RunArguments) -> Result<(), RunError> {
     let config = Config::infer()
         .await
@@ -248,7 +240,7 @@ async fn control(
         .run(reconcile, error_policy, Arc::clone(&context))
         .for_each(|result| {
             match result {
-                // Told where it happened.
+                // Logged where it happened.
                 Ok(_) | Err(controller::Error::ReconcilerFailed(..)) => {}
                 Err(controller::Error::ObjectNotFound(job)) => {
                     debug!(%job, "the job is gone");
@@ -317,8 +309,7 @@ fn identity(replica: Option<String>) -> String {
     )
 }
 
-/// Cancels `stop` at SIGTERM or SIGINT.
-pub(crate) fn stop_on_signal(stop: CancellationToken) -> std::io::Result<impl Future<Output = ()>> {
+fn stop_on_signal(stop: CancellationToken) -> std::io::Result<impl Future<Output = ()>> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate())?;
     Ok(async move {
@@ -326,7 +317,7 @@ pub(crate) fn stop_on_signal(stop: CancellationToken) -> std::io::Result<impl Fu
             _ = terminate.recv() => {}
             _ = tokio::signal::ctrl_c() => {}
         }
-        info!("told to stop: rounds under way are finished");
+        info!("stopping: rounds under way are finished");
         stop.cancel();
     }
     .boxed())

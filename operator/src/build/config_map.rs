@@ -6,17 +6,12 @@ use contract::RunConfig;
 use crds::ViTTrainingJob;
 use k8s_openapi::api::core::v1::ConfigMap;
 
-use super::{metadata_of_attempt, name_of_attempt};
+use super::metadata_of_attempt;
 
 /// Key of the run configuration: the name of its file in the pods.
 pub(crate) const RUN_CONFIG_KEY: &str = "run.json";
 
-/// Name of an attempt's ConfigMap. Each attempt has its own, because attempts can differ in size.
-pub(crate) fn name(job: &ViTTrainingJob, attempt: i32) -> String {
-    name_of_attempt(job, attempt)
-}
-
-/// The ConfigMap; immutable, so that kubelets need not watch it.
+/// The ConfigMap of an attempt, because attempts can differ in size; immutable, so that kubelets need not watch it.
 pub(crate) fn build(job: &ViTTrainingJob, run_config: &RunConfig, attempt: i32) -> ConfigMap {
     let json = serde_json::to_string_pretty(run_config)
         .expect("a run configuration has only string keys and finite numbers, which its rules check");

@@ -29,7 +29,7 @@ fn metadata(job: &ViTTrainingJob, name: String) -> ObjectMeta {
 }
 
 /// Name of what an attempt has one of its kind of.
-fn name_of_attempt(job: &ViTTrainingJob, attempt: i32) -> String {
+pub(crate) fn name_of_attempt(job: &ViTTrainingJob, attempt: i32) -> String {
     format!("{}-{attempt}", job.name_any())
 }
 
@@ -43,7 +43,6 @@ fn metadata_of_attempt(job: &ViTTrainingJob, attempt: i32) -> ObjectMeta {
     metadata
 }
 
-/// Labels that all objects of a job have.
 fn job_labels(job: &ViTTrainingJob) -> BTreeMap<String, String> {
     BTreeMap::from([
         (labels::MANAGED_BY.into(), labels::MANAGER.into()),
@@ -51,7 +50,6 @@ fn job_labels(job: &ViTTrainingJob) -> BTreeMap<String, String> {
     ])
 }
 
-/// Selects the pods of a job.
 pub(crate) fn selector(job: &ViTTrainingJob) -> BTreeMap<String, String> {
     BTreeMap::from([(labels::JOB_NAME.into(), job.name_any())])
 }

@@ -12,11 +12,6 @@ use kube::ResourceExt as _;
 
 use super::{metadata, selector};
 
-/// Name of a job's NetworkPolicy.
-pub(crate) fn name(job: &ViTTrainingJob) -> String {
-    job.name_any()
-}
-
 /// The NetworkPolicy: pods of the job reach one another on any port, and everyone the agent's, where metrics and
 /// progress are read. What the pods reach is not limited: data and checkpoints may be anywhere.
 pub(crate) fn build(job: &ViTTrainingJob) -> NetworkPolicy {
@@ -40,7 +35,7 @@ pub(crate) fn build(job: &ViTTrainingJob) -> NetworkPolicy {
         }]),
     };
     NetworkPolicy {
-        metadata: metadata(job, name(job)),
+        metadata: metadata(job, job.name_any()),
         spec: Some(NetworkPolicySpec {
             pod_selector: Some(pods),
             policy_types: Some(vec!["Ingress".into()]),

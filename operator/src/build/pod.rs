@@ -17,12 +17,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt as _;
 
-use super::{config_map, metadata, pod_group, service};
-
-/// Name of the trainer's container.
-pub(crate) const CONTAINER: &str = "trainer";
-/// Name of the port with `/metrics`, `/progress`, `/heartbeats` and `/healthz`.
-pub(crate) const METRICS_PORT: &str = "metrics";
+use super::{metadata, name_of_attempt};
+use crate::policy::gang::{CONTAINER, METRICS_PORT};
 
 /// Time a pod has after SIGTERM to save a checkpoint, in seconds.
 const STOP_SECONDS: i64 = 120;
@@ -33,18 +29,14 @@ pub(crate) struct Member<'a> {
     pub(crate) attempt: i32,
     pub(crate) node_rank: usize,
     pub(crate) gang_size: usize,
-    /// Node it is pinned to.
     pub(crate) node: &'a str,
-    /// Whether the gang has a PodGroup.
     pub(crate) is_grouped: bool,
 }
 
-/// Name and host name of a pod.
 pub(crate) fn name(job: &ViTTrainingJob, attempt: i32, node_rank: usize) -> String {
     format!("{}-{attempt}-{node_rank}", job.name_any())
 }
 
-/// The pod.
 pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'_>) -> Pod {
     let settings = &valid.pod;
     let name = name(job, member.attempt, member.node_rank);
@@ -73,14 +65,14 @@ pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'
         spec: Some(PodSpec {
             restart_policy: Some("Never".into()),
             hostname: Some(name),
-            subdomain: Some(service::name(job)),
+            subdomain: Some(job.name_any()),
             affinity: Some(pinned_to(member.node)),
             node_selector: some_if_any(settings.node_selector.clone()),
             tolerations: some_if_any(settings.tolerations.clone()),
             priority_class_name: settings.priority_class_name.clone(),
             scheduler_name: settings.scheduler_name.clone(),
             scheduling_group: member.is_grouped.then(|| PodSchedulingGroup {
-                pod_group_name: Some(pod_group::name(job, member.attempt)),
+                pod_group_name: Some(name_of_attempt(job, member.attempt)),
             }),
             image_pull_secrets: some_if_any(
                 settings
@@ -195,7 +187,7 @@ fn environment(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'_>) -
     };
     let coordinator = match member.gang_size {
         1 => "localhost".to_owned(),
-        _ => format!("{}.{}", name(job, member.attempt, 0), service::name(job)),
+        _ => format!("{}.{}", name(job, member.attempt, 0), job.name_any()),
     };
     let field = |name: &str, path: &str| EnvVar {
         name: name.into(),
@@ -284,7 +276,7 @@ fn volumes(job: &ViTTrainingJob, valid: &ValidatedJob, attempt: i32) -> (Vec<Vol
         Volume {
             name: "run-config".into(),
             config_map: Some(ConfigMapVolumeSource {
-                name: config_map::name(job, attempt),
+                name: name_of_attempt(job, attempt),
                 ..ConfigMapVolumeSource::default()
             }),
             ..Volume::default()

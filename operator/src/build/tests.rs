@@ -1,6 +1,9 @@
-use crds::spec::{HostPath, ImagePullSecret, Volume as JobVolume, reserved};
+use crds::spec::reserved;
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value, json};
 
 use super::*;
+use crate::api::pod_group::Version;
 use crate::build::pod::Member;
 use crate::fixtures;
 
@@ -14,23 +17,28 @@ fn member() -> Member<'static> {
     }
 }
 
+fn pod_of(job: &ViTTrainingJob, member: Member<'_>) -> Pod {
+    pod::build(job, &crds::validate(job).expect("valid"), member)
+}
+
+fn pretrained() -> Value {
+    json!({"volume": {"persistentVolumeClaim": {"claimName": "weights"}}, "path": "vit_tiny.safetensors"})
+}
+
 #[test]
 fn a_pod_of_a_gang() {
-    let job = fixtures::job();
-    let valid = crds::validate(&job).expect("valid");
-    insta::assert_yaml_snapshot!(pod::build(&job, &valid, member()));
+    insta::assert_yaml_snapshot!(pod_of(&fixtures::job(), member()));
 }
 
 #[test]
 fn the_ranks_of_one_pod_meet_within_it() {
     let job = fixtures::job();
-    let valid = crds::validate(&job).expect("valid");
     let alone = Member {
         node_rank: 0,
         gang_size: 1,
         ..member()
     };
-    let spec = pod::build(&job, &valid, alone).spec.expect("a specification");
+    let spec = pod_of(&job, alone).spec.expect("a specification");
     let variables = spec
         .containers
         .into_iter()
@@ -45,72 +53,54 @@ fn the_ranks_of_one_pod_meet_within_it() {
 
 #[test]
 fn a_pod_with_everything_that_can_be_set() {
-    let mut job = fixtures::job();
-    let workers = &mut job.spec.workers;
-    workers.gpus_per_node = 4;
-    workers.gpu_resource = "amd.com/gpu".into();
-    workers.resources = serde_json::from_value(serde_json::json!({
-        "requests": {"cpu": "8", "memory": "64Gi"}, "limits": {"memory": "64Gi"},
-    }))
-    .expect("resources");
-    workers.node_selector = [("pool".to_owned(), "training".to_owned())].into();
-    workers.tolerations = serde_json::from_value(serde_json::json!([
-        {"key": "amd.com/gpu", "operator": "Exists"},
-    ]))
-    .expect("tolerations");
-    workers.env = serde_json::from_value(serde_json::json!([
-        {"name": "NCCL_DEBUG", "value": "INFO"},
-        {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "tracking", "key": "token"}}},
-    ]))
-    .expect("env");
-    workers.env_from =
-        serde_json::from_value(serde_json::json!([{"configMapRef": {"name": "nccl"}}])).expect("envFrom");
-    workers.volumes = serde_json::from_value(serde_json::json!([
-        {"name": "scratch", "emptyDir": {"sizeLimit": "10Gi"}},
-        {"name": "topology", "configMap": {"name": "nccl-topology"}},
-    ]))
-    .expect("volumes");
-    workers.volume_mounts = serde_json::from_value(serde_json::json!([
-        {"name": "scratch", "mountPath": "/scratch"},
-        {"name": "topology", "mountPath": "/etc/nccl", "readOnly": true},
-    ]))
-    .expect("volumeMounts");
-    workers.pod_labels = [("team".to_owned(), "vision".to_owned())].into();
-    workers.pod_annotations = [("k8s.v1.cni.cncf.io/networks".to_owned(), "rdma".to_owned())].into();
-    workers.priority_class_name = Some("batch".into());
-    workers.service_account_name = Some("trainer".into());
-    workers.runtime_class_name = Some("nvidia".into());
-    workers.host_network = true;
-    workers.run_as_user = Some(0);
-    workers.capabilities = vec!["IPC_LOCK".into()];
-    workers.fs_group = Some(2000);
-    workers.supplemental_groups = vec![44];
-    job.spec.model.pretrained = serde_json::from_value(serde_json::json!({
-        "volume": {"persistentVolumeClaim": {"claimName": "weights"}}, "path": "vit_tiny.safetensors",
-    }))
-    .expect("pretrained");
-    job.spec.image_pull_secrets = vec![ImagePullSecret {
-        name: "registry".into(),
-    }];
-    job.spec.checkpoint.path = "/state".into();
-    job.spec.checkpoint.volume = JobVolume {
-        persistent_volume_claim: None,
-        host_path: Some(HostPath {
-            path: "/srv/checkpoints".into(),
-        }),
-        sub_path: Some("team-a".into()),
-    };
-    let valid = crds::validate(&job).expect("valid");
-    insta::assert_yaml_snapshot!(pod::build(&job, &valid, member()));
+    let mut manifest = json!(fixtures::job());
+    let workers = json!({
+        "nodes": 2,
+        "gpusPerNode": 4,
+        "gpuResource": "amd.com/gpu",
+        "resources": {"requests": {"cpu": "8", "memory": "64Gi"}, "limits": {"memory": "64Gi"}},
+        "nodeSelector": {"pool": "training"},
+        "tolerations": [{"key": "amd.com/gpu", "operator": "Exists"}],
+        "env": [
+            {"name": "NCCL_DEBUG", "value": "INFO"},
+            {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "tracking", "key": "token"}}},
+        ],
+        "envFrom": [{"configMapRef": {"name": "nccl"}}],
+        "volumes": [
+            {"name": "scratch", "emptyDir": {"sizeLimit": "10Gi"}},
+            {"name": "topology", "configMap": {"name": "nccl-topology"}},
+        ],
+        "volumeMounts": [
+            {"name": "scratch", "mountPath": "/scratch"},
+            {"name": "topology", "mountPath": "/etc/nccl", "readOnly": true},
+        ],
+        "podLabels": {"team": "vision"},
+        "podAnnotations": {"k8s.v1.cni.cncf.io/networks": "rdma"},
+        "priorityClassName": "batch",
+        "serviceAccountName": "trainer",
+        "runtimeClassName": "nvidia",
+        "hostNetwork": true,
+        "runAsUser": 0,
+        "capabilities": ["IPC_LOCK"],
+        "fsGroup": 2000,
+        "supplementalGroups": [44],
+    });
+    manifest["spec"]["workers"] = workers;
+    manifest["spec"]["model"]["pretrained"] = pretrained();
+    manifest["spec"]["imagePullSecrets"] = json!([{"name": "registry"}]);
+    manifest["spec"]["checkpoint"]["path"] = json!("/state");
+    manifest["spec"]["checkpoint"]["volume"] =
+        json!({"hostPath": {"path": "/srv/checkpoints"}, "subPath": "team-a"});
+    let job = serde_json::from_value(manifest).expect("a job");
+    insta::assert_yaml_snapshot!(pod_of(&job, member()));
 }
 
 #[test]
 fn a_pod_on_the_network_of_its_node_asks_for_what_was_planned() {
     let mut job = fixtures::job();
     job.spec.workers.host_network = true;
-    let valid = crds::validate(&job).expect("valid");
-    let spec = pod::build(&job, &valid, member()).spec.expect("a specification");
-    let planned = planner::policy::request::GangRequest::from(&valid);
+    let spec = pod_of(&job, member()).spec.expect("a specification");
+    let planned = planner::policy::request::GangRequest::from(&crds::validate(&job).expect("valid"));
     assert_eq!(
         planner::facts::resources::requests_of(&spec),
         planned.shape.requests
@@ -120,12 +110,8 @@ fn a_pod_on_the_network_of_its_node_asks_for_what_was_planned() {
 #[test]
 fn all_that_the_operator_gives_a_pod_is_refused_in_a_manifest() {
     let mut job = fixtures::job();
-    job.spec.model.pretrained = serde_json::from_value(serde_json::json!({
-        "volume": {"persistentVolumeClaim": {"claimName": "weights"}}, "path": "vit_tiny.safetensors",
-    }))
-    .expect("pretrained");
-    let valid = crds::validate(&job).expect("valid");
-    let pod = pod::build(&job, &valid, member());
+    job.spec.model.pretrained = serde_json::from_value(pretrained()).expect("pretrained");
+    let pod = pod_of(&job, member());
     let keys = [pod.metadata.labels, pod.metadata.annotations];
     for key in keys
         .into_iter()
@@ -163,13 +149,12 @@ fn all_that_the_operator_gives_a_pod_is_refused_in_a_manifest() {
 #[test]
 fn the_pod_group_of_an_attempt() {
     let job = fixtures::job();
-    let valid = crds::validate(&job).expect("valid");
-    let group = pod_group::build(pod_group::Version("v1beta1"), &job, 3, 2);
+    let group = pod_group::build(Version("v1beta1"), &job, 3, 2);
     let grouped = Member {
         is_grouped: true,
         ..member()
     };
-    let spec = pod::build(&job, &valid, grouped).spec.expect("a specification");
+    let spec = pod_of(&job, grouped).spec.expect("a specification");
     let of_pod = spec.scheduling_group.and_then(|group| group.pod_group_name);
     assert_eq!(of_pod, group.metadata.name);
     insta::assert_yaml_snapshot!(group);
@@ -219,9 +204,8 @@ fn host_names_stay_within_what_dns_allows() {
 #[test]
 fn a_view_of_a_built_pod_tells_what_it_was_built_for() {
     let job = fixtures::job();
-    let valid = crds::validate(&job).expect("valid");
-    let mut pod = pod::build(&job, &valid, member());
-    pod.status = serde_json::from_value(serde_json::json!({
+    let mut pod = pod_of(&job, member());
+    pod.status = serde_json::from_value(json!({
         "phase": "Running", "podIP": "fd00::7",
         "conditions": [{"type": "Ready", "status": "True"}],
     }))
@@ -232,5 +216,5 @@ fn a_view_of_a_built_pod_tells_what_it_was_built_for() {
         (3, 1, 2, Some("gpu-7"))
     );
     assert_eq!(view.agent.as_deref(), Some("http://[fd00::7]:9402"));
-    assert!(view.ready && view.leaving.is_none() && view.stuck.is_none());
+    assert!(view.ready && view.deletion_timestamp.is_none() && view.stuck.is_none());
 }

@@ -9,10 +9,8 @@ use kube::ResourceExt as _;
 use serde_json::json;
 
 use super::{metadata, pod};
-use crate::cluster::kueue::{PodSet, PriorityClassRef, Workload, WorkloadSpec, conditions};
-
-/// Name of the only set of pods.
-pub(crate) const POD_SET: &str = "workers";
+use crate::api::kueue::{POD_SET, PodSet, PriorityClassRef, Workload, WorkloadSpec, conditions};
+use crate::policy::gang::CONTAINER;
 
 /// Reasons of evictions after which Kueue puts a Workload into its queue again at once.
 const REQUEUED_AT_ONCE: [&str; 2] = ["Preempted", "NodeFailures"];
@@ -59,7 +57,7 @@ fn pod_spec(valid: &ValidatedJob) -> PodSpec {
         tolerations: Some(settings.tolerations.clone()),
         priority_class_name: settings.priority_class_name.clone(),
         containers: vec![Container {
-            name: pod::CONTAINER.into(),
+            name: CONTAINER.into(),
             image: Some(settings.image.clone()),
             resources: Some(pod::resources(valid)),
             ..Container::default()
@@ -105,47 +103,22 @@ pub(crate) fn released(workload: &Workload, now: Timestamp) -> Workload {
         |evicted| (evicted.reason, evicted.message),
     );
     let mut next = workload.clone();
-    let is_requeued = REQUEUED_AT_ONCE.contains(&reason.as_str());
-    set(
-        &mut next,
-        conditions::REQUEUED,
-        is_requeued,
-        &reason,
-        &message,
-        now,
-    );
-    set(
-        &mut next,
-        conditions::QUOTA_RESERVED,
-        false,
-        "Pending",
-        &message,
-        now,
-    );
-    if workload.has(conditions::ADMITTED).is_some() {
-        set(
-            &mut next,
-            conditions::ADMITTED,
-            false,
-            "NoReservation",
-            "The workload has no reservation",
-            now,
-        );
-    }
     let status = next.status.get_or_insert_default();
     status.admission = None;
     // Kueue counts from this condition how long pods take to start or to come back: that begins anew with the next admission.
     status
         .conditions
         .retain(|condition| condition.type_ != conditions::PODS_READY);
-    set(
-        &mut next,
-        conditions::PODS_READY,
-        false,
-        "WaitForStart",
-        "the job waits in its queue",
-        now,
-    );
+    let is_requeued = REQUEUED_AT_ONCE.contains(&reason.as_str());
+    let mut set = |type_, value, reason, message| set(&mut next, type_, value, reason, message, now);
+    set(conditions::REQUEUED, is_requeued, &reason, &message);
+    set(conditions::QUOTA_RESERVED, false, "Pending", &message);
+    if workload.has(conditions::ADMITTED).is_some() {
+        let message = "The workload has no reservation";
+        set(conditions::ADMITTED, false, "NoReservation", message);
+    }
+    let message = "the job waits in its queue";
+    set(conditions::PODS_READY, false, "WaitForStart", message);
     next
 }
 

@@ -1,4 +1,4 @@
-//! What is told of single jobs and of the fleet: made anew from what there is at each scrape, so that no series outlives
+//! Metrics of single jobs and of the fleet: made anew from what there is at each scrape, so that no series outlives
 //! its job, and two scrapes at once do not disturb one another.
 
 use contract::operator_metrics as names;
@@ -6,9 +6,9 @@ use crds::conditions::{reasons, types};
 use crds::{Phase, ViTTrainingJob};
 use kube::ResourceExt as _;
 use prometheus::proto::MetricFamily;
-use prometheus::{GaugeVec, IntGaugeVec, Opts, Registry};
+use prometheus::{Registry, register_gauge_vec_with_registry, register_int_gauge_vec_with_registry};
 
-use crate::cluster::gpu_counts::{GpuCounts, GpuState};
+use super::gpu_counts::{GpuCounts, GpuState};
 
 /// Why a job can wait: the reasons of `Placed`.
 const WAITING_REASONS: [&str; 4] = [
@@ -18,115 +18,67 @@ const WAITING_REASONS: [&str; 4] = [
     reasons::ADMITTED,
 ];
 
-struct JobMetrics {
-    registry: Registry,
-    jobs: IntGaugeVec,
-    waiting: IntGaugeVec,
-    attempts: IntGaugeVec,
-    restarts: IntGaugeVec,
-    stragglers: GaugeVec,
-    gpus: IntGaugeVec,
-}
-
 /// The metrics of these jobs, which are all that there are, and of the fleet's GPUs.
 pub(super) fn gather<'a>(
     jobs: impl IntoIterator<Item = &'a ViTTrainingJob>,
     gpus: &GpuCounts,
 ) -> prometheus::Result<Vec<MetricFamily>> {
-    let metrics = JobMetrics::new()?;
+    const JOB: [&str; 2] = [names::LABEL_NAMESPACE, names::LABEL_JOB_NAME];
+    let registry = Registry::new();
+    let gauges = |name: &str, help: &str, labels: &[&str]| {
+        register_int_gauge_vec_with_registry!(name, help, labels, registry)
+    };
+    let phases = gauges(names::JOBS, "ViTTrainingJobs, by phase", &[names::LABEL_PHASE])?;
+    let help = "Jobs in phase Pending, by the reason of their condition Placed";
+    let waiting = gauges(names::WAITING_JOBS, help, &[names::LABEL_REASON])?;
+    let attempts = gauges(names::JOB_ATTEMPT, "Number of the job's latest gang", &JOB)?;
+    let help = "How often the job's gang was replaced after a failure";
+    let restarts = gauges(names::JOB_RESTARTS, help, &JOB)?;
+    let help = "GPUs of the cluster, by product and by what becomes of them";
+    let labels = [names::LABEL_PRODUCT, names::LABEL_RESOURCE, names::LABEL_STATE];
+    let states_of_gpus = gauges(names::GPUS, help, &labels)?;
+    let stragglers = register_gauge_vec_with_registry!(
+        names::STRAGGLER_SLOWDOWN_RATIO,
+        "Compute time of a rank that stays slow over the median of the other ranks of its job",
+        &[JOB[0], JOB[1], names::LABEL_RANK, names::LABEL_NODE],
+        registry
+    )?;
+    // A series that is not there before its first event cannot be alerted on.
+    for phase in Phase::ALL {
+        phases.with_label_values(&[phase.as_str()]);
+    }
+    for reason in WAITING_REASONS.into_iter().chain([names::REASON_UNDECIDED]) {
+        waiting.with_label_values(&[reason]);
+    }
     for job in jobs {
-        metrics.count(job);
+        let status = job.status.as_ref();
+        // A job that has no status yet waits, too.
+        let phase = status.and_then(|status| status.phase).unwrap_or(Phase::Pending);
+        phases.with_label_values(&[phase.as_str()]).inc();
+        if phase == Phase::Pending {
+            waiting.with_label_values(&[waiting_reason(job)]).inc();
+        }
+        let Some(status) = status else { continue };
+        let (namespace, name) = (job.namespace().unwrap_or_default(), job.name_any());
+        let labels = [namespace.as_str(), &name];
+        attempts.with_label_values(&labels).set(status.attempt.into());
+        restarts.with_label_values(&labels).set(status.restarts.into());
+        let slow = status.stragglers.iter().filter(|_| phase == Phase::Running);
+        for straggler in slow {
+            let rank = straggler.rank.to_string();
+            let node = straggler.node.as_deref().unwrap_or_default();
+            let labels = [namespace.as_str(), &name, &rank, node];
+            stragglers.with_label_values(&labels).set(straggler.slowdown);
+        }
     }
     for ((product, resource), states) in gpus {
         for state in GpuState::ALL {
             let gpus = states.get(&state).copied().unwrap_or(0);
             let labels = [product.as_str(), resource, state.as_str()];
-            metrics.gpus.with_label_values(&labels).set(gpus);
+            states_of_gpus.with_label_values(&labels).set(gpus);
         }
     }
-    Ok(metrics.registry.gather())
-}
-
-impl JobMetrics {
-    fn new() -> prometheus::Result<Self> {
-        const JOB: [&str; 2] = [names::LABEL_NAMESPACE, names::LABEL_JOB_NAME];
-        let registry = Registry::new();
-        let counts = |name: &str, help: &str, labels: &[&str]| -> prometheus::Result<IntGaugeVec> {
-            let gauges = IntGaugeVec::new(Opts::new(name, help), labels)?;
-            registry.register(Box::new(gauges.clone()))?;
-            Ok(gauges)
-        };
-        let metrics = Self {
-            jobs: counts(names::JOBS, "ViTTrainingJobs, by phase", &[names::LABEL_PHASE])?,
-            waiting: counts(
-                names::WAITING_JOBS,
-                "Jobs in phase Pending, by the reason of their condition Placed",
-                &[names::LABEL_REASON],
-            )?,
-            attempts: counts(names::JOB_ATTEMPT, "Number of the job's latest gang", &JOB)?,
-            restarts: counts(
-                names::JOB_RESTARTS,
-                "How often the job's gang was replaced after a failure",
-                &JOB,
-            )?,
-            gpus: counts(
-                names::GPUS,
-                "GPUs of the cluster, by product and by what becomes of them",
-                &[names::LABEL_PRODUCT, names::LABEL_RESOURCE, names::LABEL_STATE],
-            )?,
-            stragglers: GaugeVec::new(
-                Opts::new(
-                    names::STRAGGLER_SLOWDOWN_RATIO,
-                    "Compute time of a rank that stays slow over the median of the other ranks of its job",
-                ),
-                &[
-                    names::LABEL_NAMESPACE,
-                    names::LABEL_JOB_NAME,
-                    names::LABEL_RANK,
-                    names::LABEL_NODE,
-                ],
-            )?,
-            registry,
-        };
-        metrics.registry.register(Box::new(metrics.stragglers.clone()))?;
-        // A series that is not there before its first event cannot be alerted on.
-        for phase in Phase::ALL {
-            metrics.jobs.with_label_values(&[phase.as_str()]);
-        }
-        for reason in WAITING_REASONS.into_iter().chain([names::REASON_UNDECIDED]) {
-            metrics.waiting.with_label_values(&[reason]);
-        }
-        Ok(metrics)
-    }
-
-    fn count(&self, job: &ViTTrainingJob) {
-        let status = job.status.as_ref();
-        // A job that has no status yet waits, too.
-        let phase = status.and_then(|status| status.phase).unwrap_or(Phase::Pending);
-        self.jobs.with_label_values(&[phase.as_str()]).inc();
-        if phase == Phase::Pending {
-            self.waiting.with_label_values(&[waiting_reason(job)]).inc();
-        }
-        let Some(status) = status else { return };
-        let (namespace, name) = (job.namespace().unwrap_or_default(), job.name_any());
-        let labels = [namespace.as_str(), &name];
-        self.attempts
-            .with_label_values(&labels)
-            .set(status.attempt.into());
-        self.restarts
-            .with_label_values(&labels)
-            .set(status.restarts.into());
-        if phase != Phase::Running {
-            return;
-        }
-        for straggler in &status.stragglers {
-            let rank = straggler.rank.to_string();
-            let node = straggler.node.as_deref().unwrap_or_default();
-            self.stragglers
-                .with_label_values(&[namespace.as_str(), &name, &rank, node])
-                .set(straggler.slowdown);
-        }
-    }
+    Ok(registry.gather())
 }
 
 /// One of a closed set: a status may have been written by anyone.

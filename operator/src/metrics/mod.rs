@@ -1,5 +1,6 @@
 //! The operator's own metrics, under `vit_operator_`.
 
+pub(crate) mod gpu_counts;
 mod jobs;
 
 use std::time::Duration;
@@ -8,12 +9,14 @@ use contract::{FailureClass, operator_metrics as names};
 use crds::ViTTrainingJob;
 use http::{Method, StatusCode};
 use prometheus::{
-    Encoder as _, Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
-    Opts, Registry, TextEncoder,
+    Encoder as _, Histogram, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Registry,
+    TextEncoder, register_histogram_vec_with_registry, register_histogram_with_registry,
+    register_int_counter_vec_with_registry, register_int_counter_with_registry,
+    register_int_gauge_vec_with_registry, register_int_gauge_with_registry,
 };
 
-use crate::cluster::gpu_counts::GpuCounts;
 use crate::error::Error;
+use gpu_counts::GpuCounts;
 
 /// What is counted and measured as it happens, in a registry of its own.
 #[derive(Debug)]
@@ -34,75 +37,69 @@ pub(crate) struct Metrics {
 impl Metrics {
     pub(crate) fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new();
-        let exponential = |name: &str, help: &str, start: f64, count: usize| {
-            let buckets = prometheus::exponential_buckets(start, 2.0, count)?;
-            Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets))
-        };
+        let buckets = |start, count| prometheus::exponential_buckets(start, 2.0, count);
         let metrics = Self {
-            reconciles: IntCounter::new(names::RECONCILES_TOTAL, "Reconciles that ended, well or not")?,
-            reconcile_seconds: exponential(names::RECONCILE_SECONDS, "Seconds a reconcile takes", 0.001, 18)?,
-            reconcile_errors: IntCounterVec::new(
-                Opts::new(
-                    names::RECONCILE_ERRORS_TOTAL,
-                    "Reconciles that failed, by category",
-                ),
-                &[names::LABEL_CATEGORY],
+            reconciles: register_int_counter_with_registry!(
+                names::RECONCILES_TOTAL,
+                "Reconciles that ended, well or not",
+                registry
             )?,
-            placement_seconds: exponential(
+            reconcile_seconds: register_histogram_with_registry!(
+                names::RECONCILE_SECONDS,
+                "Seconds a reconcile takes",
+                buckets(0.001, 18)?,
+                registry
+            )?,
+            reconcile_errors: register_int_counter_vec_with_registry!(
+                names::RECONCILE_ERRORS_TOTAL,
+                "Reconciles that failed, by category",
+                &[names::LABEL_CATEGORY],
+                registry
+            )?,
+            placement_seconds: register_histogram_with_registry!(
                 names::PLACEMENT_SECONDS,
                 "Seconds until it is decided whether and where a gang fits, the wait for other decisions included",
-                0.000_1,
-                14,
+                buckets(0.000_1, 14)?,
+                registry
             )?,
-            restarts: IntCounterVec::new(
-                Opts::new(
-                    names::RESTARTS_TOTAL,
-                    "Gangs restarted after a failure, by its class",
-                ),
+            restarts: register_int_counter_vec_with_registry!(
+                names::RESTARTS_TOTAL,
+                "Gangs restarted after a failure, by its class",
                 &[names::LABEL_CLASS],
+                registry
             )?,
-            time_to_running: exponential(
+            time_to_running: register_histogram_with_registry!(
                 names::TIME_TO_RUNNING_SECONDS,
                 "Seconds from the creation of a job until every pod of its first gang is ready",
-                0.5,
-                16,
+                buckets(0.5, 16)?,
+                registry
             )?,
-            leader: IntGauge::new(names::LEADER, "1 where this replica leads, otherwise 0")?,
-            unreadable_objects: IntGaugeVec::new(
-                Opts::new(
-                    names::UNREADABLE_OBJECTS,
-                    "Objects that cannot be read, of which what was last read stands, by kind",
-                ),
+            leader: register_int_gauge_with_registry!(
+                names::LEADER,
+                "1 where this replica leads, otherwise 0",
+                registry
+            )?,
+            unreadable_objects: register_int_gauge_vec_with_registry!(
+                names::UNREADABLE_OBJECTS,
+                "Objects that cannot be read, of which what was last read stands, by kind",
                 &[names::LABEL_KIND],
+                registry
             )?,
-            api_requests: IntCounterVec::new(
-                Opts::new(
-                    names::API_REQUESTS_TOTAL,
-                    "Calls to the API server, by method and code of the answer",
-                ),
+            api_requests: register_int_counter_vec_with_registry!(
+                names::API_REQUESTS_TOTAL,
+                "Calls to the API server, by method and code of the answer",
                 &[names::LABEL_METHOD, names::LABEL_CODE],
+                registry
             )?,
-            api_request_seconds: HistogramVec::new(
-                HistogramOpts::new(
-                    names::API_REQUEST_SECONDS,
-                    "Seconds until the API server answers; of a watch, until it begins",
-                )
-                .buckets(prometheus::exponential_buckets(0.001, 2.0, 18)?),
+            api_request_seconds: register_histogram_vec_with_registry!(
+                names::API_REQUEST_SECONDS,
+                "Seconds until the API server answers; of a watch, until it begins",
                 &[names::LABEL_METHOD],
+                buckets(0.001, 18)?,
+                registry
             )?,
             registry,
         };
-        let registry = &metrics.registry;
-        registry.register(Box::new(metrics.reconciles.clone()))?;
-        registry.register(Box::new(metrics.reconcile_seconds.clone()))?;
-        registry.register(Box::new(metrics.reconcile_errors.clone()))?;
-        registry.register(Box::new(metrics.placement_seconds.clone()))?;
-        registry.register(Box::new(metrics.restarts.clone()))?;
-        registry.register(Box::new(metrics.time_to_running.clone()))?;
-        registry.register(Box::new(metrics.leader.clone()))?;
-        registry.register(Box::new(metrics.unreadable_objects.clone()))?;
-        registry.register(Box::new(metrics.api_requests.clone()))?;
-        registry.register(Box::new(metrics.api_request_seconds.clone()))?;
         // A series that is not there before its first event cannot be alerted on.
         for category in Error::CATEGORIES {
             metrics.reconcile_errors.with_label_values(&[category]);
@@ -150,7 +147,6 @@ impl Metrics {
             .set(i64::try_from(objects).unwrap_or(i64::MAX));
     }
 
-    /// Whether this replica leads.
     pub(crate) fn is_leader(&self) -> bool {
         self.leader.get() == 1
     }

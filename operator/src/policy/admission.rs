@@ -2,16 +2,14 @@
 //! the kinds it knows (`pkg/controller/jobframework/reconciler.go`): it makes the Workload (`build/workload.rs`), stops the gang
 //! of one that is evicted and gives the quota back only then, and says whether pods are ready and how the job ended.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crds::ValidatedJob;
 use crds::status::AdmissionStatus;
 
-use crate::build::workload::POD_SET;
-use crate::cluster::kueue::{ResourceFlavor, Workload, conditions};
+use crate::api::kueue::{POD_SET, ResourceFlavor, Workload, conditions};
 
-/// What is known of a job's place in a queue.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Queue {
     /// Whether Kueue's objects have been listed.
@@ -25,12 +23,10 @@ pub(crate) struct Queue {
 
 /// Whether a job may have GPUs.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Admission {
-    /// It names no queue.
+pub(crate) enum AdmissionState {
     NotAsked,
     /// Nothing is known of its Workload.
     Unknown,
-    /// It has no Workload.
     Absent,
     /// Kueue lets it wait, in these words.
     Waits(String),
@@ -38,11 +34,10 @@ pub(crate) enum Admission {
     Evicted(String),
     /// It was granted quota of a flavor of this name, which there is not, or not any more.
     NoFlavor(String),
-    /// It may.
     Granted(AdmissionStatus),
 }
 
-impl Admission {
+impl AdmissionState {
     /// Why a gang that has GPUs must let go of them, if it must. Where nothing is known, it keeps them.
     pub(crate) fn ends_gang(&self) -> Option<&str> {
         match self {
@@ -54,31 +49,31 @@ impl Admission {
 }
 
 /// What Kueue says of a job.
-pub(crate) fn admission(valid: &ValidatedJob, queue: &Queue) -> Admission {
+pub(crate) fn admission_state(valid: &ValidatedJob, queue: &Queue) -> AdmissionState {
     if valid.queue_name.is_none() {
-        return Admission::NotAsked;
+        return AdmissionState::NotAsked;
     }
     if !queue.is_known {
-        return Admission::Unknown;
+        return AdmissionState::Unknown;
     }
     let workload = queue
         .workload
         .as_ref()
         .filter(|workload| workload.metadata.deletion_timestamp.is_none());
     let Some(workload) = workload else {
-        return Admission::Absent;
+        return AdmissionState::Absent;
     };
     let has_quota = workload.has(conditions::QUOTA_RESERVED).is_some();
     let evicted = workload.has(conditions::EVICTED);
     if let Some(evicted) = evicted.filter(|_| has_quota) {
-        return Admission::Evicted(evicted.message.clone());
+        return AdmissionState::Evicted(evicted.message.clone());
     }
     if workload.has(conditions::ADMITTED).is_none() || workload.has(conditions::FINISHED).is_some() {
-        let told = evicted.or_else(|| workload.condition(conditions::QUOTA_RESERVED));
-        let words = told.map_or("Kueue has not looked at it yet", |condition| &condition.message);
-        return Admission::Waits(words.into());
+        let known = evicted.or_else(|| workload.condition(conditions::QUOTA_RESERVED));
+        let words = known.map_or("Kueue has not looked at it yet", |condition| &condition.message);
+        return AdmissionState::Waits(words.into());
     }
-    granted(workload, &queue.flavors).map_or_else(Admission::NoFlavor, Admission::Granted)
+    granted(workload, &queue.flavors).map_or_else(AdmissionState::NoFlavor, AdmissionState::Granted)
 }
 
 /// Whether what was granted is what was recorded, whenever that was.
@@ -90,21 +85,6 @@ pub(crate) fn is_recorded(granted: &AdmissionStatus, recorded: Option<&Admission
         };
         timeless == *granted
     })
-}
-
-/// Names of the flavors that were assigned to a Workload.
-pub(crate) fn flavors_of(workload: &Workload) -> BTreeSet<&str> {
-    let admission = workload
-        .status
-        .as_ref()
-        .and_then(|status| status.admission.as_ref());
-    let assignments = admission
-        .into_iter()
-        .flat_map(|admission| &admission.pod_set_assignments);
-    assignments
-        .flat_map(|assignment| assignment.flavors.values())
-        .map(String::as_str)
-        .collect()
 }
 
 /// What a Workload was granted, or the flavor that is not known.
@@ -128,7 +108,7 @@ fn granted(
             .unwrap_or(asked),
         ..AdmissionStatus::default()
     };
-    for name in flavors_of(workload) {
+    for name in workload.flavors() {
         let flavor = flavors.get(name).ok_or(name)?;
         granted.flavors.push(name.into());
         granted.node_selector.extend(flavor.spec.node_labels.clone());

@@ -8,7 +8,7 @@ use crds::status::ViTTrainingJobStatus;
 
 /// Whether training on `to` nodes instead of `from` ends sooner, although a new gang has to start first. That takes as long
 /// as the present one took from its placement until it ran, and at most `start_timeout`: a pod that was not ready for a
-/// moment since makes it look longer. Where nobody has told how long training goes on, it does.
+/// moment since makes it look longer. Where the rest of the training is of unknown length, it does.
 pub(crate) fn pays_off(
     status: &ViTTrainingJobStatus,
     progress: &Progress,

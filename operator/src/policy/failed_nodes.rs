@@ -67,9 +67,9 @@ pub(crate) fn is_of_the_node(
         .and_then(|placement| placement.time.as_ref());
     let is_of_attempt =
         |time: &Option<Time>| matches!((time, placed), (Some(time), Some(placed)) if time.0 >= placed.0);
-    let heard = progress.map(|progress| i64::try_from(progress.step).unwrap_or(i64::MAX));
-    // What was heard of an attempt that is being replaced is only in the status.
-    let told = status
+    let reported = progress.map(|progress| i64::try_from(progress.step).unwrap_or(i64::MAX));
+    // What an attempt that is being replaced has reported is only in the status.
+    let recorded = status
         .progress
         .as_ref()
         .filter(|progress| is_of_attempt(&progress.updated_at))
@@ -77,7 +77,7 @@ pub(crate) fn is_of_the_node(
     class == FailureClass::BadData
         && is_on_nodes
         && job.exclude_failed_nodes
-        && heard.max(told).is_none_or(|step| step <= checkpoint.step)
+        && reported.max(recorded).is_none_or(|step| step <= checkpoint.step)
         && !is_of_attempt(&checkpoint.time)
 }
 
@@ -132,20 +132,17 @@ mod tests {
 
     use super::*;
     use crate::fixtures::{self, at};
+    use crate::policy::gang::PodView;
     use crate::policy::restart::verdict;
 
     const HOUR: i64 = 3600;
 
     fn failure(class: FailureClass, node: &str) -> Failure {
-        Failure {
-            class,
-            rank: None,
-            pod: "digits-1-0".into(),
+        let pod = PodView {
             node: Some(node.into()),
-            exit_code: None,
-            message: String::new(),
-            finished_at: None,
-        }
+            ..PodView::default()
+        };
+        Failure::of_pod(&pod, class, String::new())
     }
 
     /// After these failures, each at a second.
@@ -222,31 +219,33 @@ mod tests {
     fn data_on_nodes_are_a_node_s_fault_while_its_attempt_has_not_got_on() {
         let on_nodes = serde_json::json!({"hostPath": {"path": "/data"}});
         let shared = serde_json::json!({"persistentVolumeClaim": {"claimName": "digits"}});
-        let is_of_the_node =
-            |volume: &serde_json::Value, class, (heard, told): (Option<u64>, _), saved_at: Option<i64>| {
-                let mut job = fixtures::job();
-                job.spec.data.volume = serde_json::from_value(volume.clone()).expect("a volume");
-                let mut status = fixtures::status(crds::Phase::Running, 2);
-                status.placement.as_mut().expect("placed").time = Some(Time(at(50)));
-                status.last_checkpoint = saved_at.map(|second| CheckpointStatus {
-                    step: 40,
-                    path: "/checkpoints/digits/40".into(),
-                    time: Some(Time(at(second))),
-                });
-                let valid = crds::validate(&job).expect("valid");
-                status.progress = Some(ProgressStatus {
-                    step: 60,
-                    updated_at: Some(Time(at(told))),
-                    ..ProgressStatus::default()
-                });
-                let progress = heard.map(|step| Progress {
-                    step,
-                    ..Progress::default()
-                });
-                super::is_of_the_node(class, &valid, &status, progress.as_ref())
-            };
+        let is_of_the_node = |volume: &serde_json::Value,
+                              class,
+                              (reported, recorded_at): (Option<u64>, _),
+                              saved_at: Option<i64>| {
+            let mut job = fixtures::job();
+            job.spec.data.volume = serde_json::from_value(volume.clone()).expect("a volume");
+            let mut status = fixtures::status(crds::Phase::Running, 2);
+            status.placement.as_mut().expect("placed").time = Some(Time(at(50)));
+            status.last_checkpoint = saved_at.map(|second| CheckpointStatus {
+                step: 40,
+                path: "/checkpoints/digits/40".into(),
+                time: Some(Time(at(second))),
+            });
+            let valid = crds::validate(&job).expect("valid");
+            status.progress = Some(ProgressStatus {
+                step: 60,
+                updated_at: Some(Time(at(recorded_at))),
+                ..ProgressStatus::default()
+            });
+            let progress = reported.map(|step| Progress {
+                step,
+                ..Progress::default()
+            });
+            super::is_of_the_node(class, &valid, &status, progress.as_ref())
+        };
         let bad_data = FailureClass::BadData;
-        // What was heard of this attempt, and when that of the status was told: before or after its placement at second 50.
+        // The step reported by this attempt, and when the status's own was reported: before or after the placement at second 50.
         let not_on = (Some(40), 49);
         assert!(is_of_the_node(&on_nodes, bad_data, not_on, Some(49)));
         assert!(is_of_the_node(&on_nodes, bad_data, (None, 49), Some(49)));

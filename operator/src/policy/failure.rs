@@ -21,15 +21,15 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// The API server rejects a pod, or an object that the pods need, for good.
-    pub(crate) fn refused(pod: String, words: String) -> Self {
+    /// The failure of a pod of which no container has ended.
+    pub(crate) fn of_pod(pod: &PodView, class: FailureClass, message: String) -> Self {
         Self {
-            class: FailureClass::BadConfig,
+            class,
             rank: None,
-            pod,
-            node: None,
+            pod: pod.name.clone(),
+            node: pod.node.clone(),
             exit_code: None,
-            message: truncated(words),
+            message: truncated(message),
             finished_at: None,
         }
     }
@@ -40,7 +40,7 @@ const MESSAGE_BYTES: usize = 1500;
 
 /// The failure to blame for the attempt: the first by time among those that are not the echo of another; a pod that
 /// went away without an end of its container comes after those, an echo last.
-pub(crate) fn blame<'a>(gang: impl IntoIterator<Item = &'a PodView>) -> Option<Failure> {
+pub(crate) fn root_cause<'a>(gang: impl IntoIterator<Item = &'a PodView>) -> Option<Failure> {
     gang.into_iter().filter_map(failure_of).min_by_key(|failure| {
         let time = failure.finished_at;
         (failure.class.is_echo(), time.is_none(), time, failure.pod.clone())
@@ -51,7 +51,7 @@ pub(crate) fn blame<'a>(gang: impl IntoIterator<Item = &'a PodView>) -> Option<F
 pub(crate) fn failure_of(pod: &PodView) -> Option<Failure> {
     let failed_end = pod.end.as_deref().filter(|end| end.exit != ExitCode::Done);
     let finished_well = pod.end.is_some() && failed_end.is_none() && !pod.has_failed();
-    if finished_well || !(pod.leaving.is_some() || pod.lost || pod.has_failed()) {
+    if finished_well || !(pod.deletion_timestamp.is_some() || pod.lost || pod.has_failed()) {
         return start_failure(pod);
     }
     let record = failed_end
@@ -63,32 +63,22 @@ pub(crate) fn failure_of(pod: &PodView) -> Option<Failure> {
         (None, None) => (FailureClass::PodLost, lost(pod)),
     };
     Some(Failure {
-        class,
         rank: record.as_ref().and_then(|record| record.rank),
-        pod: pod.name.clone(),
-        node: pod.node.clone(),
         exit_code: record
             .map(|record| record.exit_code)
             .or(failed_end.map(|end| end.exit.code())),
-        message: truncated(message),
         finished_at: failed_end.and_then(|end| end.finished_at),
+        ..Failure::of_pod(pod, class, message)
     })
 }
 
 /// Why a pod will not start, in the kubelet's words.
 fn start_failure(pod: &PodView) -> Option<Failure> {
-    Some(Failure {
-        class: match pod.cannot_start? {
-            CannotStart::Misconfigured => FailureClass::BadConfig,
-            CannotStart::Refused => FailureClass::StartFailed,
-        },
-        rank: None,
-        pod: pod.name.clone(),
-        node: pod.node.clone(),
-        exit_code: None,
-        message: truncated(pod.stuck.clone().unwrap_or_default()),
-        finished_at: None,
-    })
+    let class = match pod.cannot_start? {
+        CannotStart::Misconfigured => FailureClass::BadConfig,
+        CannotStart::Refused => FailureClass::StartFailed,
+    };
+    Some(Failure::of_pod(pod, class, pod.stuck.clone().unwrap_or_default()))
 }
 
 /// Where the trainer left no record: what the kubelet tells.
@@ -112,7 +102,7 @@ fn classify(pod: &PodView, end: &End) -> (FailureClass, String) {
             };
             (class, own_words(words))
         }
-        // Nobody here told it to stop.
+        // The operator did not stop it.
         None => (
             FailureClass::PodLost,
             own_words("the trainer was told to stop from outside and stopped".into()),
@@ -191,7 +181,7 @@ mod tests {
             with_record(ended("a", 75, 10), FailureClass::PeerLost, 0, 75),
             with_record(ended("b", 3, 11), FailureClass::BadData, 1, 3),
         ];
-        let failure = blame(&gang).expect("failed");
+        let failure = root_cause(&gang).expect("failed");
         assert_eq!(
             (failure.class, failure.rank, failure.pod.as_str()),
             (FailureClass::BadData, Some(1), "b")
@@ -201,7 +191,7 @@ mod tests {
 
     #[test]
     fn of_two_causes_the_first_by_time_is_to_blame() {
-        let failure = blame(&[ended("a", 139, 20), ended("b", 137, 19)]).expect("failed");
+        let failure = root_cause(&[ended("a", 139, 20), ended("b", 137, 19)]).expect("failed");
         assert_eq!((failure.pod.as_str(), failure.exit_code), ("b", Some(137)));
         assert_eq!(failure.message, "ended by signal 9");
     }
@@ -212,7 +202,7 @@ mod tests {
             lost: true,
             ..pod("a")
         };
-        let failure = blame(&[gone, ended("b", 75, 5)]).expect("failed");
+        let failure = root_cause(&[gone, ended("b", 75, 5)]).expect("failed");
         assert_eq!(
             (failure.class, failure.message.as_str()),
             (FailureClass::PodLost, "pod a went away")
@@ -252,7 +242,7 @@ mod tests {
         assert_eq!(failure_of(&pod("a")), None);
         assert_eq!(failure_of(&ended("a", 0, 1)), None);
         let finished_and_deleted = PodView {
-            leaving: Some(jiff::Timestamp::UNIX_EPOCH),
+            deletion_timestamp: Some(jiff::Timestamp::UNIX_EPOCH),
             ..ended("a", 0, 1)
         };
         assert_eq!(failure_of(&finished_and_deleted), None);

@@ -8,7 +8,9 @@ use kube::ResourceExt as _;
 use planner::facts::pods::{Membership, bound_node, phase, pinned_node};
 use planner::facts::resources::{Requests, requests_of};
 
-use crate::build::pod::{CONTAINER, METRICS_PORT};
+pub(crate) const CONTAINER: &str = "trainer";
+/// Name of the port with `/metrics`, `/progress`, `/heartbeats` and `/healthz`.
+pub(crate) const METRICS_PORT: &str = "metrics";
 
 /// Identifies a pod: names are used again.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -29,10 +31,9 @@ pub(crate) struct PodView {
     pub(crate) node: Option<String>,
     pub(crate) state: PodState,
     pub(crate) ready: bool,
-    /// Whether it is in a PodGroup.
     pub(crate) is_grouped: bool,
     /// Its deletion was asked for, by whomever: by when it is to be gone, its own time to end included.
-    pub(crate) leaving: Option<Timestamp>,
+    pub(crate) deletion_timestamp: Option<Timestamp>,
     /// It is gone, or its node is.
     pub(crate) lost: bool,
     /// `http://address:port` of its agent.
@@ -69,7 +70,6 @@ pub(crate) enum CannotStart {
     Refused,
 }
 
-/// How a container ended.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct End {
     pub(crate) exit: ExitCode,
@@ -108,7 +108,7 @@ impl PodView {
             },
             ready: condition(pod, "Ready").is_some_and(|(value, _)| value == "True"),
             is_grouped: is_grouped(pod),
-            leaving: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0),
+            deletion_timestamp: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0),
             lost: false,
             agent: agent(pod),
             stuck: stuck(pod),
@@ -137,7 +137,6 @@ impl PodView {
     }
 }
 
-/// Whether a pod is in a PodGroup.
 pub(crate) fn is_grouped(pod: &Pod) -> bool {
     pod.spec
         .as_ref()
@@ -215,11 +214,11 @@ const NO_SUCH_IMAGE: [&str; 2] = ["code = NotFound", "pull access denied"];
 /// one of the storage, or of the API server; the kubelet tries again by itself.
 fn cannot_start(waiting: &ContainerStateWaiting) -> Option<CannotStart> {
     let message = waiting.message.as_deref().unwrap_or_default();
-    let told = |words: &[&str]| words.iter().any(|words| message.contains(words));
+    let mentions = |words: &[&str]| words.iter().any(|words| message.contains(words));
     match waiting.reason.as_deref()? {
         "InvalidImageName" | "ErrImageNeverPull" => Some(CannotStart::Misconfigured),
-        "CreateContainerConfigError" => told(&MISCONFIGURATIONS).then_some(CannotStart::Misconfigured),
-        "ImagePullBackOff" if told(&NO_SUCH_IMAGE) => Some(CannotStart::Misconfigured),
+        "CreateContainerConfigError" => mentions(&MISCONFIGURATIONS).then_some(CannotStart::Misconfigured),
+        "ImagePullBackOff" if mentions(&NO_SUCH_IMAGE) => Some(CannotStart::Misconfigured),
         "ImagePullBackOff" | "ImageInspectError" | "CreateContainerError" | "RunContainerError" => {
             Some(CannotStart::Refused)
         }
@@ -300,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn what_keeps_a_pod_from_starting_is_told_in_the_words_of_whoever_knows() {
+    fn what_keeps_a_pod_from_starting_is_reported_in_the_words_of_whoever_knows() {
         let waiting = |reason: &str, message: &str| {
             let state = json!({"waiting": {"reason": reason, "message": message}});
             view(json!({"containerStatuses": container(state)})).stuck

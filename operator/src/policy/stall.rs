@@ -56,21 +56,14 @@ pub(crate) fn silent(silence: Silence, gang: &[PodView]) -> Option<Failure> {
     if silence.lasted < silence.bound || pod.ready || pod.has_ended() {
         return None;
     }
-    Some(Failure {
-        class: FailureClass::Stalled,
-        rank: None,
-        pod: pod.name.clone(),
-        node: pod.node.clone(),
-        exit_code: None,
-        message: format!(
-            "the agent of pod {} has not answered for {} s (allowed are {} s; failurePolicy.stallTimeoutSeconds), and its kubelet \
-             does not find it ready",
-            pod.name,
-            silence.lasted.as_secs(),
-            silence.bound.as_secs(),
-        ),
-        finished_at: None,
-    })
+    let message = format!(
+        "the agent of pod {} has not answered for {} s (allowed are {} s; failurePolicy.stallTimeoutSeconds), and its kubelet \
+         does not find it ready",
+        pod.name,
+        silence.lasted.as_secs(),
+        silence.bound.as_secs(),
+    );
+    Some(Failure::of_pod(pod, FailureClass::Stalled, message))
 }
 
 /// The failure of a gang in which both signs say that it stands still.
@@ -137,27 +130,23 @@ pub(crate) fn stalled(
         (None, None) => "no rank is behind the others".into(),
     });
     Some(Failure {
-        class: FailureClass::Stalled,
         rank: behind.map(|(_, rank)| rank.rank),
-        pod: to_blame.or(gang.first())?.name.clone(),
         // Without someone to blame, no node has anything to do with it.
         node: to_blame.and_then(|pod| pod.node.clone()),
-        exit_code: None,
-        message,
-        finished_at: None,
+        ..Failure::of_pod(to_blame.or(gang.first())?, FailureClass::Stalled, message)
     })
 }
 
 /// The rank that the others wait for: the one with the fewest steps, or among equals the one whose process is not free
 /// to run. `None` where nothing tells them apart.
 fn behind<'a>(ranks: &[(usize, &'a Heartbeat)]) -> Option<(usize, &'a Heartbeat)> {
-    let hindered = |rank: &Heartbeat| match rank.process {
+    let obstacle = |rank: &Heartbeat| match rank.process {
         ProcessState::Stopped => 0,
         ProcessState::Ended => 1,
         ProcessState::Uninterruptible => 2,
         ProcessState::Running => 3,
     };
-    let key = |rank: &Heartbeat| (rank.step, hindered(rank));
+    let key = |rank: &Heartbeat| (rank.step, obstacle(rank));
     let first = ranks.iter().min_by_key(|(_, rank)| key(rank))?;
     let is_alone = ranks.len() == 1 || ranks.iter().any(|(_, rank)| key(rank) != key(first.1));
     is_alone.then_some(*first)
@@ -186,7 +175,7 @@ fn describe(rank: &Heartbeat, step: Option<u64>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fixtures::{at, gang, pod};
+    use crate::fixtures::{assert_contains, at, gang, pod};
     use crate::policy::gang::PodState;
 
     const MINUTE: Duration = Duration::from_secs(60);
@@ -264,20 +253,14 @@ mod tests {
         };
         let failure = judged(&standstill([waiting, rank(1, 6, 70.5)])).expect("stalled");
         assert_eq!(failure.rank, Some(1));
-        assert!(
-            failure
-                .message
-                .ends_with("rank 1 is at step 6: its process runs or waits"),
-            "{}",
-            failure.message
-        );
+        assert_contains(&failure.message, "rank 1 is at step 6: its process runs or waits");
     }
 
     #[test]
     fn where_nothing_tells_ranks_apart_no_node_is_blamed() {
         let failure = judged(&standstill([rank(0, 7, 70.0), rank(1, 7, 70.0)])).expect("stalled");
         assert_eq!((failure.rank, failure.node), (None, None));
-        assert!(failure.message.ends_with("no rank is behind the others"));
+        assert_contains(&failure.message, "no rank is behind the others");
     }
 
     #[test]
@@ -355,12 +338,9 @@ mod tests {
         let busy = standstill([evaluating(0, 70.0), evaluating(1, 3.0)]);
         assert_eq!(judged(&busy), None, "rank 0 has done its share, rank 1 not yet");
         let failure = judged(&standstill([evaluating(0, 70.0), evaluating(1, 71.0)])).expect("stalled");
-        assert!(
-            failure
-                .message
-                .starts_with("no rank has finished a batch of the evaluation for 70 s"),
-            "{}",
-            failure.message
+        assert_contains(
+            &failure.message,
+            "no rank has finished a batch of the evaluation for 70 s",
         );
     }
 
@@ -383,10 +363,6 @@ mod tests {
         let two = standstill([rank(0, 7, 70.0), rank(1, 7, 70.0)]);
         let failure = stalled(&two, &gang, 1, at(1000)).expect("stalled");
         assert_eq!((failure.rank, failure.node.as_deref()), (None, Some("c")));
-        assert!(
-            failure
-                .message
-                .ends_with("the agent of pod digits-1-2 does not answer")
-        );
+        assert_contains(&failure.message, "the agent of pod digits-1-2 does not answer");
     }
 }

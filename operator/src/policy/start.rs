@@ -52,21 +52,14 @@ pub(crate) fn overdue(
         None if pod.state == PodState::Pending => "it is pending",
         None => "it runs, but its agent does not answer",
     };
-    Some(Failure {
-        class: FailureClass::StartFailed,
-        rank: None,
-        pod: pod.name.clone(),
-        node: pod.node.clone(),
-        exit_code: None,
-        message: format!(
-            "{} of {} pods were not ready {} s after their placement (scheduling.startTimeoutSeconds); pod {}: {what}",
-            gang.iter().filter(late).count(),
-            gang.len(),
-            job.spec.scheduling.start_timeout_seconds,
-            pod.name
-        ),
-        finished_at: None,
-    })
+    let message = format!(
+        "{} of {} pods were not ready {} s after their placement (scheduling.startTimeoutSeconds); pod {}: {what}",
+        gang.iter().filter(late).count(),
+        gang.len(),
+        job.spec.scheduling.start_timeout_seconds,
+        pod.name
+    );
+    Some(Failure::of_pod(pod, FailureClass::StartFailed, message))
 }
 
 #[cfg(test)]
@@ -75,7 +68,7 @@ mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
     use super::*;
-    use crate::fixtures::{at, gang, job_in, pod};
+    use crate::fixtures::{assert_contains, at, gang, job_in, pod};
 
     /// Of a gang that was placed at second 0 and has a minute.
     fn overdue_at(second: i64, gang: &[PodView]) -> Option<Failure> {
@@ -128,6 +121,6 @@ mod tests {
         assert_eq!(overdue_at(1000, &gang), None);
         gang[1].state = PodState::Running;
         let failure = overdue_at(1000, &gang).expect("overdue");
-        assert!(failure.message.ends_with("its agent does not answer"));
+        assert_contains(&failure.message, "its agent does not answer");
     }
 }

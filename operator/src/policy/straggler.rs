@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use contract::Progress;
 use contract::progress::{LEAST_SLOWDOWN, MOST_SLOW_RANKS};
+use crds::status::StragglerStatus;
 use jiff::Timestamp;
 
 /// A rank is named once its mean slowdown is that much.
@@ -27,7 +28,7 @@ const FORGOTTEN: f64 = 1.01;
 
 /// What is remembered of one attempt's slow ranks.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Watch {
+pub(crate) struct SlowRanks {
     attempt: u32,
     /// Step of the newest record, and when it was looked at.
     newest: Option<(u64, Timestamp)>,
@@ -42,19 +43,14 @@ struct Slow {
     is_straggler: bool,
 }
 
-impl Watch {
-    /// After a look at the newest record. `named` are the stragglers that the status has, by rank: where nothing is
-    /// remembered of this attempt, they are what the last leader had found.
-    pub(crate) fn after(
-        &self,
-        record: &Progress,
-        named: impl IntoIterator<Item = (u32, f64)>,
-        now: Timestamp,
-    ) -> Self {
+impl SlowRanks {
+    /// After another record. `known` are the stragglers of the status: where nothing is remembered of this attempt, they are
+    /// what the last leader had found.
+    pub(crate) fn after(&self, record: &Progress, known: &[StragglerStatus], now: Timestamp) -> Self {
         let mut next = if self.attempt == record.attempt {
             self.clone()
         } else {
-            Self::resumed(record.attempt, named)
+            Self::resumed(record.attempt, known)
         };
         let weight = match next.newest {
             Some((step, _)) if step == record.step => return next,
@@ -83,19 +79,19 @@ impl Watch {
         next
     }
 
-    fn resumed(attempt: u32, named: impl IntoIterator<Item = (u32, f64)>) -> Self {
-        let known = |slowdown: f64| Slow {
-            slowdown,
-            mean: slowdown.min(MOST),
-            is_straggler: true,
+    fn resumed(attempt: u32, known: &[StragglerStatus]) -> Self {
+        let slow = |straggler: &StragglerStatus| {
+            let slow = Slow {
+                slowdown: straggler.slowdown,
+                mean: straggler.slowdown.min(MOST),
+                is_straggler: true,
+            };
+            Some((u32::try_from(straggler.rank).ok()?, slow))
         };
         Self {
             attempt,
             newest: None,
-            ranks: named
-                .into_iter()
-                .map(|(rank, slowdown)| (rank, known(slowdown)))
-                .collect(),
+            ranks: known.iter().filter_map(slow).collect(),
         }
     }
 
@@ -128,7 +124,7 @@ mod tests {
     use contract::SlowRank;
 
     use super::*;
-    use crate::fixtures::at;
+    use crate::fixtures::{at, straggler};
 
     fn record(step: u64, slowdown: Option<f64>) -> Progress {
         Progress {
@@ -144,31 +140,35 @@ mod tests {
 
     #[test]
     fn no_more_ranks_are_named_than_the_status_has_room_for() {
-        let mut watch = Watch::default();
+        let mut ranks = SlowRanks::default();
         for step in 0..100 {
             let slow_ranks = (0..24).filter(|rank| (u64::from(*rank) + step) % 3 > 0);
             let record = Progress {
                 slow_ranks: slow_ranks.map(|rank| SlowRank { rank, slowdown: 2.0 }).collect(),
                 ..record(step, None)
             };
-            watch = watch.after(&record, [], at(2 * step.cast_signed()));
+            ranks = ranks.after(&record, &[], at(2 * step.cast_signed()));
             assert!(
-                watch.stragglers().len() <= MOST_SLOW_RANKS,
+                ranks.stragglers().len() <= MOST_SLOW_RANKS,
                 "{:?}",
-                watch.stragglers()
+                ranks.stragglers()
             );
         }
-        assert_eq!(watch.stragglers().len(), MOST_SLOW_RANKS);
+        assert_eq!(ranks.stragglers().len(), MOST_SLOW_RANKS);
     }
 
     /// Looks at a record every two seconds, in which rank 3 is this slow; the seconds until it is named, or is no longer.
-    fn seconds_until(named: bool, watch: &mut Watch, slowdown: impl Fn(u64) -> Option<f64>) -> Option<i64> {
-        let (first, begun) = watch.newest.map_or((0, at(0)), |(step, time)| (step, time));
+    fn seconds_until(
+        named: bool,
+        ranks: &mut SlowRanks,
+        slowdown: impl Fn(u64) -> Option<f64>,
+    ) -> Option<i64> {
+        let (first, begun) = ranks.newest.map_or((0, at(0)), |(step, time)| (step, time));
         for turn in 1..200_u32 {
             let now = begun + jiff::SignedDuration::from_secs(2 * i64::from(turn));
             let step = first + u64::from(turn);
-            *watch = watch.after(&record(step, slowdown(step)), [], now);
-            if watch.stragglers().is_empty() != named {
+            *ranks = ranks.after(&record(step, slowdown(step)), &[], now);
+            if ranks.stragglers().is_empty() != named {
                 return Some(now.duration_since(begun).as_secs());
             }
         }
@@ -177,56 +177,56 @@ mod tests {
 
     #[test]
     fn a_rank_that_stays_slow_is_named_and_one_that_recovers_is_not_any_more() {
-        let mut watch = Watch::default();
-        let seconds = seconds_until(true, &mut watch, |_| Some(1.5)).expect("named");
+        let mut ranks = SlowRanks::default();
+        let seconds = seconds_until(true, &mut ranks, |_| Some(1.5)).expect("named");
         assert!((25..45).contains(&seconds), "{seconds} s");
-        assert_eq!(watch.stragglers(), [(3, 1.5)]);
-        let seconds = seconds_until(false, &mut watch, |_| None).expect("recovers");
+        assert_eq!(ranks.stragglers(), [(3, 1.5)]);
+        let seconds = seconds_until(false, &mut ranks, |_| None).expect("recovers");
         assert!((10..30).contains(&seconds), "{seconds} s");
-        assert_eq!(seconds_until(true, &mut watch, |_| None), None);
-        assert!(watch.ranks.is_empty(), "forgotten: {watch:?}");
+        assert_eq!(seconds_until(true, &mut ranks, |_| None), None);
+        assert!(ranks.ranks.is_empty(), "forgotten: {ranks:?}");
     }
 
     #[test]
     fn single_intervals_name_nobody_and_clear_nobody() {
-        let mut watch = Watch::default();
+        let mut ranks = SlowRanks::default();
         let now_and_then = |step: u64| step.is_multiple_of(5).then_some(40.0);
-        assert_eq!(seconds_until(true, &mut watch, now_and_then), None);
-        assert!(seconds_until(true, &mut watch, |_| Some(3.0)).is_some());
+        assert_eq!(seconds_until(true, &mut ranks, now_and_then), None);
+        assert!(seconds_until(true, &mut ranks, |_| Some(3.0)).is_some());
         let but_now_and_then = |step: u64| (!step.is_multiple_of(5)).then_some(3.0);
-        assert_eq!(seconds_until(false, &mut watch, but_now_and_then), None);
+        assert_eq!(seconds_until(false, &mut ranks, but_now_and_then), None);
     }
 
     #[test]
     fn between_the_thresholds_a_rank_stays_what_it_is() {
-        let mut watch = Watch::default();
-        assert_eq!(seconds_until(true, &mut watch, |_| Some(1.25)), None);
-        assert!(seconds_until(true, &mut watch, |_| Some(1.6)).is_some());
-        assert_eq!(seconds_until(false, &mut watch, |_| Some(1.25)), None);
+        let mut ranks = SlowRanks::default();
+        assert_eq!(seconds_until(true, &mut ranks, |_| Some(1.25)), None);
+        assert!(seconds_until(true, &mut ranks, |_| Some(1.6)).is_some());
+        assert_eq!(seconds_until(false, &mut ranks, |_| Some(1.25)), None);
     }
 
     #[test]
     fn a_record_counts_once_and_one_after_a_long_pause_for_a_quarter() {
-        let mut watch = Watch::default();
+        let mut ranks = SlowRanks::default();
         for second in 0..100 {
-            watch = watch.after(&record(1, Some(2.0)), [], at(second));
+            ranks = ranks.after(&record(1, Some(2.0)), &[], at(second));
         }
-        assert_eq!(watch.stragglers(), []);
-        let watch = watch.after(&record(2, Some(9.0)), [], at(1000));
-        assert_eq!(watch.stragglers(), [], "after an evaluation, say");
-        let watch = watch.after(&record(3, Some(9.0)), [], at(2000));
-        assert_eq!(watch.stragglers(), [(3, 9.0)], "with steps of minutes");
+        assert_eq!(ranks.stragglers(), []);
+        let ranks = ranks.after(&record(2, Some(9.0)), &[], at(1000));
+        assert_eq!(ranks.stragglers(), [], "after an evaluation, say");
+        let ranks = ranks.after(&record(3, Some(9.0)), &[], at(2000));
+        assert_eq!(ranks.stragglers(), [(3, 9.0)], "with steps of minutes");
     }
 
     #[test]
     fn a_new_leader_goes_on_from_the_status_and_a_new_attempt_from_nothing() {
-        let mut watch = Watch::default().after(&record(1, None), [(3, 1.7)], at(0));
-        assert_eq!(watch.stragglers(), [(3, 1.7)]);
-        assert!(seconds_until(false, &mut watch, |_| None).is_some());
+        let mut ranks = SlowRanks::default().after(&record(1, None), &[straggler(3, "b", 1.7)], at(0));
+        assert_eq!(ranks.stragglers(), [(3, 1.7)]);
+        assert!(seconds_until(false, &mut ranks, |_| None).is_some());
         let again = Progress {
             attempt: 2,
             ..record(9, Some(2.0))
         };
-        assert_eq!(watch.after(&again, [], at(100)).stragglers(), []);
+        assert_eq!(ranks.after(&again, &[], at(100)).stragglers(), []);
     }
 }

@@ -5,7 +5,7 @@ use crds::Phase;
 
 /// Why a gang is to be stopped.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(crate) enum Stop {
+pub(crate) enum StopReason {
     Suspend,
     /// The spec does not allow its size any more.
     Resize,
@@ -20,13 +20,18 @@ pub(crate) enum Stop {
 }
 
 /// Whether a gang in this phase and of this size is to be stopped, given what the spec allows.
-pub(crate) fn stop_wanted(phase: Phase, gang_size: usize, suspend: bool, sizes: &[u32]) -> Option<Stop> {
+pub(crate) fn stop_wanted(
+    phase: Phase,
+    gang_size: usize,
+    suspend: bool,
+    sizes: &[u32],
+) -> Option<StopReason> {
     let is_allowed = sizes.iter().any(|nodes| *nodes as usize == gang_size);
     match phase {
         Phase::Starting | Phase::Running | Phase::Restarting | Phase::Pending if suspend => {
-            Some(Stop::Suspend)
+            Some(StopReason::Suspend)
         }
-        Phase::Starting | Phase::Running if !is_allowed => Some(Stop::Resize),
+        Phase::Starting | Phase::Running if !is_allowed => Some(StopReason::Resize),
         _ => None,
     }
 }
@@ -38,19 +43,19 @@ mod tests {
     #[test]
     fn a_job_is_stopped_once_and_never_after_its_end() {
         for (phase, suspend, nodes, expected) in [
-            (Phase::Running, true, 2, Some(Stop::Suspend)),
-            (Phase::Pending, true, 2, Some(Stop::Suspend)),
-            (Phase::Restarting, true, 2, Some(Stop::Suspend)),
+            (Phase::Running, true, 2, Some(StopReason::Suspend)),
+            (Phase::Pending, true, 2, Some(StopReason::Suspend)),
+            (Phase::Restarting, true, 2, Some(StopReason::Suspend)),
             (Phase::Suspending, true, 2, None),
             (Phase::Suspended, true, 2, None),
             (Phase::Succeeded, true, 2, None),
             (Phase::Failed, true, 3, None),
             (Phase::Running, false, 2, None),
-            (Phase::Starting, false, 3, Some(Stop::Resize)),
+            (Phase::Starting, false, 3, Some(StopReason::Resize)),
             // The next gang gets the new size anyway.
             (Phase::Restarting, false, 3, None),
             (Phase::Pending, false, 3, None),
-            (Phase::Running, true, 3, Some(Stop::Suspend)),
+            (Phase::Running, true, 3, Some(StopReason::Suspend)),
         ] {
             assert_eq!(
                 stop_wanted(phase, 2, suspend, &[nodes]),
@@ -59,6 +64,9 @@ mod tests {
             );
         }
         assert_eq!(stop_wanted(Phase::Running, 2, false, &[8, 4, 2]), None);
-        assert_eq!(stop_wanted(Phase::Running, 2, false, &[8, 4]), Some(Stop::Resize));
+        assert_eq!(
+            stop_wanted(Phase::Running, 2, false, &[8, 4]),
+            Some(StopReason::Resize)
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Asks the agents of a gang: rank 0's for its progress record, all of them for the heartbeats of their ranks.
+//! A client of the agents of a gang: rank 0's for its progress record, all of them for the heartbeats of their ranks.
 
 use std::time::Duration;
 
@@ -22,16 +22,15 @@ const LARGEST_BYTES: usize = 64 * 1024;
 /// Agents that are asked at once.
 const ASKED_AT_ONCE: usize = 64;
 
-/// What is asked.
+/// What agents are asked for.
 #[derive(Clone, Debug)]
-pub(crate) enum Question {
+pub(crate) enum Poll {
     /// Of rank 0's agent: its progress record.
     Progress(String),
     /// Of all agents, by node rank: the heartbeats of their ranks.
     Heartbeats(Vec<(usize, String)>),
 }
 
-/// A client of agents.
 #[derive(Clone, Debug)]
 pub(crate) struct AgentClient(Client<HttpConnector, Empty<Bytes>>);
 
@@ -48,10 +47,10 @@ impl AgentClient {
     }
 
     /// `None` where nothing is to be had now.
-    pub(crate) async fn ask(&self, question: Question) -> Option<Answer> {
-        match question {
-            Question::Progress(agent) => Some(Answer::Progress(Box::new(self.progress(&agent).await?))),
-            Question::Heartbeats(agents) => Some(Answer::Heartbeats(self.heartbeats(agents).await)),
+    pub(crate) async fn poll(&self, poll: Poll) -> Option<Answer> {
+        match poll {
+            Poll::Progress(agent) => Some(Answer::Progress(Box::new(self.progress(&agent).await?))),
+            Poll::Heartbeats(agents) => Some(Answer::Heartbeats(self.heartbeats(agents).await)),
         }
     }
 
@@ -126,18 +125,19 @@ mod tests {
 
     #[tokio::test]
     async fn a_record_is_read() {
-        let told = Progress {
+        let progress = Progress {
             attempt: 2,
             step: 7,
             ..Progress::default()
         };
-        let agent = agent_that_answers("/progress", serde_json::to_string(&told).expect("serializes")).await;
-        assert_eq!(AgentClient::new().progress(&agent).await, Some(told));
+        let agent =
+            agent_that_answers("/progress", serde_json::to_string(&progress).expect("serializes")).await;
+        assert_eq!(AgentClient::new().progress(&agent).await, Some(progress));
     }
 
     #[tokio::test]
-    async fn of_many_agents_those_that_answer_are_heard() {
-        let told = |rank| Heartbeats {
+    async fn of_many_agents_those_that_answer_count() {
+        let heartbeats = |rank| Heartbeats {
             attempt: 2,
             ranks: vec![Heartbeat {
                 rank,
@@ -146,14 +146,14 @@ mod tests {
         };
         let mut agents = Vec::new();
         for rank in 0..3 {
-            let body = serde_json::to_string(&told(rank)).expect("serializes");
+            let body = serde_json::to_string(&heartbeats(rank)).expect("serializes");
             agents.push(agent_that_answers("/heartbeats", body).await);
         }
         agents[1] = "not an address".into();
         let asked = agents.into_iter().enumerate().collect();
         assert_eq!(
             AgentClient::new().heartbeats(asked).await,
-            [(0, told(0)), (2, told(2))]
+            [(0, heartbeats(0)), (2, heartbeats(2))]
         );
     }
 

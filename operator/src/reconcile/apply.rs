@@ -16,11 +16,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tracing::{debug, warn};
 
-use super::Context;
 use super::changes::{Changes, WorkloadChange};
+use super::context::Context;
 use super::events;
-use crate::build::pod_group::{POD_GROUP, Version};
-use crate::cluster::kueue::Workload;
+use crate::api::kueue::Workload;
+use crate::api::pod_group::{POD_GROUP, Version};
 use crate::error::Error;
 use crate::policy::gang::{PodId, is_grouped};
 
@@ -48,8 +48,7 @@ pub(crate) async fn apply(
         delete_pods,
         stop_seconds,
         force_delete_pods,
-        delete_pod_groups,
-        delete_config_maps,
+        outdated,
         delete_service,
         delete_network_policy,
         workload,
@@ -70,19 +69,17 @@ pub(crate) async fn apply(
                 grace_period_seconds,
                 ..DeleteParams::default()
             };
-            delete(&pods, pod.name, only(Some(pod.uid), parameters))
+            delete(&pods, pod.name, with_uid(Some(pod.uid), parameters))
         })
         .buffered(PODS_AT_ONCE)
         .collect()
         .await;
     deleted.into_iter().collect::<Result<(), Error>>()?;
-    if let Some(version) = pod_groups {
-        let pod_groups = api_of_groups(client, job, version);
-        for name in delete_pod_groups {
-            delete_of_kind(&pod_groups, POD_GROUP, name, DeleteParams::default()).await?;
+    for name in outdated {
+        if let Some(version) = pod_groups {
+            let api = api_of_groups(client, job, version);
+            delete_of_kind(&api, POD_GROUP, name.clone(), DeleteParams::default()).await?;
         }
-    }
-    for name in delete_config_maps {
         delete(&config_maps, name, DeleteParams::default()).await?;
     }
     if delete_service {
@@ -124,7 +121,12 @@ pub(crate) async fn apply(
         );
         context.publish(job.object_ref(&()), vec![expired]);
         let jobs: Api<ViTTrainingJob> = Api::namespaced(client.clone(), &namespace);
-        delete(&jobs, job.name_any(), only(job.uid(), DeleteParams::background())).await?;
+        delete(
+            &jobs,
+            job.name_any(),
+            with_uid(job.uid(), DeleteParams::background()),
+        )
+        .await?;
     }
     Ok(())
 }
@@ -139,14 +141,14 @@ async fn change_workload(
     match change {
         WorkloadChange::Create(workload) => create(client, job, workload).await.map(drop),
         WorkloadChange::Delete(workload) => {
-            let parameters = only(workload.uid(), DeleteParams::default());
+            let parameters = with_uid(workload.uid(), DeleteParams::default());
             delete(&api, workload.name_any(), parameters).await
         }
-        WorkloadChange::Write(workload) => replace_status(&api, kind::<Workload>(), &workload)
+        WorkloadChange::UpdateStatus(workload) => replace_status(&api, kind::<Workload>(), &workload)
             .await
             .map(drop),
         // Kueue's webhook may be away: that is no reason to leave a gang alone.
-        WorkloadChange::Tell(workload) => {
+        WorkloadChange::TryUpdateStatus(workload) => {
             if let Err(error) = replace_status(&api, kind::<Workload>(), &workload).await {
                 context.metrics.failed(error.category());
                 debug!(%error, "Kueue does not know yet whether pods are ready");
@@ -164,12 +166,7 @@ where
 {
     let name = object.name_any();
     let written = api.replace_status(&name, &written_by_us(), object).await;
-    written.map_err(|source| Error::Api {
-        verb: "write the status of",
-        kind,
-        name,
-        source: Box::new(source),
-    })
+    written.map_err(Error::api("write the status of", kind, &name))
 }
 
 fn written_by_us() -> PostParams {
@@ -194,7 +191,7 @@ async fn create_group(
     let api = api_of_groups(&context.client, job, version);
     let result = create_of_kind(api, POD_GROUP, job, group).await;
     if result.as_ref().is_err_and(Error::is_not_found)
-        && let Err(error) = context.settings.pod_groups.ask(&context.client).await
+        && let Err(error) = context.settings.pod_groups.refresh(&context.client).await
     {
         warn!(%error, "failed to ask whether the API server serves PodGroups");
     }
@@ -217,7 +214,7 @@ async fn create_gang(
             let wants_group = is_grouped(&pod);
             let own = create(&context.client, job, pod).await?;
             if wants_group && own.created.is_some_and(|pod| !is_grouped(&pod)) {
-                tell_of_lost_group(context);
+                warn_of_lost_group(context);
             }
             let created = PodId {
                 name,
@@ -226,7 +223,7 @@ async fn create_gang(
             context.memory.pod_created(&uid, attempt, created);
             Ok(())
         })
-        // In their order, so that of several errors the same one is told every time.
+        // In their order, so that of several errors the same one is reported every time.
         .buffered(PODS_AT_ONCE)
         .collect()
         .await;
@@ -238,8 +235,8 @@ async fn create_gang(
     Ok(())
 }
 
-fn tell_of_lost_group(context: &Context) {
-    context.told_of_lost_groups.call_once(|| {
+fn warn_of_lost_group(context: &Context) {
+    context.has_warned_of_lost_groups.call_once(|| {
         warn!(
             "an API server dropped spec.schedulingGroup of a pod, so the pods of its gang are bound one by one, although \
              PodGroups are served: set the feature gate GenericWorkload of all API servers alike, or podGroups of the chart \
@@ -248,7 +245,6 @@ fn tell_of_lost_group(context: &Context) {
     });
 }
 
-/// An object of the job.
 struct Own<K> {
     uid: Option<String>,
     /// As the server returned it, where it is new.
@@ -278,12 +274,6 @@ where
     K: Resource + Clone + Debug + Serialize + DeserializeOwned,
 {
     let name = object.name_any();
-    let failed = |verb: &'static str, name: &str, source: kube::Error| Error::Api {
-        verb,
-        kind,
-        name: name.into(),
-        source: Box::new(source),
-    };
     match api.create(&written_by_us(), &object).await {
         Ok(created) => Ok(Own {
             uid: created.uid(),
@@ -293,7 +283,7 @@ where
             let existing = api
                 .get_metadata(&name)
                 .await
-                .map_err(|error| failed("get", &name, error))?;
+                .map_err(Error::api("get", kind, &name))?;
             let owners = existing.owner_references();
             let is_of =
                 |owner: &OwnerReference| owner.kind == "ViTTrainingJob" && owner.name == job.name_any();
@@ -308,12 +298,12 @@ where
                 Err(Error::NameTaken { kind, name })
             }
         }
-        Err(error) => Err(failed("create", &name, error)),
+        Err(error) => Err(Error::api("create", kind, &name)(error)),
     }
 }
 
 /// Limits a deletion to the object with this uid: another may have taken its name.
-fn only(uid: Option<String>, parameters: DeleteParams) -> DeleteParams {
+fn with_uid(uid: Option<String>, parameters: DeleteParams) -> DeleteParams {
     parameters.preconditions(Preconditions {
         uid,
         resource_version: None,
@@ -342,12 +332,7 @@ where
         Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
         // Another object has the name: this one is gone.
         Err(kube::Error::Api(status)) if is_by_uid && status.is_conflict() => Ok(()),
-        Err(source) => Err(Error::Api {
-            verb: "delete",
-            kind,
-            name,
-            source: Box::new(source),
-        }),
+        Err(error) => Err(Error::api("delete", kind, &name)(error)),
     }
 }
 

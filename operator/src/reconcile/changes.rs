@@ -9,22 +9,22 @@ use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::core::DynamicObject;
 use planner::Waiting;
 
-use super::observe::{Isolation, Observation};
+use super::observation::{Isolation, Observation};
 use super::plan::Plan;
+use crate::api::kueue::Workload;
+use crate::api::pod_group::Version;
 use crate::build::pod::Member;
 use crate::build::workload::is_current;
-use crate::build::{config_map, network_policy, pod, pod_group, service, workload};
-use crate::cluster::kueue::Workload;
-use crate::policy::admission::{Admission, admission};
+use crate::build::{config_map, name_of_attempt, network_policy, pod, pod_group, service, workload};
+use crate::policy::admission::{AdmissionState, admission_state};
 use crate::policy::gang::{PodId, PodView};
 use crate::policy::restart::STOP_AFTER_FAILURE_SECONDS;
 
-/// What is to be changed in the cluster.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Changes {
     pub(crate) attempt: i32,
     /// The version of the PodGroups that gangs get, if they get any.
-    pub(crate) pod_groups: Option<pod_group::Version>,
+    pub(crate) pod_groups: Option<Version>,
     pub(crate) create_pod_group: Option<DynamicObject>,
     pub(crate) create_config_map: Option<ConfigMap>,
     pub(crate) create_service: Option<Service>,
@@ -35,8 +35,8 @@ pub(crate) struct Changes {
     pub(crate) stop_seconds: Option<u32>,
     /// Deleted without waiting for their kubelet.
     pub(crate) force_delete_pods: Vec<PodId>,
-    pub(crate) delete_pod_groups: Vec<String>,
-    pub(crate) delete_config_maps: Vec<String>,
+    /// The name that ConfigMap and PodGroup of an older attempt have.
+    pub(crate) outdated: Vec<String>,
     pub(crate) delete_service: bool,
     pub(crate) delete_network_policy: bool,
     pub(crate) workload: Option<WorkloadChange>,
@@ -48,13 +48,11 @@ pub(crate) struct Changes {
 pub(crate) enum WorkloadChange {
     Create(Workload),
     Delete(Arc<Workload>),
-    /// Another status.
-    Write(Workload),
+    UpdateStatus(Workload),
     /// The same, where nothing depends on it.
-    Tell(Workload),
+    TryUpdateStatus(Workload),
 }
 
-/// Turns a plan into changes.
 pub(crate) fn build(observation: &Observation, valid: Option<&ValidatedJob>, plan: &Plan) -> Changes {
     Changes {
         workload: workload_change(observation, valid, plan),
@@ -78,9 +76,10 @@ fn workload_change(
     let delete = || Some(WorkloadChange::Delete(Arc::clone(workload)));
     match plan {
         Plan::Wait(_)
-            if valid.is_some_and(|valid| matches!(admission(valid, queue), Admission::Evicted(_))) =>
+            if valid
+                .is_some_and(|valid| matches!(admission_state(valid, queue), AdmissionState::Evicted(_))) =>
         {
-            Some(WorkloadChange::Write(workload::released(workload, now)))
+            Some(WorkloadChange::UpdateStatus(workload::released(workload, now)))
         }
         // No class, no priority: it is made anew when there is one.
         Plan::Wait(_) if queue.priority.is_none() => delete(),
@@ -94,12 +93,14 @@ fn workload_change(
             } else {
                 "the job failed"
             };
-            workload::finished(workload, has_succeeded, words, now).map(WorkloadChange::Write)
+            workload::finished(workload, has_succeeded, words, now).map(WorkloadChange::UpdateStatus)
         }
         Plan::Follow if status.phase == Some(Phase::Running) => {
-            workload::with_pods_ready(workload, true, now).map(WorkloadChange::Tell)
+            workload::with_pods_ready(workload, true, now).map(WorkloadChange::TryUpdateStatus)
         }
-        Plan::Drain { .. } => workload::with_pods_ready(workload, false, now).map(WorkloadChange::Tell),
+        Plan::Drain { .. } => {
+            workload::with_pods_ready(workload, false, now).map(WorkloadChange::TryUpdateStatus)
+        }
         _ => None,
     }
 }
@@ -144,11 +145,8 @@ fn gang(observation: &Observation, valid: &ValidatedJob, node_ranks: &[usize]) -
     let status = observation.status();
     let valid = &valid.clone().within(status.admission.as_ref());
     let attempt = status.attempt;
-    let nodes = status
-        .placement
-        .map(|placement| placement.nodes)
-        .unwrap_or_default();
-    let config_map_name = config_map::name(job, attempt);
+    let nodes = status.nodes();
+    let config_map_name = name_of_attempt(job, attempt);
     // One pod is bound or not, without a group. A gang of which there are pods already stays as it is: pods with a group and
     // without would wait for one another.
     let mut existing = observation.gang(attempt).peekable();
@@ -192,13 +190,11 @@ fn gang(observation: &Observation, valid: &ValidatedJob, node_ranks: &[usize]) -
         delete_pods: observation
             .pods
             .iter()
-            .filter(|pod| pod.attempt < attempt && pod.leaving.is_none())
+            .filter(|pod| pod.attempt < attempt && pod.deletion_timestamp.is_none())
             .map(PodView::id)
             .collect(),
         stop_seconds: Some(STOP_AFTER_FAILURE_SECONDS),
-        // Of one attempt both have the same name.
-        delete_pod_groups: outdated.clone().cloned().collect(),
-        delete_config_maps: outdated.cloned().collect(),
+        outdated: outdated.cloned().collect(),
         ..Changes::default()
     }
 }

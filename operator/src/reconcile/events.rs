@@ -1,4 +1,4 @@
-//! Events of a job: what changed between two statuses, told after the second one was written.
+//! Events of a job: what changed between two statuses, published after the second one was written.
 
 use crds::conditions::{reasons, types};
 use crds::status::StragglerStatus;
@@ -8,7 +8,6 @@ use kube::runtime::events::{Event, EventType};
 /// Notes are cut to this many bytes; the API server takes up to 1,024.
 const NOTE_BYTES: usize = 950;
 
-/// Events for the step from one status to the next.
 pub(crate) fn between(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) -> Vec<Event> {
     let mut events = Vec::new();
     if last.last_failure != next.last_failure
@@ -68,7 +67,7 @@ pub(crate) fn between(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) 
 /// Events for ranks that have become stragglers, or are none any more.
 fn of_stragglers(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) -> impl Iterator<Item = Event> {
     let is_in = |stragglers: &[StragglerStatus], rank| stragglers.iter().any(|other| other.rank == rank);
-    let told = |type_, reason, straggler: &StragglerStatus, what: String| {
+    let straggler_event = |type_, reason, straggler: &StragglerStatus, what: String| {
         let note = format!(
             "rank {} on {} {what}",
             straggler.rank,
@@ -90,11 +89,11 @@ fn of_stragglers(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) -> im
             "takes {:.2} times as long for a step as the others, which wait for it",
             straggler.slowdown
         );
-        told(EventType::Warning, reasons::STRAGGLER_FOUND, straggler, what)
+        straggler_event(EventType::Warning, reasons::STRAGGLER_FOUND, straggler, what)
     });
     let gone = gone.map(move |straggler| {
         let what = "is as fast as the others again".to_owned();
-        told(EventType::Normal, reasons::STRAGGLER_GONE, straggler, what)
+        straggler_event(EventType::Normal, reasons::STRAGGLER_GONE, straggler, what)
     });
     found.chain(gone)
 }
@@ -146,24 +145,24 @@ mod tests {
         slow.stragglers = vec![fixtures::straggler(1, "b", 2.5)];
         let mut slower = slow.clone();
         slower.stragglers[0].slowdown = 4.0;
-        let told = |last, next| -> Vec<(String, Option<String>)> {
+        let notes = |last, next| -> Vec<(String, Option<String>)> {
             let events = between(last, next).into_iter();
             events.map(|event| (event.reason, event.note)).collect()
         };
         let found = "rank 1 on b takes 2.50 times as long for a step as the others, which wait for it";
         assert_eq!(
-            told(&fast, &slow),
+            notes(&fast, &slow),
             [(reasons::STRAGGLER_FOUND.into(), Some(found.into()))]
         );
-        assert_eq!(told(&slow, &slower), [], "once, not at every look");
+        assert_eq!(notes(&slow, &slower), [], "once, not at every look");
         let gone = "rank 1 on b is as fast as the others again";
         assert_eq!(
-            told(&slower, &fast),
+            notes(&slower, &fast),
             [(reasons::STRAGGLER_GONE.into(), Some(gone.into()))]
         );
         let mut replaced = fast.clone();
         replaced.attempt = 2;
-        assert_eq!(told(&slower, &replaced), [], "a new gang is measured anew");
+        assert_eq!(notes(&slower, &replaced), [], "a new gang is measured anew");
     }
 
     #[test]

@@ -7,12 +7,13 @@ use std::time::Duration;
 
 use contract::{Heartbeats, Progress};
 use crds::Phase;
+use crds::status::StragglerStatus;
 use jiff::Timestamp;
 use tokio::sync::oneshot::{self, error::TryRecvError};
 use tokio::time::Instant;
 
 use crate::policy::gang::PodId;
-use crate::policy::straggler::Watch;
+use crate::policy::straggler::SlowRanks;
 
 /// How long a pod that was created may stay out of the cache before it counts as gone.
 const UNSEEN: Duration = Duration::from_secs(30);
@@ -36,29 +37,29 @@ struct JobMemory {
     unseen: HashMap<String, (String, Instant)>,
     /// Whether all of its pods were created.
     complete: bool,
-    /// When agents were asked last.
-    asked_at: Option<Instant>,
+    /// When agents were polled last.
+    polled_at: Option<Instant>,
     /// Where their answer comes in.
-    look: Option<oneshot::Receiver<Answer>>,
+    poll: Option<oneshot::Receiver<Answer>>,
     progress: Option<Progress>,
-    standing: Option<Standing>,
+    last_move: Option<LastMove>,
     /// Since when rank 0 of an attempt has not answered.
     silence: Option<(i32, Instant)>,
-    slow_ranks: Watch,
+    slow_ranks: SlowRanks,
     /// Reconciles that failed in a row.
     errors: u32,
 }
 
-/// How far rank 0 is by answers of its agent, as long as they show nothing further.
+/// How far rank 0 had got when it last moved, by the answers of its agent.
 #[derive(Clone, Copy, Debug)]
-struct Standing {
+struct LastMove {
     attempt: u32,
     moves: u64,
-    /// When an answer first showed it.
+    /// When an answer first showed that.
     since: Instant,
 }
 
-impl Standing {
+impl LastMove {
     /// After another answer; `None` where it shows something that may take any time.
     fn after(last: Option<Self>, answer: &Progress) -> Option<Self> {
         let heartbeat = answer.heartbeat.as_ref()?;
@@ -74,28 +75,28 @@ impl Standing {
     }
 }
 
-/// What a look at agents has found.
+/// What agents have answered to a poll.
 #[derive(Clone, Debug)]
 pub(crate) enum Answer {
-    /// Rank 0's record.
     Progress(Box<Progress>),
     /// The heartbeats of every pod that answered, by node rank.
     Heartbeats(Vec<(usize, Heartbeats)>),
 }
 
-/// What is known from a job's agents.
+/// What the agents of a job have answered.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Heard {
-    /// The newest record.
+pub(crate) struct AgentState {
     pub(crate) progress: Option<Progress>,
     /// Where rank 0's last answer was that it trains or evaluates: for how long its answers have shown that it does not get
     /// on.
-    pub(crate) stands_still_for: Option<Duration>,
+    pub(crate) idle_for: Option<Duration>,
     /// For how long rank 0's agent has not answered.
     pub(crate) silent_for: Option<Duration>,
     /// Whether the newest record is new.
     pub(crate) is_fresh: bool,
-    /// The heartbeats that all agents were asked for, told once.
+    /// The stragglers; `None` where rank 0 has not reported on ranks.
+    pub(crate) stragglers: Option<Vec<(u32, f64)>>,
+    /// The heartbeats that all agents were asked for, returned once.
     pub(crate) heartbeats: Option<Vec<(usize, Heartbeats)>>,
 }
 
@@ -176,51 +177,66 @@ impl Memory {
         })
     }
 
-    /// What is known from a job's agents, with the answer to the last look if it has come in since.
-    pub(crate) fn heard(&self, uid: &str, attempt: i32) -> Heard {
+    /// What the agents of a job have answered, with the answer to the last poll if it has come in since. `stragglers` are those of
+    /// the status.
+    pub(crate) fn agents(
+        &self,
+        uid: &str,
+        attempt: i32,
+        stragglers: &[StragglerStatus],
+        now: Timestamp,
+    ) -> AgentState {
         self.with(uid, |job| {
-            let mut heard = Heard::default();
-            match job.look.as_mut().map(oneshot::Receiver::try_recv) {
+            let mut agents = AgentState::default();
+            match job.poll.as_mut().map(oneshot::Receiver::try_recv) {
                 None | Some(Err(TryRecvError::Empty)) => {}
                 // Nobody answered.
-                Some(Err(TryRecvError::Closed)) => job.look = None,
+                Some(Err(TryRecvError::Closed)) => job.poll = None,
                 Some(Ok(answer)) => {
-                    job.look = None;
+                    job.poll = None;
                     match answer {
                         Answer::Progress(record) => {
-                            job.standing = Standing::after(job.standing, &record);
+                            if record.heartbeat.is_some() {
+                                job.slow_ranks = job.slow_ranks.after(&record, stragglers, now);
+                            }
+                            job.last_move = LastMove::after(job.last_move, &record);
                             job.progress = Some(*record);
                             job.silence = None;
-                            heard.is_fresh = true;
+                            agents.is_fresh = true;
                         }
-                        Answer::Heartbeats(heartbeats) => heard.heartbeats = Some(heartbeats),
+                        Answer::Heartbeats(heartbeats) => agents.heartbeats = Some(heartbeats),
                     }
                 }
             }
-            heard.progress.clone_from(&job.progress);
-            heard.stands_still_for = job.standing.map(|standing| standing.since.elapsed());
+            let has_heartbeat = job
+                .progress
+                .as_ref()
+                .is_some_and(|record| record.heartbeat.is_some());
+            agents.stragglers = has_heartbeat.then(|| job.slow_ranks.stragglers());
+            agents.progress.clone_from(&job.progress);
+            agents.idle_for = job.last_move.map(|last_move| last_move.since.elapsed());
             let silence = job.silence.filter(|(asked, _)| *asked == attempt);
-            heard.silent_for = silence.map(|(_, since)| since.elapsed());
-            heard
+            agents.silent_for = silence.map(|(_, since)| since.elapsed());
+            agents
         })
     }
 
-    /// Where the answer to another look is to go; `None` where one is under way, or the last began less than `interval`
+    /// Where the answer to another poll is to go; `None` where one is under way, or the last began less than `interval`
     /// ago.
-    pub(crate) fn begin_look(
+    pub(crate) fn begin_poll(
         &self,
         uid: &str,
         attempt: i32,
         interval: Duration,
     ) -> Option<oneshot::Sender<Answer>> {
         self.with(uid, |job| {
-            if job.look.is_some() || job.asked_at.is_some_and(|at| at.elapsed() < interval) {
+            if job.poll.is_some() || job.polled_at.is_some_and(|at| at.elapsed() < interval) {
                 return None;
             }
             let (sender, receiver) = oneshot::channel();
             let now = Instant::now();
-            job.look = Some(receiver);
-            job.asked_at = Some(now);
+            job.poll = Some(receiver);
+            job.polled_at = Some(now);
             let of_attempt = job.silence.filter(|(asked, _)| *asked == attempt);
             job.silence = of_attempt.or(Some((attempt, now)));
             Some(sender)
@@ -234,24 +250,10 @@ impl Memory {
         self.lock().values().filter(is_one).count()
     }
 
-    /// How many jobs have agents that were asked within this time.
-    pub(crate) fn asked_within(&self, time: Duration) -> usize {
-        let is_asked = |job: &&JobMemory| job.asked_at.is_some_and(|at| at.elapsed() <= time);
-        self.lock().values().filter(is_asked).count()
-    }
-
-    /// The stragglers after a look at the newest record; see [`Watch::after`].
-    pub(crate) fn stragglers(
-        &self,
-        uid: &str,
-        record: &Progress,
-        named: impl IntoIterator<Item = (u32, f64)>,
-        now: Timestamp,
-    ) -> Vec<(u32, f64)> {
-        self.with(uid, |job| {
-            job.slow_ranks = job.slow_ranks.after(record, named, now);
-            job.slow_ranks.stragglers()
-        })
+    /// How many jobs have agents that were polled within this time.
+    pub(crate) fn polled_within(&self, time: Duration) -> usize {
+        let is_polled = |job: &&JobMemory| job.polled_at.is_some_and(|at| at.elapsed() <= time);
+        self.lock().values().filter(is_polled).count()
     }
 
     /// Counts a failed reconcile; returns how many failed in a row before it.
@@ -262,17 +264,14 @@ impl Memory {
         })
     }
 
-    /// Whether the last reconcile failed.
     pub(crate) fn is_failing(&self, uid: &str) -> bool {
         self.with(uid, |job| job.errors > 0)
     }
 
-    /// A reconcile went well.
     pub(crate) fn succeeded(&self, uid: &str) {
         self.with(uid, |job| job.errors = 0);
     }
 
-    /// Forgets jobs that are gone.
     pub(crate) fn retain(&self, exists: impl Fn(&str) -> bool) {
         self.lock().retain(|uid, _| exists(uid));
     }
@@ -339,19 +338,23 @@ mod tests {
         }
     }
 
-    /// A look that finds this, two seconds after the last.
-    async fn look(memory: &Memory, answer: Option<Answer>) -> Heard {
+    fn agents(memory: &Memory, attempt: i32) -> AgentState {
+        memory.agents("job", attempt, &[], Timestamp::UNIX_EPOCH)
+    }
+
+    /// A poll that is answered like this, two seconds after the last.
+    async fn poll(memory: &Memory, answer: Option<Answer>) -> AgentState {
         tokio::time::advance(INTERVAL).await;
-        let sender = memory.begin_look("job", 1, INTERVAL).expect("a look is due");
+        let sender = memory.begin_poll("job", 1, INTERVAL).expect("a poll is due");
         match answer {
             Some(answer) => sender.send(answer).expect("it is awaited"),
             None => drop(sender),
         }
-        memory.heard("job", 1)
+        agents(memory, 1)
     }
 
     #[tokio::test(start_paused = true)]
-    async fn silence_counts_from_the_first_look_that_finds_no_answer() {
+    async fn silence_counts_from_the_first_poll_that_finds_no_answer() {
         let memory = Memory::default();
         let answer = |step| {
             let record = Progress {
@@ -360,26 +363,26 @@ mod tests {
             };
             Some(Answer::Progress(Box::new(record)))
         };
-        let seconds = |heard: Heard| heard.silent_for.map(|time| time.as_secs());
-        assert_eq!(seconds(memory.heard("job", 1)), None, "nobody was asked");
-        assert_eq!(seconds(look(&memory, None).await), Some(0));
-        assert_eq!(seconds(look(&memory, None).await), Some(2));
-        assert_eq!(seconds(look(&memory, answer(1)).await), None);
-        assert_eq!(seconds(look(&memory, None).await), Some(0));
+        let seconds = |agents: AgentState| agents.silent_for.map(|time| time.as_secs());
+        assert_eq!(seconds(agents(&memory, 1)), None, "nobody was asked");
+        assert_eq!(seconds(poll(&memory, None).await), Some(0));
+        assert_eq!(seconds(poll(&memory, None).await), Some(2));
+        assert_eq!(seconds(poll(&memory, answer(1)).await), None);
+        assert_eq!(seconds(poll(&memory, None).await), Some(0));
         let all = Some(Answer::Heartbeats(vec![]));
         assert_eq!(
-            seconds(look(&memory, all).await),
+            seconds(poll(&memory, all).await),
             Some(2),
             "it is not rank 0's record"
         );
-        assert_eq!(seconds(memory.heard("job", 2)), None, "another attempt");
+        assert_eq!(seconds(agents(&memory, 2)), None, "another attempt");
         tokio::time::advance(INTERVAL).await;
-        drop(memory.begin_look("job", 2, INTERVAL));
-        assert_eq!(seconds(memory.heard("job", 2)), Some(0));
+        drop(memory.begin_poll("job", 2, INTERVAL));
+        assert_eq!(seconds(agents(&memory, 2)), Some(0));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn agents_are_asked_once_an_interval_and_one_look_at_a_time() {
+    async fn agents_are_polled_once_an_interval_and_one_poll_at_a_time() {
         let memory = Memory::default();
         let record = |step| {
             Answer::Progress(Box::new(Progress {
@@ -387,39 +390,41 @@ mod tests {
                 ..Progress::default()
             }))
         };
-        let step = |heard: Heard| (heard.is_fresh, heard.progress.map(|progress| progress.step));
-        let first = memory.begin_look("job", 1, INTERVAL).expect("a look is due");
-        assert_eq!(
-            step(memory.heard("job", 1)),
-            (false, None),
-            "no round waits for it"
-        );
+        let step = |agents: AgentState| (agents.is_fresh, agents.progress.map(|progress| progress.step));
+        let first = memory.begin_poll("job", 1, INTERVAL).expect("a poll is due");
+        assert_eq!(step(agents(&memory, 1)), (false, None), "no round waits for it");
         tokio::time::advance(INTERVAL).await;
         assert!(
-            memory.begin_look("job", 1, INTERVAL).is_none(),
+            memory.begin_poll("job", 1, INTERVAL).is_none(),
             "the first is under way"
         );
         first.send(record(1)).expect("it is awaited");
-        assert_eq!(step(memory.heard("job", 1)), (true, Some(1)));
+        assert_eq!(step(agents(&memory, 1)), (true, Some(1)));
         assert_eq!(
-            step(memory.heard("job", 1)),
+            step(agents(&memory, 1)),
             (false, Some(1)),
-            "what was heard is kept"
+            "the last answer is kept"
         );
-        let second = memory.begin_look("job", 1, INTERVAL).expect("a look is due");
+        let second = memory.begin_poll("job", 1, INTERVAL).expect("a poll is due");
         drop(second);
-        assert_eq!(step(memory.heard("job", 1)), (false, Some(1)), "nobody answered");
-        assert!(memory.begin_look("job", 1, INTERVAL).is_none(), "not so soon");
+        assert_eq!(step(agents(&memory, 1)), (false, Some(1)), "nobody answered");
+        assert!(memory.begin_poll("job", 1, INTERVAL).is_none(), "not so soon");
         assert_eq!(
-            (memory.asked_within(INTERVAL), memory.asked_within(Duration::ZERO)),
+            (
+                memory.polled_within(INTERVAL),
+                memory.polled_within(Duration::ZERO)
+            ),
             (1, 1)
         );
         tokio::time::advance(INTERVAL).await;
         assert_eq!(
-            (memory.asked_within(INTERVAL), memory.asked_within(Duration::ZERO)),
+            (
+                memory.polled_within(INTERVAL),
+                memory.polled_within(Duration::ZERO)
+            ),
             (1, 0)
         );
-        assert_eq!(step(look(&memory, Some(record(2))).await), (true, Some(2)));
+        assert_eq!(step(poll(&memory, Some(record(2))).await), (true, Some(2)));
     }
 
     #[tokio::test(start_paused = true)]
@@ -427,17 +432,17 @@ mod tests {
         let memory = Memory::default();
         let stands = async |attempt, moves, activity| {
             let answer = Answer::Progress(Box::new(training(attempt, moves, activity)));
-            let heard = look(&memory, Some(answer)).await;
-            heard.stands_still_for.map(|time| time.as_secs())
+            let agents = poll(&memory, Some(answer)).await;
+            agents.idle_for.map(|time| time.as_secs())
         };
         assert_eq!(stands(1, 0, Activity::Starting).await, None);
         assert_eq!(stands(1, 5, Activity::Training).await, Some(0));
         assert_eq!(stands(1, 5, Activity::Training).await, Some(2));
-        let silent = look(&memory, None).await;
+        let silent = poll(&memory, None).await;
         assert!(!silent.is_fresh, "nothing is said without an answer");
-        let all = look(&memory, Some(Answer::Heartbeats(vec![]))).await;
+        let all = poll(&memory, Some(Answer::Heartbeats(vec![]))).await;
         assert_eq!((all.is_fresh, all.heartbeats), (false, Some(vec![])));
-        assert_eq!(memory.heard("job", 1).heartbeats, None, "they are told once");
+        assert_eq!(agents(&memory, 1).heartbeats, None, "they are returned once");
         assert_eq!(
             stands(1, 5, Activity::Training).await,
             Some(8),

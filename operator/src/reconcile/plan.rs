@@ -19,6 +19,7 @@ mod stopping;
 
 use std::time::Duration;
 
+use contract::FailureClass;
 use crds::status::{AdmissionStatus, ViTTrainingJobStatus};
 use crds::{InvalidJob, Phase, ValidatedJob, conditions};
 use jiff::{SignedDuration, Timestamp};
@@ -26,15 +27,15 @@ use planner::policy::placement::Placement;
 use planner::policy::request::GangRequest;
 use planner::{Decision, Waiting};
 
-use super::observe::Observation;
+use super::observation::Observation;
 use crate::build;
 use crate::build::workload::is_current;
 use crate::error::Error;
-use crate::policy::admission::{Admission, admission, is_recorded};
-use crate::policy::failure::{Failure, blame};
+use crate::policy::admission::{AdmissionState, admission_state, is_recorded};
+use crate::policy::failure::{Failure, root_cause};
 use crate::policy::gang::{PodId, PodState, PodView};
 use crate::policy::restart::{Verdict, verdict};
-use crate::policy::suspend::{Stop, stop_wanted};
+use crate::policy::suspend::{StopReason, stop_wanted};
 use crate::policy::{deadline, elastic, failed_nodes, stall, start, ttl};
 use stopping::{backing_off, beyond_reach, drain, failed_stop, lost, settle};
 
@@ -62,11 +63,11 @@ pub(crate) enum Plan {
         again: bool,
     },
     /// The gang is to be stopped: record why.
-    Halt(Stop),
+    Halt(StopReason),
     /// Delete these pods, and wait until the gang has let go of its GPUs. Those of a dead node have no kubelet that
     /// could confirm it: they are deleted by `force`.
     Drain { pods: Vec<PodId>, force: Vec<PodId> },
-    /// A gang that was told to stop failed to: record that.
+    /// A gang that was to save and stop failed to: record that.
     RecordFailedStop(Failure),
     /// The gang of a suspended job is gone: record that.
     Park,
@@ -86,7 +87,7 @@ pub(crate) enum Plan {
 
 impl Plan {
     /// Whether it ends pods, or keeps the job from having any.
-    pub(crate) fn lets_go(&self) -> bool {
+    pub(crate) fn frees_gpus(&self) -> bool {
         match self {
             Self::Refuse(_)
             | Self::Finish
@@ -113,11 +114,13 @@ const LISTING: SignedDuration = SignedDuration::from_secs(2);
 /// Until the planner knows of the change of a job that its round does not know of yet, or the other way round.
 const CATCH_UP: SignedDuration = SignedDuration::from_millis(100);
 
-/// Decides. `find` looks for GPUs for an attempt, and promises them to it.
+/// Decides. `place` has the planner find GPUs for an attempt and promise them to it, `growth` says to how many nodes an elastic
+/// gang could grow.
 pub(crate) fn plan(
     observation: &Observation,
     valid: &Result<ValidatedJob, InvalidJob>,
-    find: impl FnOnce(i32) -> Decision,
+    place: impl FnOnce(i32) -> Decision,
+    growth: impl FnOnce() -> Option<usize>,
 ) -> Plan {
     let status = observation.status();
     let mut phase = status.phase.unwrap_or(Phase::Pending);
@@ -139,17 +142,13 @@ pub(crate) fn plan(
     if let Some(plan) = time_out(&status, valid, phase, observation.now) {
         return plan;
     }
-    let gang_size = status
-        .placement
-        .as_ref()
-        .map_or(0, |placement| placement.nodes.len());
-    if let Some(stop) = stop_wanted(phase, gang_size, valid.suspend, &valid.sizes) {
+    if let Some(stop) = stop_wanted(phase, status.nodes().len(), valid.suspend, &valid.sizes) {
         return Plan::Halt(stop);
     }
-    let admission = admission(valid, &observation.queue);
+    let admission = admission_state(valid, &observation.queue);
     let is_evicted = admission.ends_gang().is_some();
     if let (Phase::Starting | Phase::Running, Some(words)) = (phase, admission.ends_gang()) {
-        return Plan::Halt(Stop::Evict(words.into()));
+        return Plan::Halt(StopReason::Evict(words.into()));
     }
     let place_now = || {
         let first = drain(observation, valid.node_lost_after)
@@ -158,7 +157,7 @@ pub(crate) fn plan(
             return plan;
         }
         let attempt = observation.newest_attempt() + 1;
-        match find(attempt) {
+        match place(attempt) {
             Decision::Placed(placement) => Plan::Place { attempt, placement },
             Decision::Waits(waiting) => Plan::Wait(waiting),
             Decision::Outdated => Plan::Rest(Some(CATCH_UP)),
@@ -180,7 +179,7 @@ pub(crate) fn plan(
         .or_else(|| failed_stop(observation, &status))
         .or_else(|| backing_off(observation, &status).filter(|_| !is_evicted))
         .unwrap_or_else(place_now),
-        Phase::Starting | Phase::Running => follow(observation, &status, valid),
+        Phase::Starting | Phase::Running => follow(observation, &status, valid, growth),
         Phase::Succeeded | Phase::Failed => after_the_end(observation, &status),
     }
 }
@@ -190,16 +189,18 @@ fn queue(
     observation: &Observation,
     status: &ViTTrainingJobStatus,
     valid: &ValidatedJob,
-    admission: Admission,
+    admission: AdmissionState,
 ) -> Option<Plan> {
     let name = valid.queue_name.as_ref()?;
     let waits = |why: String| Some(Plan::Wait(Waiting::InQueue(why)));
     let recorded = status.admission.as_ref();
     match &admission {
-        Admission::Evicted(words) => return waits(format!("its Workload waits in queue {name}: {words}")),
+        AdmissionState::Evicted(words) => {
+            return waits(format!("its Workload waits in queue {name}: {words}"));
+        }
         // An operator that has just started knows soon.
-        Admission::Unknown if recorded.is_some() => return Some(Plan::Rest(Some(LISTING))),
-        Admission::Unknown => {
+        AdmissionState::Unknown if recorded.is_some() => return Some(Plan::Rest(Some(LISTING))),
+        AdmissionState::Unknown => {
             return waits(format!(
                 "spec.scheduling.queueName is {name}: no Workloads of kueue.x-k8s.io/v1beta2 are known; install Kueue 0.15 or \
                  newer, have the operator run with --kueue=true, or create the job without a queue"
@@ -219,16 +220,17 @@ fn queue(
         ));
     }
     match admission {
-        Admission::Granted(granted) if is_recorded(&granted, recorded) => None,
-        Admission::Granted(granted) => Some(Plan::Admit(granted)),
-        Admission::NoFlavor(_) if recorded.is_some() => None,
-        Admission::NoFlavor(flavor) => waits(format!(
+        AdmissionState::Granted(granted) if is_recorded(&granted, recorded) => None,
+        AdmissionState::Granted(granted) => Some(Plan::Admit(granted)),
+        AdmissionState::NoFlavor(_) if recorded.is_some() => None,
+        AdmissionState::NoFlavor(flavor) => waits(format!(
             "its Workload was admitted to queue {name} with the ResourceFlavor {flavor}, which there is not"
         )),
-        Admission::Waits(words) => waits(format!("its Workload waits in queue {name}: {words}")),
-        Admission::NotAsked | Admission::Unknown | Admission::Evicted(_) | Admission::Absent => {
-            waits(format!("its Workload is put into queue {name}"))
-        }
+        AdmissionState::Waits(words) => waits(format!("its Workload waits in queue {name}: {words}")),
+        AdmissionState::NotAsked
+        | AdmissionState::Unknown
+        | AdmissionState::Evicted(_)
+        | AdmissionState::Absent => waits(format!("its Workload is put into queue {name}")),
     }
 }
 
@@ -237,13 +239,13 @@ pub(super) fn end_of_refused(observation: &Observation, plan: &Plan, error: &Err
     let Plan::Create { node_ranks } = plan else {
         return None;
     };
-    let pod = build::pod::name(
-        &observation.job,
-        observation.status().attempt,
-        *node_ranks.first()?,
-    );
+    let attempt = observation.status().attempt;
+    let pod = PodView {
+        name: build::pod::name(&observation.job, attempt, *node_ranks.first()?),
+        ..PodView::default()
+    };
     error.is_final().then(|| Plan::End {
-        failure: Failure::refused(pod, error.to_string()),
+        failure: Failure::of_pod(&pod, FailureClass::BadConfig, error.to_string()),
         verdict: Verdict::NotRetryable,
         again: false,
     })
@@ -272,21 +274,19 @@ fn has_finished(observation: &Observation, status: &ViTTrainingJobStatus) -> boo
         Some(Phase::Restarting) => status.failure_of_attempt().is_none(),
         _ => false,
     };
-    let nodes = status
-        .placement
-        .as_ref()
-        .map_or(0, |placement| placement.nodes.len());
+    let nodes = status.nodes().len();
     let ended_well = |pod: &&PodView| pod.state == PodState::Succeeded;
     could_have && nodes > 0 && observation.gang(status.attempt).filter(ended_well).count() == nodes
 }
 
 /// One round of an attempt that has its place.
-fn follow(observation: &Observation, status: &ViTTrainingJobStatus, valid: &ValidatedJob) -> Plan {
-    let nodes = status
-        .placement
-        .as_ref()
-        .map(|placement| placement.nodes.as_slice())
-        .unwrap_or_default();
+fn follow(
+    observation: &Observation,
+    status: &ViTTrainingJobStatus,
+    valid: &ValidatedJob,
+    growth: impl FnOnce() -> Option<usize>,
+) -> Plan {
+    let nodes = status.nodes();
     let mut gang: Vec<PodView> = observation.gang(status.attempt).cloned().collect();
     for pod in &mut gang {
         if !pod.has_ended()
@@ -331,11 +331,11 @@ fn follow(observation: &Observation, status: &ViTTrainingJobStatus, valid: &Vali
     };
     let unfit = unfit(observation, status, valid, &gang);
     let is_unfit = |pod: &&PodView| unfit.iter().any(|(other, _)| other.name == pod.name);
-    let failure = blame(gang.iter().filter(|pod| !is_unfit(pod)));
+    let failure = root_cause(gang.iter().filter(|pod| !is_unfit(pod)));
     if let Some((_, words)) = unfit.first()
         && failure.as_ref().is_none_or(|failure| failure.class.is_echo())
     {
-        return Plan::Halt(Stop::Unfit(words.clone()));
+        return Plan::Halt(StopReason::Unfit(words.clone()));
     }
     if let Some(failure) = failure.or_else(overdue).or_else(stalled) {
         let failures = status.failures_since_checkpoint(observation.progress.as_ref()) + 1;
@@ -348,10 +348,14 @@ fn follow(observation: &Observation, status: &ViTTrainingJobStatus, valid: &Vali
     if !missing.is_empty() && is_new {
         return Plan::Create { node_ranks: missing };
     }
-    if let (Some(to), Some(progress)) = (observation.growth, &observation.progress)
+    // A gang grows only right after a new checkpoint.
+    if let Some(progress) = &observation.progress
+        && status.phase == Some(Phase::Running)
+        && status.has_new_checkpoint(progress)
+        && let Some(to) = growth()
         && elastic::pays_off(status, progress, valid.start_timeout, nodes.len(), to)
     {
-        return Plan::Halt(Stop::Grow { to });
+        return Plan::Halt(StopReason::Grow { to });
     }
     Plan::Follow
 }
@@ -376,7 +380,7 @@ fn unfit<'a>(
         ))
     };
     gang.iter()
-        .filter(|pod| pod.leaving.is_none() && !pod.lost)
+        .filter(|pod| pod.deletion_timestamp.is_none() && !pod.lost)
         .filter_map(why)
         .collect()
 }
@@ -429,7 +433,7 @@ fn after_the_end(observation: &Observation, status: &ViTTrainingJobStatus) -> Pl
         pods: observation
             .pods
             .iter()
-            .filter(|pod| !pod.has_ended() && pod.leaving.is_none())
+            .filter(|pod| !pod.has_ended() && pod.deletion_timestamp.is_none())
             .map(PodView::id)
             .collect(),
         expires_in,

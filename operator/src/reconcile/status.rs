@@ -1,22 +1,23 @@
 //! The sixth of the six calls: the next status, a pure function of the last one, the plan and what was observed.
 
-mod told;
+mod progress;
 mod transition;
 
-use crds::conditions::{reasons, types};
+use crds::conditions::reasons;
+use crds::conditions::types::{COMPLETE, FAILED, PLACED, RECONCILED, RUNNING, SUSPENDED};
 use crds::status::{StragglerStatus, ViTTrainingJobStatus};
 use crds::{Phase, labels};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
 use planner::policy::slow_nodes;
 
-use super::observe::Observation;
+use super::observation::Observation;
 use super::plan::Plan;
 use crate::error::Error;
-use crate::policy::failed_nodes;
 use crate::policy::gang::PodView;
-use crate::policy::suspend::Stop;
-use told::{named, take_over};
+use crate::policy::suspend::StopReason;
+use crate::policy::failed_nodes;
+use progress::{record_progress, with_nodes};
 use transition::Next;
 
 /// So many pods that do not end are named.
@@ -33,7 +34,7 @@ pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStat
         .selector
         .get_or_insert_with(|| format!("{}={}", labels::JOB_NAME, observation.job.name_any()));
     if let Some(progress) = &observation.progress {
-        take_over(&mut next.status, progress);
+        record_progress(&mut next.status, progress);
     }
     next.status.failed_nodes = failed_nodes::remembered(&next.status.failed_nodes, next.now);
     // Those that the gang does without are not forgotten while it trains: it would grow onto them, and be slow for good.
@@ -41,16 +42,16 @@ pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStat
         next.status.slow_nodes = slow_nodes::remembered(&next.status.slow_nodes, next.now);
     }
     if let Some(stragglers) = &observation.stragglers {
-        next.status.stragglers = named(stragglers, &next.status, &observation.job.spec.workers);
+        next.status.stragglers = with_nodes(stragglers, &next.status, &observation.job.spec.workers);
     }
     match plan {
         Plan::Refuse(message) => {
             next.finish(Phase::Failed);
-            next.set(types::FAILED, true, reasons::INVALID_SPEC, message);
+            next.set(FAILED, true, reasons::INVALID_SPEC, message);
         }
         Plan::TimeOut(message) => {
             next.finish(Phase::Failed);
-            next.set(types::FAILED, true, reasons::DEADLINE_EXCEEDED, message);
+            next.set(FAILED, true, reasons::DEADLINE_EXCEEDED, message);
         }
         Plan::Admit(granted) => next.admitted(granted),
         Plan::Place { attempt, placement } => next.placed(*attempt, placement, &overdue(observation)),
@@ -58,30 +59,25 @@ pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStat
         Plan::Create { .. } | Plan::Follow => next.followed(observation),
         Plan::Finish => {
             next.finish(Phase::Succeeded);
-            next.set(
-                types::COMPLETE,
-                true,
-                reasons::ALL_EPOCHS_DONE,
-                "every pod ended well",
-            );
+            next.set(COMPLETE, true, reasons::ALL_EPOCHS_DONE, "every pod ended well");
         }
         Plan::End {
             failure,
             verdict,
             again,
         } => next.ended(observation, failure, *verdict, *again),
-        Plan::Halt(Stop::Suspend) => {
+        Plan::Halt(StopReason::Suspend) => {
             next.revive();
             next.status.phase = Some(Phase::Suspending);
             next.set(
-                types::SUSPENDED,
+                SUSPENDED,
                 false,
                 reasons::SUSPENDING,
                 "pods save a checkpoint and stop",
             );
-            next.set(types::RUNNING, false, reasons::SUSPENDING, "spec.suspend is set");
+            next.set(RUNNING, false, reasons::SUSPENDING, "spec.suspend is set");
         }
-        Plan::Halt(Stop::Resize) => {
+        Plan::Halt(StopReason::Resize) => {
             let spec = &observation.job.spec;
             let wanted = match &spec.elastic {
                 Some(elastic) => format!(
@@ -93,26 +89,21 @@ pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStat
             };
             next.replaced(reasons::RESIZING, &format!("replaced by one of {wanted} nodes"));
         }
-        Plan::Halt(Stop::Grow { to }) => {
+        Plan::Halt(StopReason::Grow { to }) => {
             let checkpoint = next.status.last_checkpoint.as_ref();
             let step = checkpoint.map_or(0, |checkpoint| checkpoint.step);
             let how =
                 format!("replaced by one of {to} nodes, which are free; after the checkpoint of step {step}");
             next.replaced(reasons::RESIZING, &how);
         }
-        Plan::Halt(Stop::Unfit(words)) => {
+        Plan::Halt(StopReason::Unfit(words)) => {
             next.replaced(reasons::NODE_UNFIT, &format!("placed again: {words}"));
         }
-        Plan::Halt(Stop::Evict(words)) => {
+        Plan::Halt(StopReason::Evict(words)) => {
             next.status.admission = None;
             next.status.start_time = None;
             next.status.phase = Some(Phase::Restarting);
-            next.set(
-                types::RUNNING,
-                false,
-                reasons::EVICTED,
-                &format!("Kueue: {words}"),
-            );
+            next.set(RUNNING, false, reasons::EVICTED, &format!("Kueue: {words}"));
         }
         Plan::RecordFailedStop(failure) => {
             next.status.last_failure = Some(next.failure(failure, None));
@@ -122,15 +113,15 @@ pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStat
             next.status.admission = None;
             next.status.placement = None;
             next.status.start_time = None;
-            next.let_go();
+            next.clear_workers();
             let overdue = overdue(observation);
             let message = match overdue.as_str() {
                 "" => "spec.suspend is set; the job holds no GPUs".into(),
                 overdue => format!("spec.suspend is set{overdue}"),
             };
-            next.set(types::SUSPENDED, true, reasons::SUSPENDED, &message);
-            next.set(types::PLACED, false, reasons::NOT_PLACED_SUSPENDED, &message);
-            next.set(types::RUNNING, false, reasons::NO_PODS, &message);
+            next.set(SUSPENDED, true, reasons::SUSPENDED, &message);
+            next.set(PLACED, false, reasons::NOT_PLACED_SUSPENDED, &message);
+            next.set(RUNNING, false, reasons::NO_PODS, &message);
         }
         Plan::Drain { .. } | Plan::CleanUp { .. } | Plan::Expire | Plan::Rest(_) => {}
     }
@@ -140,7 +131,7 @@ pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStat
 
 /// The status with what kept the plan from being carried out, if anything did. For a gang that starts that is also why it does
 /// not run yet.
-pub(crate) fn hindered(
+pub(crate) fn with_error(
     observation: &Observation,
     status: ViTTrainingJobStatus,
     error: Option<&Error>,
@@ -153,20 +144,20 @@ pub(crate) fn hindered(
     let Some(error) = error else {
         next.status
             .conditions
-            .retain(|condition| condition.type_ != types::RECONCILED);
+            .retain(|condition| condition.type_ != RECONCILED);
         return next.status;
     };
     let words = error.to_string();
-    next.set(types::RECONCILED, false, reasons::RECONCILE_FAILED, &words);
+    next.set(RECONCILED, false, reasons::RECONCILE_FAILED, &words);
     if next.status.phase == Some(Phase::Starting) {
-        next.set(types::RUNNING, false, reasons::RECONCILE_FAILED, &words);
+        next.set(RUNNING, false, reasons::RECONCILE_FAILED, &words);
     }
     next.status
 }
 
 /// Whether a status differs from the last one only in what moves all the time: the progress of training, by how much stragglers
 /// are slow, and how many pods of a gang that starts are ready.
-pub(crate) fn only_moves(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) -> bool {
+pub(crate) fn only_counters_changed(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) -> bool {
     if last.phase != next.phase || last.attempt != next.attempt {
         return false;
     }

@@ -13,18 +13,19 @@ use kube::runtime::controller::Action;
 use serde_json::{Value, json};
 use tracing::warn;
 
-use super::{Context, apply};
+use super::apply;
+use super::context::Context;
 use crate::error::Error;
 
-/// An error where it is news that the job cannot be read, or could not be told.
+/// An error where it is news that the job cannot be read, or the condition could not be written.
 pub(super) async fn round(context: &Context, invalid: &InvalidObject) -> Result<Action, Error> {
     let error = Error::InvalidObject(Box::new(invalid.clone()));
-    match tell(context, &invalid.metadata, &error).await {
+    match report(context, &invalid.metadata, &error).await {
         Ok(true) => Err(error),
         Ok(false) => Ok(Action::await_change()),
         // The schema may refuse the whole job, whatever is changed of it. Then the Event and the log have to do.
         Err(refusal) if refusal.is_refusal() => {
-            warn!(%refusal, "failed to tell in a condition that the job cannot be read");
+            warn!(%refusal, "failed to write the condition that the job cannot be read");
             Err(error)
         }
         Err(failure) => Err(failure),
@@ -32,7 +33,7 @@ pub(super) async fn round(context: &Context, invalid: &InvalidObject) -> Result<
 }
 
 /// Writes the condition. False where there is nothing to write.
-async fn tell(context: &Context, metadata: &ObjectMeta, error: &Error) -> Result<bool, Error> {
+async fn report(context: &Context, metadata: &ObjectMeta, error: &Error) -> Result<bool, Error> {
     let name = metadata.name.clone().unwrap_or_default();
     let namespace = metadata.namespace.as_deref().unwrap_or_default();
     let resource = ApiResource::erase::<ViTTrainingJob>(&());
@@ -40,12 +41,8 @@ async fn tell(context: &Context, metadata: &ObjectMeta, error: &Error) -> Result
     let kind = apply::kind::<ViTTrainingJob>();
     // To get it by name, the operator would need another right.
     let by_name = ListParams::default().fields(&format!("metadata.name={name}"));
-    let listed = api.list(&by_name).await.map_err(|source| Error::Api {
-        verb: "read",
-        kind,
-        name,
-        source: Box::new(source),
-    })?;
+    let listed = api.list(&by_name).await;
+    let listed = listed.map_err(Error::api("read", kind, &name))?;
     let same = |job: &DynamicObject| job.metadata.uid == metadata.uid;
     let Some(mut job) = listed.items.into_iter().find(same) else {
         return Ok(false);
@@ -57,7 +54,7 @@ async fn tell(context: &Context, metadata: &ObjectMeta, error: &Error) -> Result
     Ok(true)
 }
 
-/// Makes the condition tell why the job cannot be read. False where it does already, and for a job that is not ours to tell of.
+/// Sets the condition. False where it is set already, and for a job that is not ours.
 fn set_condition(job: &mut DynamicObject, why: &str, now: Timestamp) -> bool {
     let managed_by = job.data.pointer("/spec/managedBy").and_then(Value::as_str);
     if job.metadata.deletion_timestamp.is_some() || !is_for_vit_operator(managed_by) {
@@ -92,14 +89,14 @@ mod tests {
 
     use http::{Method, Request, Response};
     use kube::client::Body;
-    use kube::runtime::reflector;
+    use planner::GuardedJob;
     use serde_json::Value;
-    use tower_test::mock::{self, Handle};
+    use tower_test::mock::Handle;
 
-    use super::super::tests::{context, failure};
-    use super::super::{GuardedJob, error_policy, reconcile};
+    use super::super::tests::{failure, idle_context};
+    use super::super::{error_policy, reconcile};
     use super::*;
-    use crate::fixtures;
+    use crate::fixtures::{self, assert_contains};
 
     /// An API server with one job, which is kept as it is written; `refuses` every write of its status with that code.
     async fn serve(
@@ -131,9 +128,7 @@ mod tests {
                 _ => (format!("event {}", body["reason"]), 201, body),
             };
             calls.push(call);
-            let bytes = serde_json::to_vec(&response).expect("JSON");
-            let response = Response::builder().status(code).body(Body::from(bytes));
-            answer.send_response(response.expect("a response"));
+            answer.send_response(fixtures::response(code, &response));
         }
         calls
     }
@@ -147,9 +142,7 @@ mod tests {
 
     /// Two rounds of a job: what they call, what they say, and the job after them.
     async fn rounds(job: Value, refuses: Option<u16>) -> (Vec<String>, Vec<Option<&'static str>>, Value) {
-        let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
-        let (store, _writer) = reflector::store();
-        let context = context(service, store, &[], &[], &[]);
+        let (context, handle) = idle_context();
         let stored = Arc::new(Mutex::new(job));
         let server = tokio::spawn(serve(handle, Arc::clone(&stored), refuses));
         let mut said = Vec::new();
@@ -177,13 +170,10 @@ mod tests {
         let (calls, said, job) = rounds(unreadable(), None).await;
         let list = "list &fieldSelector=metadata.name%3Ddigits";
         let condition = &job["status"]["conditions"][0];
-        let told = format!("status {}", condition["message"]);
-        assert_eq!(calls, [list, &told, "event \"ReconcileFailed\"", list]);
+        let status = format!("status {}", condition["message"]);
+        assert_eq!(calls, [list, &status, "event \"ReconcileFailed\"", list]);
         assert_eq!(said, [Some("InvalidObject"), None]);
-        assert!(
-            told.contains("failed to read the job: Unknown field later"),
-            "{told}"
-        );
+        assert_contains(&status, "failed to read the job: Unknown field later");
         assert_eq!(
             (&condition["type"], &condition["status"]),
             (&json!("Reconciled"), &json!("False"))
@@ -225,7 +215,7 @@ mod tests {
             let mut job: DynamicObject = serde_json::from_value(object).expect("an object");
             assert!(set_condition(&mut job, "why", fixtures::at(1)));
             assert_eq!(job.data["status"]["conditions"][0]["message"], "why");
-            assert!(!set_condition(&mut job, "why", fixtures::at(2)), "told already");
+            assert!(!set_condition(&mut job, "why", fixtures::at(2)), "set already");
             assert!(set_condition(&mut job, "why else", fixtures::at(3)));
             assert_eq!(
                 job.data["status"]["conditions"][0]["lastTransitionTime"],

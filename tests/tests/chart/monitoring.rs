@@ -56,7 +56,7 @@ fn monitors_choose_the_pods_there_are_and_ports_that_policies_leave_open() -> Re
             && selector["matchExpressions"] == json!([{"key": labels::JOB_NAME, "operator": "Exists"}]),
         "{selector}"
     );
-    let pods = fs_err::read_to_string(root().join("operator/src/build/pod.rs"))?;
+    let pods = fs_err::read_to_string(root().join("operator/src/policy/gang.rs"))?;
     ensure!(
         pods.contains(r#"const METRICS_PORT: &str = "metrics";"#),
         "the port of jobs' pods"

@@ -7,13 +7,12 @@ use crds::status::AdmissionStatus;
 use crds::{ViTTrainingJob, conditions as job_conditions};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use planner::Decision;
-use planner::policy::placement::{Gpus, Placement};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::cluster::kueue::{ResourceFlavor, conditions};
+use crate::api::kueue::{ResourceFlavor, conditions};
 use crate::fixtures::{self, at, observation};
-use crate::policy::suspend::Stop;
+use crate::policy::suspend::StopReason;
 use crate::reconcile::plan;
 use crate::reconcile::status;
 
@@ -32,27 +31,22 @@ fn queued(change: impl FnOnce(&mut ViTTrainingJob)) -> Observation {
 /// One round: the status is recorded, and the Workload becomes what the operator makes of it.
 fn round(observation: &mut Observation) -> (Plan, Option<&'static str>) {
     let valid = crds::validate(&observation.job);
-    let placement = Placement {
-        gpus: Gpus::Like(fixtures::tesla_t4()),
-        nodes: vec!["a".into(), "b".into()],
-        topology: vec![],
-        rejected: vec![],
-    };
-    let plan = plan::plan(observation, &valid, |_| Decision::Placed(placement));
+    let place = |_| Decision::Placed(fixtures::placement(["a", "b"]));
+    let plan = plan::plan(observation, &valid, place, || None);
     let change = build(observation, valid.as_ref().ok(), &plan).workload;
     let status = status::next(observation, &plan);
     Arc::make_mut(&mut observation.job).status = Some(status);
     let what = change.as_ref().map(|change| match change {
         WorkloadChange::Create(_) => "create",
         WorkloadChange::Delete(_) => "delete",
-        WorkloadChange::Write(_) => "write",
-        WorkloadChange::Tell(_) => "tell",
+        WorkloadChange::UpdateStatus(_) => "update status",
+        WorkloadChange::TryUpdateStatus(_) => "try to update status",
     });
     match change {
         Some(
             WorkloadChange::Create(workload)
-            | WorkloadChange::Write(workload)
-            | WorkloadChange::Tell(workload),
+            | WorkloadChange::UpdateStatus(workload)
+            | WorkloadChange::TryUpdateStatus(workload),
         ) => {
             observation.queue.workload = Some(Arc::new(workload));
         }
@@ -154,7 +148,10 @@ fn running(change: impl FnOnce(&mut ViTTrainingJob)) -> Observation {
     observation.pods = fixtures::gang(1);
     assert_eq!(round(&mut observation), (Plan::Follow, None));
     assert_eq!(phase(&observation), Phase::Running);
-    assert_eq!(round(&mut observation), (Plan::Follow, Some("tell")));
+    assert_eq!(
+        round(&mut observation),
+        (Plan::Follow, Some("try to update status"))
+    );
     assert_eq!(round(&mut observation), (Plan::Follow, None));
     observation
 }
@@ -267,7 +264,7 @@ fn an_evicted_gang_saves_and_stops_before_its_quota_goes_back() {
         let (plan, change) = round(&mut observation);
         assert_eq!(
             plan,
-            Plan::Halt(Stop::Evict("a workload of higher priority came".into()))
+            Plan::Halt(StopReason::Evict("a workload of higher priority came".into()))
         );
         assert_eq!(change, None);
         assert_eq!(observation.status().admission, None);
@@ -276,7 +273,7 @@ fn an_evicted_gang_saves_and_stops_before_its_quota_goes_back() {
 
         assert!(matches!(round(&mut observation).0, Plan::Drain { .. }));
         for pod in &mut observation.pods {
-            pod.leaving = Some(at(200));
+            pod.deletion_timestamp = Some(at(200));
         }
         round(&mut observation);
         assert!(has_quota(&observation), "pods are still there");
@@ -287,7 +284,7 @@ fn an_evicted_gang_saves_and_stops_before_its_quota_goes_back() {
             matches!(plan, Plan::Wait(Waiting::InQueue(_))),
             "no back-off: {plan:?}"
         );
-        assert_eq!(change, Some("write"));
+        assert_eq!(change, Some("update status"));
         assert!(!has_quota(&observation));
         let workload = observation.queue.workload.clone().expect("a Workload");
         assert!(workload.has(conditions::ADMITTED).is_none());
@@ -326,7 +323,7 @@ fn a_gang_whose_workload_is_deleted_stops_and_asks_again() {
     let (plan, change) = round(&mut observation);
     assert_eq!(
         (plan, change),
-        (Plan::Halt(Stop::Evict("its Workload is gone".into())), None)
+        (Plan::Halt(StopReason::Evict("its Workload is gone".into())), None)
     );
     observation.pods = vec![];
     assert_eq!(round(&mut observation).1, Some("create"));
@@ -336,7 +333,7 @@ fn a_gang_whose_workload_is_deleted_stops_and_asks_again() {
 fn a_suspended_job_has_no_workload() {
     let mut observation = running(|_| ());
     Arc::make_mut(&mut observation.job).spec.suspend = true;
-    assert_eq!(round(&mut observation), (Plan::Halt(Stop::Suspend), None));
+    assert_eq!(round(&mut observation), (Plan::Halt(StopReason::Suspend), None));
     observation.pods = vec![];
     assert_eq!(round(&mut observation), (Plan::Park, Some("delete")));
     assert_eq!(observation.status().admission, None);
@@ -353,7 +350,7 @@ fn a_workload_that_asks_for_something_else_is_made_anew_when_there_are_no_pods()
         serde_json::from_value(resources).expect("resources");
     assert_eq!(round(&mut observation), (Plan::Follow, None));
     Arc::make_mut(&mut observation.job).spec.workers.nodes = 3;
-    assert_eq!(round(&mut observation), (Plan::Halt(Stop::Resize), None));
+    assert_eq!(round(&mut observation), (Plan::Halt(StopReason::Resize), None));
     observation.pods = vec![];
     let (plan, made_anew) = round(&mut observation);
     assert!(matches!(plan, Plan::Wait(Waiting::InQueue(_))), "{plan:?}");
@@ -396,9 +393,12 @@ fn quota_goes_back_where_the_priority_class_is_gone() {
     let mut observation = running(urgent);
     observation.queue.priority = None;
     evict(&mut observation, "Preempted");
-    assert!(matches!(round(&mut observation).0, Plan::Halt(Stop::Evict(_))));
+    assert!(matches!(
+        round(&mut observation).0,
+        Plan::Halt(StopReason::Evict(_))
+    ));
     observation.pods = vec![];
-    assert_eq!(round(&mut observation).1, Some("write"));
+    assert_eq!(round(&mut observation).1, Some("update status"));
     assert!(!has_quota(&observation));
     assert_eq!(round(&mut observation).1, Some("delete"));
     assert_eq!(why(&observation).0, reasons::NO_PRIORITY_CLASS);
@@ -426,8 +426,8 @@ fn pods_that_cannot_be_waited_for_hold_no_quota() {
     let job = Arc::make_mut(&mut observation.job);
     job.status.as_mut().expect("a status").phase = Some(Phase::Failed);
     observation.pods[0].lost = true;
-    observation.pods[1].leaving = Some(at(0));
-    assert_eq!(round(&mut observation).1, Some("write"));
+    observation.pods[1].deletion_timestamp = Some(at(0));
+    assert_eq!(round(&mut observation).1, Some("update status"));
 }
 
 #[test]
@@ -438,7 +438,7 @@ fn a_job_that_is_over_says_so_once_its_pods_have_ended() {
         job.status.as_mut().expect("a status").phase = Some(end);
         assert_eq!(round(&mut observation).1, None, "pods still run");
         observation.pods = vec![];
-        assert_eq!(round(&mut observation).1, Some("write"));
+        assert_eq!(round(&mut observation).1, Some("update status"));
         assert_eq!(round(&mut observation).1, None);
         let workload = observation.queue.workload.clone().expect("a Workload");
         assert_eq!(workload.has(conditions::FINISHED).expect("over").reason, reason);
@@ -458,8 +458,7 @@ fn what_kueue_wrote_is_kept() {
             "podSetUpdates": [{"name": "workers", "labels": {"a": "b"}}],
         }],
     });
-    let read: crate::cluster::kueue::WorkloadStatus =
-        serde_json::from_value(status.clone()).expect("a status");
+    let read: crate::api::kueue::WorkloadStatus = serde_json::from_value(status.clone()).expect("a status");
     assert_eq!(serde_json::to_value(read).expect("a status"), status);
 }
 

@@ -7,10 +7,10 @@ use crds::Phase;
 use crds::status::ViTTrainingJobStatus;
 
 use super::Plan;
-use crate::policy::failure::{Failure, blame, failure_of};
+use crate::policy::failure::{Failure, failure_of, root_cause};
 use crate::policy::gang::{PodId, PodView};
 use crate::policy::restart::{SETTLE, Verdict, back_off};
-use crate::reconcile::observe::Observation;
+use crate::reconcile::observation::Observation;
 
 /// While only an echo is known of a failed attempt: whether the cause has turned up, or still may. `verdict` decides about
 /// the cause, by failures since the last checkpoint.
@@ -27,7 +27,7 @@ pub(super) fn settle(
     if !is_echo {
         return None;
     }
-    // What ends later than that may have been ended by ourselves. Both times are told in whole seconds.
+    // What ends later than that may have been ended by ourselves. Both times are in whole seconds.
     let cause = observation
         .gang(status.attempt)
         .filter_map(failure_of)
@@ -59,14 +59,14 @@ pub(super) fn settle(
     let left = (seen_at + SETTLE).duration_since(observation.now);
     let may_come = observation
         .gang(status.attempt)
-        .any(|pod| !pod.has_ended() && pod.leaving.is_none() && !pod.lost);
+        .any(|pod| !pod.has_ended() && pod.deletion_timestamp.is_none() && !pod.lost);
     (left.is_positive() && may_come).then_some(Plan::Rest(Some(left)))
 }
 
 /// The failure of a pod whose end nobody tells: its node went away, is not ready, or cannot end it. Where others have lost a peer and
 /// nobody has failed, that is the one.
 fn fallen_silent(observation: &Observation, pod: &PodView) -> Option<Failure> {
-    // Its container may have ended before its kubelet told so of the pod.
+    // Its container may have ended before its kubelet reported the pod's end.
     if pod.has_ended() || pod.end.is_some() {
         return None;
     }
@@ -92,7 +92,7 @@ pub(super) fn lost(pod: &PodView, words: String) -> PodView {
     }
 }
 
-/// What became of a gang that was told to save and stop, where it did neither: it could not write, or did not end in time.
+/// What became of a gang that was to save and stop, where it did neither: it could not write, or did not end in time.
 pub(super) fn failed_stop(observation: &Observation, status: &ViTTrainingJobStatus) -> Option<Plan> {
     if status.failure_of_attempt().is_some() {
         return None;
@@ -102,13 +102,14 @@ pub(super) fn failed_stop(observation: &Observation, status: &ViTTrainingJobStat
         let end = pod.end.as_deref();
         end.is_some_and(|end| !matches!(end.exit, ExitCode::Done | ExitCode::Stopped))
     };
-    blame(observation.gang(status.attempt).filter(did_not_stop)).map(Plan::RecordFailedStop)
+    root_cause(observation.gang(status.attempt).filter(did_not_stop)).map(Plan::RecordFailedStop)
 }
 
 /// Pods that a dead node's kubelet will not end.
 pub(super) fn beyond_reach(observation: &Observation, node_lost_after: Duration) -> Vec<PodId> {
-    let is_silent =
-        |pod: &&PodView| pod.leaving.is_some() && observation.node_lost_for(pod, node_lost_after).is_some();
+    let is_silent = |pod: &&PodView| {
+        pod.deletion_timestamp.is_some() && observation.node_lost_for(pod, node_lost_after).is_some()
+    };
     let silent = observation.pods.iter().filter(is_silent);
     silent.map(PodView::id).collect()
 }
@@ -124,7 +125,7 @@ pub(super) fn drain(observation: &Observation, node_lost_after: Duration) -> Opt
     let mut pods: Vec<PodId> = observation
         .pods
         .iter()
-        .filter(|pod| pod.leaving.is_none())
+        .filter(|pod| pod.deletion_timestamp.is_none())
         .map(PodView::id)
         .chain(unseen)
         .collect();

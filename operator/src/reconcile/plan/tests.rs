@@ -1,12 +1,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use contract::FailureClass::{BadData, DeviceFault, Killed, PeerLost, PodLost, Stalled, StartFailed};
 use contract::exit::ExitCode;
 use contract::{
     Activity, CheckpointRecord, FailureClass, FailureRecord, Heartbeat, Heartbeats, Progress,
     TerminationRecord,
 };
 use crds::ViTTrainingJob;
+use crds::conditions::{reasons, types};
 use crds::status::CheckpointStatus;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -19,9 +21,10 @@ use serde_json::json;
 
 use super::*;
 use crate::error::Error;
-use crate::fixtures::{self, at, gang, job_in, observation, pod};
+use crate::fixtures::{self, assert_contains, at, gang, job_in, observation, pod};
 use crate::policy::gang::End;
 use crate::policy::restart::SETTLE;
+use crate::policy::restart::Verdict::{Exhausted, NotRetryable, Restart};
 use crate::policy::stall::{Silence, Standstill};
 use crate::reconcile::status;
 
@@ -47,7 +50,7 @@ fn decide(observation: &Observation) -> Plan {
 
 fn plan_on(observation: &Observation, inventory: &Inventory) -> Plan {
     let valid = crds::validate(&observation.job);
-    plan(observation, &valid, |_| {
+    let place = |_| {
         let request = GangRequest::from(valid.as_ref().expect("valid"));
         match place(&request, inventory) {
             Ok(placement) => Decision::Placed(placement),
@@ -56,7 +59,9 @@ fn plan_on(observation: &Observation, inventory: &Inventory) -> Plan {
                 queue: fixtures::alone(),
             }),
         }
-    })
+    };
+    let growth = || observation.job.spec.elastic.as_ref().map(|_| 4);
+    plan(observation, &valid, place, growth)
 }
 
 /// Pods that the cache does not show.
@@ -89,7 +94,7 @@ fn ended(mut pod: PodView, code: u8, second: i64) -> PodView {
             rank: u32::try_from(pod.node_rank).ok(),
             exit_code: code,
             class,
-            message: format!("told by rank {}", pod.node_rank),
+            message: format!("reported by rank {}", pod.node_rank),
         });
     pod.end = Some(Box::new(End {
         exit: ExitCode::from_code(code),
@@ -104,13 +109,38 @@ fn ended(mut pod: PodView, code: u8, second: i64) -> PodView {
     pod
 }
 
+fn running(pods: Vec<PodView>) -> Observation {
+    observation(job_in(Phase::Running, 1), pods)
+}
+
+fn job_of(observation: &mut Observation) -> &mut ViTTrainingJob {
+    Arc::make_mut(&mut observation.job)
+}
+
+fn status_of(observation: &mut Observation) -> &mut ViTTrainingJobStatus {
+    job_of(observation).status.as_mut().expect("a status")
+}
+
+fn drain<const PODS: usize, const FORCE: usize>(pods: [&str; PODS], force: [&str; FORCE]) -> Plan {
+    Plan::Drain {
+        pods: pods.map(PodId::from).into(),
+        force: force.map(PodId::from).into(),
+    }
+}
+
+/// Reason and message of a condition.
+fn condition(status: &ViTTrainingJobStatus, type_: &str) -> (String, String) {
+    let condition = status.condition(type_).expect("a condition");
+    (condition.reason.clone(), condition.message.clone())
+}
+
 fn with_spec(phase: Phase, change: impl FnOnce(&mut ViTTrainingJob)) -> ViTTrainingJob {
     let mut job = job_in(phase, 1);
     change(&mut job);
     job
 }
 
-fn ended_attempt(plan: Plan) -> (FailureClass, Verdict, bool) {
+fn end(plan: Plan) -> (FailureClass, Verdict, bool) {
     match plan {
         Plan::End {
             failure,
@@ -163,64 +193,47 @@ fn an_operator_that_stopped_between_two_pods_creates_the_other_one() {
     assert_eq!(decide(&observation), Plan::Create { node_ranks: vec![1] });
     // Where the whole gang was created, or the other one was seen, it has been there.
     observation.gang_was_created = true;
-    let lost = (FailureClass::PodLost, Verdict::Restart, false);
-    assert_eq!(ended_attempt(decide(&observation)), lost);
+    let lost = (PodLost, Restart, false);
+    assert_eq!(end(decide(&observation)), lost);
     observation.gang_was_created = false;
     observation.departed = vec![PodView {
         lost: true,
         ..pod(1, 1)
     }];
-    assert_eq!(ended_attempt(decide(&observation)), lost);
+    assert_eq!(end(decide(&observation)), lost);
 }
 
 #[test]
 fn a_gang_of_which_a_pod_is_refused_has_its_time_and_a_failure_of_another_ends_it_at_once() {
     let mut observation = observation(job_in(Phase::Starting, 1), vec![pod(1, 0)]);
     observation.gang_was_created = false;
-    let status = Arc::make_mut(&mut observation.job)
-        .status
-        .as_mut()
-        .expect("a status");
-    status.placement.as_mut().expect("placed").time =
-        Some(Time(observation.now - SignedDuration::from_hours(1)));
+    let placed_at = Some(Time(observation.now - SignedDuration::from_hours(1)));
+    let placement = status_of(&mut observation).placement.as_mut();
+    placement.expect("placed").time = placed_at;
     let Plan::End { failure, .. } = decide(&observation) else {
         panic!("not ended");
     };
-    assert_eq!(failure.class, FailureClass::StartFailed);
-    assert!(
-        failure
-            .message
-            .ends_with("pod digits-1-1: it could not be created")
-    );
+    assert_eq!(failure.class, StartFailed);
+    assert_contains(&failure.message, "pod digits-1-1: it could not be created");
     let error = Error::NameTaken {
         kind: "Pod",
         name: "digits-1-1".into(),
     };
-    let told = status::hindered(&observation, observation.status(), Some(&error));
-    Arc::make_mut(&mut observation.job).status = Some(told);
+    let status = status::with_error(&observation, observation.status(), Some(&error));
+    job_of(&mut observation).status = Some(status);
     let Plan::End { failure, .. } = decide(&observation) else {
         panic!("not ended");
     };
-    assert!(
-        failure.message.ends_with(&format!("pod digits-1-1: {error}")),
-        "{}",
-        failure.message
-    );
+    assert_contains(&failure.message, &format!("pod digits-1-1: {error}"));
     observation.pods = vec![ended(pod(1, 0), 3, 99)];
-    assert_eq!(
-        ended_attempt(decide(&observation)),
-        (FailureClass::BadData, Verdict::NotRetryable, false)
-    );
+    assert_eq!(end(decide(&observation)), (BadData, NotRetryable, false));
 }
 
 #[test]
 fn a_gang_that_ran_is_not_created_again_under_the_same_attempt() {
-    let mut observation = observation(job_in(Phase::Running, 1), vec![]);
+    let mut observation = running(vec![]);
     observation.gang_was_created = false;
-    assert_eq!(
-        ended_attempt(decide(&observation)),
-        (FailureClass::PodLost, Verdict::Restart, false)
-    );
+    assert_eq!(end(decide(&observation)), (PodLost, Restart, false));
 }
 
 #[test]
@@ -230,13 +243,10 @@ fn a_manifest_that_cannot_be_run_is_refused_until_it_is_changed() {
     let Plan::Refuse(message) = step(&mut observation) else {
         panic!("not refused");
     };
-    assert!(message.contains("spec.model.imageSize is 100"), "{message}");
+    assert_contains(&message, "spec.model.imageSize is 100");
     assert_eq!(phase(&observation), Phase::Failed);
     assert!(matches!(decide(&observation), Plan::CleanUp { .. }));
-    std::sync::Arc::make_mut(&mut observation.job)
-        .spec
-        .model
-        .image_size = None;
+    job_of(&mut observation).spec.model.image_size = None;
     assert!(matches!(step(&mut observation), Plan::Place { attempt: 2, .. }));
     assert_eq!(observation.status().completion_time, None);
 }
@@ -263,35 +273,17 @@ fn a_job_that_fits_nowhere_waits_and_starts_once_it_does() {
 
 #[test]
 fn a_killed_rank_is_followed_by_a_new_attempt_once_its_gang_is_gone() {
-    let mut observation = observation(
-        job_in(Phase::Running, 1),
-        vec![pod(1, 0), ended(pod(1, 1), 137, 99)],
-    );
-    assert_eq!(
-        ended_attempt(step(&mut observation)),
-        (FailureClass::Killed, Verdict::Restart, false)
-    );
+    let mut observation = running(vec![pod(1, 0), ended(pod(1, 1), 137, 99)]);
+    assert_eq!(end(step(&mut observation)), (Killed, Restart, false));
     let status = observation.status();
     assert_eq!((status.restarts, status.restarts_since_checkpoint), (1, 1));
-    assert_eq!(
-        decide(&observation),
-        Plan::Drain {
-            pods: vec!["digits-1-0".into(), "digits-1-1".into()],
-            force: vec![],
-        }
-    );
-    // Told to stop, but still there: its GPU is in use.
+    assert_eq!(decide(&observation), drain(["digits-1-0", "digits-1-1"], []));
+    // Deleted, but still there: its GPU is in use.
     observation.pods = vec![PodView {
-        leaving: Some(at(130)),
+        deletion_timestamp: Some(at(130)),
         ..pod(1, 0)
     }];
-    assert_eq!(
-        decide(&observation),
-        Plan::Drain {
-            pods: vec![],
-            force: vec![]
-        }
-    );
+    assert_eq!(decide(&observation), drain([], []));
     observation.pods.clear();
     assert_eq!(
         decide(&observation),
@@ -304,14 +296,8 @@ fn a_killed_rank_is_followed_by_a_new_attempt_once_its_gang_is_gone() {
 
 #[test]
 fn data_errors_are_never_retried() {
-    let mut observation = observation(
-        job_in(Phase::Running, 1),
-        vec![ended(pod(1, 0), 3, 99), pod(1, 1)],
-    );
-    assert_eq!(
-        ended_attempt(step(&mut observation)),
-        (FailureClass::BadData, Verdict::NotRetryable, false)
-    );
+    let mut observation = running(vec![ended(pod(1, 0), 3, 99), pod(1, 1)]);
+    assert_eq!(end(step(&mut observation)), (BadData, NotRetryable, false));
     let status = observation.status();
     let failure = status.last_failure.expect("a failure");
     assert_eq!((failure.class.as_str(), failure.rank), ("BadData", Some(0)));
@@ -334,10 +320,7 @@ fn a_job_that_has_trained_goes_elsewhere_where_a_node_s_own_disk_lacks_its_data(
         time: None,
     });
     let mut observation = observation(job, vec![pod(2, 0), ended(pod(2, 1), 3, 99)]);
-    assert_eq!(
-        ended_attempt(step(&mut observation)),
-        (FailureClass::BadData, Verdict::Restart, false)
-    );
+    assert_eq!(end(step(&mut observation)), (BadData, Restart, false));
     let status = observation.status();
     assert_eq!((status.phase, status.restarts), (Some(Phase::Restarting), 1));
     let avoided = &status.failed_nodes[0];
@@ -353,20 +336,11 @@ fn a_job_that_has_trained_goes_elsewhere_where_a_node_s_own_disk_lacks_its_data(
 
 #[test]
 fn the_cause_of_an_echo_is_waited_for_and_ends_the_job_where_it_must() {
-    let mut observation = observation(
-        job_in(Phase::Running, 1),
-        vec![ended(pod(1, 0), 75, 99), pod(1, 1)],
-    );
-    assert_eq!(
-        ended_attempt(step(&mut observation)),
-        (FailureClass::PeerLost, Verdict::Restart, false)
-    );
+    let mut observation = running(vec![ended(pod(1, 0), 75, 99), pod(1, 1)]);
+    assert_eq!(end(step(&mut observation)), (PeerLost, Restart, false));
     assert!(matches!(decide(&observation), Plan::Rest(Some(_))));
     observation.pods[1] = ended(pod(1, 1), 3, 100);
-    assert_eq!(
-        ended_attempt(step(&mut observation)),
-        (FailureClass::BadData, Verdict::NotRetryable, true)
-    );
+    assert_eq!(end(step(&mut observation)), (BadData, NotRetryable, true));
     let status = observation.status();
     assert_eq!((status.phase, status.restarts), (Some(Phase::Failed), 0));
     assert_eq!(status.last_failure.expect("a failure").time, Some(Time(at(100))));
@@ -379,19 +353,16 @@ fn the_cause_turns_up_after_the_end(exit_code: u8) -> (Observation, (FailureClas
         with_spec(Phase::Running, once),
         vec![ended(pod(1, 0), 75, 99), pod(1, 1)],
     );
-    assert_eq!(
-        ended_attempt(step(&mut observation)),
-        (FailureClass::PeerLost, Verdict::Exhausted, false)
-    );
+    assert_eq!(end(step(&mut observation)), (PeerLost, Exhausted, false));
     observation.pods[1] = ended(pod(1, 1), exit_code, 100);
-    let end = ended_attempt(step(&mut observation));
+    let end = end(step(&mut observation));
     (observation, end)
 }
 
 #[test]
 fn a_job_that_is_over_stays_over_when_the_cause_turns_up() {
     let (observation, end) = the_cause_turns_up_after_the_end(137);
-    assert_eq!(end, (FailureClass::Killed, Verdict::Exhausted, true));
+    assert_eq!(end, (Killed, Exhausted, true));
     let status = observation.status();
     assert_eq!((status.phase, status.restarts), (Some(Phase::Failed), 0));
     assert_eq!(status.restarts_since_checkpoint, 0);
@@ -400,44 +371,34 @@ fn a_job_that_is_over_stays_over_when_the_cause_turns_up() {
 }
 
 #[test]
-fn a_cause_that_is_never_retried_is_told_of_a_job_that_is_over() {
+fn a_cause_that_is_never_retried_is_recorded_of_a_job_that_is_over() {
     let (observation, end) = the_cause_turns_up_after_the_end(3);
-    assert_eq!(end, (FailureClass::BadData, Verdict::NotRetryable, true));
+    assert_eq!(end, (BadData, NotRetryable, true));
     let status = observation.status();
     assert_eq!((status.phase, status.restarts), (Some(Phase::Failed), 0));
-    let failed = status.condition(conditions::types::FAILED).expect("a condition");
-    assert_eq!(failed.reason, conditions::reasons::NOT_RETRYABLE);
+    assert_eq!(condition(&status, types::FAILED).0, reasons::NOT_RETRYABLE);
 }
 
 #[test]
 fn a_larger_budget_does_not_revive_a_job_whose_cause_turns_up_after_its_end() {
     let (mut observation, _) = the_cause_turns_up_after_the_end(137);
-    let job = std::sync::Arc::make_mut(&mut observation.job);
+    let job = job_of(&mut observation);
     job.spec.failure_policy.max_restarts = 5;
     let failure = job
         .status
         .as_mut()
         .and_then(|status| status.last_failure.as_mut());
-    failure.expect("a failure").class = FailureClass::PeerLost.as_str().into();
-    assert_eq!(
-        ended_attempt(step(&mut observation)),
-        (FailureClass::Killed, Verdict::Exhausted, true)
-    );
+    failure.expect("a failure").class = PeerLost.as_str().into();
+    assert_eq!(end(step(&mut observation)), (Killed, Exhausted, true));
     assert_eq!(phase(&observation), Phase::Failed);
 }
 
 #[test]
 fn a_restart_is_counted_once_when_its_cause_turns_up() {
-    let mut observation = observation(
-        job_in(Phase::Running, 1),
-        vec![ended(pod(1, 0), 75, 99), pod(1, 1)],
-    );
+    let mut observation = running(vec![ended(pod(1, 0), 75, 99), pod(1, 1)]);
     step(&mut observation);
     observation.pods[1] = ended(pod(1, 1), 137, 100);
-    assert_eq!(
-        ended_attempt(step(&mut observation)),
-        (FailureClass::Killed, Verdict::Restart, true)
-    );
+    assert_eq!(end(step(&mut observation)), (Killed, Restart, true));
     let status = observation.status();
     assert_eq!((status.phase, status.restarts), (Some(Phase::Restarting), 1));
     assert_eq!(status.restarts_since_checkpoint, 1);
@@ -445,10 +406,7 @@ fn a_restart_is_counted_once_when_its_cause_turns_up() {
 
 #[test]
 fn an_echo_without_a_cause_is_waited_for_only_so_long() {
-    let mut observation = observation(
-        job_in(Phase::Running, 1),
-        vec![ended(pod(1, 0), 75, 99), pod(1, 1)],
-    );
+    let mut observation = running(vec![ended(pod(1, 0), 75, 99), pod(1, 1)]);
     step(&mut observation);
     observation.now = at(100) + SETTLE;
     assert!(matches!(decide(&observation), Plan::Drain { .. }));
@@ -462,19 +420,16 @@ fn an_echo_without_a_cause_is_waited_for_only_so_long() {
 #[test]
 fn a_node_that_died_without_a_word_is_the_cause_of_an_echo() {
     let echo = || {
-        let mut observation = observation(
-            job_in(Phase::Running, 1),
-            vec![ended(pod(1, 0), 75, 99), pod(1, 1)],
-        );
+        let mut observation = running(vec![ended(pod(1, 0), 75, 99), pod(1, 1)]);
         step(&mut observation);
         observation.now = at(150);
-        observation.pods[1].leaving = Some(at(130));
+        observation.pods[1].deletion_timestamp = Some(at(130));
         observation
     };
     assert!(matches!(decide(&echo()), Plan::Drain { .. }));
-    let told = |mut observation: Observation| {
-        let end = ended_attempt(step(&mut observation));
-        assert_eq!(end, (FailureClass::PodLost, Verdict::Restart, true));
+    let cause = |mut observation: Observation| {
+        let end = end(step(&mut observation));
+        assert_eq!(end, (PodLost, Restart, true));
         let status = observation.status();
         assert_eq!((status.restarts, status.failed_nodes.len()), (1, 1));
         assert_eq!(status.failed_nodes[0].node, "b");
@@ -489,7 +444,7 @@ fn a_node_that_died_without_a_word_is_the_cause_of_an_echo() {
     };
     let mut unready = echo();
     unready.unready_nodes = [("b".to_owned(), at(149))].into();
-    assert_eq!(told(unready), "node b is not ready");
+    assert_eq!(cause(unready), "node b is not ready");
 
     let mut other_echo = echo();
     other_echo.unready_nodes = [("b".to_owned(), at(149))].into();
@@ -499,11 +454,11 @@ fn a_node_that_died_without_a_word_is_the_cause_of_an_echo() {
     let mut gone = echo();
     gone.pods[1].lost = true;
     gone.pods[1].disruption = Some("node b is gone".into());
-    assert_eq!(told(gone), "node b is gone");
+    assert_eq!(cause(gone), "node b is gone");
 
     let mut overdue = echo();
     overdue.now = at(160);
-    assert_eq!(told(overdue), "node b has not ended it in the time it had");
+    assert_eq!(cause(overdue), "node b has not ended it in the time it had");
 }
 
 #[test]
@@ -517,7 +472,7 @@ fn a_job_that_is_over_takes_its_pods_off_a_dead_node_before_it_goes() {
         plan => panic!("{plan:?}"),
     };
     assert_eq!(cleaned_up(&observation), (1, 0));
-    observation.pods[0].leaving = Some(at(110));
+    observation.pods[0].deletion_timestamp = Some(at(110));
     assert_eq!(cleaned_up(&observation), (0, 0));
     observation.now = at(120);
     assert_eq!(cleaned_up(&observation), (0, 1));
@@ -527,15 +482,12 @@ fn a_job_that_is_over_takes_its_pods_off_a_dead_node_before_it_goes() {
 
 #[test]
 fn a_cause_that_is_seen_only_after_its_pod_is_gone_still_counts() {
-    let mut observation = observation(job_in(Phase::Running, 1), vec![ended(pod(1, 0), 75, 99)]);
+    let mut observation = running(vec![ended(pod(1, 0), 75, 99)]);
     observation.departed = vec![PodView {
         lost: true,
         ..ended(pod(1, 1), 3, 98)
     }];
-    assert_eq!(
-        ended_attempt(decide(&observation)),
-        (FailureClass::BadData, Verdict::NotRetryable, false)
-    );
+    assert_eq!(end(decide(&observation)), (BadData, NotRetryable, false));
 }
 
 #[test]
@@ -543,10 +495,7 @@ fn a_new_checkpoint_renews_the_restart_budget() {
     let mut job = with_spec(Phase::Running, |job| job.spec.failure_policy.max_restarts = 1);
     job.status.as_mut().expect("a status").restarts_since_checkpoint = 1;
     let mut observation = observation(job, vec![pod(1, 0), ended(pod(1, 1), 137, 99)]);
-    assert_eq!(
-        ended_attempt(decide(&observation)),
-        (FailureClass::Killed, Verdict::Exhausted, false)
-    );
+    assert_eq!(end(decide(&observation)), (Killed, Exhausted, false));
     observation.progress = Some(Progress {
         attempt: 1,
         last_checkpoint: Some(CheckpointRecord {
@@ -556,10 +505,7 @@ fn a_new_checkpoint_renews_the_restart_budget() {
         }),
         ..Progress::default()
     });
-    assert_eq!(
-        ended_attempt(step(&mut observation)),
-        (FailureClass::Killed, Verdict::Restart, false)
-    );
+    assert_eq!(end(step(&mut observation)), (Killed, Restart, false));
     let status = observation.status();
     assert_eq!(status.restarts_since_checkpoint, 1);
     assert_eq!(status.last_checkpoint.expect("a checkpoint").step, 10);
@@ -567,15 +513,15 @@ fn a_new_checkpoint_renews_the_restart_budget() {
 
 #[test]
 fn a_pod_that_someone_deletes_ends_the_attempt() {
-    let leaving = PodView {
-        leaving: Some(at(130)),
+    let deleted = PodView {
+        deletion_timestamp: Some(at(130)),
         ..pod(1, 1)
     };
-    let mut observation = observation(job_in(Phase::Running, 1), vec![pod(1, 0), leaving]);
-    assert_eq!(ended_attempt(decide(&observation)).0, FailureClass::PodLost);
+    let mut observation = running(vec![pod(1, 0), deleted]);
+    assert_eq!(end(decide(&observation)).0, PodLost);
     // Gone without having been seen to go.
     observation.pods.pop();
-    assert_eq!(ended_attempt(decide(&observation)).0, FailureClass::PodLost);
+    assert_eq!(end(decide(&observation)).0, PodLost);
 }
 
 #[test]
@@ -583,34 +529,16 @@ fn pods_of_a_node_that_is_gone_are_not_waited_for() {
     let mut observation = observation(
         job_in(Phase::Restarting, 1),
         vec![PodView {
-            leaving: Some(at(130)),
+            deletion_timestamp: Some(at(130)),
             ..pod(1, 0)
         }],
     );
-    assert_eq!(
-        decide(&observation),
-        Plan::Drain {
-            pods: vec![],
-            force: vec![]
-        }
-    );
+    assert_eq!(decide(&observation), drain([], []));
     // Silent for a moment only: it may come back.
     observation.unready_nodes = [("a".to_owned(), at(99))].into();
-    assert_eq!(
-        decide(&observation),
-        Plan::Drain {
-            pods: vec![],
-            force: vec![]
-        }
-    );
+    assert_eq!(decide(&observation), drain([], []));
     observation.unready_nodes = [("a".to_owned(), at(70))].into();
-    assert_eq!(
-        decide(&observation),
-        Plan::Drain {
-            pods: vec![],
-            force: vec!["digits-1-0".into()]
-        }
-    );
+    assert_eq!(decide(&observation), drain([], ["digits-1-0"]));
     observation.pods[0].lost = true;
     observation.unready_nodes.clear();
     assert!(matches!(decide(&observation), Plan::Place { .. }));
@@ -623,15 +551,12 @@ fn a_pod_that_does_not_end_is_not_waited_for_and_keeps_its_gpus() {
     let [three, two] = [3, 2].map(|nodes| cluster(&["a", "b", "c"][..nodes], &objects));
     let due = |second| {
         let pod = PodView {
-            leaving: Some(at(second)),
+            deletion_timestamp: Some(at(second)),
             ..pod(1, 1)
         };
         observation(job_in(Phase::Restarting, 1), vec![pod])
     };
-    let waited_for = Plan::Drain {
-        pods: vec![],
-        force: vec![],
-    };
+    let waited_for = drain([], []);
     assert_eq!(plan_on(&due(71), &three), waited_for, "29 of 30 seconds");
     let words = "; the GPUs of pod digits-1-1 on node b stay in use: deleted, but not ended in time";
     for (inventory, expected) in [
@@ -643,8 +568,7 @@ fn a_pod_that_does_not_end_is_not_waited_for_and_keeps_its_gpus() {
     ] {
         let plan = plan_on(&due(70), &inventory);
         let status = status::next(&due(70), &plan);
-        let placed = status.condition(conditions::types::PLACED).expect("a condition");
-        assert_eq!(placed.message, format!("{expected}{words}"));
+        assert_eq!(condition(&status, types::PLACED).1, format!("{expected}{words}"));
     }
     // Nor does it keep the job from being suspended.
     let mut suspending = due(70);
@@ -652,24 +576,18 @@ fn a_pod_that_does_not_end_is_not_waited_for_and_keeps_its_gpus() {
     let plan = decide(&suspending);
     assert_eq!(plan, Plan::Park);
     let status = status::next(&suspending, &plan);
-    let suspended = status
-        .condition(conditions::types::SUSPENDED)
-        .expect("a condition");
-    assert_eq!(suspended.message, format!("spec.suspend is set{words}"));
+    assert_eq!(
+        condition(&status, types::SUSPENDED).1,
+        format!("spec.suspend is set{words}")
+    );
     // It is deleted by force only once its node is silent, too.
     suspending.unready_nodes = [("b".to_owned(), at(70))].into();
-    assert_eq!(
-        decide(&suspending),
-        Plan::Drain {
-            pods: vec![],
-            force: vec!["digits-1-1".into()]
-        }
-    );
+    assert_eq!(decide(&suspending), drain([], ["digits-1-1"]));
 }
 
 #[test]
 fn pods_of_a_node_that_stays_silent_end_the_attempt_and_are_deleted_by_force() {
-    let mut observation = observation(job_in(Phase::Running, 1), gang(1));
+    let mut observation = running(gang(1));
     observation.unready_nodes = [("b".to_owned(), at(71))].into();
     assert_eq!(decide(&observation), Plan::Follow, "29 of 30 seconds");
     observation.unready_nodes = [("b".to_owned(), at(70))].into();
@@ -679,7 +597,7 @@ fn pods_of_a_node_that_stays_silent_end_the_attempt_and_are_deleted_by_force() {
     assert_eq!(
         (failure.class, failure.node.as_deref(), failure.message.as_str()),
         (
-            FailureClass::PodLost,
+            PodLost,
             Some("b"),
             "node b has not been ready for 30 s (failurePolicy.nodeLostSeconds)"
         )
@@ -694,15 +612,9 @@ fn pods_of_a_node_that_stays_silent_end_the_attempt_and_are_deleted_by_force() {
         (vec!["digits-1-0".into(), "digits-1-1".into()], vec![])
     );
     for pod in &mut observation.pods {
-        pod.leaving = Some(at(130));
+        pod.deletion_timestamp = Some(at(130));
     }
-    assert_eq!(
-        decide(&observation),
-        Plan::Drain {
-            pods: vec![],
-            force: vec!["digits-1-1".into()]
-        }
-    );
+    assert_eq!(decide(&observation), drain([], ["digits-1-1"]));
 }
 
 /// A job placed a minute before this second, which is how long its gang may take to start.
@@ -727,16 +639,9 @@ fn a_gang_that_does_not_start_in_time_gives_its_gpus_back() {
     let mut observation = observation(job, vec![pod(1, 0), waiting]);
     assert_eq!(decide(&observation), Plan::Follow);
     observation.now = at(110);
-    assert_eq!(
-        ended_attempt(step(&mut observation)),
-        (FailureClass::StartFailed, Verdict::Restart, false)
-    );
+    assert_eq!(end(step(&mut observation)), (StartFailed, Restart, false));
     // A gang that has run is not measured by it any more.
-    std::sync::Arc::make_mut(&mut observation.job)
-        .status
-        .as_mut()
-        .expect("a status")
-        .phase = Some(Phase::Running);
+    status_of(&mut observation).phase = Some(Phase::Running);
     assert_eq!(decide(&observation), Plan::Follow);
 }
 
@@ -758,10 +663,7 @@ fn a_gang_whose_pods_are_refused_gives_its_gpus_back_too() {
         matches!(&plan, Plan::End { failure, .. } if failure.message.contains("it could not be created")),
         "{plan:?}"
     );
-    assert_eq!(
-        ended_attempt(plan),
-        (FailureClass::StartFailed, Verdict::Restart, false)
-    );
+    assert_eq!(end(plan), (StartFailed, Restart, false));
 }
 
 #[test]
@@ -773,14 +675,9 @@ fn a_job_that_has_used_up_its_time_fails_and_its_pods_go() {
     observation.now = at(110);
     assert!(matches!(step(&mut observation), Plan::TimeOut(_)));
     let status = observation.status();
-    let failed = status
-        .condition(crds::conditions::types::FAILED)
-        .expect("a condition");
-    assert_eq!(failed.reason, crds::conditions::reasons::DEADLINE_EXCEEDED);
-    assert_eq!(
-        failed.message,
-        "the job has had GPUs for 60 s (activeDeadlineSeconds)"
-    );
+    let (reason, message) = condition(&status, types::FAILED);
+    assert_eq!(reason, reasons::DEADLINE_EXCEEDED);
+    assert_eq!(message, "the job has had GPUs for 60 s (activeDeadlineSeconds)");
     let Plan::CleanUp { pods, .. } = decide(&observation) else {
         panic!("not cleaned up");
     };
@@ -796,17 +693,14 @@ fn the_clock_of_a_job_starts_anew_when_it_is_resumed() {
     job.status.as_mut().expect("a status").start_time = Some(Time(at(0)));
     let mut observation = observation(job, vec![]);
     assert_eq!(step(&mut observation), Plan::Park);
-    std::sync::Arc::make_mut(&mut observation.job).spec.suspend = false;
+    job_of(&mut observation).spec.suspend = false;
     assert!(matches!(step(&mut observation), Plan::Place { .. }));
     assert_eq!(observation.status().start_time, Some(Time(at(100))));
 }
 
 #[test]
 fn a_gang_succeeds_when_all_of_it_has() {
-    let mut observation = observation(
-        job_in(Phase::Running, 1),
-        vec![pod(1, 0), ended(pod(1, 1), 0, 99)],
-    );
+    let mut observation = running(vec![pod(1, 0), ended(pod(1, 1), 0, 99)]);
     assert_eq!(decide(&observation), Plan::Follow);
     observation.pods[0] = ended(pod(1, 0), 0, 100);
     assert_eq!(step(&mut observation), Plan::Finish);
@@ -824,28 +718,28 @@ fn a_gang_succeeds_when_all_of_it_has() {
 #[test]
 fn suspend_saves_stops_and_resumes_as_a_new_attempt_that_is_no_restart() {
     let mut observation = observation(with_spec(Phase::Running, |job| job.spec.suspend = true), gang(1));
-    assert_eq!(step(&mut observation), Plan::Halt(Stop::Suspend));
+    assert_eq!(step(&mut observation), Plan::Halt(StopReason::Suspend));
     assert!(matches!(step(&mut observation), Plan::Drain { .. }));
     // It saves and exits with 143, which is no failure.
     observation.pods = vec![PodView {
-        leaving: Some(at(130)),
+        deletion_timestamp: Some(at(130)),
         ..ended(pod(1, 0), 143, 99)
     }];
     assert_eq!(step(&mut observation), Plan::Park);
     assert_eq!(phase(&observation), Phase::Suspended);
     assert_eq!(decide(&observation), Plan::Rest(None));
     observation.pods.clear();
-    std::sync::Arc::make_mut(&mut observation.job).spec.suspend = false;
+    job_of(&mut observation).spec.suspend = false;
     assert!(matches!(step(&mut observation), Plan::Place { attempt: 2, .. }));
     assert_eq!(observation.status().restarts, 0);
 }
 
 #[test]
-fn a_gang_that_fails_to_save_when_it_is_stopped_is_told_before_the_job_rests() {
+fn a_gang_that_fails_to_save_when_it_is_stopped_is_recorded_before_the_job_rests() {
     let mut observation = observation(with_spec(Phase::Running, |job| job.spec.suspend = true), gang(1));
     step(&mut observation);
     step(&mut observation);
-    // Its volume was full; the other one stopped, and its watch has told of its deletion already.
+    // Its volume was full; the other one stopped, and the watch has brought its deletion already.
     observation.departed = vec![
         PodView {
             lost: true,
@@ -858,7 +752,7 @@ fn a_gang_that_fails_to_save_when_it_is_stopped_is_told_before_the_job_rests() {
     ];
     observation.pods.clear();
     assert!(matches!(step(&mut observation), Plan::RecordFailedStop(_)));
-    let failure = observation.status().last_failure.expect("told");
+    let failure = observation.status().last_failure.expect("a failure");
     assert_eq!((failure.class.as_str(), failure.exit_code), ("Storage", Some(79)));
     assert_eq!(step(&mut observation), Plan::Park);
     let status = observation.status();
@@ -902,21 +796,17 @@ fn a_gang_that_has_ended_well_is_done_whatever_else_was_wanted_of_it() {
         assert_eq!(step(&mut observation), Plan::Finish, "{phase:?}");
         let status = observation.status();
         assert_eq!(status.phase, Some(Phase::Succeeded));
-        let suspended = status.condition(conditions::types::SUSPENDED);
-        assert_ne!(
-            suspended.map(|condition| condition.reason.as_str()),
-            Some(conditions::reasons::SUSPENDING)
-        );
+        let suspended = status.condition(types::SUSPENDED);
+        assert!(suspended.is_none_or(|condition| condition.reason != reasons::SUSPENDING));
     }
     // The whole way, on which Running is false because of the suspension.
     let mut observation = observation(with_spec(Phase::Running, suspended), gang(1));
-    assert_eq!(step(&mut observation), Plan::Halt(Stop::Suspend));
+    assert_eq!(step(&mut observation), Plan::Halt(StopReason::Suspend));
     observation.pods = done();
     assert_eq!(step(&mut observation), Plan::Finish);
     let status = observation.status();
-    assert_eq!(status.condition(conditions::types::SUSPENDED), None);
-    let running = status.condition(conditions::types::RUNNING).expect("it ran");
-    assert_eq!(running.reason, conditions::reasons::NO_PODS);
+    assert_eq!(status.condition(types::SUSPENDED), None);
+    assert_eq!(condition(&status, types::RUNNING).0, reasons::NO_PODS);
     // Of a gang of which one has failed, the other's end says nothing.
     let mut half = done();
     half[1] = ended(pod(1, 1), 79, 99);
@@ -933,10 +823,7 @@ fn pods_that_have_not_come_into_sight_are_deleted_and_waited_for() {
         vec![],
     );
     observation.unseen_pods = unseen(["digits-1-1", "digits-1-0"]);
-    let drained = Plan::Drain {
-        pods: vec!["digits-1-0".into(), "digits-1-1".into()],
-        force: vec![],
-    };
+    let drained = drain(["digits-1-0", "digits-1-1"], []);
     assert_eq!(decide(&observation), drained);
     observation.unseen_pods.clear();
     assert_eq!(step(&mut observation), Plan::Park);
@@ -953,7 +840,7 @@ fn another_size_replaces_the_gang_without_counting_as_a_failure() {
         with_spec(Phase::Running, |job| job.spec.workers.nodes = 1),
         gang(1),
     );
-    assert_eq!(step(&mut observation), Plan::Halt(Stop::Resize));
+    assert_eq!(step(&mut observation), Plan::Halt(StopReason::Resize));
     assert!(matches!(step(&mut observation), Plan::Drain { .. }));
     observation.pods.clear();
     let Plan::Place {
@@ -980,31 +867,33 @@ fn an_elastic_gang_of_an_allowed_size_stays_until_a_larger_one_is_worth_it() {
     };
     assert_eq!(
         decide(&observation(elastic(4), gang(1))),
-        Plan::Halt(Stop::Resize)
+        Plan::Halt(StopReason::Resize)
     );
     let mut observation = observation(elastic(1), gang(1));
     assert_eq!(decide(&observation), Plan::Follow);
-    observation.growth = Some(4);
-    let told = |eta_seconds| Progress {
+    let progress = |eta_seconds, step| Progress {
         attempt: 1,
         eta_seconds: Some(eta_seconds),
+        last_checkpoint: Some(CheckpointRecord {
+            step,
+            path: format!("/checkpoints/digits/{step}"),
+            time: at(50).to_string(),
+        }),
         ..Progress::default()
     };
-    observation.progress = Some(told(0));
-    assert_eq!(decide(&observation), Plan::Follow);
-    observation.progress = Some(told(3600));
+    observation.progress = Some(progress(0, 10));
+    assert_eq!(step(&mut observation), Plan::Follow);
+    observation.progress = Some(progress(3600, 10));
+    assert_eq!(decide(&observation), Plan::Follow, "no new checkpoint");
+    observation.progress = Some(progress(3600, 20));
     // A failure comes first.
     let mut failed = observation.clone();
     failed.pods[1] = ended(pod(1, 1), 1, 99);
     assert!(matches!(decide(&failed), Plan::End { .. }));
-    assert_eq!(step(&mut observation), Plan::Halt(Stop::Grow { to: 4 }));
-    let status = observation.status();
-    let running = status
-        .condition(crds::conditions::types::RUNNING)
-        .map(|condition| condition.message.clone());
+    assert_eq!(step(&mut observation), Plan::Halt(StopReason::Grow { to: 4 }));
     assert_eq!(
-        running.as_deref(),
-        Some("the gang of 2 is replaced by one of 4 nodes, which are free; after the checkpoint of step 0")
+        condition(&observation.status(), types::RUNNING).1,
+        "the gang of 2 is replaced by one of 4 nodes, which are free; after the checkpoint of step 20"
     );
     assert!(matches!(step(&mut observation), Plan::Drain { .. }));
     observation.pods.clear();
@@ -1036,7 +925,7 @@ fn pods_of_an_attempt_that_the_status_has_lost_are_not_taken_for_new_ones() {
     let mut observation = observation(fixtures::job(), gang(7));
     assert!(matches!(decide(&observation), Plan::Drain { .. }));
     observation.pods = vec![PodView {
-        leaving: Some(at(130)),
+        deletion_timestamp: Some(at(130)),
         ..ended(pod(7, 0), 0, 1)
     }];
     assert!(matches!(decide(&observation), Plan::Place { attempt: 8, .. }));
@@ -1044,7 +933,7 @@ fn pods_of_an_attempt_that_the_status_has_lost_are_not_taken_for_new_ones() {
 
 #[test]
 fn a_gang_that_stands_still_trains_again_unless_a_pod_of_it_tells_more() {
-    let mut observation = observation(job_in(Phase::Running, 1), gang(1));
+    let mut observation = running(gang(1));
     assert_eq!(decide(&observation), Plan::Follow);
     let heartbeats = |rank| Heartbeats {
         attempt: 1,
@@ -1061,33 +950,27 @@ fn a_gang_that_stands_still_trains_again_unless_a_pod_of_it_tells_more() {
         bound: Duration::from_secs(60),
         answers: vec![(0, heartbeats(0)), (1, heartbeats(1))],
     });
-    assert_eq!(
-        ended_attempt(step(&mut observation)),
-        (FailureClass::Stalled, Verdict::Restart, false)
-    );
+    assert_eq!(end(step(&mut observation)), (Stalled, Restart, false));
     assert_eq!(phase(&observation), Phase::Restarting);
     let mut status = observation.status();
-    assert_eq!(status.last_failure.take().expect("told").class, "Stalled");
+    assert_eq!(status.last_failure.take().expect("a failure").class, "Stalled");
     assert_eq!((status.restarts, status.restarts_since_checkpoint), (1, 1));
 
     observation.job = job_in(Phase::Running, 1).into();
     observation.pods[1] = ended(pod(1, 1), 76, 90);
-    assert_eq!(ended_attempt(decide(&observation)).0, FailureClass::DeviceFault);
+    assert_eq!(end(decide(&observation)).0, DeviceFault);
 }
 
 #[test]
 fn a_gang_whose_rank_0_is_silent_trains_again() {
-    let mut observation = observation(job_in(Phase::Running, 1), gang(1));
+    let mut observation = running(gang(1));
     observation.silence = Some(Silence {
         lasted: Duration::from_secs(301),
         bound: Duration::from_secs(300),
     });
     assert_eq!(decide(&observation), Plan::Follow, "its kubelet finds it ready");
     observation.pods[0].ready = false;
-    assert_eq!(
-        ended_attempt(decide(&observation)),
-        (FailureClass::Stalled, Verdict::Restart, false)
-    );
+    assert_eq!(end(decide(&observation)), (Stalled, Restart, false));
 }
 
 /// A gang that starts, whose second pod node `b` has rejected; a pod of someone else holds its GPU.
@@ -1112,18 +995,14 @@ fn displaced() -> Observation {
 fn a_gang_whose_node_was_taken_makes_room_without_having_failed() {
     let mut observation = displaced();
     let plan = step(&mut observation);
-    assert!(matches!(plan, Plan::Halt(Stop::Unfit(_))), "{plan:?}");
+    assert!(matches!(plan, Plan::Halt(StopReason::Unfit(_))), "{plan:?}");
     let status = observation.status();
     assert_eq!((status.phase, status.restarts), (Some(Phase::Restarting), 0));
     assert_eq!((&status.last_failure, &status.failed_nodes[..]), (&None, &[][..]));
-    let running = status.condition(conditions::types::RUNNING).expect("a condition");
-    assert_eq!(
-        (running.reason.as_str(), running.message.as_str()),
-        (
-            conditions::reasons::NODE_UNFIT,
-            "the gang of 2 is placed again: pod digits-1-1 no longer fits node b (with too few free GPUs)"
-        )
-    );
+    let (reason, message) = condition(&status, types::RUNNING);
+    let words =
+        "the gang of 2 is placed again: pod digits-1-1 no longer fits node b (with too few free GPUs)";
+    assert_eq!((reason.as_str(), message.as_str()), (reasons::NODE_UNFIT, words));
     assert!(matches!(step(&mut observation), Plan::Drain { .. }));
     observation.pods.clear();
     observation.rejecting_nodes.clear();
@@ -1138,14 +1017,11 @@ fn a_failure_of_its_own_comes_before_a_node_that_was_taken() {
     let mut observation = displaced();
     observation.pods[0] = ended(pod(1, 0), 75, 99);
     assert!(
-        matches!(decide(&observation), Plan::Halt(Stop::Unfit(_))),
+        matches!(decide(&observation), Plan::Halt(StopReason::Unfit(_))),
         "an echo"
     );
     observation.pods[0] = ended(pod(1, 0), 3, 99);
-    assert_eq!(
-        ended_attempt(decide(&observation)),
-        (FailureClass::BadData, Verdict::NotRetryable, false)
-    );
+    assert_eq!(end(decide(&observation)), (BadData, NotRetryable, false));
 }
 
 #[test]
@@ -1156,10 +1032,7 @@ fn a_pod_that_a_node_rejects_for_a_reason_of_its_own_is_a_failure() {
         .into_iter()
         .map(|(name, facts)| (name.to_string(), facts))
         .collect();
-    assert_eq!(
-        ended_attempt(decide(&observation)),
-        (FailureClass::PodLost, Verdict::Restart, false)
-    );
+    assert_eq!(end(decide(&observation)), (PodLost, Restart, false));
     // One that is not bound holds its own GPU there, and nobody else does.
     let node = observation.rejecting_nodes.get_mut("b").expect("a node");
     let gpu: Requests = [("nvidia.com/gpu".to_owned(), 1)].into();

@@ -1,13 +1,13 @@
-use contract::Progress;
+use contract::{FailureClass, Progress};
 use crds::ViTTrainingJob;
 use crds::status::{CheckpointStatus, WorkersStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use planner::Waiting;
-use planner::policy::placement::{Gpus, Placement, Unplaceable};
+use planner::policy::placement::Unplaceable;
 use planner::policy::queue::QueueStatus;
 
 use super::*;
-use crate::fixtures::{self, at, conditions_of, gang, job_in, observation, pod};
+use crate::fixtures::{self, assert_contains, at, conditions_of, gang, job_in, observation, pod};
 use crate::policy::failure::Failure;
 use crate::policy::gang::PodState;
 use crate::policy::restart::Verdict;
@@ -21,7 +21,7 @@ fn no_fit(message: &str, queue: QueueStatus) -> Plan {
 }
 
 #[test]
-fn a_place_in_the_queue_is_told_but_no_news_by_itself() {
+fn a_place_in_the_queue_is_written_but_no_news_by_itself() {
     let at = |position| QueueStatus {
         position,
         waiting: 5,
@@ -30,7 +30,7 @@ fn a_place_in_the_queue_is_told_but_no_news_by_itself() {
     let mut job = fixtures::job();
     let first = next(&observation(job.clone(), vec![]), &no_fit("needs 2", at(3)));
     let placed = |status: &ViTTrainingJobStatus| {
-        let condition = status.condition(types::PLACED).expect("a condition");
+        let condition = status.condition(PLACED).expect("a condition");
         condition.message.clone()
     };
     assert_eq!(placed(&first), "needs 2 (3rd of 5 waiting)");
@@ -45,30 +45,21 @@ fn a_place_in_the_queue_is_told_but_no_news_by_itself() {
         placed(&next(&observed, &no_fit("needs 2", held_back))),
         "needs 2; held back for research/large (2nd of 5 waiting)"
     );
-    let reserves = QueueStatus {
-        reserved_nodes: 8,
-        ..at(1)
-    };
+    let keeps = QueueStatus { reserved_nodes: 8, ..at(1) };
     assert_eq!(
-        placed(&next(&observed, &no_fit("needs 8", reserves))),
+        placed(&next(&observed, &no_fit("needs 8", keeps))),
         "needs 8; 8 nodes are reserved for it (1st of 5 waiting)"
     );
 }
 
 #[test]
-fn a_priority_class_that_does_not_exist_is_told() {
+fn a_priority_class_that_does_not_exist_is_written() {
     let plan = Plan::Wait(Waiting::NoPriorityClass("urgent".into()));
     let status = next(&observation(fixtures::job(), vec![]), &plan);
-    let placed = status.condition(types::PLACED).expect("a condition");
+    let placed = status.condition(PLACED).expect("a condition");
     assert_eq!(status.phase, Some(Phase::Pending));
     assert_eq!(placed.reason, reasons::NO_PRIORITY_CLASS);
-    assert!(
-        placed
-            .message
-            .starts_with("spec.workers.priorityClassName is urgent: "),
-        "{}",
-        placed.message
-    );
+    assert_contains(&placed.message, "spec.workers.priorityClassName is urgent: ");
 }
 
 #[test]
@@ -93,14 +84,15 @@ fn only_progress_and_pods_that_get_ready_can_wait() {
     let mut job = job_in(Phase::Starting, 1);
     job.status = Some(next(&observation(job.clone(), ready(0)), &Plan::Follow));
     let after = |job: &ViTTrainingJob, pods| next(&observation(job.clone(), pods), &Plan::Follow);
-    let moves = |job: &ViTTrainingJob, next| only_moves(&job.status.clone().expect("a status"), &next);
+    let moves =
+        |job: &ViTTrainingJob, next| only_counters_changed(&job.status.clone().expect("a status"), &next);
     assert!(moves(&job, after(&job, ready(1))));
     let mut stuck = ready(1);
     stuck[1].stuck = Some("no such image".into());
     assert!(moves(&job, after(&job, stuck)), "words come a moment later");
     assert!(
         !moves(&job, after(&job, ready(2))),
-        "that all are ready is told at once"
+        "that all are ready is written at once"
     );
 
     job.status = Some(after(&job, ready(2)));
@@ -121,7 +113,7 @@ fn only_progress_and_pods_that_get_ready_can_wait() {
     progress.last_checkpoint = Some(checkpoint);
     assert!(
         !moves(&job, next(&observed, &Plan::Follow)),
-        "a checkpoint is told at once"
+        "a checkpoint is written at once"
     );
     let mut slow = job.status.clone().expect("a status");
     slow.stragglers = vec![fixtures::straggler(1, "b", 2.5)];
@@ -130,7 +122,7 @@ fn only_progress_and_pods_that_get_ready_can_wait() {
     slowed.status = Some(slow.clone());
     slow.stragglers[0].slowdown = 3.0;
     assert!(moves(&slowed, slow));
-    let replaced = next(&observed, &Plan::Halt(Stop::Suspend));
+    let replaced = next(&observed, &Plan::Halt(StopReason::Suspend));
     assert!(!moves(&job, replaced));
 }
 
@@ -146,8 +138,8 @@ fn times_of_transition_move_only_with_the_value() {
     observed.now = at(200);
     let second = next(&observed, &waiting("needs 3"));
     let (first, second) = (
-        first.condition(types::PLACED).expect("a condition"),
-        second.condition(types::PLACED).expect("a condition"),
+        first.condition(PLACED).expect("a condition"),
+        second.condition(PLACED).expect("a condition"),
     );
     assert_eq!(first.last_transition_time, second.last_transition_time);
     assert_eq!(
@@ -157,7 +149,7 @@ fn times_of_transition_move_only_with_the_value() {
 }
 
 #[test]
-fn a_pod_that_cannot_start_is_told_in_the_kubelet_s_words() {
+fn a_pod_that_cannot_start_is_written_in_the_kubelet_s_words() {
     let stuck = PodView {
         state: PodState::Pending,
         ready: false,
@@ -166,7 +158,7 @@ fn a_pod_that_cannot_start_is_told_in_the_kubelet_s_words() {
     };
     let observed = observation(job_in(Phase::Starting, 1), vec![pod(1, 0), stuck]);
     let status = next(&observed, &Plan::Follow);
-    let running = status.condition(types::RUNNING).expect("a condition");
+    let running = status.condition(RUNNING).expect("a condition");
     assert_eq!(
         running.message,
         "1 of 2 pods are ready; pod digits-1-1: ErrImagePull: not found"
@@ -184,10 +176,7 @@ fn a_gang_that_runs_stays_running_while_its_pods_finish_one_by_one() {
     };
     let observed = observation(job_in(Phase::Running, 1), vec![finished, pod(1, 1)]);
     let status = next(&observed, &Plan::Follow);
-    assert_eq!(
-        conditions_of(&status)[types::RUNNING],
-        ("True", reasons::ALL_PODS_READY)
-    );
+    assert_eq!(conditions_of(&status)[RUNNING], ("True", reasons::ALL_PODS_READY));
 }
 
 #[test]
@@ -224,19 +213,24 @@ fn progress_is_taken_over_and_a_checkpoint_only_if_it_is_newer() {
     observed.progress = Some(progress.clone());
     let status = next(&observed, &Plan::Follow);
     assert_eq!(status.restarts_since_checkpoint, 2);
-    let told = status.progress.expect("progress");
+    let recorded = status.progress.expect("progress");
     assert_eq!(
-        (told.epoch, told.step, told.percent, told.eta_seconds),
+        (
+            recorded.epoch,
+            recorded.step,
+            recorded.percent,
+            recorded.eta_seconds
+        ),
         (2, 45, 4, Some(90))
     );
-    assert_eq!(told.updated_at, Some(Time(at(99))));
+    assert_eq!(recorded.updated_at, Some(Time(at(99))));
     assert_eq!(
-        (told.images_per_second, told.sync_share),
+        (recorded.images_per_second, recorded.sync_share),
         (Some(2522.5), Some(0.092)),
         "as many decimals as a person reads"
     );
     assert_eq!(
-        (told.validation_accuracy, told.ema_validation_accuracy),
+        (recorded.validation_accuracy, recorded.ema_validation_accuracy),
         (Some(0.9512), Some(0.9688))
     );
     progress.last_checkpoint.as_mut().expect("a checkpoint").step = 45;
@@ -250,8 +244,8 @@ fn progress_is_taken_over_and_a_checkpoint_only_if_it_is_newer() {
 fn a_finished_job_tells_where_it_was_and_that_it_holds_nothing() {
     let mut job = job_in(Phase::Running, 1);
     job.status.as_mut().expect("a status").conditions = vec![
-        fixtures::condition(types::PLACED, true, reasons::GANG_FITS),
-        fixtures::condition(types::RUNNING, true, reasons::ALL_PODS_READY),
+        fixtures::condition(PLACED, true, reasons::GANG_FITS),
+        fixtures::condition(RUNNING, true, reasons::ALL_PODS_READY),
     ];
     let observed = observation(job, vec![]);
     let status = next(&observed, &Plan::Finish);
@@ -265,9 +259,9 @@ fn a_finished_job_tells_where_it_was_and_that_it_holds_nothing() {
     assert_eq!(
         conditions_of(&status),
         [
-            (types::PLACED, ("False", reasons::RELEASED)),
-            (types::RUNNING, ("False", reasons::NO_PODS)),
-            (types::COMPLETE, ("True", reasons::ALL_EPOCHS_DONE)),
+            (PLACED, ("False", reasons::RELEASED)),
+            (RUNNING, ("False", reasons::NO_PODS)),
+            (COMPLETE, ("True", reasons::ALL_EPOCHS_DONE)),
         ]
         .into()
     );
@@ -277,31 +271,20 @@ fn a_finished_job_tells_where_it_was_and_that_it_holds_nothing() {
 fn a_suspended_job_tells_so_and_so_does_a_resumed_one() {
     let observed = observation(job_in(Phase::Suspending, 1), vec![]);
     let suspended = next(&observed, &Plan::Park);
-    assert_eq!(
-        conditions_of(&suspended)[types::SUSPENDED],
-        ("True", reasons::SUSPENDED)
-    );
+    assert_eq!(conditions_of(&suspended)[SUSPENDED], ("True", reasons::SUSPENDED));
     let mut job = job_in(Phase::Suspended, 1);
     job.status = Some(suspended);
     let waiting = no_fit("needs 2", fixtures::alone());
     assert_eq!(
-        conditions_of(&next(&observation(job.clone(), vec![]), &waiting))[types::SUSPENDED],
+        conditions_of(&next(&observation(job.clone(), vec![]), &waiting))[SUSPENDED],
         ("False", reasons::RESUMED)
     );
     let plan = Plan::Place {
         attempt: 2,
-        placement: Placement {
-            gpus: Gpus::Like(fixtures::tesla_t4()),
-            topology: vec![],
-            nodes: vec!["a".into(), "b".into()],
-            rejected: vec![],
-        },
+        placement: fixtures::placement(["a", "b"]),
     };
     let resumed = next(&observation(job, vec![]), &plan);
-    assert_eq!(
-        conditions_of(&resumed)[types::SUSPENDED],
-        ("False", reasons::RESUMED)
-    );
+    assert_eq!(conditions_of(&resumed)[SUSPENDED], ("False", reasons::RESUMED));
     assert_eq!((resumed.attempt, resumed.restarts), (2, 0));
 }
 
@@ -324,12 +307,7 @@ fn stragglers_are_named_with_their_node_until_another_gang_takes_their_place() {
     assert_eq!(next(&observed, &Plan::Follow).stragglers.len(), 2);
     let again = Plan::Place {
         attempt: 2,
-        placement: Placement {
-            gpus: Gpus::Like(fixtures::tesla_t4()),
-            topology: vec![],
-            nodes: vec!["b".into(), "c".into()],
-            rejected: vec![],
-        },
+        placement: fixtures::placement(["b", "c"]),
     };
     let replaced = next(&observed, &again);
     assert_eq!(replaced.stragglers, []);
@@ -355,7 +333,7 @@ fn stragglers_are_named_with_their_node_until_another_gang_takes_their_place() {
 }
 
 #[test]
-fn what_keeps_a_plan_from_being_carried_out_is_told_in_every_phase_until_it_is_gone() {
+fn what_keeps_a_plan_from_being_carried_out_is_written_in_every_phase_until_it_is_gone() {
     let error = Error::NameTaken {
         kind: "Service",
         name: "digits".into(),
@@ -363,16 +341,16 @@ fn what_keeps_a_plan_from_being_carried_out_is_told_in_every_phase_until_it_is_g
     for phase in Phase::ALL {
         let observed = observation(job_in(phase, 1), gang(1));
         let status = observed.status();
-        let told = hindered(&observed, status.clone(), Some(&error));
-        let condition = told.condition(types::RECONCILED).expect("told");
+        let failed = with_error(&observed, status.clone(), Some(&error));
+        let condition = failed.condition(RECONCILED).expect("failed");
         assert_eq!(
             (condition.status.as_str(), &condition.message),
             ("False", &error.to_string())
         );
-        assert!(!only_moves(&status, &told), "{phase:?}: it is news");
-        assert_eq!(hindered(&observed, told.clone(), Some(&error)), told);
-        let gone = hindered(&observed, told, None);
-        assert!(gone.condition(types::RECONCILED).is_none());
+        assert!(!only_counters_changed(&status, &failed), "{phase:?}: it is news");
+        assert_eq!(with_error(&observed, failed.clone(), Some(&error)), failed);
+        let gone = with_error(&observed, failed, None);
+        assert!(gone.condition(RECONCILED).is_none());
         if phase != Phase::Starting {
             assert_eq!(gone, status);
         }
@@ -382,15 +360,7 @@ fn what_keeps_a_plan_from_being_carried_out_is_told_in_every_phase_until_it_is_g
 #[test]
 fn the_node_of_a_failure_is_remembered_for_an_hour() {
     let mut observed = observation(job_in(Phase::Running, 1), gang(1));
-    let failure = Failure {
-        class: contract::FailureClass::DeviceFault,
-        rank: Some(1),
-        pod: "digits-1-1".into(),
-        node: Some("b".into()),
-        exit_code: Some(76),
-        message: "no GPU".into(),
-        finished_at: None,
-    };
+    let failure = Failure::of_pod(&pod(1, 1), FailureClass::DeviceFault, "no GPU".into());
     let end = Plan::End {
         failure,
         verdict: Verdict::Restart,

@@ -1,7 +1,8 @@
 //! What a plan changes in a status.
 
 use crds::Phase;
-use crds::conditions::{self, reasons, types};
+use crds::conditions::types::{FAILED, PLACED, RUNNING, SUSPENDED};
+use crds::conditions::{self, reasons};
 use crds::status::{
     AdmissionStatus, FailureStatus, MixedGroup, PlacementStatus, ViTTrainingJobStatus, WorkersStatus,
 };
@@ -12,21 +13,17 @@ use planner::policy::placement::{Gpus, Placement};
 use planner::policy::queue::is_news;
 use planner::policy::slow_nodes;
 
-use super::told::count;
-use crate::policy::failed_nodes;
+use super::progress::count;
 use crate::policy::failure::Failure;
 use crate::policy::gang::{PodState, PodView};
 use crate::policy::restart::Verdict;
-use crate::reconcile::observe::Observation;
+use crate::policy::failed_nodes;
+use crate::reconcile::observation::Observation;
 
 fn placed_nodes(status: &ViTTrainingJobStatus) -> usize {
-    status
-        .placement
-        .as_ref()
-        .map_or(0, |placement| placement.nodes.len())
+    status.nodes().len()
 }
 
-/// A status in the making.
 pub(super) struct Next {
     pub(super) status: ViTTrainingJobStatus,
     pub(super) generation: Option<i64>,
@@ -34,7 +31,6 @@ pub(super) struct Next {
 }
 
 impl Next {
-    /// Sets a condition.
     pub(super) fn set(&mut self, type_: &str, value: bool, reason: &str, message: &str) {
         let condition = Condition {
             type_: type_.into(),
@@ -50,7 +46,7 @@ impl Next {
     pub(super) fn admitted(&mut self, granted: &AdmissionStatus) {
         self.revive();
         self.status.phase = Some(Phase::Pending);
-        self.let_go();
+        self.clear_workers();
         let message = format!(
             "ClusterQueue {} has quota for {} nodes",
             granted.cluster_queue, granted.nodes
@@ -59,7 +55,7 @@ impl Next {
             time: Some(Time(self.now)),
             ..granted.clone()
         });
-        self.set(types::PLACED, false, reasons::ADMITTED, &message);
+        self.set(PLACED, false, reasons::ADMITTED, &message);
     }
 
     pub(super) fn placed(&mut self, attempt: i32, placement: &Placement, overdue: &str) {
@@ -111,26 +107,21 @@ impl Next {
             nodes: placement.nodes.clone(),
             rejected: placement.rejected.clone(),
         });
-        self.set(types::PLACED, true, reason, &message);
-        self.set(
-            types::RUNNING,
-            false,
-            reasons::PODS_STARTING,
-            "pods are being created",
-        );
+        self.set(PLACED, true, reason, &message);
+        self.set(RUNNING, false, reasons::PODS_STARTING, "pods are being created");
     }
 
     /// The gang makes room for another without having failed.
     pub(super) fn replaced(&mut self, reason: &str, how: &str) {
         self.status.phase = Some(Phase::Restarting);
         let message = format!("the gang of {} is {how}", placed_nodes(&self.status));
-        self.set(types::RUNNING, false, reason, &message);
+        self.set(RUNNING, false, reason, &message);
     }
 
     pub(super) fn waits(&mut self, waiting: &Waiting, overdue: &str) {
         self.revive();
         self.status.phase = Some(Phase::Pending);
-        self.let_go();
+        self.clear_workers();
         let (rejected, reason, message, what_for) = match waiting {
             Waiting::NoFit { why, queue } => (
                 why.rejected.clone(),
@@ -161,14 +152,14 @@ impl Next {
             rejected,
             ..PlacementStatus::default()
         });
-        // A place in the queue that moved is no news by itself: it is told with the next.
+        // A place in the queue that moved is no news by itself: it is written with the next change.
         let message = self
             .status
-            .condition(types::PLACED)
+            .condition(PLACED)
             .filter(|last| last.reason == reason && !is_news(&last.message, &message))
             .map_or(message, |last| last.message.clone());
-        self.set(types::PLACED, false, reason, &message);
-        self.set(types::RUNNING, false, reasons::NO_PODS, what_for);
+        self.set(PLACED, false, reason, &message);
+        self.set(RUNNING, false, reasons::NO_PODS, what_for);
     }
 
     pub(super) fn followed(&mut self, observation: &Observation) {
@@ -184,7 +175,7 @@ impl Next {
         if ready + finished >= desired {
             self.status.phase = Some(Phase::Running);
             self.set(
-                types::RUNNING,
+                RUNNING,
                 true,
                 reasons::ALL_PODS_READY,
                 "every pod of the gang runs",
@@ -199,7 +190,7 @@ impl Next {
         if let Some((pod, words)) = stuck {
             message = format!("{message}; pod {pod}: {words}");
         }
-        self.set(types::RUNNING, false, reasons::PODS_STARTING, &message);
+        self.set(RUNNING, false, reasons::PODS_STARTING, &message);
     }
 
     pub(super) fn ended(
@@ -234,7 +225,7 @@ impl Next {
         let reason = match verdict {
             Verdict::Restart => {
                 self.status.phase = Some(Phase::Restarting);
-                self.set(types::RUNNING, false, reasons::RESTARTING, &cause);
+                self.set(RUNNING, false, reasons::RESTARTING, &cause);
                 return;
             }
             Verdict::NotRetryable => reasons::NOT_RETRYABLE,
@@ -246,7 +237,7 @@ impl Next {
             desired: 0,
             ..workers
         });
-        self.set(types::FAILED, true, reason, &cause);
+        self.set(FAILED, true, reason, &cause);
     }
 
     /// A failure of the present attempt, seen now if not before.
@@ -267,36 +258,31 @@ impl Next {
     pub(super) fn finish(&mut self, phase: Phase) {
         self.status.phase = Some(phase);
         self.status.completion_time.get_or_insert(Time(self.now));
-        self.let_go();
+        self.clear_workers();
         // A gang that was to save and stop may have come to its end.
         self.status.conditions.retain(|condition| {
-            (condition.type_.as_str(), condition.reason.as_str()) != (types::SUSPENDED, reasons::SUSPENDING)
+            (condition.type_.as_str(), condition.reason.as_str()) != (SUSPENDED, reasons::SUSPENDING)
         });
         let message = "the job is over";
-        if self.status.condition(types::PLACED).is_some() {
-            self.set(types::PLACED, false, reasons::RELEASED, message);
+        if self.status.condition(PLACED).is_some() {
+            self.set(PLACED, false, reasons::RELEASED, message);
         }
-        if self.status.condition(types::RUNNING).is_some() {
-            self.set(types::RUNNING, false, reasons::NO_PODS, message);
+        if self.status.condition(RUNNING).is_some() {
+            self.set(RUNNING, false, reasons::NO_PODS, message);
         }
     }
 
     /// The job wants GPUs: it is not suspended any more, and if it was refused, it got a second chance.
     pub(super) fn revive(&mut self) {
-        if self.status.condition(types::SUSPENDED).is_some() {
-            self.set(
-                types::SUSPENDED,
-                false,
-                reasons::RESUMED,
-                "spec.suspend is not set",
-            );
+        if self.status.condition(SUSPENDED).is_some() {
+            self.set(SUSPENDED, false, reasons::RESUMED, "spec.suspend is not set");
         }
         if self.status.completion_time.take().is_some() {
-            self.set(types::FAILED, false, reasons::RESUMED, "the manifest was changed");
+            self.set(FAILED, false, reasons::RESUMED, "the manifest was changed");
         }
     }
 
-    pub(super) fn let_go(&mut self) {
+    pub(super) fn clear_workers(&mut self) {
         self.status.workers = Some(WorkersStatus::default());
     }
 }

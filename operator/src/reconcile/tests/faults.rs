@@ -1,6 +1,7 @@
 //! Whole rounds where the API server rejects objects, its watches lag, or others are in the way.
 
 use contract::FailureClass;
+use crds::ViTTrainingJobStatus;
 
 use super::*;
 
@@ -45,9 +46,7 @@ fn gang_of_which_one_is(status: &Value, is_bound: bool) -> Vec<Pod> {
 
 fn three_nodes(pods: Vec<Pod>) -> Rounds {
     Rounds {
-        nodes: ["a", "b", "c"]
-            .map(|name| fixtures::node(name, "Tesla-T4", 1))
-            .into(),
+        nodes: nodes(["a", "b", "c"]),
         ..Rounds::with_gang(pods)
     }
 }
@@ -94,10 +93,7 @@ async fn denied(
     message: &'static str,
 ) -> (ViTTrainingJobStatus, Result<Action, Error>) {
     let rounds = Rounds {
-        refusals: Refusals {
-            denied: Some((resource, code, message)),
-            ..Refusals::default()
-        },
+        denied: Some((resource, code, message)),
         ..Rounds::fresh()
     };
     let (_, job, result) = rounds.run(fixtures::job_in(Phase::Starting, 1), 1).await;
@@ -193,10 +189,7 @@ fn half_a_gang(unseen: &'static [&'static str]) -> Rounds {
     let mut pods = fixtures::pod_objects(1, "Running");
     pods.pop();
     Rounds {
-        refusals: Refusals {
-            unseen,
-            ..Refusals::default()
-        },
+        unseen,
         ..Rounds::with_gang(pods)
     }
 }
@@ -211,7 +204,11 @@ async fn a_pod_that_only_the_watch_does_not_show_is_not_lost() {
     let (calls, job, _) = half_a_gang(&[]).run(running(), 1).await;
     assert_eq!(calls[..2], ["GET pods", "PUT status Restarting"]);
     assert_eq!(
-        job.status.expect("a status").last_failure.expect("told").class,
+        job.status
+            .expect("a status")
+            .last_failure
+            .expect("a failure")
+            .class,
         "PodLost"
     );
 }
@@ -219,10 +216,7 @@ async fn a_pod_that_only_the_watch_does_not_show_is_not_lost() {
 #[tokio::test]
 async fn a_pod_that_has_the_name_of_one_of_the_jobs_is_left_alone() {
     let rounds = Rounds {
-        refusals: Refusals {
-            recreated: &["digits-1-0"],
-            ..Refusals::default()
-        },
+        recreated: &["digits-1-0"],
         ..Rounds::with_gang(pods([("Running", None); 2]))
     };
     let (deleted, result) = deletions(rounds).await;
@@ -254,15 +248,14 @@ async fn no_round_waits_for_an_event_to_be_taken() {
             } else {
                 json!({"kind": "Status", "status": "Success"})
             };
-            let response = serde_json::to_vec(&response).expect("serializes");
-            answer.send_response(Response::new(Body::from(response)));
+            answer.send_response(fixtures::response(200, &response));
         }
         events.len()
     });
     let started = tokio::time::Instant::now();
     for _ in 0..2 {
         let guarded = DeserializeGuard(Ok(stored.lock().expect("a job").clone()));
-        tell(&context, &mut writer, &guarded);
+        apply_event(&context, &mut writer, &guarded);
         reconcile(Arc::new(guarded), Arc::clone(&context))
             .await
             .expect("reconciled");

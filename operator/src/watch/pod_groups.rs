@@ -6,7 +6,7 @@ use std::time::Duration;
 use kube::Client;
 use tracing::{info, warn};
 
-use crate::build::pod_group::Version;
+use crate::api::pod_group::Version;
 
 /// How long an answer may take.
 const CALL: Duration = Duration::from_secs(5);
@@ -21,7 +21,6 @@ pub(crate) struct PodGroups {
 }
 
 impl PodGroups {
-    /// Nothing is known yet.
     pub(crate) fn new(are_wanted: bool) -> Self {
         Self {
             are_wanted,
@@ -29,7 +28,6 @@ impl PodGroups {
         }
     }
 
-    /// As if the server had answered.
     #[cfg(test)]
     pub(crate) fn known(served: Option<Version>) -> Self {
         Self {
@@ -39,7 +37,7 @@ impl PodGroups {
     }
 
     /// The version of the PodGroups that gangs get, if they get any.
-    pub(crate) fn used(&self) -> Option<Version> {
+    pub(crate) fn version(&self) -> Option<Version> {
         *self.lock()
     }
 
@@ -49,10 +47,10 @@ impl PodGroups {
             return;
         }
         loop {
-            match tokio::time::timeout(CALL, self.ask(client)).await {
+            match tokio::time::timeout(CALL, self.refresh(client)).await {
                 Ok(Ok(())) => {
-                    if self.used().is_none() {
-                        tell(None);
+                    if self.version().is_none() {
+                        log_version(None);
                     }
                     return;
                 }
@@ -64,11 +62,11 @@ impl PodGroups {
     }
 
     /// Asks the API server once: it may have been restarted with other flags, or upgraded.
-    pub(crate) async fn ask(&self, client: &Client) -> Result<(), kube::Error> {
+    pub(crate) async fn refresh(&self, client: &Client) -> Result<(), kube::Error> {
         let served = served(client).await?;
         let last = std::mem::replace(&mut *self.lock(), served);
         if served != last {
-            tell(served);
+            log_version(served);
         }
         Ok(())
     }
@@ -78,7 +76,7 @@ impl PodGroups {
     }
 }
 
-fn tell(served: Option<Version>) {
+fn log_version(served: Option<Version>) {
     if let Some(Version(version)) = served {
         info!(version, "gangs get PodGroups");
     } else {

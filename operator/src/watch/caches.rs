@@ -1,6 +1,6 @@
 //! Watches of Nodes, pods, PriorityClasses, Services, NetworkPolicies and ConfigMaps, and what is kept of them in memory.
 //!
-//! Of nodes, pods and PriorityClasses only what [planning](crate::planner) needs is kept. Own pods are indexed by their
+//! Of nodes, pods and PriorityClasses only what [planning](planner) needs is kept. Own pods are indexed by their
 //! job, and their last state is kept when they go: a record of why a pod failed must not be lost because the pod
 //! was deleted between two looks.
 
@@ -9,15 +9,16 @@ use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crds::{ViTTrainingJob, labels};
+use crds::ViTTrainingJob;
+use futures::future::BoxFuture;
 use futures::{Stream, StreamExt as _, future};
+use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Node, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::scheduling::v1::PriorityClass;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::{DeserializeGuard, PartialObjectMeta};
 use kube::runtime::WatchStreamExt as _;
-use kube::runtime::reflector::{self, ObjectRef, Store, store::Writer};
+use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::watcher::{self, Event, watcher as watch};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use planner::facts::inventory::{NodeFacts, NodeHealth};
@@ -26,33 +27,24 @@ use planner::facts::resources::requests_of;
 use planner::{Planner, SharedPlanner};
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch as latest};
-use tracing::warn;
 
 use super::gangs::Gangs;
 use super::kueue::Kueue;
-use super::unreadable::{Told, Unreadable};
+use super::stores::{own, store};
+use super::trigger::{Trigger, is_owned_by, own_api, owner_of};
+use super::unreadable::{Decoded, Unreadable};
 use crate::metrics::Metrics;
 use crate::policy::admission::Queue;
 use crate::policy::gang::PodView;
 
-/// Whom the watches tell.
+/// What the watches report to.
 #[derive(Clone)]
-struct Listeners {
+struct Subscribers {
     planner: SharedPlanner,
     triggers: mpsc::UnboundedSender<Trigger>,
     metrics: Arc<Metrics>,
 }
 
-/// What a change in the caches asks for.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub(crate) enum Trigger {
-    /// A look at one job.
-    Job { namespace: String, name: String },
-    /// A look at every job that waits for GPUs.
-    Waiting,
-}
-
-/// The caches.
 #[derive(Clone, Debug)]
 pub(crate) struct Caches {
     planner: SharedPlanner,
@@ -65,7 +57,6 @@ pub(crate) struct Caches {
     listed: [latest::Receiver<bool>; 3],
 }
 
-/// The caches will never be filled.
 #[derive(Debug, thiserror::Error)]
 #[error("a watch ended before it had listed everything")]
 pub(crate) struct NeverSynced;
@@ -81,13 +72,13 @@ impl Caches {
         planner: SharedPlanner,
         triggers: mpsc::UnboundedSender<Trigger>,
         metrics: Arc<Metrics>,
-    ) -> (Self, future::BoxFuture<'static, ()>) {
-        let (services, service_writer) = reflector::store();
-        let (network_policies, network_policy_writer) = reflector::store();
-        let (config_maps, config_map_writer) = reflector::store();
+    ) -> (Self, BoxFuture<'static, ()>) {
+        let (services, service_watch) = own_objects(client, namespace, &triggers);
+        let (network_policies, network_policy_watch) = own_objects(client, namespace, &triggers);
+        let (config_maps, config_map_watch) = own_objects(client, namespace, &triggers);
         let [nodes, pods, classes] = [(); 3].map(|()| latest::Sender::new(false));
         let (kueue, queue_watches) = if queues {
-            Kueue::start(client, namespace, triggers.clone())
+            Kueue::start(client, namespace, &triggers)
         } else {
             Kueue::off()
         };
@@ -100,47 +91,35 @@ impl Caches {
             gangs: Arc::default(),
             listed: [&nodes, &pods, &classes].map(latest::Sender::subscribe),
         };
-        let listeners = Listeners {
+        let subscribers = Subscribers {
             planner,
-            triggers: triggers.clone(),
+            triggers,
             metrics,
         };
         let tasks = [
             Box::pin(watch_planned(
                 events_of::<Node>(client),
-                listeners.clone(),
+                subscribers.clone(),
                 Planner::follow_nodes,
                 Planner::retain_node,
                 nodes,
-            )) as future::BoxFuture<'static, ()>,
+            )) as BoxFuture<'static, ()>,
             Box::pin(watch_planned(
                 events_of::<PriorityClass>(client),
-                listeners.clone(),
+                subscribers.clone(),
                 Planner::follow_classes,
                 Planner::retain_class,
                 classes,
             )),
             Box::pin(watch_pods(
                 events_of::<Pod>(client),
-                listeners,
+                subscribers,
                 Arc::clone(&caches.gangs),
                 pods,
             )),
-            Box::pin(watch_owned(
-                own_api::<PartialObjectMeta<Service>>(client, namespace),
-                service_writer,
-                triggers.clone(),
-            )),
-            Box::pin(watch_owned(
-                own_api::<PartialObjectMeta<NetworkPolicy>>(client, namespace),
-                network_policy_writer,
-                triggers.clone(),
-            )),
-            Box::pin(watch_owned(
-                own_api::<PartialObjectMeta<ConfigMap>>(client, namespace),
-                config_map_writer,
-                triggers,
-            )),
+            service_watch,
+            network_policy_watch,
+            config_map_watch,
         ];
         let all = future::select_all(tasks.into_iter().chain(queue_watches));
         (caches, Box::pin(async move { drop(all.await) }))
@@ -169,7 +148,6 @@ impl Caches {
         self.planner.lock().node_health(name)
     }
 
-    /// What is known of a node.
     pub(crate) fn node(&self, name: &str) -> Option<NodeFacts> {
         self.planner.lock().inventory().nodes.get(name).cloned()
     }
@@ -196,7 +174,6 @@ impl Caches {
             .collect()
     }
 
-    /// What is known of a job's place in a queue.
     pub(crate) fn queue_of(&self, job: &ViTTrainingJob) -> Queue {
         if job.spec.scheduling.queue_name.is_none() {
             return Queue::default();
@@ -210,7 +187,6 @@ impl Caches {
         lock(&self.gangs).forget_departed(after);
     }
 
-    /// Forgets the pods of jobs that are gone.
     pub(crate) fn retain(&self, exists: impl Fn(&str) -> bool) {
         lock(&self.gangs).retain(exists);
     }
@@ -234,23 +210,11 @@ impl Caches {
             lock(&gangs).follow(&Event::Apply(pod.clone()));
             planner.lock().follow_pods(&Event::Apply(pod.clone()));
         }
-        let (service_store, mut service_writer) = reflector::store();
-        let (network_policy_store, mut network_policy_writer) = reflector::store();
-        for service in services {
-            service_writer.apply_watcher_event(&Event::Apply(PartialObjectMeta {
-                metadata: service.metadata.clone(),
-                ..PartialObjectMeta::default()
-            }));
-            network_policy_writer.apply_watcher_event(&Event::Apply(PartialObjectMeta {
-                metadata: service.metadata.clone(),
-                ..PartialObjectMeta::default()
-            }));
-        }
         Self {
             planner,
-            services: service_store,
-            network_policies: network_policy_store,
-            config_maps: reflector::store().0,
+            services: store_of(services),
+            network_policies: store_of(services),
+            config_maps: store_of(&[]),
             kueue: Kueue::off().0,
             gangs,
             listed: [(); 3].map(|()| latest::channel(true).1),
@@ -258,18 +222,23 @@ impl Caches {
     }
 }
 
-fn lock(gangs: &Mutex<Gangs>) -> MutexGuard<'_, Gangs> {
-    gangs.lock().unwrap_or_else(PoisonError::into_inner)
+/// The metadata of these services, as if they were of another kind.
+#[cfg(test)]
+fn store_of<K: Resource<DynamicType = ()> + Clone + Default + 'static>(
+    services: &[Service],
+) -> Store<PartialObjectMeta<K>> {
+    let (store, mut writer) = kube::runtime::reflector::store();
+    for service in services {
+        writer.apply_watcher_event(&Event::Apply(PartialObjectMeta {
+            metadata: service.metadata.clone(),
+            ..PartialObjectMeta::default()
+        }));
+    }
+    store
 }
 
-pub(super) fn own_api<K>(client: &Client, namespace: Option<&str>) -> Api<K>
-where
-    K: Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
-{
-    match namespace {
-        Some(namespace) => Api::namespaced(client.clone(), namespace),
-        None => Api::all(client.clone()),
-    }
+fn lock(gangs: &Mutex<Gangs>) -> MutexGuard<'_, Gangs> {
+    gangs.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whether a job has its object of a kind of which it has one, by its own name.
@@ -281,13 +250,6 @@ where
     store
         .get(&name)
         .is_some_and(|object| is_owned_by(&object.metadata, job))
-}
-
-pub(crate) fn is_owned_by(metadata: &ObjectMeta, job: &ViTTrainingJob) -> bool {
-    let job = &job.metadata;
-    let mut owners = metadata.owner_references.iter().flatten();
-    // An owner is of the namespace of what it owns; its uid alone could be named anywhere.
-    metadata.namespace == job.namespace && owners.any(|owner| Some(&owner.uid) == job.uid.as_ref())
 }
 
 /// What happens to all objects of a kind.
@@ -304,24 +266,24 @@ type GuardedEvent<K> = watcher::Result<Event<DeserializeGuard<K>>>;
 /// was that cannot be read.
 async fn watch_guarded<K>(
     events: impl Stream<Item = GuardedEvent<K>> + Send,
-    listeners: Listeners,
+    subscribers: Subscribers,
     listed: latest::Sender<bool>,
     mut follow: impl FnMut(&mut Planner, &Event<K>) -> Vec<Trigger> + Send,
     mut keep: impl FnMut(&mut Planner, &K) + Send,
 ) where
     K: Resource<DynamicType = ()> + Default,
 {
-    let Listeners {
+    let Subscribers {
         planner,
         triggers,
         metrics,
-    } = listeners;
+    } = subscribers;
     let mut unreadable = Unreadable::new(metrics);
     events
         .default_backoff()
         .for_each(|event| {
             match unreadable.read(event) {
-                Some(Told::Event(event)) => {
+                Some(Decoded::Event(event)) => {
                     let to_look_at = follow(&mut planner.lock(), &event);
                     if matches!(event, Event::InitDone) {
                         listed.send_replace(true);
@@ -331,7 +293,7 @@ async fn watch_guarded<K>(
                         let _ = triggers.send(trigger);
                     }
                 }
-                Some(Told::Unreadable(object)) => keep(&mut planner.lock(), &object),
+                Some(Decoded::Unreadable(object)) => keep(&mut planner.lock(), &object),
                 None => {}
             }
             future::ready(())
@@ -339,11 +301,11 @@ async fn watch_guarded<K>(
         .await;
 }
 
-/// Follows the objects of a kind of which only the planner knows. What has changed of the cluster as a whole is told to the
-/// jobs that wait.
+/// Follows the objects of a kind of which only the planner knows. A change of the cluster as a whole has
+/// the jobs that wait reconciled.
 async fn watch_planned<K>(
     events: impl Stream<Item = GuardedEvent<K>> + Send,
-    listeners: Listeners,
+    subscribers: Subscribers,
     follow: fn(&mut Planner, &Event<K>) -> bool,
     keep: fn(&mut Planner, &K),
     listed: latest::Sender<bool>,
@@ -359,12 +321,12 @@ async fn watch_planned<K>(
             vec![]
         }
     };
-    watch_guarded(events, listeners, listed, follow, keep).await;
+    watch_guarded(events, subscribers, listed, follow, keep).await;
 }
 
 async fn watch_pods(
     events: impl Stream<Item = GuardedEvent<Pod>> + Send,
-    listeners: Listeners,
+    subscribers: Subscribers,
     gangs: Arc<Mutex<Gangs>>,
     listed: latest::Sender<bool>,
 ) {
@@ -376,9 +338,9 @@ async fn watch_pods(
     };
     let keep = |planner: &mut Planner, pod: &Pod| {
         planner.retain_pod(pod);
-        lock(&gangs).keep(pod);
+        lock(&gangs).note_listed(pod);
     };
-    watch_guarded(events, listeners, listed, follow, keep).await;
+    watch_guarded(events, subscribers, listed, follow, keep).await;
 }
 
 fn triggers_of(event: &Event<Pod>) -> Vec<Trigger> {
@@ -399,43 +361,26 @@ fn triggers_of(event: &Event<Pod>) -> Vec<Trigger> {
     triggers
 }
 
-pub(super) fn owner_of(metadata: &ObjectMeta) -> Option<Trigger> {
-    let owner = metadata
-        .owner_references
-        .iter()
-        .flatten()
-        .find(|owner| owner.controller == Some(true) && owner.kind == ViTTrainingJob::kind(&()))?;
-    Some(Trigger::Job {
-        namespace: metadata.namespace.clone()?,
-        name: owner.name.clone(),
-    })
-}
-
-async fn watch_owned<K>(
-    api: Api<PartialObjectMeta<K>>,
-    writer: Writer<PartialObjectMeta<K>>,
-    triggers: mpsc::UnboundedSender<Trigger>,
-) where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + 'static,
+/// The store of what jobs have of a kind, and the task that keeps it. A deletion is what matters: the object is made anew then.
+fn own_objects<K>(
+    client: &Client,
+    namespace: Option<&str>,
+    triggers: &mpsc::UnboundedSender<Trigger>,
+) -> (Store<PartialObjectMeta<K>>, BoxFuture<'static, ()>)
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + DeserializeOwned
+        + Send
+        + Sync
+        + 'static,
 {
-    let ours = watcher::Config::default().labels(&format!("{}={}", labels::MANAGED_BY, labels::MANAGER));
-    watch(api, ours)
-        .default_backoff()
-        .modify(|object| object.metadata.managed_fields = None)
-        .reflect(writer)
-        .for_each(|event| {
-            // Their deletion is what matters: they are made anew then.
-            if let Ok(Event::Delete(object)) = &event
-                && let Some(trigger) = owner_of(&object.metadata)
-            {
-                let _ = triggers.send(trigger);
-            }
-            if let Err(error) = event {
-                warn!(%error, "a watch was interrupted and starts again");
-            }
-            future::ready(())
-        })
-        .await;
+    let deleted = |event: &Event<PartialObjectMeta<K>>| match event {
+        Event::Delete(object) => owner_of(&object.metadata),
+        _ => None,
+    };
+    store(own_api(client, namespace), own(), triggers.clone(), deleted)
 }
 
 #[cfg(test)]

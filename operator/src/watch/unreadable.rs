@@ -1,4 +1,4 @@
-//! Objects that a watch brings and that cannot be read. They are told once and counted, do not stop the watch, and are
+//! Objects that a watch brings and that cannot be read. They are logged once and counted, do not stop the watch, and are
 //! not taken for gone: what was last read of them stands.
 
 use std::collections::HashSet;
@@ -12,9 +12,9 @@ use tracing::{info, warn};
 
 use crate::metrics::Metrics;
 
-/// What a watch tells.
+/// An event of a watch, as far as its object can be read.
 #[derive(Debug)]
-pub(crate) enum Told<K> {
+pub(crate) enum Decoded<K> {
     /// What happened to objects that can be read, or that one is gone.
     Event(Event<K>),
     /// This object is there, but only its metadata can be read.
@@ -40,25 +40,25 @@ impl Unreadable {
         }
     }
 
-    /// Reads what a watch tells; `None` where it was interrupted.
-    pub(crate) fn read<K>(&mut self, event: watcher::Result<Event<DeserializeGuard<K>>>) -> Option<Told<K>>
+    /// Reads an event of a watch; `None` where it was interrupted.
+    pub(crate) fn read<K>(&mut self, event: watcher::Result<Event<DeserializeGuard<K>>>) -> Option<Decoded<K>>
     where
         K: Resource<DynamicType = ()> + Default,
     {
-        let told = match event {
+        let decoded = match event {
             Ok(Event::Init) => {
                 self.listed.clear();
-                Told::Event(Event::Init)
+                Decoded::Event(Event::Init)
             }
             Ok(Event::InitApply(object)) => self.object(object, Event::InitApply),
             Ok(Event::InitDone) => {
                 self.keys = std::mem::take(&mut self.listed);
-                Told::Event(Event::InitDone)
+                Decoded::Event(Event::InitDone)
             }
             Ok(Event::Apply(object)) => self.object(object, Event::Apply),
             Ok(Event::Delete(object)) => {
                 self.keys.remove(&key(&object));
-                Told::Event(Event::Delete(
+                Decoded::Event(Event::Delete(
                     object.0.unwrap_or_else(|invalid| of_metadata(invalid.metadata)),
                 ))
             }
@@ -68,10 +68,10 @@ impl Unreadable {
             }
         };
         self.metrics.unreadable(&K::kind(&()), self.keys.len());
-        Some(told)
+        Some(decoded)
     }
 
-    fn object<K>(&mut self, object: DeserializeGuard<K>, event: fn(K) -> Event<K>) -> Told<K>
+    fn object<K>(&mut self, object: DeserializeGuard<K>, event: fn(K) -> Event<K>) -> Decoded<K>
     where
         K: Resource<DynamicType = ()> + Default,
     {
@@ -82,7 +82,7 @@ impl Unreadable {
                 if self.keys.remove(&key) {
                     info!(object = key, %kind, "an object can be read again");
                 }
-                Told::Event(event(object))
+                Decoded::Event(event(object))
             }
             Err(invalid) => {
                 if self.keys.insert(key.clone()) {
@@ -90,7 +90,7 @@ impl Unreadable {
                     warn!(object = key, %kind, error, "an object cannot be read: what was last read of it stands");
                 }
                 self.listed.insert(key);
-                Told::Unreadable(of_metadata(invalid.metadata))
+                Decoded::Unreadable(of_metadata(invalid.metadata))
             }
         }
     }

@@ -49,12 +49,11 @@ impl Gangs {
         )
     }
 
-    /// Takes in what the watch tells.
     pub(crate) fn follow(&mut self, event: &Event<Pod>) {
         match event {
             Event::Init => self.listed.clear(),
             Event::InitApply(pod) => {
-                self.keep(pod);
+                self.note_listed(pod);
                 if let Some((job, view)) = own(pod) {
                     self.put(job, view);
                 }
@@ -74,7 +73,7 @@ impl Gangs {
     }
 
     /// A list that is under way holds a pod.
-    pub(crate) fn keep(&mut self, pod: &Pod) {
+    pub(crate) fn note_listed(&mut self, pod: &Pod) {
         if let Some(member) = Membership::of(pod) {
             self.listed.entry(member.job).or_default().insert(pod.name_any());
         }

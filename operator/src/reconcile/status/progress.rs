@@ -1,11 +1,10 @@
-//! What agents tell of training, as the status has it.
+//! What agents report of training, as the status has it.
 
 use contract::Progress;
 use crds::status::{CheckpointStatus, ProgressStatus, StragglerStatus, ViTTrainingJobStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-/// Takes a record of training over.
-pub(super) fn take_over(status: &mut ViTTrainingJobStatus, progress: &Progress) {
+pub(super) fn record_progress(status: &mut ViTTrainingJobStatus, progress: &Progress) {
     status.restarts_since_checkpoint = status.failures_since_checkpoint(Some(progress));
     if let Some(checkpoint) = &progress.last_checkpoint
         && status.has_new_checkpoint(progress)
@@ -36,16 +35,12 @@ pub(super) fn take_over(status: &mut ViTTrainingJobStatus, progress: &Progress) 
 }
 
 /// Stragglers with the nodes they are on.
-pub(super) fn named(
+pub(super) fn with_nodes(
     stragglers: &[(u32, f64)],
     status: &ViTTrainingJobStatus,
     workers: &crds::spec::Workers,
 ) -> Vec<StragglerStatus> {
-    let nodes = status
-        .placement
-        .as_ref()
-        .map(|placement| placement.nodes.as_slice())
-        .unwrap_or_default();
+    let nodes = status.nodes();
     let ranks_per_node = u32::try_from(workers.gpus_per_node).unwrap_or(1).max(1);
     stragglers
         .iter()

@@ -26,10 +26,8 @@ pub(crate) enum GpuState {
 }
 
 impl GpuState {
-    /// Every state.
     pub(crate) const ALL: [Self; 4] = [Self::Gangs, Self::Others, Self::Free, Self::Unavailable];
 
-    /// The value of the metric's label.
     pub(crate) fn as_str(self) -> &'static str {
         GPU_STATES[self as usize]
     }
@@ -87,48 +85,28 @@ mod tests {
 
     const GPU: &str = "nvidia.com/gpu";
 
-    struct Given {
-        product: &'static str,
-        ready: bool,
-        cordoned: bool,
-        allocatable: u8,
-        gangs: i64,
-        others: i64,
-    }
-
-    const PLAIN: Given = Given {
-        product: "Tesla-T4",
-        ready: true,
-        cordoned: false,
-        allocatable: 8,
-        gangs: 0,
-        others: 0,
-    };
-
-    /// A node of eight GPUs.
-    fn node(given: &Given) -> NodeFacts {
+    /// A node of eight GPUs, of which so many are allocatable, and held by gangs and by others.
+    fn node(product: &str, state: &str, [allocatable, gangs, others]: [i64; 3]) -> NodeFacts {
         let node: Node = serde_json::from_value(json!({
-            "metadata": {"labels": {"nvidia.com/gpu.product": given.product}},
-            "spec": {"unschedulable": given.cordoned},
+            "metadata": {"labels": {"nvidia.com/gpu.product": product}},
+            "spec": {"unschedulable": state == "cordoned"},
             "status": {
                 "capacity": {GPU: "8", "cpu": "4"},
-                "allocatable": {GPU: given.allocatable.to_string(), "cpu": "4"},
-                "conditions": [{"type": "Ready", "status": if given.ready { "True" } else { "Unknown" }}],
+                "allocatable": {GPU: allocatable.to_string(), "cpu": "4"},
+                "conditions": [{"type": "Ready", "status": if state == "lost" { "Unknown" } else { "True" }}],
             },
         }))
         .expect("a node");
         let mut facts = facts(&node, &mut Shared::default());
         let requests = |gpus| Requests::from([(GPU.to_owned(), gpus)]);
-        hold(&mut facts.resources, &requests(given.gangs), Holder::Gang, 1);
-        hold(&mut facts.resources, &requests(given.others), Holder::Other, 1);
+        hold(&mut facts.resources, &requests(gangs), Holder::Gang, 1);
+        hold(&mut facts.resources, &requests(others), Holder::Other, 1);
         facts
     }
 
-    fn counted(given: &[Given]) -> GpuCounts {
-        let nodes = given
-            .iter()
-            .enumerate()
-            .map(|(index, given)| (Arc::from(format!("node{index}")), node(given)));
+    fn counted<const NODES: usize>(nodes: [NodeFacts; NODES]) -> GpuCounts {
+        let named = (0..).zip(nodes);
+        let nodes = named.map(|(index, node)| (Arc::from(format!("node{index}")), node));
         let inventory = Inventory {
             nodes: nodes.collect(),
         };
@@ -142,27 +120,11 @@ mod tests {
 
     #[test]
     fn every_gpu_is_in_one_state() {
-        let counts = counted(&[
-            Given {
-                gangs: 4,
-                others: 1,
-                ..PLAIN
-            },
-            Given {
-                allocatable: 6,
-                gangs: 2,
-                ..PLAIN
-            },
-            Given {
-                cordoned: true,
-                gangs: 3,
-                ..PLAIN
-            },
-            Given {
-                ready: false,
-                others: 1,
-                ..PLAIN
-            },
+        let counts = counted([
+            node("Tesla-T4", "ready", [8, 4, 1]),
+            node("Tesla-T4", "ready", [6, 2, 0]),
+            node("Tesla-T4", "cordoned", [8, 3, 0]),
+            node("Tesla-T4", "lost", [8, 0, 1]),
         ]);
         assert_eq!(of(&counts, "Tesla-T4"), [9, 2, 3 + 4, 2 + 5 + 7]);
         assert_eq!(
@@ -174,18 +136,14 @@ mod tests {
 
     #[test]
     fn products_are_told_apart_and_one_that_no_label_tells_has_a_name() {
-        let counts = counted(&[PLAIN, Given { product: "", ..PLAIN }]);
+        let counts = counted(["Tesla-T4", ""].map(|product| node(product, "ready", [8, 0, 0])));
         assert_eq!(of(&counts, "Tesla-T4"), [0, 0, 8, 0]);
         assert_eq!(of(&counts, "unknown"), [0, 0, 8, 0]);
     }
 
     #[test]
     fn pods_that_hold_more_than_a_node_has_left_leave_nothing_free() {
-        let counts = counted(&[Given {
-            allocatable: 2,
-            gangs: 8,
-            ..PLAIN
-        }]);
+        let counts = counted([node("Tesla-T4", "ready", [2, 8, 0])]);
         assert_eq!(of(&counts, "Tesla-T4"), [8, 0, 0, 0]);
     }
 }

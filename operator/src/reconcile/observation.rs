@@ -1,0 +1,130 @@
+//! What is known of one job: a value, on which all decisions of a round are made.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use contract::Progress;
+use crds::{Phase, ViTTrainingJob, ViTTrainingJobStatus};
+use jiff::{SignedDuration, Timestamp};
+use planner::facts::inventory::NodeFacts;
+
+use crate::api::pod_group::Version;
+use crate::build;
+use crate::policy::admission::Queue;
+use crate::policy::gang::PodView;
+use crate::policy::stall::{Silence, Standstill};
+
+/// What is known of one job.
+#[derive(Clone, Debug)]
+pub(crate) struct Observation {
+    pub(crate) job: Arc<ViTTrainingJob>,
+    /// Its pods that exist, of all attempts.
+    pub(crate) pods: Vec<PodView>,
+    /// Its pods that are gone, as they were last.
+    pub(crate) departed: Vec<PodView>,
+    /// Pods that exist and are not in the cache yet: their uids by name.
+    pub(crate) unseen_pods: HashMap<String, String>,
+    /// Whether every pod of the present attempt has been created here.
+    pub(crate) gang_was_created: bool,
+    /// Nodes of its pods whose kubelet does not say they are fine, with the time since when.
+    pub(crate) unready_nodes: HashMap<String, Timestamp>,
+    /// The nodes of pods that were rejected, by name.
+    pub(crate) rejecting_nodes: HashMap<String, NodeFacts>,
+    pub(crate) has_service: bool,
+    pub(crate) network_policy: Isolation,
+    /// The version of the PodGroups that gangs get, if they get any.
+    pub(crate) pod_groups: Option<Version>,
+    pub(crate) config_maps: BTreeSet<String>,
+    /// The newest record of the present attempt.
+    pub(crate) progress: Option<Progress>,
+    /// Where rank 0 stands still for too long: what all agents say to it.
+    pub(crate) standstill: Option<Standstill>,
+    /// Whether rank 0's agent has just answered that it stands still for too long.
+    pub(crate) is_stall_suspected: bool,
+    /// For how long rank 0's agent has not answered.
+    pub(crate) silence: Option<Silence>,
+    /// The ranks that are stragglers now, with their slowdown; `None` where rank 0 has not reported on ranks.
+    pub(crate) stragglers: Option<Vec<(u32, f64)>>,
+    pub(crate) queue: Queue,
+    pub(crate) now: Timestamp,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Isolation {
+    /// Jobs get none.
+    Off,
+    /// It is to be made.
+    Missing,
+    There,
+}
+
+impl Observation {
+    pub(crate) fn status(&self) -> ViTTrainingJobStatus {
+        self.job.status.clone().unwrap_or_default()
+    }
+
+    /// The pods of one attempt, existing or gone.
+    pub(crate) fn gang(&self, attempt: i32) -> impl Iterator<Item = &PodView> {
+        self.pods
+            .iter()
+            .chain(&self.departed)
+            .filter(move |pod| pod.attempt == attempt)
+    }
+
+    /// Whether all pods of the present gang have existed: one that is missing now is lost.
+    pub(crate) fn was_whole(&self) -> bool {
+        match self.job.status.as_ref().and_then(|status| status.phase) {
+            Some(Phase::Starting) => self.gang_was_created,
+            phase => phase == Some(Phase::Running),
+        }
+    }
+
+    /// The node ranks of the present gang without a pod.
+    pub(crate) fn missing(&self) -> Vec<usize> {
+        let Some(status) = &self.job.status else {
+            return vec![];
+        };
+        let present: HashSet<usize> = self.gang(status.attempt).map(|pod| pod.node_rank).collect();
+        let name = |node_rank| build::pod::name(&self.job, status.attempt, node_rank);
+        (0..status.nodes().len())
+            .filter(|node_rank| !present.contains(node_rank))
+            .filter(|node_rank| !self.unseen_pods.contains_key(&name(*node_rank)))
+            .collect()
+    }
+
+    /// The newest attempt that anything knows of.
+    pub(crate) fn newest_attempt(&self) -> i32 {
+        let recorded = self.job.status.as_ref().map_or(0, |status| status.attempt);
+        self.pods.iter().map(|pod| pod.attempt).fold(recorded, i32::max)
+    }
+
+    /// The node of a pod, if its kubelet has not been fine for that long.
+    pub(crate) fn node_lost_for<'a>(&self, pod: &'a PodView, bound: Duration) -> Option<&'a str> {
+        let node = pod.node.as_deref()?;
+        let bound = SignedDuration::try_from(bound).unwrap_or(SignedDuration::MAX);
+        let since = self.unready_nodes.get(node)?;
+        (self.now.duration_since(*since) >= bound).then_some(node)
+    }
+
+    /// Whether a pod that has not ended is on a node whose kubelet is not fine.
+    pub(crate) fn is_on_unready_node(&self) -> bool {
+        let is_unready = |node: &String| self.unready_nodes.contains_key(node);
+        let mut running = self.pods.iter().filter(|pod| !pod.has_ended());
+        running.any(|pod| pod.node.as_ref().is_some_and(is_unready))
+    }
+
+    /// Whether a pod may still use its GPUs: it has not ended, and its node or its kubelet can be waited for.
+    pub(crate) fn holds_gpus(&self, pod: &PodView) -> bool {
+        let bound = u64::try_from(self.job.spec.failure_policy.node_lost_seconds).unwrap_or(0);
+        let is_lost = pod.lost || self.node_lost_for(pod, Duration::from_secs(bound)).is_some();
+        !pod.has_ended() && !is_lost && !self.is_overdue(pod)
+    }
+
+    /// Whether a pod should have been gone for failurePolicy.nodeLostSeconds: its process cannot be killed.
+    pub(crate) fn is_overdue(&self, pod: &PodView) -> bool {
+        let bound = SignedDuration::from_secs(self.job.spec.failure_policy.node_lost_seconds.into());
+        let is_late = |due| self.now.duration_since(due) >= bound;
+        !pod.has_ended() && !pod.lost && pod.deletion_timestamp.is_some_and(is_late)
+    }
+}

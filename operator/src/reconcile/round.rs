@@ -1,0 +1,231 @@
+//! One round of one job: six calls, of which only the first and the last two do I/O.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use crds::status::ViTTrainingJobStatus;
+use crds::{InvalidJob, Phase, ValidatedJob, ViTTrainingJob, conditions};
+use kube::runtime::controller::Action;
+use kube::runtime::events::EventType;
+use kube::{Api, Client, Resource as _, ResourceExt as _};
+use planner::GuardedJob;
+use tracing::{Instrument as _, debug, info, info_span, warn};
+
+use super::context::Context;
+use super::observation::Observation;
+use super::pace::{CATCH_UP, can_wait, next_round};
+use super::plan::{self, Plan};
+use super::{apply, changes, events, observe, poll, status, unreadable};
+use crate::error::Error;
+use crate::watch::trigger::Trigger;
+
+/// One round, timed, logged and counted.
+pub(crate) async fn reconcile(guarded: Arc<GuardedJob>, context: Arc<Context>) -> Result<Action, Error> {
+    let span = info_span!(
+        "reconcile",
+        id = context.rounds.fetch_add(1, Ordering::Relaxed),
+        job = guarded.name_any(),
+        namespace = guarded.namespace().unwrap_or_default(),
+        attempt = guarded
+            .0
+            .as_ref()
+            .ok()
+            .and_then(|job| job.status.as_ref())
+            .map_or(0, |status| status.attempt),
+    );
+    let started = Instant::now();
+    let uid = guarded.uid().unwrap_or_default();
+    let result = match &guarded.0 {
+        Ok(job) => round(&context, job).instrument(span.clone()).await,
+        Err(invalid) => {
+            unreadable::round(&context, invalid)
+                .instrument(span.clone())
+                .await
+        }
+    };
+    context.metrics.reconciled(started.elapsed());
+    match &result {
+        Ok(_) => context.memory.succeeded(&uid),
+        Err(error) if error.is_conflict() => {
+            context.metrics.failed(error.category());
+            debug!(parent: &span, %error, "the job changed meanwhile");
+        }
+        Err(error) => {
+            context.metrics.failed(error.category());
+            warn!(parent: &span, %error, category = error.category(), "reconcile failed");
+            let event = events::event(
+                EventType::Warning,
+                conditions::reasons::RECONCILE_FAILED,
+                "Reconcile",
+                &error.to_string(),
+            );
+            span.in_scope(|| context.publish(guarded.object_ref(&()), vec![event]));
+        }
+    }
+    result
+}
+
+async fn round(context: &Context, job: &ViTTrainingJob) -> Result<Action, Error> {
+    if job.metadata.deletion_timestamp.is_some() || !job.is_for_vit_operator() {
+        // What it owns goes with it, by owner references.
+        return Ok(Action::await_change());
+    }
+    // 1. Observe: caches, and what agents have answered.
+    let Some(observation) = observe::observe(context, Arc::new(job.clone())).await? else {
+        return Ok(Action::requeue(CATCH_UP));
+    };
+    // 2. Validate: every error of the user is found here.
+    let valid = crds::validate(&observation.job);
+    // 3. Plan: a pure function, but for GPUs, which the planner finds and promises in one step.
+    let mut plan = plan_and_promise(context, &observation, &valid);
+    // 4. Build: pure and infallible.
+    let changes = changes::build(&observation, valid.as_ref().ok(), &plan);
+    // 5. Apply: poll agents, for which no round waits, create and delete.
+    poll::poll(context, &observation);
+    let mut applied = apply::apply(context, client_for(context, &plan), &observation.job, changes).await;
+    if let Err(error) = &applied
+        && let Some(end) = plan::end_of_refused(&observation, &plan, error)
+    {
+        warn!(%error, "the API server rejects the gang for good");
+        (plan, applied) = (end, Ok(()));
+    }
+    if matches!((&plan, &applied), (Plan::Expire, Ok(()))) {
+        return Ok(Action::await_change());
+    }
+    // 6. Status: one write, and only if something changed. It is due after a failed call, too.
+    let written = write_status(context, &observation, &plan, applied.as_ref().err()).await;
+    settle_promise(context, &observation, &plan, &written);
+    applied?;
+    let status = written?;
+    Ok(Action::requeue(next_round(context, &observation, &plan, &status)))
+}
+
+/// Takes back a promise that is certainly not recorded, and tells the jobs that wait. Where that is not known, it stays.
+fn settle_promise(
+    context: &Context,
+    observation: &Observation,
+    plan: &Plan,
+    written: &Result<ViTTrainingJobStatus, Error>,
+) {
+    let uid = observation.job.uid().unwrap_or_default();
+    let is_news = match (plan, written) {
+        (Plan::Place { attempt, .. }, Err(error)) if error.is_refusal() => {
+            let lets_go = context.planner.lock().release(&uid, *attempt);
+            // Jobs that are refused again and again would wake one another in spite of their back-off.
+            lets_go && !context.memory.is_failing(&uid)
+        }
+        (Plan::Place { .. }, _) | (_, Err(_)) => false,
+        // The server took a status made from a version without the promise: an earlier write never came to be.
+        (_, Ok(_)) => context
+            .planner
+            .lock()
+            .release_open(&uid, observation.status().attempt),
+    };
+    if is_news {
+        // The receiver lives as long as the process.
+        let _ = context.triggers.send(Trigger::Waiting);
+    }
+}
+
+pub(super) fn plan_and_promise(
+    context: &Context,
+    observation: &Observation,
+    valid: &Result<ValidatedJob, InvalidJob>,
+) -> Plan {
+    let uid = observation.job.uid().unwrap_or_default();
+    let place = |attempt| {
+        let started = Instant::now();
+        let decision = context.planner.place(&uid, attempt, observation.now);
+        context.metrics.placed(started.elapsed());
+        decision
+    };
+    let growth = || context.planner.growth(&uid, observation.now);
+    plan::plan(observation, valid, place, growth)
+}
+
+async fn write_status(
+    context: &Context,
+    observation: &Observation,
+    plan: &Plan,
+    error: Option<&Error>,
+) -> Result<ViTTrainingJobStatus, Error> {
+    let job = &*observation.job;
+    let last = observation.status();
+    let mut next = status::next(observation, plan);
+    if !error.is_some_and(Error::is_conflict) {
+        next = status::with_error(observation, next, error);
+    }
+    // Where an earlier write may have promised something, only the server knows whether this is the last status.
+    let is_open = context
+        .planner
+        .lock()
+        .is_open(&job.uid().unwrap_or_default(), last.attempt);
+    if !is_open && (next == last || can_wait(context, job, &last, &next)) {
+        return Ok(next);
+    }
+    let client = client_for(context, plan).clone();
+    let api: Api<ViTTrainingJob> = Api::namespaced(client, &job.namespace().unwrap_or_default());
+    let object = ViTTrainingJob {
+        status: Some(next.clone()),
+        ..job.clone()
+    };
+    let written = apply::replace_status(&api, apply::kind::<ViTTrainingJob>(), &object).await?;
+    context.memory.wrote(
+        &job.uid().unwrap_or_default(),
+        next.phase,
+        written.resource_version(),
+    );
+    count(context, job, &last, &next, observation.now);
+    if last.phase != next.phase {
+        info!(
+            from = last.phase.map_or("new", Phase::as_str),
+            to = next.phase.map_or("new", Phase::as_str),
+            "phase changed"
+        );
+    }
+    context.publish(job.object_ref(&()), events::between(&last, &next));
+    Ok(next)
+}
+
+/// The client that carries a plan out.
+pub(super) fn client_for<'a>(context: &'a Context, plan: &Plan) -> &'a Client {
+    if plan.frees_gpus() {
+        &context.urgent
+    } else {
+        &context.client
+    }
+}
+
+fn count(
+    context: &Context,
+    job: &ViTTrainingJob,
+    last: &ViTTrainingJobStatus,
+    next: &ViTTrainingJobStatus,
+    now: jiff::Timestamp,
+) {
+    if let Some(class) = restarted_after(last, next) {
+        context.metrics.restarted(class);
+    }
+    if last.phase != Some(Phase::Running)
+        && next.phase == Some(Phase::Running)
+        && next.attempt == 1
+        && let Some(created) = job.creation_timestamp()
+    {
+        context
+            .metrics
+            .first_run_after(now.duration_since(created.0).as_secs_f64());
+    }
+}
+
+/// The class of the failure after which a gang was placed again, which is known for good by then. A job that had to
+/// wait for GPUs meanwhile was pending; one that changed its size did not fail.
+pub(super) fn restarted_after<'a>(
+    last: &ViTTrainingJobStatus,
+    next: &'a ViTTrainingJobStatus,
+) -> Option<&'a str> {
+    let failure = next.last_failure.as_ref()?;
+    let is_placed =
+        matches!(last.phase, Some(Phase::Restarting | Phase::Pending)) && next.phase == Some(Phase::Starting);
+    (is_placed && failure.attempt == last.attempt).then_some(failure.class.as_str())
+}

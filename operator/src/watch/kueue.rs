@@ -1,0 +1,92 @@
+//! Watches of Kueue's Workloads and ResourceFlavors.
+
+use std::sync::Arc;
+
+use crds::ViTTrainingJob;
+use futures::FutureExt as _;
+use futures::future::{self, BoxFuture};
+use kube::runtime::reflector::{self, ObjectRef, Store};
+use kube::runtime::watcher::{self, Event};
+use kube::{Api, Client, Resource, ResourceExt as _};
+use tokio::sync::mpsc;
+
+use super::stores::{own, store};
+use super::trigger::{Trigger, is_owned_by, own_api, owner_of};
+use crate::api::kueue::{ResourceFlavor, Workload};
+use crate::policy::admission::Queue;
+
+/// What is kept of Kueue's objects. Where the cluster serves none, the stores are never filled, and nothing waits for them.
+#[derive(Clone, Debug)]
+pub(crate) struct Kueue {
+    workloads: Store<Workload>,
+    flavors: Store<ResourceFlavor>,
+}
+
+impl Kueue {
+    /// The stores, and the tasks that keep them: they never end.
+    pub(super) fn start(
+        client: &Client,
+        namespace: Option<&str>,
+        triggers: &mpsc::UnboundedSender<Trigger>,
+    ) -> (Self, [BoxFuture<'static, ()>; 2]) {
+        let of_owner = |event: &Event<Workload>| match event {
+            Event::Apply(workload) | Event::InitApply(workload) | Event::Delete(workload) => {
+                owner_of(&workload.metadata)
+            }
+            // Jobs that waited for the first list.
+            Event::InitDone => Some(Trigger::Waiting),
+            Event::Init => None,
+        };
+        let of_all =
+            |event: &Event<ResourceFlavor>| (!matches!(event, Event::Init)).then_some(Trigger::Waiting);
+        let (workloads, workload_watch) =
+            store(own_api(client, namespace), own(), triggers.clone(), of_owner);
+        let all = watcher::Config::default();
+        let (flavors, flavor_watch) = store(Api::all(client.clone()), all, triggers.clone(), of_all);
+        (Self { workloads, flavors }, [workload_watch, flavor_watch])
+    }
+
+    /// Stores of nothing, where jobs may name no queues.
+    pub(super) fn off() -> (Self, [BoxFuture<'static, ()>; 2]) {
+        let kueue = Self {
+            workloads: reflector::store().0,
+            flavors: reflector::store().0,
+        };
+        (kueue, [future::pending().boxed(), future::pending().boxed()])
+    }
+
+    /// What is known of the place in a queue of a job that names one, and whose class has that priority.
+    pub(crate) fn queue_of(&self, job: &ViTTrainingJob, priority: Option<i32>) -> Queue {
+        let workload = self.workload_of(job);
+        let names = workload.as_deref().map(Workload::flavors).unwrap_or_default();
+        let flavor = |name: &str| Some((name.to_owned(), self.flavors.get(&ObjectRef::new(name))?));
+        Queue {
+            is_known: self.is_known(),
+            flavors: names.into_iter().filter_map(flavor).collect(),
+            workload,
+            priority,
+        }
+    }
+
+    /// Whether Workloads and ResourceFlavors have been listed.
+    fn is_known(&self) -> bool {
+        is_listed(&self.workloads) && is_listed(&self.flavors)
+    }
+
+    fn workload_of(&self, job: &ViTTrainingJob) -> Option<Arc<Workload>> {
+        let name = ObjectRef::new(&job.name_any()).within(&job.namespace().unwrap_or_default());
+        self.workloads
+            .get(&name)
+            .filter(|workload| is_owned_by(&workload.metadata, job))
+    }
+}
+
+fn is_listed<K>(store: &Store<K>) -> bool
+where
+    K: Resource<DynamicType = ()> + Clone + 'static,
+{
+    store
+        .wait_until_ready()
+        .now_or_never()
+        .is_some_and(|ready| ready.is_ok())
+}

@@ -1,0 +1,74 @@
+//! Stores of whole kinds, which a watch keeps.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use crds::labels;
+use futures::future::BoxFuture;
+use futures::{FutureExt as _, StreamExt as _};
+use kube::runtime::WatchStreamExt as _;
+use kube::runtime::reflector::{self, Store};
+use kube::runtime::watcher::{self, Event, watcher as watch};
+use kube::{Api, Resource};
+use serde::de::DeserializeOwned;
+use tokio::sync::mpsc;
+use tracing::{debug, warn};
+
+use super::trigger::Trigger;
+
+/// How often an API server that does not serve a kind is asked whether it does.
+const ASKED_AGAIN: Duration = Duration::from_secs(30);
+
+/// Selects what the operator has made.
+pub(super) fn own() -> watcher::Config {
+    watcher::Config::default().labels(&format!("{}={}", labels::MANAGED_BY, labels::MANAGER))
+}
+
+/// The store of a kind, and the task that keeps it, which never ends; `concerns` says which jobs an event concerns. A cluster that
+/// does not serve the kind is asked again after [`ASKED_AGAIN`]: a watch by itself would begin anew about once a second, for
+/// every beginning counts as a success of it.
+pub(super) fn store<K>(
+    api: Api<K>,
+    which: watcher::Config,
+    triggers: mpsc::UnboundedSender<Trigger>,
+    concerns: impl Fn(&Event<K>) -> Option<Trigger> + Send + 'static,
+) -> (Store<K>, BoxFuture<'static, ()>)
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+{
+    let (store, writer) = reflector::store();
+    let task = watch(api, which)
+        .default_backoff()
+        .modify(|object| object.meta_mut().managed_fields = None)
+        .reflect(writer)
+        .for_each(move |event| {
+            let mut is_served = true;
+            match event {
+                Ok(event) => {
+                    if let Some(trigger) = concerns(&event) {
+                        // The receiver lives as long as the process.
+                        let _ = triggers.send(trigger);
+                    }
+                }
+                Err(error) if is_missing(&error) => {
+                    debug!(kind = %K::kind(&()), "the API server does not serve this kind");
+                    is_served = false;
+                }
+                Err(error) => warn!(%error, "a watch was interrupted and starts again"),
+            }
+            async move {
+                if !is_served {
+                    tokio::time::sleep(ASKED_AGAIN).await;
+                }
+            }
+        });
+    (store, task.boxed())
+}
+
+/// Whether the API server knows no such kind.
+fn is_missing(error: &watcher::Error) -> bool {
+    let (watcher::Error::InitialListFailed(source) | watcher::Error::WatchStartFailed(source)) = error else {
+        return false;
+    };
+    matches!(source, kube::Error::Api(status) if status.code == 404)
+}

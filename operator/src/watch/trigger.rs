@@ -1,0 +1,46 @@
+//! Which jobs a change concerns.
+
+use crds::ViTTrainingJob;
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::{Api, Client, Resource};
+
+/// What a change in the caches asks for.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) enum Trigger {
+    /// A look at one job.
+    Job { namespace: String, name: String },
+    /// A look at every job that waits for GPUs.
+    Waiting,
+}
+
+/// The job that controls an object.
+pub(super) fn owner_of(metadata: &ObjectMeta) -> Option<Trigger> {
+    let owner = metadata
+        .owner_references
+        .iter()
+        .flatten()
+        .find(|owner| owner.controller == Some(true) && owner.kind == ViTTrainingJob::kind(&()))?;
+    Some(Trigger::Job {
+        namespace: metadata.namespace.clone()?,
+        name: owner.name.clone(),
+    })
+}
+
+pub(crate) fn is_owned_by(metadata: &ObjectMeta, job: &ViTTrainingJob) -> bool {
+    let job = &job.metadata;
+    let mut owners = metadata.owner_references.iter().flatten();
+    // An owner is of the namespace of what it owns; its uid alone could be named anywhere.
+    metadata.namespace == job.namespace && owners.any(|owner| Some(&owner.uid) == job.uid.as_ref())
+}
+
+/// The API of a kind in the namespaces whose jobs are reconciled.
+pub(super) fn own_api<K>(client: &Client, namespace: Option<&str>) -> Api<K>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
+{
+    match namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    }
+}
