@@ -17,49 +17,47 @@ use tracing::{debug, warn};
 
 /// A Lease that was not renewed for this long is free.
 pub(crate) const DURATION: Duration = Duration::from_secs(15);
-/// Time between two tries.
 const RETRY: Duration = Duration::from_secs(2);
 /// A holder that could not renew for this long, after the pause between two tries, gives up: 10 s together.
 const RENEW_DEADLINE: Duration = Duration::from_secs(8);
 /// Longest that one call may take.
 const CALL: Duration = Duration::from_secs(5);
 
-/// What to do about a Lease.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Decision {
+enum Step {
     /// Write it with oneself as its holder.
     Take,
     /// It is one's own: renew it.
     Renew,
     /// Another holds it.
-    Stand,
+    Wait,
 }
 
 /// `unchanged_for` is how long this observer has seen the Lease as it is.
-fn decide(lease: Option<&LeaseSpec>, identity: &str, unchanged_for: Duration) -> Decision {
+fn decide(lease: Option<&LeaseSpec>, identity: &str, unchanged_for: Duration) -> Step {
     let holder = lease
         .and_then(|lease| lease.holder_identity.as_deref())
         .filter(|holder| !holder.is_empty());
     match holder {
-        None => Decision::Take,
-        Some(holder) if holder == identity => Decision::Renew,
+        None => Step::Take,
+        Some(holder) if holder == identity => Step::Renew,
         Some(_) => {
             let seconds = lease
                 .and_then(|lease| lease.lease_duration_seconds)
                 .and_then(|seconds| u64::try_from(seconds).ok());
             let duration = seconds.map_or(DURATION, Duration::from_secs);
             if unchanged_for >= duration {
-                Decision::Take
+                Step::Take
             } else {
-                Decision::Stand
+                Step::Wait
             }
         }
     }
 }
 
 /// The Lease after `identity` has taken or renewed it.
-fn held(last: Option<&LeaseSpec>, identity: &str, decision: Decision, now: Timestamp) -> LeaseSpec {
-    let is_new = decision == Decision::Take;
+fn held(last: Option<&LeaseSpec>, identity: &str, step: Step, now: Timestamp) -> LeaseSpec {
+    let is_new = step == Step::Take;
     let transitions = last.and_then(|lease| lease.lease_transitions).unwrap_or(0);
     LeaseSpec {
         holder_identity: Some(identity.into()),
@@ -75,11 +73,9 @@ fn held(last: Option<&LeaseSpec>, identity: &str, decision: Decision, now: Times
     }
 }
 
-/// A candidate for the lead.
 #[derive(Debug)]
 pub(crate) struct Candidate {
     api: Api<Lease>,
-    /// Name of the Lease.
     name: String,
     identity: String,
     /// The Lease as last seen, and since when it has been so.
@@ -182,11 +178,11 @@ impl Candidate {
         };
         self.seen = Some((lease.clone(), since));
         let spec = lease.as_ref().and_then(|lease| lease.spec.as_ref());
-        let decision = decide(spec, &self.identity, since.elapsed());
-        if decision == Decision::Stand {
+        let step = decide(spec, &self.identity, since.elapsed());
+        if step == Step::Wait {
             return Ok(false);
         }
-        let spec = Some(held(spec, &self.identity, decision, Timestamp::now()));
+        let spec = Some(held(spec, &self.identity, step, Timestamp::now()));
         let written = if let Some(lease) = lease {
             // The resource version in it makes the server refuse the write if another replica was faster.
             let lease = Lease { spec, ..lease };
@@ -229,11 +225,11 @@ mod tests {
     fn a_lease_is_taken_only_when_it_is_free() {
         let seconds = Duration::from_secs;
         for (spec, unchanged, expected) in [
-            (None, 0, Decision::Take),
-            (Some(lease("")), 0, Decision::Take),
-            (Some(lease("other")), 14, Decision::Stand),
-            (Some(lease("other")), 15, Decision::Take),
-            (Some(lease("self")), 100, Decision::Renew),
+            (None, 0, Step::Take),
+            (Some(lease("")), 0, Step::Take),
+            (Some(lease("other")), 14, Step::Wait),
+            (Some(lease("other")), 15, Step::Take),
+            (Some(lease("self")), 100, Step::Renew),
         ] {
             assert_eq!(
                 decide(spec.as_ref(), "self", seconds(unchanged)),
@@ -246,13 +242,13 @@ mod tests {
     #[test]
     fn transitions_count_changes_of_the_holder() {
         let now = Timestamp::now();
-        let taken = held(Some(&lease("other")), "self", Decision::Take, now);
+        let taken = held(Some(&lease("other")), "self", Step::Take, now);
         assert_eq!(taken.lease_transitions, Some(4));
         assert_eq!(taken.acquire_time, Some(MicroTime(now)));
-        let renewed = held(Some(&taken), "self", Decision::Renew, now);
+        let renewed = held(Some(&taken), "self", Step::Renew, now);
         assert_eq!(renewed.lease_transitions, Some(4));
         assert_eq!(renewed.acquire_time, taken.acquire_time);
-        assert_eq!(held(None, "self", Decision::Take, now).lease_transitions, Some(0));
+        assert_eq!(held(None, "self", Step::Take, now).lease_transitions, Some(0));
     }
 
     use std::sync::{Arc, Mutex};
@@ -260,6 +256,8 @@ mod tests {
     use http::{Method, Request, Response};
     use kube::client::Body;
     use tower_test::mock;
+
+    use crate::fixtures;
 
     type Stored = Arc<Mutex<Option<Lease>>>;
 
@@ -272,18 +270,15 @@ mod tests {
             while let Some((request, answer)) = handle.next_request().await {
                 let (parts, body) = request.into_parts();
                 let body = body.collect_bytes().await.expect("a body");
-                let (code, response) = respond(&mut kept.lock().expect("a lease"), &parts.method, &body);
-                let response = Response::builder().status(code).body(Body::from(response));
-                answer.send_response(response.expect("a response"));
+                answer.send_response(respond(&mut kept.lock().expect("a lease"), &parts.method, &body));
             }
         });
         (Client::new(service, "default"), stored)
     }
 
-    fn respond(stored: &mut Option<Lease>, method: &Method, body: &[u8]) -> (u16, Vec<u8>) {
+    fn respond(stored: &mut Option<Lease>, method: &Method, body: &[u8]) -> Response<Body> {
         let failure = |code: u16, reason: &str| {
-            let status = kube::core::Status::failure(reason, reason).with_code(code);
-            (code, serde_json::to_vec(&status).expect("serializes"))
+            fixtures::response(code, &kube::core::Status::failure(reason, reason).with_code(code))
         };
         let version = |lease: &Lease| {
             let version = lease.metadata.resource_version.as_deref();
@@ -291,7 +286,7 @@ mod tests {
         };
         match (method, stored.as_mut()) {
             (&Method::GET, None) => failure(404, "NotFound"),
-            (&Method::GET, Some(lease)) => (200, serde_json::to_vec(lease).expect("serializes")),
+            (&Method::GET, Some(lease)) => fixtures::response(200, lease),
             (&Method::POST, Some(_)) => failure(409, "AlreadyExists"),
             (_, last) => {
                 let mut written: Lease = serde_json::from_slice(body).expect("a lease");
@@ -300,11 +295,15 @@ mod tests {
                     return failure(409, "Conflict");
                 }
                 written.metadata.resource_version = Some((last + 1).to_string());
-                let response = serde_json::to_vec(&written).expect("serializes");
+                let response = fixtures::response(200, &written);
                 *stored = Some(written);
-                (200, response)
+                response
             }
         }
+    }
+
+    fn candidate(client: &Client, identity: &str) -> Candidate {
+        Candidate::new(client.clone(), "default", "vit-operator".into(), identity.into())
     }
 
     fn holder(stored: &Stored) -> Option<String> {
@@ -315,8 +314,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn of_two_replicas_one_leads_and_the_other_follows_once_it_gives_up_the_lease() {
         let (client, stored) = server();
-        let mut first = Candidate::new(client.clone(), "default", "vit-operator".into(), "first".into());
-        let mut second = Candidate::new(client, "default", "vit-operator".into(), "second".into());
+        let mut first = candidate(&client, "first");
+        let mut second = candidate(&client, "second");
         first.acquire(&CancellationToken::new()).await;
         assert_eq!(holder(&stored).as_deref(), Some("first"));
         assert!(!second.try_once().await.expect("answered"));
@@ -333,9 +332,9 @@ mod tests {
     async fn a_replica_that_is_told_to_stop_while_it_waits_ends_and_leaves_the_lease_alone() {
         let (client, stored) = server();
         let stop = CancellationToken::new();
-        let mut first = Candidate::new(client.clone(), "default", "vit-operator".into(), "first".into());
+        let mut first = candidate(&client, "first");
         assert!(first.acquire(&stop).await);
-        let mut second = Candidate::new(client, "default", "vit-operator".into(), "second".into());
+        let mut second = candidate(&client, "second");
         let waiting = second.acquire(&stop);
         let stopping = async {
             tokio::time::sleep(RETRY / 2).await;
@@ -351,10 +350,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_replica_that_is_dead_is_followed_after_the_duration_of_its_lease() {
         let (client, stored) = server();
-        Candidate::new(client.clone(), "default", "vit-operator".into(), "dead".into())
+        candidate(&client, "dead")
             .acquire(&CancellationToken::new())
             .await;
-        let mut heir = Candidate::new(client, "default", "vit-operator".into(), "heir".into());
+        let mut heir = candidate(&client, "heir");
         let started = Instant::now();
         heir.acquire(&CancellationToken::new()).await;
         assert!(started.elapsed() >= DURATION && started.elapsed() <= DURATION + 2 * RETRY);
@@ -364,24 +363,19 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_holder_whose_lease_was_taken_or_cannot_be_renewed_gives_up() {
         let (client, stored) = server();
-        let mut candidate = Candidate::new(client, "default", "vit-operator".into(), "first".into());
-        candidate.acquire(&CancellationToken::new()).await;
+        let mut first = candidate(&client, "first");
+        first.acquire(&CancellationToken::new()).await;
         if let Some(lease) = stored.lock().expect("a lease").as_mut() {
             lease.spec.get_or_insert_default().holder_identity = Some("second".into());
             lease.metadata.resource_version = Some("9".into());
         }
-        tokio::time::timeout(2 * RETRY, candidate.hold())
+        tokio::time::timeout(2 * RETRY, first.hold())
             .await
             .expect("it gives up");
 
         let (service, handle) = mock::pair::<Request<Body>, Response<Body>>();
         drop(handle);
-        let mut cut_off = Candidate::new(
-            Client::new(service, "default"),
-            "default",
-            "vit-operator".into(),
-            "first".into(),
-        );
+        let mut cut_off = candidate(&Client::new(service, "default"), "first");
         let started = Instant::now();
         cut_off.hold().await;
         assert!(started.elapsed() < DURATION, "others may lead already");
