@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 
+use crate::telemetry::log_filter;
+
 /// Trains Vision Transformers on Kubernetes: reconciles ViTTrainingJobs into gangs of pods on like GPUs.
 #[derive(Debug, clap::Parser)]
 #[command(version, propagate_version = true)]
@@ -49,7 +51,7 @@ pub(crate) struct RunArguments {
     #[arg(long, env = "VIT_OPERATOR_METRICS_ADDRESS", default_value = "0.0.0.0:8080")]
     pub metrics_address: SocketAddr,
     /// What is logged, such as `info` or `vit_operator=debug,info`.
-    #[arg(long, env = "RUST_LOG", default_value = "info")]
+    #[arg(long, env = "RUST_LOG", default_value = "info", value_parser = log_filter)]
     pub log_filter: String,
 }
 

@@ -46,6 +46,6 @@ use clap::Parser as _;
 pub async fn main() -> anyhow::Result<()> {
     let Arguments { command } = Arguments::parse();
     let Command::Run(arguments) = command;
-    telemetry::start(&arguments.log_filter)?;
+    telemetry::start(&arguments.log_filter);
     Ok(run::run(arguments).await?)
 }

@@ -132,7 +132,6 @@ async fn run(Arguments { name, action }: Arguments) -> Result<()> {
             let state = state()?;
             discovery::run(&state, control_plane::client(&state).await?).await?;
         }
-        Action::Binaries => say(format_args!("PATH={}", Binaries::build()?.search_path())),
         Action::Digits { out } => {
             let digits::Counts { train, held_out } = digits::write(&out)?;
             say(format_args!(

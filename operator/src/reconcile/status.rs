@@ -14,9 +14,9 @@ use planner::policy::slow_nodes;
 use super::observation::Observation;
 use super::plan::Plan;
 use crate::error::Error;
+use crate::policy::failed_nodes;
 use crate::policy::gang::PodView;
 use crate::policy::suspend::StopReason;
-use crate::policy::failed_nodes;
 use progress::{record_progress, with_nodes};
 use transition::Next;
 

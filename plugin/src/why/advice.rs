@@ -267,7 +267,9 @@ pub(crate) fn of_refusal(refusal: Refusal) -> Option<Advice> {
         Refusal::MemoryUnknown => {
             Words("run GPU feature discovery, or do not ask for memory in placement.gpu")
         }
-        Refusal::Reserved => Words("wait: it is reserved for a job that waits longer or has a higher priority"),
+        Refusal::Reserved => {
+            Words("wait: it is reserved for a job that waits longer or has a higher priority")
+        }
         Refusal::SelectorMismatch
         | Refusal::NoTopologyLabel
         | Refusal::OtherProduct

@@ -1,11 +1,9 @@
 //! What every contender gets: a new cluster whose nodes are fake, at rest.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
-use fs_err as fs;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::runtime::wait::{await_condition, conditions};
 use kube::{Api, Client};
@@ -123,7 +121,11 @@ impl Testbed {
     /// Starts the built operator as a process of its own, and waits until it leads.
     pub(crate) async fn start_operator(&self) -> Result<()> {
         let program = vit_tests::root().join("target/release/vit-operator");
-        operator::start(&self.cluster, &program, &["--metrics-address=0.0.0.0:8080".to_owned()])?;
+        operator::start(
+            &self.cluster,
+            &program,
+            &["--metrics-address=0.0.0.0:8080".to_owned()],
+        )?;
         let state = self.cluster.state();
         self.until("the operator does not lead", || {
             process::check(state, OPERATOR)?;

@@ -19,7 +19,7 @@ pub(crate) fn start(cluster: &Cluster) -> Result<()> {
     kubectl(cluster, ["create", "namespace", NAMESPACE])?;
     let namespace = format!("namespace={NAMESPACE}");
     operator::install(cluster, &["replicaCount=0".to_owned(), namespace.clone()])?;
-    let program = operator::root().join("target/debug/vit-operator");
+    let program = vit_tests::root().join("target/debug/vit-operator");
     operator::start(cluster, &program, &[format!("--{namespace}")])
 }
 

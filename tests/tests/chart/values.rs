@@ -250,7 +250,13 @@ fn the_job_of_the_test_can_be_run_where_the_operator_runs_jobs() -> Result<()> {
                 name,
             },
         )?;
-        ensure!(rules.len() == 1, "{rules:?}");
+        let name = job.metadata.name.context("a name")?;
+        ensure!(
+            matches!(&rules[..], [rule] if rule.resource_names == Some(vec![name.clone()])),
+            "{rules:?}"
+        );
+        let arguments = &only(&objects, "Pod")?["spec"]["containers"][0]["args"];
+        ensure!(arguments[1] == name, "{arguments}");
     }
     Ok(())
 }
@@ -290,7 +296,7 @@ fn the_job_of_the_test_has_what_the_cluster_wants_of_it() -> Result<()> {
     );
     let pod = only(&objects, "Pod")?;
     let arguments = &pod["spec"]["containers"][0]["args"];
-    ensure!(arguments[2] == "--deadline-seconds=90", "{arguments}");
+    ensure!(arguments[3] == "--timeout=90", "{arguments}");
     Ok(())
 }
 

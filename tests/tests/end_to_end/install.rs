@@ -9,7 +9,7 @@ use vit_tests::operator::{self, ELSEWHERE, OPERATOR};
 use vit_tests::{chart, command, volumes};
 
 use crate::context::{Context, Namespace};
-use crate::steps::{check_attempts, check_told, until};
+use crate::steps::{check_attempts, until};
 
 /// `StorageClass` of the claim that `helm test` makes.
 const STORAGE_CLASS: &str = "for-helm-test";
@@ -41,7 +41,10 @@ pub(crate) fn commands_that_are_told_after_an_installation_work(context: &Contex
         outputs.push(shell(context, line.trim_end_matches(" --watch"))?);
     }
     let test = &outputs[1];
-    ensure!(test.contains("test-vit-operator: Succeeded, step 32 of 32"), "{test}");
+    ensure!(
+        test.contains("test-vit-operator: Succeeded, step 32 of 32"),
+        "{test}"
+    );
     let left = context.kubectl([
         "get",
         "vittrainingjobs,pods,persistentvolumeclaims,configmaps,roles,rolebindings,serviceaccounts",

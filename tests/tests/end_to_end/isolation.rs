@@ -24,7 +24,7 @@ pub(crate) fn strangers_reach_metrics_alone(context: &Context<'_>) -> Result<()>
         }]},
     });
     for place in places {
-        place.apply_all(&[&stranger])?;
+        place.apply_all(std::slice::from_ref(&stranger))?;
     }
     namespace.create("digits", json!({"training": {"epochs": 5000}}))?;
     namespace.wait_checkpoint("digits")?;
@@ -48,7 +48,7 @@ pub(crate) fn strangers_reach_metrics_alone(context: &Context<'_>) -> Result<()>
         );
     }
     // It is the policy that keeps them out: policies add up, and with this one they come in.
-    namespace.apply_all(&[&json!({
+    namespace.apply_all(&[json!({
         "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "everyone"},
         "spec": {"podSelector": {}, "ingress": [{}]},
     })])?;

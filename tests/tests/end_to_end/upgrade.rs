@@ -8,8 +8,9 @@ use serde_json::json;
 use vit_tests::command;
 use vit_tests::operator::{self, OPERATOR};
 
-use crate::context::{Context, check_attempts};
+use crate::context::Context;
 use crate::install::wait_field;
+use crate::steps::check_attempts;
 
 const IMAGE: &str = "localhost/vit-operator:earlier";
 /// A field of `spec` that the resource did not have then.

@@ -45,7 +45,10 @@ fn a_place_in_the_queue_is_written_but_no_news_by_itself() {
         placed(&next(&observed, &no_fit("needs 2", held_back))),
         "needs 2; held back for research/large (2nd of 5 waiting)"
     );
-    let keeps = QueueStatus { reserved_nodes: 8, ..at(1) };
+    let keeps = QueueStatus {
+        reserved_nodes: 8,
+        ..at(1)
+    };
     assert_eq!(
         placed(&next(&observed, &no_fit("needs 8", keeps))),
         "needs 8; 8 nodes are reserved for it (1st of 5 waiting)"

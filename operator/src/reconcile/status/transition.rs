@@ -14,10 +14,10 @@ use planner::policy::queue::is_news;
 use planner::policy::slow_nodes;
 
 use super::progress::count;
+use crate::policy::failed_nodes;
 use crate::policy::failure::Failure;
 use crate::policy::gang::{PodState, PodView};
 use crate::policy::restart::Verdict;
-use crate::policy::failed_nodes;
 use crate::reconcile::observation::Observation;
 
 fn placed_nodes(status: &ViTTrainingJobStatus) -> usize {
