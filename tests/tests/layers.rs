@@ -40,14 +40,14 @@ impl Modules {
         let mentions = std::mem::take(&mut modules.mentions).into_iter();
         modules.mentions = mentions
             .filter_map(|mention| {
-                let path = modules.from_root(&mention.from, &mention.path)?;
+                let path = modules.absolute(&mention.from, &mention.path)?;
                 Some(Mention { path, ..mention })
             })
             .collect();
         let imports = std::mem::take(&mut modules.imports).into_iter();
         modules.imports = imports
             .filter_map(|((module, name), path)| {
-                let path = modules.from_root(&module, &path)?;
+                let path = modules.absolute(&module, &path)?;
                 Some(((module, name), path))
             })
             .collect();
@@ -99,8 +99,8 @@ impl Modules {
         }
     }
 
-    /// A path in a module as one from the root; `None` where it leads to another crate.
-    fn from_root(&self, module: &Name, path: &[String]) -> Option<Name> {
+    /// A path in a module as one from the root of the crate; `None` where it leads to another crate.
+    fn absolute(&self, module: &Name, path: &[String]) -> Option<Name> {
         let mut name = module.clone();
         match path.first()?.as_str() {
             "crate" => name.clear(),
