@@ -65,13 +65,13 @@ static NODES: Mutex<()> = Mutex::new(());
 const REFUSED: &[(&str, &str, &str, &[&str])] = &[
     (
         "a count below its bound",
-        "epochs: 60",
+        "epochs: 40",
         "epochs: 0",
         &["spec.training.epochs", "greater than or equal to 1"],
     ),
     (
         "a negative count",
-        "epochs: 60",
+        "epochs: 40",
         "epochs: -1",
         &["spec.training.epochs", "-1", "greater than or equal to 1"],
     ),
@@ -83,7 +83,7 @@ const REFUSED: &[(&str, &str, &str, &[&str])] = &[
     ),
     (
         "a word for a number",
-        "epochs: 60",
+        "epochs: 40",
         "epochs: many",
         &["spec.training.epochs", "integer"],
     ),
@@ -95,8 +95,8 @@ const REFUSED: &[(&str, &str, &str, &[&str])] = &[
     ),
     (
         "an unknown field",
-        "epochs: 60",
-        "epochs: 60\n    epoch: 1",
+        "epochs: 40",
+        "epochs: 40\n    epoch: 1",
         &["unknown field \"spec.training.epoch\""],
     ),
     (
