@@ -34,8 +34,8 @@ test: ## Run every check and every test (as root), and tell how long each took
 	@scripts/timed $(CHECKS)
 
 .PHONY: test-all
-test-all: ## The same, on older versions of Kubernetes and from an earlier version of the operator, too (as root)
-	@scripts/timed $(CHECKS) test-api-versions test-upgrade
+test-all: ## The same, with the release build, on older versions of Kubernetes and from an earlier version of the operator, too (as root)
+	@scripts/timed $(CHECKS) test-release test-api-versions test-upgrade
 
 .PHONY: toolchain
 toolchain: ## Install what Debian packages are missing (as root), fetch libtorch
@@ -137,6 +137,10 @@ e2e: binaries ## Tests against a real API server and on a real cluster (as root)
 	$(CARGO) test --workspace --locked --test harness
 	$(CARGO) test --workspace --locked --test api_server
 	$(CARGO) test --workspace --locked --test end_to_end
+
+.PHONY: test-release
+test-release: binaries release ## Train one job on a cluster with images of the release build (as root)
+	VIT_PROFILE=release $(CARGO) test --workspace --locked --test end_to_end -- one_manifest_trains_on_like_gpus
 
 .PHONY: test-api-versions
 test-api-versions: binaries ## Tests against the API servers of older versions of Kubernetes (as root)

@@ -95,9 +95,11 @@ pub fn start(cluster: &Cluster, program: &Path, arguments: &[String]) -> Result<
 }
 
 /// Builds the images of operator and trainer from the shipped Dockerfiles and the built binaries: those of `make binaries`, which
-/// check their arithmetic. libtorch, in which training spends its time, is optimised as it comes.
+/// check their arithmetic, or with `VIT_PROFILE=release` those of `make release`. libtorch, in which training spends its time,
+/// is optimised as it comes.
 pub fn images() -> Result<[PathBuf; 2]> {
-    let built = root().join("target/debug");
+    let profile = std::env::var("VIT_PROFILE").unwrap_or_else(|_| "debug".to_owned());
+    let built = root().join("target").join(profile);
     let libtorch = std::env::var_os("LIBTORCH")
         .context("LIBTORCH is not set: export LIBTORCH=$(scripts/fetch-libtorch)")?;
     let mut trainer = vec![(built.join("vit-trainer"), "vit-trainer".to_owned())];
