@@ -20,10 +20,6 @@ use crate::policy::gang::{PodState, PodView};
 use crate::policy::restart::Verdict;
 use crate::reconcile::observation::Observation;
 
-fn placed_nodes(status: &ViTTrainingJobStatus) -> usize {
-    status.nodes().len()
-}
-
 pub(super) struct Next {
     pub(super) status: ViTTrainingJobStatus,
     pub(super) generation: Option<i64>,
@@ -114,7 +110,7 @@ impl Next {
     /// The gang makes room for another without having failed.
     pub(super) fn replaced(&mut self, reason: &str, how: &str) {
         self.status.phase = Some(Phase::Restarting);
-        let message = format!("the gang of {} is {how}", placed_nodes(&self.status));
+        let message = format!("the gang of {} is {how}", self.status.nodes().len());
         self.set(RUNNING, false, reason, &message);
     }
 
@@ -164,7 +160,7 @@ impl Next {
 
     pub(super) fn followed(&mut self, observation: &Observation) {
         let gang: Vec<&PodView> = observation.gang(self.status.attempt).collect();
-        let desired = placed_nodes(&self.status);
+        let desired = self.status.nodes().len();
         let ready = gang.iter().filter(|pod| pod.ready).count();
         let finished = gang.iter().filter(|pod| pod.state == PodState::Succeeded).count();
         self.status.workers = Some(WorkersStatus {
@@ -215,7 +211,7 @@ impl Next {
             .filter(|pod| pod.lost || pod.has_failed())
             .count();
         self.status.workers = Some(WorkersStatus {
-            desired: count(placed_nodes(&self.status)),
+            desired: count(self.status.nodes().len()),
             ready: 0,
             failed: count(failed),
         });
