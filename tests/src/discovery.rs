@@ -6,14 +6,15 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use fs_err as fs;
-use futures::TryStreamExt as _;
+use futures::StreamExt as _;
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::{WatchStreamExt as _, reflector, watcher};
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
+use crate::progress::say;
 use crate::state::State;
 
 /// The name under which its process and log are recorded.
@@ -24,7 +25,8 @@ pub fn targets_file(state: &State) -> PathBuf {
     state.directory().join("targets.json")
 }
 
-/// Writes the targets whenever a pod changes, for as long as the process lives.
+/// Writes the targets whenever a pod changes, for as long as the process lives. A watch that fails, as while the API server
+/// restarts, is taken up again.
 pub async fn run(state: &State, client: Client) -> Result<()> {
     let path = targets_file(state);
     let (pods, writer) = reflector::store();
@@ -35,7 +37,11 @@ pub async fn run(state: &State, client: Client) -> Result<()> {
             .touched_objects(),
     );
     let mut written = None;
-    while changes.try_next().await.context("the watch of pods")?.is_some() {
+    while let Some(change) = changes.next().await {
+        if let Err(error) = change {
+            say(format_args!("the watch of pods: {error}"));
+            continue;
+        }
         let now = targets(pods.state().iter().map(AsRef::as_ref));
         if written.as_ref() != Some(&now) {
             write(&path, &now)?;
