@@ -171,16 +171,21 @@ impl Binaries {
         paths.find(|path| path.exists()).unwrap_or_else(|| program.into())
     }
 
-    /// A `PATH` with these programs first and the system's folders for administrators in it.
-    pub fn search_path(&self) -> String {
+    /// The folders of these programs, for a `PATH`.
+    pub fn folders(&self) -> String {
         let folders: Vec<_> = self
             .folders
             .iter()
             .map(|folder| folder.to_string_lossy())
             .collect();
+        folders.join(":")
+    }
+
+    /// A `PATH` with these programs first and the system's folders for administrators in it.
+    pub fn search_path(&self) -> String {
         format!(
             "{}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
-            folders.join(":")
+            self.folders()
         )
     }
 }

@@ -233,7 +233,7 @@ fn tell(cluster: &Cluster, outcome: &Outcome, took: Duration) {
     println!();
     println!("Look around:");
     println!("  export KUBECONFIG={}", cluster.kubeconfig().display());
-    println!("  export PATH={}:$PATH", cluster.binaries().search_path());
+    println!("  export PATH={}:$PATH", cluster.binaries().folders());
     println!("  kubectl describe vtj {JOB}");
     println!("  kubectl logs -l vit-operator.dev/node-rank=0");
     if let Ok(url) = cluster.prometheus_url() {
