@@ -187,16 +187,6 @@ impl World {
         }))
     }
 
-    /// The ranks on which `holds` is true, told to all.
-    pub(crate) fn ranks_where(&self, holds: bool) -> Result<Vec<u32>, TrainError> {
-        let mut flags = Tensor::zeros([i64::from(self.size)], (Kind::Int64, tch::Device::Cpu));
-        let _ = flags.get(i64::from(self.rank)).fill_(i64::from(holds));
-        self.control.all_reduce_sum(&mut flags)?;
-        Ok((0..self.size)
-            .filter(|rank| flags.int64_value(&[i64::from(*rank)]) != 0)
-            .collect())
-    }
-
     /// Returns once every rank is here.
     pub(crate) fn barrier(&self) -> Result<(), TrainError> {
         Ok(self.control.barrier()?)

@@ -6,6 +6,7 @@
 
 use contract::LossScaleConfig;
 use serde::{Deserialize, Serialize};
+use tch::{Device, Kind, Tensor};
 
 const SCALE_FACTOR: f64 = 2.0;
 
@@ -23,9 +24,8 @@ pub(crate) struct LossScale {
     pub(crate) skipped: u64,
 }
 
-/// The gradients overflow although the scale cannot be lowered any more.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct AtMinimum;
+/// How many numbers a scale is on the device.
+pub(crate) const NUMBERS: usize = 6;
 
 impl LossScale {
     pub(crate) fn new(config: &LossScaleConfig) -> Self {
@@ -38,31 +38,110 @@ impl LossScale {
         }
     }
 
-    /// After a step whose gradients were finite.
-    pub(crate) fn step_taken(&mut self, config: &LossScaleConfig) {
-        let stable = self.iterations - self.since;
-        if stable > 0 && stable.is_multiple_of(u64::from(config.loss_scale_window)) {
-            self.hysteresis = config.hysteresis;
-            self.scale *= SCALE_FACTOR;
+    /// Reads what [`DeviceLossScale::numbers`] gives. An error where gradients overflow although the scale cannot be lowered
+    /// any more.
+    pub(crate) fn from_numbers(numbers: [f64; NUMBERS]) -> Result<Self, AtMinimum> {
+        let [scale, iterations, since, hysteresis, skipped, at_minimum] = numbers;
+        if at_minimum > 0.0 {
+            return Err(AtMinimum { scale });
         }
-        self.iterations += 1;
+        Ok(Self {
+            scale,
+            iterations: iterations as u64,
+            since: since as u64,
+            hysteresis: hysteresis as u32,
+            skipped: skipped as u64,
+        })
+    }
+}
+
+/// Gradients overflow although the scale cannot be lowered any more.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct AtMinimum {
+    pub(crate) scale: f64,
+}
+
+/// The loss scale where losses and gradients are: it moves without the host, which knows of an overflow a step later. Its
+/// numbers are scalars in double precision.
+#[derive(Debug)]
+pub(crate) struct DeviceLossScale {
+    scale: Tensor,
+    iterations: Tensor,
+    since: Tensor,
+    hysteresis: Tensor,
+    skipped: Tensor,
+    at_minimum: Tensor,
+}
+
+impl DeviceLossScale {
+    pub(crate) fn new(scale: LossScale, device: Device) -> Self {
+        let number = |value: f64| Tensor::full([], value, (Kind::Double, device));
+        Self {
+            scale: number(scale.scale),
+            iterations: number(scale.iterations as f64),
+            since: number(scale.since as f64),
+            hysteresis: number(f64::from(scale.hysteresis)),
+            skipped: number(scale.skipped as f64),
+            at_minimum: number(0.0),
+        }
     }
 
-    /// After a step that was skipped because its gradients were not finite.
-    pub(crate) fn overflowed(&mut self, config: &LossScaleConfig) -> Result<(), AtMinimum> {
+    /// What the loss is multiplied by.
+    pub(crate) fn scale(&self) -> &Tensor {
+        &self.scale
+    }
+
+    pub(crate) fn numbers(&self) -> Tensor {
+        let numbers = [
+            &self.scale,
+            &self.iterations,
+            &self.since,
+            &self.hysteresis,
+            &self.skipped,
+            &self.at_minimum,
+        ];
+        Tensor::stack(&numbers, 0)
+    }
+
+    /// After a step: `is_skipped` is a scalar that is true where its gradients were not finite.
+    pub(crate) fn update(&mut self, is_skipped: &Tensor, config: &LossScaleConfig) {
+        let Self {
+            scale,
+            iterations,
+            since,
+            hysteresis,
+            ..
+        } = &*self;
         let minimum = f64::from(config.min_loss_scale);
-        if self.hysteresis <= 1 {
-            if self.scale <= minimum {
-                return Err(AtMinimum);
-            }
-            self.scale = (self.scale / SCALE_FACTOR).max(minimum);
-        } else {
-            self.hysteresis -= 1;
-        }
-        self.iterations += 1;
-        self.since = self.iterations;
-        self.skipped += 1;
-        Ok(())
+
+        let is_halved = is_skipped.logical_and(&hysteresis.le(1.0));
+        let at_minimum = is_halved.logical_and(&scale.le(minimum));
+        let halved = (scale / SCALE_FACTOR).clamp_min(minimum);
+
+        let stable = iterations - since;
+        let is_window = stable
+            .fmod(f64::from(config.loss_scale_window))
+            .eq(0.0)
+            .logical_and(&stable.gt(0.0));
+        let is_doubled = is_window.logical_and(&is_skipped.logical_not());
+
+        let count = is_skipped.to_kind(Kind::Double);
+        let fresh = hysteresis.full_like(f64::from(config.hysteresis));
+        let worn = hysteresis
+            - is_skipped
+                .logical_and(&is_halved.logical_not())
+                .to_kind(Kind::Double);
+        let iterations = iterations + 1.0;
+        // One at its minimum stays as it is, for the message.
+        let halved = scale.where_self(&at_minimum, &halved);
+        *self = Self {
+            scale: halved.where_self(&is_halved, &(scale * SCALE_FACTOR).where_self(&is_doubled, scale)),
+            since: iterations.where_self(is_skipped, since),
+            hysteresis: fresh.where_self(&is_doubled, &worn),
+            skipped: &self.skipped + count,
+            at_minimum: at_minimum.to_kind(Kind::Double),
+            iterations,
+        };
     }
 }
 
@@ -81,18 +160,22 @@ mod tests {
             hysteresis: 2,
             min_loss_scale: 2,
         };
-        let mut scale = LossScale::new(&config);
+        let mut scale = DeviceLossScale::new(LossScale::new(&config), Device::Cpu);
         let steps = "....x.x....x...xxx";
         for (index, step) in steps.chars().enumerate() {
-            if step == 'x' {
-                scale.overflowed(&config).expect("above the minimum");
-            } else {
-                scale.step_taken(&config);
-            }
+            scale.update(&Tensor::from(step == 'x'), &config);
+            let found = read(&scale).expect("above the minimum");
             let expected = (SCALES[index], HYSTERESES[index]);
-            assert_eq!((scale.scale, scale.hysteresis), expected, "step {index}");
+            assert_eq!((found.scale, found.hysteresis), expected, "step {index}");
+            // As from a checkpoint.
+            scale = DeviceLossScale::new(found, Device::Cpu);
         }
-        assert_eq!(scale.skipped, 6);
+        assert_eq!(read(&scale).expect("a scale").skipped, 6);
+    }
+
+    fn read(scale: &DeviceLossScale) -> Result<LossScale, AtMinimum> {
+        let numbers: Vec<f64> = Vec::try_from(scale.numbers()).expect("numbers");
+        LossScale::from_numbers(numbers.try_into().expect("as many as there are"))
     }
 
     const SCALES: [f64; 18] = [
@@ -108,9 +191,12 @@ mod tests {
             hysteresis: 1,
             ..LossScaleConfig::default()
         };
-        let mut scale = LossScale::new(&config);
-        scale.overflowed(&config).expect("2 becomes 1");
-        assert!((scale.scale - 1.0).abs() < f64::EPSILON);
-        assert_eq!(scale.overflowed(&config), Err(AtMinimum));
+        let mut scale = DeviceLossScale::new(LossScale::new(&config), Device::Cpu);
+        let overflow = Tensor::from(true);
+        scale.update(&overflow, &config);
+        let halved = read(&scale).expect("2 becomes 1").scale;
+        assert!((halved - 1.0).abs() < f64::EPSILON);
+        scale.update(&overflow, &config);
+        assert_eq!(read(&scale), Err(AtMinimum { scale: 1.0 }));
     }
 }

@@ -2,13 +2,14 @@
 
 use std::path::PathBuf;
 
-const SOURCES: [&str; 8] = [
+const SOURCES: [&str; 9] = [
     "autocast.cpp",
     "device.cpp",
     "error.cpp",
     "memory.cpp",
     "optim.cpp",
     "process_group.cpp",
+    "readback.cpp",
     "recompute.cpp",
     "reducer.cpp",
 ];

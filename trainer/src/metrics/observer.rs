@@ -32,7 +32,6 @@ pub(crate) struct Observer {
     shape: RunShape,
     reporter: Reporter,
     window: Window,
-    last: Option<StepReport>,
     /// Only rank 0 speaks for the run.
     run: Option<RunObserver>,
 }
@@ -100,7 +99,6 @@ impl Observer {
             shape,
             reporter,
             window: Window::new(),
-            last: None,
             run,
         };
         observer.send_progress();
@@ -131,11 +129,6 @@ impl Observer {
             self.flush(step);
         }
         self.reporter.send(&Report::Step(*step));
-        self.last = Some(*step);
-    }
-
-    pub(crate) fn last_step(&self) -> Option<&StepReport> {
-        self.last.as_ref()
     }
 
     fn flush(&mut self, step: &StepReport) {

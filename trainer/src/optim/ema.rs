@@ -30,14 +30,15 @@ impl Average {
         }
     }
 
-    /// Takes in the weights after the optimizer's step number `update`, 1 for the first.
-    pub(crate) fn update(&self, weights: &TrainedWeights, update: u64) -> Result<(), Error> {
-        lerp(&self.weights, weights.masters(), 1.0 - self.decay(update))
+    /// Takes in the weights after step number `step`, 1 for the first. As in timm, that is every step, also one that changed
+    /// nothing because gradients overflowed fp16.
+    pub(crate) fn update(&self, weights: &TrainedWeights, step: u64) -> Result<(), Error> {
+        lerp(&self.weights, weights.masters(), 1.0 - self.decay(step))
     }
 
-    /// Share of the average that stays; the first update replaces all of it.
-    pub(super) fn decay(&self, update: u64) -> f64 {
-        let earlier = update.saturating_sub(1);
+    /// Share of the average that stays; the first step replaces all of it.
+    pub(super) fn decay(&self, step: u64) -> f64 {
+        let earlier = step.saturating_sub(1);
         let Ema { decay, warmup } = self.settings;
         match earlier {
             0 => 0.0,

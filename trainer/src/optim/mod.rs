@@ -3,22 +3,23 @@
 //! Weights here are always in 32 bits: the model's own, or the masters of a model in half precision
 //! (see [`crate::precision`]).
 
-mod clip;
 mod ema;
+mod gate;
 mod groups;
 mod strategy;
 
 use contract::TrainingConfig;
 use tch::Tensor;
 use torch_ext::Error;
+use torch_ext::optim::Gate;
 
 use crate::model::Parameters;
 use crate::precision::TrainedWeights;
 use groups::Group;
 use strategy::Strategy;
 
-pub(crate) use clip::clip_factor;
 pub(crate) use ema::Average;
+pub(crate) use gate::gate;
 
 #[derive(Debug)]
 pub(crate) struct Optimizer {
@@ -41,11 +42,18 @@ impl Optimizer {
         self.strategy.gradient_norm_limit()
     }
 
-    /// One step with `gradients` in 32 bits, in the order of the model's parameters. `update` counts steps from 1; those
-    /// that were skipped do not count.
-    pub(crate) fn step(&self, gradients: &[Tensor], learning_rate: f64, update: u64) -> Result<(), Error> {
+    /// One step with `gradients` in 32 bits, in the order of the model's parameters, where the `gate` lets it through.
+    /// `update` counts such steps, this one too: a float scalar on the weights' device.
+    pub(crate) fn step(
+        &self,
+        gradients: &[Tensor],
+        learning_rate: f64,
+        update: &Tensor,
+        gate: &Gate,
+    ) -> Result<(), Error> {
         for group in &self.groups {
-            self.strategy.step(group, gradients, learning_rate, update)?;
+            self.strategy
+                .step(group, gradients, learning_rate, update, gate)?;
         }
         Ok(())
     }

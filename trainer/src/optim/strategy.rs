@@ -1,9 +1,9 @@
 //! How a step follows from gradients and state.
 
 use contract::Optimizer as Settings;
-use tch::{Kind, Tensor};
+use tch::Tensor;
 use torch_ext::Error;
-use torch_ext::optim::{AdamNumbers, SgdNumbers, fused_adamw, fused_sgd, lamb};
+use torch_ext::optim::{AdamNumbers, Gate, SgdNumbers, fused_adamw, fused_sgd, lamb};
 
 use super::groups::Group;
 
@@ -43,13 +43,14 @@ impl Strategy {
         matches!(self, Self::Lamb { .. }).then_some(LAMB_GRADIENT_NORM)
     }
 
-    /// Changes a group's weights and state; `update` is 1 for the first step.
+    /// Changes a group's weights and state where the `gate` lets it; `update` is a float scalar, 1 for the first step.
     pub(super) fn step(
         &self,
         group: &Group,
         gradients: &[Tensor],
         learning_rate: f64,
-        update: u64,
+        update: &Tensor,
+        gate: &Gate,
     ) -> Result<(), Error> {
         let weights = &group.weights;
         let gradients = group.own(gradients);
@@ -63,9 +64,8 @@ impl Strategy {
         };
         match *self {
             Self::Adamw { betas, epsilon } => {
-                let step = Tensor::full([], update as f64, (Kind::Float, weights[0].device()));
                 let numbers = adam(betas, epsilon);
-                fused_adamw(weights, &gradients, moments(group), &step, numbers)
+                fused_adamw(weights, &gradients, moments(group), update, gate, numbers)
             }
             Self::Sgd { momentum, nesterov } => {
                 let buffers = group.state.first().map_or(&[][..], Vec::as_slice);
@@ -75,11 +75,12 @@ impl Strategy {
                     weight_decay,
                     nesterov,
                 };
-                fused_sgd(weights, &gradients, buffers, numbers)
+                fused_sgd(weights, &gradients, buffers, gate, numbers)
             }
             Self::Lamb { betas, epsilon } => {
                 let numbers = adam(betas, epsilon);
-                lamb(weights, &gradients, moments(group), &group.sizes, update, numbers)
+                let (moments, sizes) = (moments(group), &group.sizes);
+                lamb(weights, &gradients, moments, sizes, update, gate, numbers)
             }
         }
     }

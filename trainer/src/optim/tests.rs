@@ -4,7 +4,7 @@
 use contract::{Ema, Optimizer as Settings, Pooling, TrainingConfig};
 use serde::Deserialize;
 use tch::{Device, Kind, Reduction, Tensor};
-use torch_ext::optim::{global_norm, scale};
+use torch_ext::optim::global_norm;
 
 use super::{Average, Optimizer};
 use crate::data::fixtures::config;
@@ -113,10 +113,13 @@ fn losses(golden: &Golden, precision: Precision) -> (Vec<f64>, f64) {
         }
         loss.backward();
         let gradients = weights.gradients().expect("gradients");
-        let norm = global_norm(&gradients).expect("a norm").double_value(&[]);
+        let norm = global_norm(&gradients).expect("a norm");
         let limits = [golden.clip_grad_norm, optimizer.gradient_norm_limit()];
-        scale(&gradients, super::clip_factor(norm, limits)).expect("scales");
-        optimizer.step(&gradients, LEARNING_RATE, update).expect("steps");
+        let gate = super::gate(&norm, &norm.isfinite(), limits, None);
+        let count = Tensor::from(update as f32);
+        optimizer
+            .step(&gradients, LEARNING_RATE, &count, &gate)
+            .expect("steps");
         weights.publish().expect("publishes");
         average.update(&weights, update).expect("averages");
     }

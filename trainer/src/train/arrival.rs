@@ -7,12 +7,14 @@ use tch::{Kind, Tensor};
 #[derive(Debug)]
 pub(super) struct Arrival {
     pub(super) stop: bool,
+    /// Whether a checkpoint is due after the next step; only rank 0 knows.
+    pub(super) save: bool,
     pub(super) loss_sum: Tensor,
     pub(super) correct: Tensor,
     pub(super) images: u64,
     /// Images left out so far in this epoch, because they cannot be read.
     pub(super) left_out: u64,
-    /// What the step before took it, without waiting for others.
+    /// What an earlier step took it, without waiting for others.
     pub(super) compute_seconds: f64,
 }
 
@@ -21,8 +23,8 @@ pub(super) struct Arrival {
 pub(super) struct Agreed {
     /// Whether some rank was told to stop.
     pub(super) stop: bool,
-    /// Whether the losses of all ranks are finite numbers.
-    pub(super) is_finite: bool,
+    /// Whether a checkpoint is to be taken after the next step.
+    pub(super) save: bool,
     /// Mean over all images.
     pub(super) loss: f64,
     pub(super) correct: u64,
@@ -30,41 +32,63 @@ pub(super) struct Agreed {
     pub(super) left_out: u64,
     /// By rank.
     pub(super) compute_seconds: Vec<f64>,
+    /// The ranks whose loss is not a finite number.
+    pub(super) not_finite: Vec<u32>,
 }
 
+/// Numbers before those by rank.
+const NUMBERS: usize = 6;
+
 impl Arrival {
-    /// The numbers of one of `ranks` ranks; the last of them are each rank's compute time.
+    /// The numbers of one of `ranks` ranks, on the device of its losses. Those by rank come last.
     pub(super) fn to_tensor(&self, rank: u32, ranks: u32) -> Tensor {
         let options = (Kind::Double, self.loss_sum.device());
+        // Filled in place on the device: copying them there would make the host wait.
         let number = |value: f64| Tensor::full([], value, options);
         let numbers = [
             number(f64::from(self.stop)),
-            self.loss_sum.isfinite().logical_not().to_kind(Kind::Double),
+            number(f64::from(self.save)),
             self.loss_sum.shallow_clone(),
             self.correct.to_kind(Kind::Double),
             number(self.images as f64),
             number(self.left_out as f64),
         ];
-        let compute_seconds = Tensor::zeros([i64::from(ranks)], options);
-        // In place on the device: copying it there would make the host wait.
-        let _ = compute_seconds.get(i64::from(rank)).fill_(self.compute_seconds);
-        Tensor::cat(&[Tensor::stack(&numbers, 0), compute_seconds], 0)
+        let by_rank = Tensor::zeros([2, i64::from(ranks)], options);
+        let own = by_rank.select(1, i64::from(rank));
+        let _ = own.get(0).fill_(self.compute_seconds);
+        own.get(1)
+            .copy_(&self.loss_sum.isfinite().logical_not().to_kind(Kind::Double));
+        Tensor::cat(&[Tensor::stack(&numbers, 0), by_rank.reshape([-1])], 0)
+    }
+
+    /// Whether the losses of all ranks are finite, by the sums of their numbers: a scalar on their device.
+    pub(super) fn is_finite(sums: &Tensor) -> Tensor {
+        let by_rank = sums.slice(0, NUMBERS as i64, None, 1).reshape([2, -1]);
+        by_rank.get(1).sum(Kind::Double).le(0.0)
     }
 }
 
 impl Agreed {
     /// Reads the sums of all ranks' [`Arrival::to_tensor`].
     pub(super) fn from_sums(sums: &[f64]) -> Self {
-        let (numbers, compute_seconds) = sums.split_first_chunk().expect("an arrival has these numbers");
-        let [stop, not_finite, losses, correct, images, left_out] = *numbers;
+        let (numbers, by_rank) = sums
+            .split_first_chunk::<NUMBERS>()
+            .expect("an arrival has these numbers");
+        let [stop, save, losses, correct, images, left_out] = *numbers;
+        let (compute_seconds, not_finite) = by_rank.split_at(by_rank.len() / 2);
         Self {
             stop: stop > 0.0,
-            is_finite: not_finite < 1.0,
+            save: save > 0.0,
             loss: losses / images,
             correct: correct as u64,
             images: images as u64,
             left_out: left_out as u64,
             compute_seconds: compute_seconds.to_vec(),
+            not_finite: (0..)
+                .zip(not_finite)
+                .filter(|(_, flag)| **flag > 0.0)
+                .map(|(rank, _)| rank)
+                .collect(),
         }
     }
 }
@@ -77,6 +101,7 @@ mod tests {
     fn sums_over_the_ranks_say_what_each_has_told() {
         let arrival = |stop, loss_sum: f64, correct: i64, compute_seconds| Arrival {
             stop,
+            save: !stop,
             loss_sum: Tensor::from(loss_sum),
             correct: Tensor::from(correct),
             images: 8,
@@ -86,21 +111,26 @@ mod tests {
         let agreed = |ranks: [Arrival; 2]| {
             let [first, second] = ranks;
             let sums = first.to_tensor(0, 2) + second.to_tensor(1, 2);
-            Agreed::from_sums(&Vec::<f64>::try_from(sums).expect("numbers"))
+            let is_finite = Arrival::is_finite(&sums).int64_value(&[]) == 1;
+            let agreed = Agreed::from_sums(&Vec::<f64>::try_from(sums).expect("numbers"));
+            assert_eq!(is_finite, agreed.not_finite.is_empty());
+            agreed
         };
         assert_eq!(
             agreed([arrival(false, 8.0, 3, 0.25), arrival(true, 24.0, 4, 0.5)]),
             Agreed {
                 stop: true,
-                is_finite: true,
+                save: true,
                 loss: 2.0,
                 correct: 7,
                 images: 16,
                 left_out: 2,
                 compute_seconds: vec![0.25, 0.5],
+                not_finite: vec![],
             }
         );
         let diverged = agreed([arrival(false, 8.0, 0, 0.0), arrival(false, f64::NAN, 0, 0.0)]);
-        assert!(!diverged.is_finite && !diverged.stop);
+        assert_eq!(diverged.not_finite, [1]);
+        assert!(!diverged.stop);
     }
 }

@@ -8,12 +8,14 @@ use super::Trainer;
 use super::plan::{Distribution, Plan, RankResult};
 use crate::data::Batches;
 use crate::error::TrainError;
-use crate::metrics::{Phases, peak_resident_bytes};
+use crate::metrics::{Phases, StepReport, peak_resident_bytes};
 
 /// Steps as training takes them, over and over the same epochs.
 struct Steps<'a> {
     trainer: &'a mut Trainer,
     batches: Batches,
+    /// Of the steps that were settled.
+    reports: Vec<StepReport>,
 }
 
 impl Steps<'_> {
@@ -26,17 +28,27 @@ impl Steps<'_> {
             self.batches = trainer.rest_of_epoch()?;
         }
         let start = Instant::now();
-        trainer.step(&mut self.batches)?;
+        let settled = trainer.step(&mut self.batches)?;
+        self.reports.extend(settled.map(|settled| settled.report));
         Ok(start.elapsed().as_secs_f64())
+    }
+
+    /// Returns once no step is under way.
+    fn settle(&mut self) -> Result<(), TrainError> {
+        let settled = self.trainer.settle()?;
+        self.reports.extend(settled.map(|settled| settled.report));
+        Ok(())
     }
 
     /// One step that all ranks begin together, with or without reducing gradients. Gives its seconds.
     fn next_together(&mut self, synchronize: bool) -> Result<f64, TrainError> {
         self.trainer.world.barrier()?;
         self.trainer.sync.is_on = synchronize;
-        let seconds = self.next();
+        let start = Instant::now();
+        self.next()?;
+        self.settle()?;
         self.trainer.sync.is_on = true;
-        seconds
+        Ok(start.elapsed().as_secs_f64())
     }
 }
 
@@ -47,25 +59,32 @@ impl Trainer {
         let mut steps = Steps {
             trainer: self,
             batches,
+            reports: Vec::new(),
         };
         steps.next()?;
+        steps.settle()?;
         let seconds_to_first_step = since_1970() - plan.started;
         for _ in 1..plan.warmup_steps {
             steps.next()?;
         }
 
+        steps.settle()?;
+        steps.reports.clear();
+        let start = Instant::now();
         let mut durations = Vec::new();
-        let (mut phases, mut sync) = (Phases::default(), SyncTimes::default());
         for _ in 0..plan.steps {
             durations.push(steps.next()?);
-            if let Some(step) = steps.trainer.observer.last_step() {
-                phases += step.phases;
-                sync += step.sync;
-            }
+        }
+        steps.settle()?;
+        let seconds = start.elapsed().as_secs_f64();
+        let (mut phases, mut sync) = (Phases::default(), SyncTimes::default());
+        for step in &steps.reports {
+            phases += step.phases;
+            sync += step.sync;
         }
         let exposed_sync_share = exposed_share(&mut steps, plan.pairs)?;
 
-        let (seconds, count) = (durations.iter().sum::<f64>(), f64::from(plan.steps));
+        let count = f64::from(plan.steps);
         Ok(RankResult {
             rank: self.world.rank,
             images_per_second: self.local_images() as f64 * count / seconds,

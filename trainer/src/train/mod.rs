@@ -28,8 +28,10 @@ use crate::metrics::{Observer, Reporter, RunShape};
 use crate::model::{DropSeed, Mode};
 use saving::Saver;
 use start::{Start, total_steps};
+use step::Launched;
 use sync::GradientSync;
 use trained::Trained;
+use update::Updates;
 
 pub(crate) use plan::{Distribution, Plan, RankResult};
 
@@ -48,13 +50,16 @@ pub(crate) struct Trainer {
     data: Splits,
     trained: Trained,
     sync: GradientSync,
+    updates: Updates,
+    /// The last step, until it is settled.
+    launched: Option<Launched>,
     /// Only rank 0 touches storage.
     saver: Option<Saver>,
     position: Position,
     validation_accuracy: Option<f64>,
     observer: Observer,
     stop: Arc<AtomicBool>,
-    /// What the last step took this rank, without waiting for others.
+    /// What the step that was settled last took this rank, without waiting for others.
     compute_seconds: f64,
     /// Dense bf16 peak of this rank's GPU, FLOP/s, where its product is known.
     peak_flops: Option<f64>,
@@ -87,6 +92,8 @@ impl Trainer {
             data,
             trained,
             sync: GradientSync::new(reducer),
+            updates: Updates::new(&start.position, device),
+            launched: None,
             saver: start.saver,
             position: start.position,
             validation_accuracy: start.validation_accuracy,
@@ -132,19 +139,22 @@ impl Trainer {
         Ok(Outcome::Done)
     }
 
-    /// The steps that are left of the running epoch. Whether to stop.
+    /// The steps that are left of the running epoch, and all of them settled. Whether to stop.
     fn train_epoch(&mut self) -> Result<bool, TrainError> {
         let mut batches = self.rest_of_epoch()?;
-        while self.epoch_has_a_step() {
-            if self.step(&mut batches)? {
-                return Ok(true);
-            }
+        let mut stop = false;
+        while self.epoch_has_a_step() && !stop {
+            let Some(before) = self.step(&mut batches)? else {
+                continue;
+            };
+            stop = before.stop;
             // The end of the epoch has a checkpoint of its own, after the evaluation.
-            if self.epoch_has_a_step() {
-                self.save_if_due()?;
+            if before.save && self.epoch_has_a_step() {
+                stop |= self.settle()?.is_some_and(|settled| settled.stop);
+                self.save()?;
             }
         }
-        Ok(false)
+        Ok(stop | self.settle()?.is_some_and(|settled| settled.stop))
     }
 
     /// Whether the running epoch has images for another step.
@@ -182,7 +192,7 @@ impl Trainer {
             let mode = Mode::Train(DropSeed::default());
             let logits = self.trained.forward(&images, mode)?;
             logits.sum(Kind::Float).f_backward()?;
-            self.sync.finish()?;
+            let _ = self.sync.finish()?;
         }
         Ok(())
     }

@@ -3,7 +3,8 @@
 //! Every rank holds the same weights and moments, so rank 0 alone copies and writes them; the others wait for it at the
 //! end of an epoch and of training. One write is under way at a time. A checkpoint that becomes due meanwhile by
 //! `checkpoint.everySteps` or `everySeconds` is put off to the first step after that write; the end of an epoch and the
-//! end of training wait for it.
+//! end of training wait for it. Rank 0 tells a step ahead that one is due, so that all ranks settle the step whose state it
+//! holds.
 
 use contract::Activity;
 
@@ -36,19 +37,25 @@ impl Saver {
 }
 
 impl Trainer {
-    /// After a step within an epoch: tells of a write that has ended, and begins one where it is due.
-    pub(super) fn save_if_due(&mut self) -> Result<(), TrainError> {
+    /// Whether a checkpoint is due after `step` and can be taken; false on all ranks but rank 0. Tells of a write that has ended.
+    pub(super) fn save_is_due_after(&mut self, step: u64) -> Result<bool, TrainError> {
         let Some(saver) = &mut self.saver else {
-            return Ok(());
+            return Ok(false);
         };
         let written = saver.writer.poll()?;
-        let due = !saver.writer.is_busy() && saver.cadence.is_due(self.position.step);
+        let is_due = !saver.writer.is_busy() && saver.cadence.is_due(step);
         self.tell(written);
-        if due {
-            self.observer.turn_to(Activity::Checkpointing);
-            self.begin_save()?;
-            self.observer.turn_to(Activity::Training);
+        Ok(is_due)
+    }
+
+    /// Within an epoch: begins to save the state after the step that was settled last.
+    pub(super) fn save(&mut self) -> Result<(), TrainError> {
+        if self.saver.is_none() {
+            return Ok(());
         }
+        self.observer.turn_to(Activity::Checkpointing);
+        self.begin_save()?;
+        self.observer.turn_to(Activity::Training);
         Ok(())
     }
 

@@ -103,7 +103,7 @@ fn share(
             .or_else(|| Some(LossScale::new(&config.training.loss_scale))),
         Precision::Fp32 | Precision::Bf16 => None,
     };
-    tch::no_grad(|| world.broadcast(&tensors.shared(position.updates)))?;
+    tch::no_grad(|| world.broadcast(&tensors.shared(position.step)))?;
     trained.weights.publish()?;
     Ok(position)
 }

@@ -3,55 +3,128 @@
 use std::sync::atomic::Ordering;
 
 use tch::{Kind, Tensor};
-use torch_ext::SyncTimes;
 use torch_ext::optim::zero;
+use torch_ext::{Measurement, Readback};
 
 use super::Trainer;
-use super::arrival::{Agreed, Arrival};
+use super::arrival::Arrival;
 use super::clock::StepClock;
+use super::update::Verdict;
 use crate::data::Batches;
 use crate::error::TrainError;
 use crate::evaluation;
-use crate::metrics::{DeviceReport, Phases, StepReport, resident_bytes};
+use crate::metrics::{DeviceReport, StepReport, resident_bytes};
 use crate::model::{DropSeed, Mode};
 use crate::schedule::{StepSpan, learning_rate};
 
+/// A step that has been launched: the device may still be computing it.
+#[derive(Debug)]
+pub(super) struct Launched {
+    /// Where it is in the run.
+    step: u64,
+    epoch: u32,
+    learning_rate: f64,
+    verdict: Readback,
+    /// Nothing where gradients were not averaged.
+    measurement: Option<Measurement>,
+    clock: StepClock,
+}
+
+/// What ranks agreed on in a step.
+#[derive(Debug)]
+pub(super) struct Settled {
+    pub(super) stop: bool,
+    /// Whether a checkpoint is to be taken after the step that follows.
+    pub(super) save: bool,
+    pub(super) report: StepReport,
+}
+
 impl Trainer {
-    /// One optimizer step over all ranks. Whether to stop after it.
-    pub(super) fn step(&mut self, batches: &mut Batches) -> Result<bool, TrainError> {
+    /// Launches an optimizer step over all ranks, and settles the one before: the host runs one step ahead of the device.
+    pub(super) fn step(&mut self, batches: &mut Batches) -> Result<Option<Settled>, TrainError> {
         let mut clock = StepClock::start();
-        let own_loss = self.accumulate_gradients(batches, &mut clock)?;
-        let agreed = Agreed::from_sums(&self.sync.finish()?);
+        self.accumulate_gradients(batches, &mut clock)?;
+        let (sums, measurement) = self.sync.finish()?;
         clock.backward();
 
-        // Every rank has the same numbers and the same gradients, so every rank decides the same.
-        self.require_finite_loss(&own_loss, &agreed)?;
-        self.data.train.readable().check(agreed.left_out)?;
         let learning_rate = self.learning_rate();
-        self.update_weights(learning_rate, agreed.loss)?;
-        self.advance(&agreed);
+        let verdict = Readback::begin(&self.update_weights(learning_rate, &sums)?)?;
+        self.position.step += 1;
+        self.position.images_into_epoch += self.config.global_batch_size();
         clock.optimizer();
 
-        // After the update, beside which the ranks have compared their times.
-        let sync = self.sync.times()?;
-        let phases = clock.end(&sync);
+        let launched = Launched {
+            step: self.position.step,
+            epoch: self.position.epoch,
+            learning_rate,
+            verdict,
+            measurement,
+            clock,
+        };
+        let before = self.launched.replace(launched);
+        before.map(|before| self.settle_step(before)).transpose()
+    }
+
+    /// Waits for the step that was launched last, where it has not been settled.
+    pub(super) fn settle(&mut self) -> Result<Option<Settled>, TrainError> {
+        let launched = self.launched.take();
+        launched.map(|launched| self.settle_step(launched)).transpose()
+    }
+
+    /// Every rank has the same numbers and the same gradients, so every rank decides the same.
+    fn settle_step(&mut self, launched: Launched) -> Result<Settled, TrainError> {
+        let Launched { step, epoch, .. } = launched;
+        let numbers = launched.verdict.wait()?;
+        let verdict = Verdict::from_numbers(&numbers, self.position.loss_scale.is_some());
+        self.require_finite(step, epoch, &verdict, self.position.loss_scale)?;
+        let agreed = &verdict.agreed;
+        self.data.train.readable().check(agreed.left_out)?;
+        self.position.updates = verdict.updates;
+        self.position.loss_scale = verdict.loss_scale.and_then(Result::ok);
+        self.position.correct += agreed.correct;
+        self.position.counted += agreed.images;
+
+        let sync = launched.measurement.map(Measurement::times).transpose()?;
+        let phases = launched.clock.end(&sync.unwrap_or_default());
         self.compute_seconds = phases.compute();
-        self.report(&agreed, learning_rate, phases, sync)?;
-        Ok(agreed.stop)
+        if sync.is_some() {
+            self.observer.compute_times(&agreed.compute_seconds);
+        }
+        let report = StepReport {
+            step,
+            epoch,
+            images: self.local_images(),
+            phases,
+            sync: sync.unwrap_or_default(),
+            loss: agreed.loss,
+            train_accuracy: self.position.correct as f64 / self.position.counted as f64,
+            learning_rate: launched.learning_rate,
+            loss_scale: self.position.loss_scale.map(|scale| scale.scale),
+            skipped_steps: self.position.loss_scale.map_or(0, |scale| scale.skipped),
+            resident_bytes: resident_bytes(),
+            device: self.device_report()?,
+        };
+        self.observer.step(&report);
+        Ok(Settled {
+            stop: agreed.stop,
+            save: agreed.save,
+            report,
+        })
     }
 
     /// Adds up the gradients of this rank's micro-batches. Those of the last one are averaged over the ranks as soon as they
-    /// are ready. Gives the sum of the images' losses.
+    /// are ready.
     fn accumulate_gradients(
         &mut self,
         batches: &mut Batches,
         clock: &mut StepClock,
-    ) -> Result<Tensor, TrainError> {
+    ) -> Result<(), TrainError> {
         zero(&self.trained.weights.raw_gradients())?;
         let mut loss_sum = Tensor::zeros([], (Kind::Double, self.accelerator.device()));
         let mut correct = Tensor::zeros([], (Kind::Int64, self.accelerator.device()));
-        let last = self.config.training.gradient_accumulation_steps - 1;
-        for index in 0..=last {
+        let micro_batches = self.config.training.gradient_accumulation_steps;
+        let last = micro_batches - 1;
+        for index in 0..micro_batches {
             let batch = batches.next()?.expect("the epoch's order holds this step");
             clock.data();
 
@@ -66,6 +139,7 @@ impl Trainer {
             if index == last {
                 let arrival = Arrival {
                     stop: self.stop.load(Ordering::Relaxed),
+                    save: self.save_is_due_after(self.position.step + 2)?,
                     loss_sum: loss_sum.shallow_clone(),
                     correct: correct.shallow_clone(),
                     images: self.local_images(),
@@ -75,38 +149,11 @@ impl Trainer {
                 self.sync
                     .prepare(arrival.to_tensor(self.world.rank, self.world.size))?;
             }
-            (loss * self.loss_factor()).f_backward()?;
+            self.updates.scaled(loss, micro_batches).f_backward()?;
             if index < last {
                 clock.backward();
             }
         }
-        Ok(loss_sum)
-    }
-
-    fn report(
-        &mut self,
-        agreed: &Agreed,
-        learning_rate: f64,
-        phases: Phases,
-        sync: SyncTimes,
-    ) -> Result<(), TrainError> {
-        if self.sync.is_on {
-            self.observer.compute_times(&agreed.compute_seconds);
-        }
-        self.observer.step(&StepReport {
-            step: self.position.step,
-            epoch: self.position.epoch,
-            images: self.local_images(),
-            phases,
-            sync,
-            loss: agreed.loss,
-            train_accuracy: self.position.correct as f64 / self.position.counted as f64,
-            learning_rate,
-            loss_scale: self.position.loss_scale.map(|scale| scale.scale),
-            skipped_steps: self.position.loss_scale.map_or(0, |scale| scale.skipped),
-            resident_bytes: resident_bytes(),
-            device: self.device_report()?,
-        });
         Ok(())
     }
 
@@ -151,12 +198,5 @@ impl Trainer {
             start: epochs(start),
             end: epochs(start + self.config.global_batch_size()),
         }
-    }
-
-    fn advance(&mut self, agreed: &Agreed) {
-        self.position.step += 1;
-        self.position.images_into_epoch += self.config.global_batch_size();
-        self.position.correct += agreed.correct;
-        self.position.counted += agreed.images;
     }
 }

@@ -1,7 +1,7 @@
 //! Gradients averaged over the ranks, with what the ranks tell each other beside them.
 
 use tch::Tensor;
-use torch_ext::{Error, Reducer, SyncTimes};
+use torch_ext::{Error, Measurement, Reducer};
 
 /// Averages the gradients of the backward pass between [`GradientSync::prepare`] and [`GradientSync::finish`].
 #[derive(Debug)]
@@ -30,20 +30,12 @@ impl GradientSync {
         Ok(())
     }
 
-    /// After the backward pass: the sums of the arrival.
-    pub(super) fn finish(&mut self) -> Result<Vec<f64>, Error> {
+    /// After the backward pass: the sums of the arrival, and what was measured where gradients were averaged.
+    pub(super) fn finish(&mut self) -> Result<(Tensor, Option<Measurement>), Error> {
         if self.is_on {
-            return self.reducer.finish();
+            let (sums, measurement) = self.reducer.finish()?;
+            return Ok((sums, Some(measurement)));
         }
-        Ok(Vec::try_from(&self.arrival).expect("a vector of numbers"))
-    }
-
-    /// What the step cost, best asked some work later: meanwhile the ranks compare their times.
-    pub(super) fn times(&mut self) -> Result<SyncTimes, Error> {
-        if self.is_on {
-            self.reducer.times()
-        } else {
-            Ok(SyncTimes::default())
-        }
+        Ok((self.arrival.shallow_clone(), None))
     }
 }

@@ -83,10 +83,10 @@ impl Tensors {
         always.into_iter().chain(average).collect()
     }
 
-    /// What ranks need of rank 0 after that many updates. Before the first one, state and average hold nothing yet.
-    pub(super) fn shared(&self, updates: u64) -> Vec<Tensor> {
+    /// What ranks need of rank 0 after that many steps. Before the first one, state and average hold nothing yet.
+    pub(super) fn shared(&self, steps: u64) -> Vec<Tensor> {
         let grown = [Some(&self.optimizer), self.average.as_ref()];
-        let grown = grown.into_iter().flatten().filter(|_| updates > 0);
+        let grown = grown.into_iter().flatten().filter(|_| steps > 0);
         let named = std::iter::once(&self.weights).chain(grown).flatten();
         named.map(|(_, tensor)| tensor.shallow_clone()).collect()
     }

@@ -1,5 +1,5 @@
 // Multi-tensor operations on all parameters at once, which tch's generator leaves out.
-#include <cmath>
+#include <optional>
 
 #include <ATen/ATen.h>
 
@@ -18,6 +18,13 @@ struct AdamNumbers {
   double beta2;
   double weight_decay;
   double epsilon;
+};
+
+// What the device decides of a step: float scalars there. Gradients are divided by `grad_scale`, where there is one;
+// with 1 in `found_inf` nothing changes.
+struct Gate {
+  const at::Tensor* grad_scale;
+  const at::Tensor* found_inf;
 };
 
 // Numbers of a step of SGD.
@@ -50,35 +57,56 @@ std::pair<at::Tensor, std::vector<at::Tensor>> flat_like(const std::vector<at::T
   return {flat, views};
 }
 
-// Elements that LAMB updates at a time: bounds the memory of its intermediate values, four times this many floats.
+// Elements that LAMB updates at a time: bounds the memory of its intermediate values, three times this many floats.
 constexpr int64_t kLambElements = 1 << 24;
 
+// 1 - beta^step for a scalar `step`, of which the first is 1: a step that is not taken may leave it at 0.
+at::Tensor bias_correction(double beta, const at::Tensor& step) {
+  return 1.0 - at::pow(beta, step.to(at::kDouble).clamp_min(1.0));
+}
+
+// `step` and the gate are scalars on the device: the host does not know whether the step is taken.
 void lamb(const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>& gradients,
-          const std::vector<at::Tensor>& first, const std::vector<at::Tensor>& second, const at::Tensor& sizes, double step,
-          const vit::AdamNumbers& numbers) {
-  const auto beta1 = numbers.beta1;
-  const auto beta2 = numbers.beta2;
-  at::_foreach_lerp_(first, gradients, 1.0 - beta1);
-  at::_foreach_mul_(second, beta2);
-  at::_foreach_addcmul_(second, gradients, gradients, 1.0 - beta2);
+          const std::vector<at::Tensor>& first, const std::vector<at::Tensor>& second, const at::Tensor& sizes,
+          const at::Tensor& step, const vit::Gate& gate, const vit::AdamNumbers& numbers) {
+  auto [flat, updates] = flat_like(weights);
+  const auto type = flat.scalar_type();
+  const auto is_skipped = gate.found_inf->to(at::kBool);
+  const auto taken = 1.0 - *gate.found_inf;
+
+  at::_foreach_copy_(updates, gradients);
+  if (gate.grad_scale != nullptr) {
+    flat.div_(*gate.grad_scale);
+  }
+  // Gradients of a step that is not taken may be no numbers, which no factor makes zero.
+  flat.masked_fill_(is_skipped, 0.0);
+  at::_foreach_mul_(first, at::where(is_skipped, 1.0, numbers.beta1).to(type));
+  at::_foreach_add_(first, updates, 1.0 - numbers.beta1);
+  at::_foreach_mul_(second, at::where(is_skipped, 1.0, numbers.beta2).to(type));
+  at::_foreach_addcmul_(second, updates, updates, 1.0 - numbers.beta2);
 
   auto denominators = at::_foreach_sqrt(second);
-  at::_foreach_div_(denominators, std::sqrt(1.0 - std::pow(beta2, step)));
+  at::_foreach_div_(denominators, bias_correction(numbers.beta2, step).sqrt().to(type));
   at::_foreach_add_(denominators, numbers.epsilon);
-  auto [flat, updates] = flat_like(weights);
   at::_foreach_copy_(updates, first);
-  at::_foreach_div_(updates, 1.0 - std::pow(beta1, step));
+  at::_foreach_div_(updates, bias_correction(numbers.beta1, step).to(type));
   at::_foreach_div_(updates, denominators);
   if (numbers.weight_decay != 0.0) {
     at::_foreach_add_(updates, weights, numbers.weight_decay);
     const auto weight_norms = at::stack(at::_foreach_norm(weights, 2));
     const auto update_norms = at::stack(at::_foreach_norm(updates, 2));
     const auto is_usable = (weight_norms > 0).logical_and_(update_norms > 0);
-    const auto ratios = at::where(is_usable, weight_norms / update_norms, 1.0).to(flat.scalar_type());
+    const auto ratios = at::where(is_usable, weight_norms / update_norms, 1.0).to(type) * taken;
     // One multiplication over the flat memory, where a factor for each tensor would be a launch for each.
     flat.mul_(at::repeat_interleave(ratios, sizes, 0, flat.numel()));
+  } else {
+    flat.mul_(taken);
   }
   at::_foreach_add_(weights, updates, -numbers.learning_rate);
+}
+
+std::optional<at::Tensor> optional(const at::Tensor* tensor) {
+  return tensor == nullptr ? std::nullopt : std::make_optional(*tensor);
 }
 
 }  // namespace
@@ -88,7 +116,7 @@ extern "C" {
 // One AdamW step of all parameters in one call. `step` is a float scalar on the parameters' device, 1 for the first
 // step. Contract of at::_fused_adamw_: the caller has counted the step already.
 vit::Status vit_fused_adamw(at::Tensor* const* parameters, at::Tensor* const* gradients, at::Tensor* const* first_moments,
-                            at::Tensor* const* second_moments, size_t count, at::Tensor* step,
+                            at::Tensor* const* second_moments, size_t count, at::Tensor* step, const vit::Gate* gate,
                             const vit::AdamNumbers* numbers) {
   return guarded([&] {
     c10::NoGradGuard no_grad;
@@ -97,28 +125,28 @@ vit::Status vit_fused_adamw(at::Tensor* const* parameters, at::Tensor* const* gr
     at::_fused_adamw_(list, tensor_list(gradients, count), tensor_list(first_moments, count),
                       tensor_list(second_moments, count), /*max_exp_avg_sqs=*/{}, steps, numbers->learning_rate,
                       numbers->beta1, numbers->beta2, numbers->weight_decay, numbers->epsilon, /*amsgrad=*/false,
-                      /*maximize=*/false);
+                      /*maximize=*/false, optional(gate->grad_scale), *gate->found_inf);
   });
 }
 
 // One SGD step of all parameters in one call; without momentum there are no buffers. A buffer of zeros before the
 // first step gives what torch.optim.SGD gets by starting from the first gradient, as dampening is 0.
 vit::Status vit_fused_sgd(at::Tensor* const* parameters, at::Tensor* const* gradients, at::Tensor* const* momentum_buffers,
-                          size_t count, const vit::SgdNumbers* numbers) {
+                          size_t count, const vit::Gate* gate, const vit::SgdNumbers* numbers) {
   return guarded([&] {
     c10::NoGradGuard no_grad;
     const auto buffers = numbers->momentum == 0.0 ? std::vector<at::Tensor>{} : tensor_list(momentum_buffers, count);
     at::_fused_sgd_(tensor_list(parameters, count), tensor_list(gradients, count), buffers, numbers->weight_decay,
                     numbers->momentum, numbers->learning_rate, /*dampening=*/0.0, numbers->nesterov,
-                    /*maximize=*/false, /*is_first_step=*/false);
+                    /*maximize=*/false, /*is_first_step=*/false, optional(gate->grad_scale), *gate->found_inf);
   });
 }
 
-// One LAMB step of all parameters; as timm's Lamb, the trust ratio is applied where there is weight decay. `step` is 1
-// for the first. `sizes` holds the numbers of elements of the parameters, int32 on their device.
+// One LAMB step of all parameters; as timm's Lamb, the trust ratio is applied where there is weight decay. `step` is a
+// scalar on their device, 1 for the first. `sizes` holds the numbers of elements of the parameters, int32 on their device.
 vit::Status vit_lamb(at::Tensor* const* parameters, at::Tensor* const* gradients, at::Tensor* const* first_moments,
-                     at::Tensor* const* second_moments, size_t count, at::Tensor* sizes, double step,
-                     const vit::AdamNumbers* numbers) {
+                     at::Tensor* const* second_moments, size_t count, at::Tensor* sizes, at::Tensor* step,
+                     const vit::Gate* gate, const vit::AdamNumbers* numbers) {
   return guarded([&] {
     c10::NoGradGuard no_grad;
     for (size_t start = 0; start < count;) {
@@ -129,7 +157,7 @@ vit::Status vit_lamb(at::Tensor* const* parameters, at::Tensor* const* gradients
       }
       const auto part = [&](at::Tensor* const* list) { return tensor_list(list + start, end - start); };
       lamb(part(parameters), part(gradients), part(first_moments), part(second_moments),
-           sizes->narrow(0, static_cast<int64_t>(start), static_cast<int64_t>(end - start)), step, *numbers);
+           sizes->narrow(0, static_cast<int64_t>(start), static_cast<int64_t>(end - start)), *step, *gate, *numbers);
       start = end;
     }
   });
@@ -142,14 +170,6 @@ vit::Status vit_global_norm(at::Tensor* const* tensors, size_t count, at::Tensor
     c10::NoGradGuard no_grad;
     const auto norms = at::_foreach_norm(tensor_list(tensors, count), 2, at::kFloat);
     norm->copy_(at::linalg_vector_norm(at::stack(norms), 2));
-  });
-}
-
-// Multiplies every tensor by `factor` in place.
-vit::Status vit_scale(at::Tensor* const* tensors, size_t count, double factor) {
-  return guarded([&] {
-    c10::NoGradGuard no_grad;
-    at::_foreach_mul_(tensor_list(tensors, count), factor);
   });
 }
 

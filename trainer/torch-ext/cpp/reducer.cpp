@@ -9,7 +9,7 @@
 // An all-reduce ends no sooner than its last rank has begun it, so its duration on one rank is communication and wait.
 // The rank that came last did not wait: the least duration over the ranks is what communication took. At the end of a
 // step the ranks exchange their durations (one small all-reduce that nobody waits for), and each takes from its own
-// ones what was wait. No clocks are compared. See vit_reducer_times for what follows.
+// ones what was wait. No clocks are compared. See vit_measurement_times for what follows.
 #include <algorithm>
 #include <chrono>
 #include <condition_variable>
@@ -67,6 +67,8 @@ struct Step {
   std::vector<c10::intrusive_ptr<c10d::Work>> device_works;
   uint64_t bytes = 0;
   at::Tensor arrival;
+  // Whether the backward pass came to its last bucket.
+  bool is_reduced = false;
   FuturePtr arrived;
   Clock::time_point own_ready;
   Clock::time_point all_ready;
@@ -84,10 +86,8 @@ class TimedAllReduce : public c10d::CommHookInterface {
 
   FuturePtr runHook(c10d::GradBucket& bucket) override {
     auto& buffer = bucket.getBufferRef();
+    step->is_reduced |= bucket.isLast();
     if (gradients_->getSize() == 1) {
-      if (bucket.isLast()) {
-        step->arrival = step->arrival.to(at::kCPU, at::kDouble).clone();
-      }
       auto done = c10::make_intrusive<Future>(c10::TensorType::get());
       done->markCompleted(buffer);
       return done;
@@ -182,7 +182,10 @@ struct Reducer {
   c10::intrusive_ptr<c10d::ProcessGroup> gradients;
   c10::intrusive_ptr<c10d::ProcessGroup> control;
   at::Device device;
-  std::shared_ptr<Step> finished;
+};
+
+struct Measurement {
+  std::shared_ptr<Step> step;
 };
 
 struct SyncTimes {
@@ -219,7 +222,7 @@ vit::Status vit_reducer_new(at::Tensor* const* parameters, size_t count, vit::Gr
     if (!device.is_cpu()) {
       gradients->group->enableCollectivesTiming();
     }
-    *out = new vit::Reducer{std::move(reducer), borrowed, gradients->group, control->group, device, nullptr};
+    *out = new vit::Reducer{std::move(reducer), borrowed, gradients->group, control->group, device};
   });
 }
 
@@ -240,8 +243,8 @@ vit::Status vit_reducer_prepare(vit::Reducer* reducer, at::Tensor* arrival) {
   });
 }
 
-// Call it right after the backward pass: writes the sums of `arrival` (as many as it has elements, in double precision).
-vit::Status vit_reducer_finish(vit::Reducer* reducer, double* sums, size_t count) {
+// Call it right after the backward pass: the sums of `arrival`, and what is measured of the step.
+vit::Status vit_reducer_finish(vit::Reducer* reducer, at::Tensor** sums, vit::Measurement** measurement) {
   return guarded([&] {
     const auto step = std::move(reducer->hook->step);
     TORCH_CHECK(step != nullptr, "the step was not prepared");
@@ -260,14 +263,17 @@ vit::Status vit_reducer_finish(vit::Reducer* reducer, double* sums, size_t count
       step->usable = Clock::now();
       exchange(*step, *reducer->control);
     }
-    TORCH_CHECK(step->arrival.is_cpu() && static_cast<size_t>(step->arrival.numel()) == count,
-                "the backward pass reduced no gradients");
-    std::copy_n(step->arrival.const_data_ptr<double>(), count, sums);
-    reducer->finished = step;
+    TORCH_CHECK(step->is_reduced, "the backward pass reduced no gradients");
+    *sums = new at::Tensor(step->arrival);
+    *measurement = new vit::Measurement{step};
   });
 }
 
-// The times of the step that was finished last. Called some work later, it waits for nothing.
+void vit_measurement_free(vit::Measurement* measurement) {
+  guarded([&] { delete measurement; });
+}
+
+// The times of a step. Called some work after its end, it waits for nothing.
 //
 // straggler: own last gradient ready -> every rank's last gradient ready.
 // exposed:   from then -> averaged gradients usable, and the arrival known.
@@ -275,10 +281,9 @@ vit::Status vit_reducer_finish(vit::Reducer* reducer, double* sums, size_t count
 //
 // A rank that is late by D lengthens the others' straggler by D and nothing else. A slower network lengthens total, and
 // exposed where no computation hides it, and not straggler: the arrival, slower too, is as slow on every rank.
-vit::Status vit_reducer_times(vit::Reducer* reducer, vit::SyncTimes* times) {
+vit::Status vit_measurement_times(const vit::Measurement* measurement, vit::SyncTimes* times) {
   return guarded([&] {
-    const auto step = std::move(reducer->finished);
-    TORCH_CHECK(step != nullptr, "no step was finished since the last call");
+    const auto& step = measurement->step;
     *times = {0.0, 0.0, 0.0, step->bytes};
     if (!step->exchanged) {
       return;

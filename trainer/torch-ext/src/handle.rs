@@ -1,6 +1,9 @@
-//! Ownership of a C++ object.
+//! Ownership of C++ objects.
 
+use std::ffi::{c_int, c_void};
 use std::ptr::NonNull;
+
+use crate::error::{Error, check};
 
 /// Frees a C++ object when dropped. Not `Sync`: calls on one object are made by one thread at a time.
 pub(crate) struct Handle<T> {
@@ -36,4 +39,18 @@ impl<T> std::fmt::Debug for Handle<T> {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "{:p}", self.pointer)
     }
+}
+
+/// The tensor that `make` writes to its argument.
+///
+/// # Safety
+/// Where `make` succeeds it must have written a tensor that it gives away.
+pub(crate) unsafe fn tensor_of(
+    action: &str,
+    make: impl FnOnce(*mut *mut c_void) -> c_int,
+) -> Result<tch::Tensor, Error> {
+    let mut output = std::ptr::null_mut();
+    check(make(&raw mut output), || action.into())?;
+    // SAFETY: it is a tensor of which no one else knows.
+    Ok(unsafe { tch::Tensor::from_ptr(output.cast()) })
 }

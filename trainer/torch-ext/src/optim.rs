@@ -3,7 +3,7 @@
 use tch::{Kind, Tensor};
 
 use crate::error::{Error, check};
-use crate::sys;
+use crate::sys::{self, RawGate};
 
 pub use crate::sys::{AdamNumbers, SgdNumbers};
 
@@ -12,6 +12,29 @@ fn assert_same_length(lists: &[&[Tensor]]) {
         lists.windows(2).all(|pair| pair[0].len() == pair[1].len()),
         "lists of an optimizer differ in length"
     );
+}
+
+/// What the device decides of a step, so that the host need not know: float scalars on the parameters' device, as the
+/// arguments of the same names of `at::_fused_adamw_`.
+#[derive(Debug)]
+pub struct Gate {
+    /// What gradients are divided by.
+    pub grad_scale: Option<Tensor>,
+    /// With 1 the step is not taken: weights and state stay as they are, even if gradients are no numbers. Else 0.
+    pub found_inf: Tensor,
+}
+
+impl Gate {
+    /// Valid for as long as the gate is borrowed.
+    fn raw(&self) -> RawGate {
+        RawGate {
+            grad_scale: self
+                .grad_scale
+                .as_ref()
+                .map_or(std::ptr::null(), |scale| scale.as_ptr().cast()),
+            found_inf: self.found_inf.as_ptr().cast(),
+        }
+    }
 }
 
 /// One fused AdamW step (`at::_fused_adamw_`) of `parameters` and their first and second `moments`, all lists in the
@@ -24,13 +47,15 @@ pub fn fused_adamw(
     gradients: &[Tensor],
     [first_moments, second_moments]: [&[Tensor]; 2],
     step: &Tensor,
+    gate: &Gate,
     numbers: AdamNumbers,
 ) -> Result<(), Error> {
     let lists = [parameters, gradients, first_moments, second_moments];
     assert_same_length(&lists);
     let [parameters, gradients, first_moments, second_moments] = lists.map(sys::pointers);
-    // SAFETY: all four lists hold as many pointers to tensors, which are borrowed for the call, as is the step; the
-    // numbers have the layout of the C++ struct.
+    let gate = gate.raw();
+    // SAFETY: all four lists hold as many pointers to tensors, which are borrowed for the call, as are step and gate; gate
+    // and numbers have the layout of the C++ structs.
     let status = unsafe {
         sys::vit_fused_adamw(
             parameters.as_ptr(),
@@ -39,6 +64,7 @@ pub fn fused_adamw(
             second_moments.as_ptr(),
             parameters.len(),
             step.as_ptr().cast(),
+            &raw const gate,
             &raw const numbers,
         )
     };
@@ -54,6 +80,7 @@ pub fn fused_sgd(
     parameters: &[Tensor],
     gradients: &[Tensor],
     momentum_buffers: &[Tensor],
+    gate: &Gate,
     numbers: SgdNumbers,
 ) -> Result<(), Error> {
     assert_same_length(&[parameters, gradients]);
@@ -63,14 +90,16 @@ pub fn fused_sgd(
     );
     let [parameters, gradients, momentum_buffers] =
         [parameters, gradients, momentum_buffers].map(sys::pointers);
-    // SAFETY: the lists hold as many pointers to tensors, which are borrowed for the call (the buffers are not read
-    // where there is no momentum); the numbers have the layout of the C++ struct.
+    let gate = gate.raw();
+    // SAFETY: the lists hold as many pointers to tensors, which are borrowed for the call as is the gate (the buffers are
+    // not read where there is no momentum); gate and numbers have the layout of the C++ structs.
     let status = unsafe {
         sys::vit_fused_sgd(
             parameters.as_ptr(),
             gradients.as_ptr(),
             momentum_buffers.as_ptr(),
             parameters.len(),
+            &raw const gate,
             &raw const numbers,
         )
     };
@@ -91,7 +120,8 @@ pub fn sizes(parameters: &[Tensor]) -> Tensor {
 }
 
 /// One LAMB step of `parameters`, equal to that of timm's `Lamb`, in a number of kernels that does not grow with the
-/// number of parameters. `sizes` is what [`sizes`] gives for them; `step` is 1 for the first.
+/// number of parameters. `sizes` is what [`sizes`] gives for them; `step` is a float scalar on their device that counts
+/// this step already: 1 for the first.
 ///
 /// # Panics
 /// Where the lists differ in length.
@@ -100,14 +130,16 @@ pub fn lamb(
     gradients: &[Tensor],
     [first_moments, second_moments]: [&[Tensor]; 2],
     sizes: &Tensor,
-    step: u64,
+    step: &Tensor,
+    gate: &Gate,
     numbers: AdamNumbers,
 ) -> Result<(), Error> {
     let lists = [parameters, gradients, first_moments, second_moments];
     assert_same_length(&lists);
     let [parameters, gradients, first_moments, second_moments] = lists.map(sys::pointers);
-    // SAFETY: all four lists hold as many pointers to tensors, which are borrowed for the call, as are the sizes; the
-    // numbers have the layout of the C++ struct.
+    let gate = gate.raw();
+    // SAFETY: all four lists hold as many pointers to tensors, which are borrowed for the call, as are sizes, step and
+    // gate; gate and numbers have the layout of the C++ structs.
     let status = unsafe {
         sys::vit_lamb(
             parameters.as_ptr(),
@@ -116,7 +148,8 @@ pub fn lamb(
             second_moments.as_ptr(),
             parameters.len(),
             sizes.as_ptr().cast(),
-            step as f64,
+            step.as_ptr().cast(),
+            &raw const gate,
             &raw const numbers,
         )
     };
@@ -132,14 +165,6 @@ pub fn global_norm(tensors: &[Tensor]) -> Result<Tensor, Error> {
     let status = unsafe { sys::vit_global_norm(pointers.as_ptr(), pointers.len(), norm.as_ptr().cast()) };
     check(status, || "failed to take the norm of the gradients".into())?;
     Ok(norm)
-}
-
-/// Multiplies every tensor by `factor` in place.
-pub fn scale(tensors: &[Tensor], factor: f64) -> Result<(), Error> {
-    let pointers = sys::pointers(tensors);
-    // SAFETY: the tensors are borrowed for the call.
-    let status = unsafe { sys::vit_scale(pointers.as_ptr(), pointers.len(), factor) };
-    check(status, || "failed to scale the gradients".into())
 }
 
 /// Sets every tensor to zero in place.
@@ -208,6 +233,85 @@ mod tests {
         parameters().iter().map(Tensor::zeros_like).collect()
     }
 
+    fn open_gate() -> Gate {
+        Gate {
+            grad_scale: None,
+            found_inf: Tensor::from(0.0_f32),
+        }
+    }
+
+    /// Weights and both kinds of state after a step of each optimizer that begins with state.
+    fn stepped(gradients: &[Tensor], step: f32, gate: &Gate) -> Vec<Vec<f64>> {
+        let step = Tensor::from(step);
+        let sgd_numbers = SgdNumbers {
+            learning_rate: 0.1,
+            momentum: 0.5,
+            weight_decay: 0.1,
+            nesterov: false,
+        };
+        let mut found = Vec::new();
+        for optimizer in ["adamw", "sgd", "lamb"] {
+            let (weights, first, second) = (parameters(), self::gradients(), zeros());
+            // A fused step writes the divided gradients back.
+            let gradients = &gradients.iter().map(Tensor::copy).collect::<Vec<_>>();
+            match optimizer {
+                "adamw" => fused_adamw(&weights, gradients, [&first, &second], &step, gate, NUMBERS),
+                "sgd" => fused_sgd(&weights, gradients, &first, gate, sgd_numbers),
+                _ => {
+                    let sizes = sizes(&weights);
+                    lamb(
+                        &weights,
+                        gradients,
+                        [&first, &second],
+                        &sizes,
+                        &step,
+                        gate,
+                        NUMBERS,
+                    )
+                }
+            }
+            .expect("steps");
+            let tensors = weights.iter().chain(&first).chain(&second);
+            found.push(tensors.flat_map(values).collect());
+        }
+        found
+    }
+
+    #[test]
+    fn a_step_that_is_not_taken_changes_nothing_even_where_gradients_are_no_numbers() {
+        let gradients = [
+            Tensor::from_slice(&[f32::NAN, f32::INFINITY]),
+            Tensor::from_slice(&[1.0_f32]),
+        ];
+        let before: Vec<f64> = [Vec::from(parameters()), self::gradients().into(), zeros()]
+            .iter()
+            .flatten()
+            .flat_map(values)
+            .collect();
+        for grad_scale in [None, Some(Tensor::from(f32::NAN))] {
+            let closed = Gate {
+                grad_scale,
+                found_inf: Tensor::from(1.0_f32),
+            };
+            // As before the first update: the step was not counted.
+            assert_eq!(stepped(&gradients, 0.0, &closed), vec![before.clone(); 3]);
+        }
+    }
+
+    #[test]
+    fn gradients_are_divided_by_their_scale() {
+        let scaled = gradients().map(|gradient| gradient * 8.0);
+        let gate = Gate {
+            grad_scale: Some(Tensor::from(8.0_f32)),
+            ..open_gate()
+        };
+        assert_eq!(
+            stepped(&scaled, 1.0, &gate),
+            stepped(&gradients(), 1.0, &open_gate()),
+            "a power of two changes no bit"
+        );
+    }
+
     const NUMBERS: AdamNumbers = AdamNumbers {
         learning_rate: 0.01,
         betas: [0.9, 0.999],
@@ -223,6 +327,7 @@ mod tests {
             &gradients(),
             [&first, &second],
             &Tensor::from(1.0_f32),
+            &open_gate(),
             NUMBERS,
         )
         .expect("steps");
@@ -249,7 +354,7 @@ mod tests {
             nesterov: true,
         };
         for _ in 0..2 {
-            fused_sgd(&parameters, &gradients(), &buffers, numbers).expect("steps");
+            fused_sgd(&parameters, &gradients(), &buffers, &open_gate(), numbers).expect("steps");
         }
         let expected = |start: f64, gradient: f64| {
             let (mut weight, mut buffer) = (start, 0.0);
@@ -274,7 +379,8 @@ mod tests {
             &gradients(),
             [&first, &second],
             &sizes(&parameters),
-            1,
+            &Tensor::from(1.0_f32),
+            &open_gate(),
             NUMBERS,
         )
         .expect("steps");
@@ -292,15 +398,13 @@ mod tests {
     }
 
     #[test]
-    fn norm_scale_and_zero_go_over_all_tensors() {
+    fn norm_and_zero_go_over_all_tensors() {
         let tensors = [
             Tensor::from_slice(&[3.0_f32]),
             Tensor::from_slice(&[0.0_f32, 4.0]),
         ];
         let norm = |tensors: &[Tensor]| global_norm(tensors).expect("a norm").double_value(&[]);
         assert!((norm(&tensors) - 5.0).abs() < 1e-6);
-        scale(&tensors, 0.5).expect("scales");
-        assert_eq!(values(&tensors[1]), [0.0, 2.0]);
         zero(&tensors).expect("zeroes");
         assert!(norm(&tensors).abs() < f64::EPSILON);
     }

@@ -6,7 +6,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use tch::Tensor;
 
-use crate::error::{Error, check};
+use crate::error::Error;
+use crate::handle::tensor_of;
 use crate::sys;
 
 /// What [`recompute`] runs, once now and once in the backward pass, there maybe on another thread.
@@ -74,17 +75,6 @@ pub fn norm_linear(
 
 fn raw(tensor: &Tensor) -> sys::RawTensor {
     tensor.as_ptr().cast()
-}
-
-/// The tensor that `make` writes to its argument.
-///
-/// # Safety
-/// Where `make` succeeds it must have written a tensor that it gives away.
-unsafe fn tensor_of(action: &str, make: impl FnOnce(*mut *mut c_void) -> c_int) -> Result<Tensor, Error> {
-    let mut output = std::ptr::null_mut();
-    check(make(&raw mut output), || action.into())?;
-    // SAFETY: it is a tensor of which no one else knows.
-    Ok(unsafe { Tensor::from_ptr(output.cast()) })
 }
 
 /// Calls the closure that `data` is, for C++.

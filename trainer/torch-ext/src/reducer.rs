@@ -3,9 +3,9 @@
 use tch::Tensor;
 
 use crate::error::{Error, check};
-use crate::handle::Handle;
+use crate::handle::{Handle, tensor_of};
 use crate::process_group::ProcessGroup;
-use crate::sys::{self, RawReducer};
+use crate::sys::{self, RawMeasurement, RawReducer};
 
 pub use crate::sys::SyncTimes;
 
@@ -48,9 +48,11 @@ pub enum Compression {
 #[derive(Debug)]
 pub struct Reducer {
     handle: Handle<RawReducer>,
-    /// Elements of the arrival tensor of the present step.
-    arrival_numbers: usize,
 }
+
+/// What was measured of a step.
+#[derive(Debug)]
+pub struct Measurement(Handle<RawMeasurement>);
 
 impl Reducer {
     /// Hooks into the gradients of `parameters`, which are all on one device and the same on every rank in number,
@@ -80,10 +82,7 @@ impl Reducer {
             };
             check(status, || "failed to hook into the gradients".into())
         })?;
-        Ok(Self {
-            handle,
-            arrival_numbers: 0,
-        })
+        Ok(Self { handle })
     }
 
     /// Makes the backward pass that follows average gradients over the ranks, and add up `arrival` with them. A
@@ -91,27 +90,36 @@ impl Reducer {
     ///
     /// `arrival` is read when this rank's last gradient is ready.
     pub fn prepare(&mut self, arrival: &Tensor) -> Result<(), Error> {
-        self.arrival_numbers = arrival.numel();
         // SAFETY: reducer and tensor are valid; the C++ side keeps a reference to the tensor of its own.
         let status = unsafe { sys::vit_reducer_prepare(self.handle.as_ptr(), arrival.as_ptr().cast()) };
         check(status, || "failed to prepare the reduction of gradients".into())
     }
 
-    /// Ends the step whose backward pass has just returned: the sums of its arrival tensor.
-    pub fn finish(&mut self) -> Result<Vec<f64>, Error> {
-        let mut sums = vec![0.0; self.arrival_numbers];
-        // SAFETY: the reducer is valid and `sums` has room for as many numbers as it is said to.
-        let status = unsafe { sys::vit_reducer_finish(self.handle.as_ptr(), sums.as_mut_ptr(), sums.len()) };
-        check(status, || "failed to average gradients over the ranks".into())?;
-        Ok(sums)
+    /// Ends the step whose backward pass has just returned: the sums of its arrival tensor, in double precision where it was
+    /// added up, and what was measured.
+    pub fn finish(&mut self) -> Result<(Tensor, Measurement), Error> {
+        let mut sums = None;
+        let measurement = Handle::new(sys::vit_measurement_free, |measurement| {
+            // SAFETY: the reducer is valid; where the call succeeds it has written a tensor and an object that it gives away.
+            let finished = unsafe {
+                tensor_of("failed to average gradients over the ranks", |sums| {
+                    sys::vit_reducer_finish(self.handle.as_ptr(), sums, measurement)
+                })
+            };
+            sums = Some(finished?);
+            Ok(())
+        })?;
+        Ok((sums.expect("the call succeeded"), Measurement(measurement)))
     }
+}
 
-    /// What synchronisation cost in the step that was finished last. The ranks compare their measurements beside what
-    /// happens between [`Reducer::finish`] and this call; called at once, it waits for that.
-    pub fn times(&mut self) -> Result<SyncTimes, Error> {
+impl Measurement {
+    /// What synchronisation cost in the step. The ranks compare their measurements beside what follows the step; called at
+    /// once, this waits for that.
+    pub fn times(self) -> Result<SyncTimes, Error> {
         let mut times = SyncTimes::default();
-        // SAFETY: the reducer is valid and `times` has the layout of the C++ struct.
-        let status = unsafe { sys::vit_reducer_times(self.handle.as_ptr(), &raw mut times) };
+        // SAFETY: the measurement is valid and `times` has the layout of the C++ struct.
+        let status = unsafe { sys::vit_measurement_times(self.0.as_ptr(), &raw mut times) };
         check(status, || {
             "failed to compare the times of synchronisation over the ranks".into()
         })?;

@@ -15,11 +15,15 @@ pub(crate) struct Opaque<Name> {
 pub(crate) enum StoreName {}
 pub(crate) enum GroupName {}
 pub(crate) enum ReducerName {}
+pub(crate) enum MeasurementName {}
 pub(crate) enum MeterName {}
+pub(crate) enum ReadbackName {}
 pub(crate) type RawStore = Opaque<StoreName>;
 pub(crate) type RawGroup = Opaque<GroupName>;
 pub(crate) type RawReducer = Opaque<ReducerName>;
+pub(crate) type RawMeasurement = Opaque<MeasurementName>;
 pub(crate) type RawMeter = Opaque<MeterName>;
+pub(crate) type RawReadback = Opaque<ReadbackName>;
 
 /// `at::Tensor*`, as tch hands it out.
 pub(crate) type RawTensor = *const c_void;
@@ -64,6 +68,13 @@ pub struct SgdNumbers {
     pub weight_decay: f64,
     /// Whether the gradient is read ahead of the momentum.
     pub nesterov: bool,
+}
+
+/// What the device decides of an optimizer's step, as `cpp/optim.cpp` reads it.
+#[repr(C)]
+pub(crate) struct RawGate {
+    pub(crate) grad_scale: RawTensor,
+    pub(crate) found_inf: RawTensor,
 }
 
 unsafe extern "C" {
@@ -122,8 +133,17 @@ unsafe extern "C" {
     ) -> c_int;
     pub(crate) fn vit_reducer_free(reducer: *mut RawReducer);
     pub(crate) fn vit_reducer_prepare(reducer: *mut RawReducer, arrival: RawTensor) -> c_int;
-    pub(crate) fn vit_reducer_finish(reducer: *mut RawReducer, sums: *mut f64, count: usize) -> c_int;
-    pub(crate) fn vit_reducer_times(reducer: *mut RawReducer, times: *mut SyncTimes) -> c_int;
+    pub(crate) fn vit_reducer_finish(
+        reducer: *mut RawReducer,
+        sums: *mut *mut c_void,
+        measurement: *mut *mut RawMeasurement,
+    ) -> c_int;
+    pub(crate) fn vit_measurement_free(measurement: *mut RawMeasurement);
+    pub(crate) fn vit_measurement_times(measurement: *const RawMeasurement, times: *mut SyncTimes) -> c_int;
+
+    pub(crate) fn vit_readback_new(values: RawTensor, out: *mut *mut RawReadback) -> c_int;
+    pub(crate) fn vit_readback_free(readback: *mut RawReadback);
+    pub(crate) fn vit_readback_wait(readback: *mut RawReadback, numbers: *mut f64, count: usize) -> c_int;
 
     pub(crate) fn vit_closure_error(message: *const c_char, length: usize);
     pub(crate) fn vit_recompute(
@@ -161,6 +181,7 @@ unsafe extern "C" {
         second_moments: *const RawTensor,
         count: usize,
         step: RawTensor,
+        gate: *const RawGate,
         numbers: *const AdamNumbers,
     ) -> c_int;
     pub(crate) fn vit_fused_sgd(
@@ -168,6 +189,7 @@ unsafe extern "C" {
         gradients: *const RawTensor,
         momentum_buffers: *const RawTensor,
         count: usize,
+        gate: *const RawGate,
         numbers: *const SgdNumbers,
     ) -> c_int;
     pub(crate) fn vit_lamb(
@@ -177,11 +199,11 @@ unsafe extern "C" {
         second_moments: *const RawTensor,
         count: usize,
         sizes: RawTensor,
-        step: f64,
+        step: RawTensor,
+        gate: *const RawGate,
         numbers: *const AdamNumbers,
     ) -> c_int;
     pub(crate) fn vit_global_norm(tensors: *const RawTensor, count: usize, norm: RawTensor) -> c_int;
-    pub(crate) fn vit_scale(tensors: *const RawTensor, count: usize, factor: f64) -> c_int;
     pub(crate) fn vit_zero(tensors: *const RawTensor, count: usize) -> c_int;
     pub(crate) fn vit_copy(targets: *const RawTensor, values: *const RawTensor, count: usize) -> c_int;
     pub(crate) fn vit_lerp(

@@ -25,8 +25,9 @@ fn train(rank: &Worker, steps: usize) -> (Vec<f64>, Vec<f64>, Vec<SyncTimes>) {
         reducer.prepare(&arrival).expect("prepares");
         let loss = (&parameters[0] + &parameters[1]).sum(Kind::Float) * f64::from(rank.rank + 1);
         loss.backward();
-        sums = reducer.finish().expect("finishes");
-        times.push(reducer.times().expect("compares"));
+        let (found, measurement) = reducer.finish().expect("finishes");
+        sums = Vec::try_from(found).expect("numbers");
+        times.push(measurement.times().expect("compares"));
     }
     let gradients = parameters
         .iter()
@@ -72,7 +73,7 @@ fn a_backward_pass_that_was_not_prepared_only_accumulates() {
             .prepare(&Tensor::from_slice(&[0.0_f64]))
             .expect("prepares");
         loss().backward();
-        reducer.finish().expect("finishes");
+        let _ = reducer.finish().expect("finishes");
         parameters[0].grad().mean(Kind::Float).double_value(&[])
     });
     assert_eq!(gradients, [3.0, 3.0], "the mean of twice 1 and twice 2");
@@ -128,11 +129,11 @@ fn gradients_sent_in_bf16_are_half_the_bytes_and_nearly_the_mean() {
             .prepare(&Tensor::from_slice(&[1.0_f64]))
             .expect("prepares");
         (&parameters[0] * own(rank.rank)).sum(Kind::Float).backward();
-        let sums = reducer.finish().expect("finishes");
-        assert_eq!(sums, [3.0], "the arrival stays exact");
+        let (sums, measurement) = reducer.finish().expect("finishes");
+        assert_eq!(sums, Tensor::from_slice(&[3.0_f64]), "the arrival stays exact");
         let gradient = parameters[0].grad();
         assert_eq!(gradient.kind(), Kind::Float);
-        (gradient, reducer.times().expect("compares").bytes)
+        (gradient, measurement.times().expect("compares").bytes)
     });
     let mean = (own(0) + own(1) + own(2)) / 3.0;
     for (gradient, bytes) in &ranks {

@@ -97,8 +97,8 @@ fn cost(rank: &Worker, layers: &Layers, delayed: Delayed) -> SyncTimes {
             std::thread::sleep(DELAY);
         }
         loss.backward();
-        reducer.finish().expect("finishes");
-        steps.push(reducer.times().expect("compares"));
+        let (_, measurement) = reducer.finish().expect("finishes");
+        steps.push(measurement.times().expect("compares"));
     }
     let median = |seconds: fn(&SyncTimes) -> f64| {
         let mut sorted: Vec<f64> = steps[WARM_UP..].iter().map(seconds).collect();
