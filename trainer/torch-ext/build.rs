@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-const SOURCES: [&str; 9] = [
+const SOURCES: [&str; 10] = [
     "autocast.cpp",
     "device.cpp",
     "error.cpp",
@@ -12,6 +12,7 @@ const SOURCES: [&str; 9] = [
     "readback.cpp",
     "recompute.cpp",
     "reducer.cpp",
+    "trace.cpp",
 ];
 
 fn main() {

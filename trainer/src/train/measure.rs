@@ -2,7 +2,7 @@
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use torch_ext::SyncTimes;
+use torch_ext::{SyncTimes, Trace};
 
 use super::Trainer;
 use super::plan::{Distribution, Plan, RankResult};
@@ -82,6 +82,10 @@ impl Trainer {
             phases += step.phases;
             sync += step.sync;
         }
+        let trace = Trace::begin()?;
+        steps.next()?;
+        let host_stops = trace.host_stops();
+        drop(trace);
         let exposed_sync_share = exposed_share(&mut steps, plan.pairs)?;
 
         let count = f64::from(plan.steps);
@@ -94,6 +98,7 @@ impl Trainer {
             exposed_sync_share_in_place: sync.exposed / seconds,
             exposed_sync_share,
             seconds_to_first_step,
+            host_stops,
             peak_rss_bytes: peak_resident_bytes(),
             peak_device_bytes: self.accelerator.peak_bytes()?,
             gpu: self.accelerator.product(),

@@ -1,6 +1,7 @@
 //! What `vit-trainer bench` and its ranks tell each other: a plan in a file that the environment names, and beside it a
 //! result a rank.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -34,6 +35,9 @@ pub(crate) struct RankResult {
     pub(crate) exposed_sync_share: Option<f64>,
     /// From the start of the command to the end of the first step.
     pub(crate) seconds_to_first_step: f64,
+    /// Operators of a step after which the host waits for the device, and how often. On the CPU nobody waits, and the
+    /// operators are the same.
+    pub(crate) host_stops: BTreeMap<String, u64>,
     pub(crate) peak_rss_bytes: Option<u64>,
     pub(crate) peak_device_bytes: Option<u64>,
     /// The GPU's product name; `None` on the CPU.

@@ -2,7 +2,7 @@
 
 use std::process::{Command, Output};
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::common::TRAINER;
 
@@ -87,4 +87,42 @@ fn the_table_has_a_line_a_rank_and_wrong_addresses_are_refused() {
         told.contains("--addresses has 1 addresses, but there are 2 nodes"),
         "{told}"
     );
+}
+
+/// Every way to change the weights, with all that may be in a step.
+#[test]
+fn no_step_makes_the_host_wait() {
+    let augmentation = "data.augmentation={mixup: 0.8, cutmix: 1.0, randomErasing: 0.25, horizontalFlip: 0.5, \
+                        randomResizedCrop: {minScale: 0.08}, randAugment: rand-m9-mstd0.5-inc1}";
+    for settings in [
+        &["training.precision=fp32"][..],
+        &[
+            "training.precision=bf16",
+            "training.masterWeights=true",
+            "training.clipGradNorm=1",
+        ],
+        &[
+            "training.precision=fp16",
+            "training.gradientAccumulationSteps=2",
+            "training.ema={decay: 0.9}",
+        ],
+        &[
+            "training.optimizer={name: lamb, learningRate: 0.001}",
+            "model.dropPath=0.1",
+        ],
+        &[
+            "training.optimizer={name: sgd, learningRate: 0.001}",
+            "training.activationCheckpointing=block",
+        ],
+        &[augmentation],
+    ] {
+        let set = settings.iter().flat_map(|setting| ["--set", setting]);
+        let output = bench(&set.chain(["--json", "-"]).collect::<Vec<_>>());
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{settings:?}: {told}");
+        let result: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        for rank in result["ranks"].as_array().expect("ranks") {
+            assert_eq!(rank["host_stops"], Value::Object(Map::new()), "{settings:?}");
+        }
+    }
 }

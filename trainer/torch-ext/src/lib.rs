@@ -16,6 +16,7 @@ mod readback;
 pub mod recompute;
 pub mod reducer;
 mod sys;
+mod trace;
 
 pub use autocast::autocast;
 pub use device::{Cuda, CudaError, load_cuda};
@@ -23,3 +24,4 @@ pub use error::{Error, ErrorKind, exit_now};
 pub use process_group::{ProcessGroup, Rendezvous, Store};
 pub use readback::Readback;
 pub use reducer::{Compression, Measurement, Reducer, SyncTimes};
+pub use trace::Trace;

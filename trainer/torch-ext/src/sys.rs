@@ -18,12 +18,14 @@ pub(crate) enum ReducerName {}
 pub(crate) enum MeasurementName {}
 pub(crate) enum MeterName {}
 pub(crate) enum ReadbackName {}
+pub(crate) enum TraceName {}
 pub(crate) type RawStore = Opaque<StoreName>;
 pub(crate) type RawGroup = Opaque<GroupName>;
 pub(crate) type RawReducer = Opaque<ReducerName>;
 pub(crate) type RawMeasurement = Opaque<MeasurementName>;
 pub(crate) type RawMeter = Opaque<MeterName>;
 pub(crate) type RawReadback = Opaque<ReadbackName>;
+pub(crate) type RawTrace = Opaque<TraceName>;
 
 /// `at::Tensor*`, as tch hands it out.
 pub(crate) type RawTensor = *const c_void;
@@ -173,6 +175,10 @@ unsafe extern "C" {
     pub(crate) fn vit_meter_new(out: *mut *mut RawMeter) -> c_int;
     pub(crate) fn vit_meter_free(meter: *mut RawMeter);
     pub(crate) fn vit_meter_read(meter: *const RawMeter, held: *mut i64, peak: *mut i64);
+
+    pub(crate) fn vit_trace_new(out: *mut *mut RawTrace) -> c_int;
+    pub(crate) fn vit_trace_free(trace: *mut RawTrace);
+    pub(crate) fn vit_trace_count(trace: *const RawTrace, name: *const c_char) -> u64;
 
     pub(crate) fn vit_fused_adamw(
         parameters: *const RawTensor,

@@ -1,5 +1,7 @@
 //! What all ranks measured, as one result.
 
+use std::collections::BTreeSet;
+
 use contract::RunConfig;
 use serde::Serialize;
 
@@ -52,6 +54,19 @@ impl Summary {
         }
     }
 
+    /// Of all ranks, by operator.
+    fn host_stops(&self) -> String {
+        let operators: BTreeSet<&str> = self
+            .ranks
+            .iter()
+            .flat_map(|rank| rank.host_stops.keys().map(String::as_str))
+            .collect();
+        if operators.is_empty() {
+            return "none".into();
+        }
+        operators.into_iter().collect::<Vec<_>>().join(", ")
+    }
+
     pub(super) fn table(&self, config: &RunConfig) -> String {
         let megabytes = |bytes: Option<u64>| {
             bytes.map_or_else(
@@ -95,6 +110,7 @@ impl Summary {
                 "seconds to first step",
                 format!("{:.2}", self.seconds_to_first_step),
             ),
+            ("host stops of a step", self.host_stops()),
             ("peak resident memory", megabytes(self.peak_rss_bytes)),
         ];
         if self.peak_device_bytes.is_some() {
