@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-const SOURCES: [&str; 10] = [
+const SOURCES: [&str; 11] = [
     "autocast.cpp",
     "device.cpp",
     "error.cpp",
@@ -13,6 +13,7 @@ const SOURCES: [&str; 10] = [
     "recompute.cpp",
     "reducer.cpp",
     "trace.cpp",
+    "transfer.cpp",
 ];
 
 fn main() {

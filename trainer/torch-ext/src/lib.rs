@@ -1,5 +1,5 @@
 //! Safe wrappers over the parts of libtorch that tch lacks: process groups and the gradient reducer of c10d,
-//! optimizer steps over all parameters at once, and activation checkpointing.
+//! optimizer steps over all parameters at once, activation checkpointing, and copies to a device that nobody waits for.
 //!
 //! The only unsafe code of the workspace is here. Each C++ function (folder `cpp`, a file a concern) catches every
 //! exception and returns a status; each has one safe wrapper. Handles are freed when dropped.
@@ -17,6 +17,7 @@ pub mod recompute;
 pub mod reducer;
 mod sys;
 mod trace;
+mod transfer;
 
 pub use autocast::autocast;
 pub use device::{Cuda, CudaError, load_cuda};
@@ -25,3 +26,4 @@ pub use process_group::{ProcessGroup, Rendezvous, Store};
 pub use readback::Readback;
 pub use reducer::{Compression, Measurement, Reducer, SyncTimes};
 pub use trace::Trace;
+pub use transfer::Transfer;

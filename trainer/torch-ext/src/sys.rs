@@ -19,6 +19,7 @@ pub(crate) enum MeasurementName {}
 pub(crate) enum MeterName {}
 pub(crate) enum ReadbackName {}
 pub(crate) enum TraceName {}
+pub(crate) enum TransferName {}
 pub(crate) type RawStore = Opaque<StoreName>;
 pub(crate) type RawGroup = Opaque<GroupName>;
 pub(crate) type RawReducer = Opaque<ReducerName>;
@@ -26,6 +27,7 @@ pub(crate) type RawMeasurement = Opaque<MeasurementName>;
 pub(crate) type RawMeter = Opaque<MeterName>;
 pub(crate) type RawReadback = Opaque<ReadbackName>;
 pub(crate) type RawTrace = Opaque<TraceName>;
+pub(crate) type RawTransfer = Opaque<TransferName>;
 
 /// `at::Tensor*`, as tch hands it out.
 pub(crate) type RawTensor = *const c_void;
@@ -179,6 +181,13 @@ unsafe extern "C" {
     pub(crate) fn vit_trace_new(out: *mut *mut RawTrace) -> c_int;
     pub(crate) fn vit_trace_free(trace: *mut RawTrace);
     pub(crate) fn vit_trace_count(trace: *const RawTrace, name: *const c_char) -> u64;
+
+    pub(crate) fn vit_transfer_new(index: c_int, bytes: usize, out: *mut *mut RawTransfer) -> c_int;
+    pub(crate) fn vit_transfer_free(transfer: *mut RawTransfer);
+    pub(crate) fn vit_transfer_host(transfer: *mut RawTransfer, bytes: *mut *mut u8) -> c_int;
+    pub(crate) fn vit_transfer_send(transfer: *mut RawTransfer, bytes: usize) -> c_int;
+    pub(crate) fn vit_transfer_begin_use(transfer: *mut RawTransfer, device: *mut *mut c_void) -> c_int;
+    pub(crate) fn vit_transfer_end_use(transfer: *mut RawTransfer) -> c_int;
 
     pub(crate) fn vit_fused_adamw(
         parameters: *const RawTensor,
