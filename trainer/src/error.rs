@@ -165,7 +165,8 @@ fn ranks_in_words(ranks: &[u32]) -> String {
     }
 }
 
-fn of_kind(kind: ErrorKind) -> ExitCode {
+/// The exit code of a call into libtorch that failed this way.
+pub(crate) fn of_kind(kind: ErrorKind) -> ExitCode {
     match kind {
         ErrorKind::Communication => ExitCode::PeerLost,
         ErrorKind::OutOfMemory => ExitCode::OutOfMemory,

@@ -39,6 +39,11 @@ pub(super) enum Framing<'a> {
         padding: u32,
         interpolation: Interpolation,
     },
+    /// The whole image, or as large a part of it with a black margin, becomes the square.
+    Whole {
+        padding: u32,
+        interpolation: Interpolation,
+    },
 }
 
 /// Decodes a file to grey (1 channel) or red, green, blue (3). The error says what is wrong with it.
@@ -79,9 +84,10 @@ pub(super) fn decode(bytes: &[u8], channels: u32) -> Result<Decoded, String> {
 }
 
 /// Weights of red, green and blue in Pillow's grey: luma of ITU-R 601 in 16 bits of fixed point.
-pub(super) const LUMA: [u16; 3] = [19595, 38470, 7471];
+const LUMA: [u16; 3] = [19595, 38470, 7471];
 
-fn luma(pixel: [u8; 3]) -> u8 {
+/// Pillow's grey of red, green and blue.
+pub(super) fn luma(pixel: [u8; 3]) -> u8 {
     let sum: u32 = pixel
         .iter()
         .zip(LUMA)
@@ -120,7 +126,7 @@ impl Decoded {
                 let image = self.with_shorter_side(shorter, interpolation, resizer)?;
                 // As torchvision's center_crop, which rounds halves to even.
                 let margin = |length: u32| (f64::from(length - side) / 2.0).round_ties_even() as i64;
-                Ok(image.cut(margin(image.width), margin(image.height), side))
+                Ok(image.cut(margin(image.width), margin(image.height), side, side))
             }
             Framing::Random {
                 padding,
@@ -134,7 +140,20 @@ impl Decoded {
                 };
                 let left = along(image.width, left, draws);
                 let top = along(image.height, top, draws);
-                Ok(image.cut(left, top, side))
+                Ok(image.cut(left, top, side, side))
+            }
+            Framing::Whole {
+                padding,
+                interpolation,
+            } => {
+                let offset = |offset| i64::from(offset) - i64::from(padding);
+                let (left, top) = random_offset(padding, draws);
+                let image = Self {
+                    pixels: self.cut(offset(left), offset(top), self.width, self.height),
+                    ..*self
+                };
+                let square = image.resize(image.whole(), side, side, interpolation, resizer)?;
+                Ok(square.pixels)
             }
         }
     }
@@ -149,19 +168,22 @@ impl Decoded {
             let product = u64::from(shorter) * u64::from(length);
             ((product / u64::from(self.width.min(self.height).max(1))) as u32).max(shorter)
         };
-        let whole = Window {
-            left: 0,
-            top: 0,
-            width: self.width,
-            height: self.height,
-        };
         self.resize(
-            whole,
+            self.whole(),
             scaled(self.width),
             scaled(self.height),
             interpolation,
             resizer,
         )
+    }
+
+    fn whole(&self) -> Window {
+        Window {
+            left: 0,
+            top: 0,
+            width: self.width,
+            height: self.height,
+        }
     }
 
     fn resize(
@@ -202,19 +224,19 @@ impl Decoded {
         })
     }
 
-    /// A square whose corner is at (`left`, `top`), black where it is outside of the image.
-    fn cut(&self, left: i64, top: i64, side: u32) -> Vec<u8> {
+    /// A part of this size whose corner is at (`left`, `top`), black where it is outside of the image.
+    fn cut(&self, left: i64, top: i64, width: u32, height: u32) -> Vec<u8> {
         let channels = self.channels as usize;
-        let side = i64::from(side);
-        let mut square = vec![0; (side * side) as usize * channels];
-        let columns = (-left).clamp(0, side)..(i64::from(self.width) - left).clamp(0, side);
-        for row in (-top).clamp(0, side)..(i64::from(self.height) - top).clamp(0, side) {
+        let [width, height] = [width, height].map(i64::from);
+        let mut part = vec![0; (width * height) as usize * channels];
+        let columns = (-left).clamp(0, width)..(i64::from(self.width) - left).clamp(0, width);
+        for row in (-top).clamp(0, height)..(i64::from(self.height) - top).clamp(0, height) {
             let from = ((row + top) * i64::from(self.width) + left + columns.start) as usize * channels;
-            let to = (row * side + columns.start) as usize * channels;
+            let to = (row * width + columns.start) as usize * channels;
             let length = (columns.end - columns.start).max(0) as usize * channels;
-            square[to..to + length].copy_from_slice(&self.pixels[from..from + length]);
+            part[to..to + length].copy_from_slice(&self.pixels[from..from + length]);
         }
-        square
+        part
     }
 }
 
@@ -347,9 +369,41 @@ mod tests {
     }
 
     #[test]
+    fn a_whole_image_is_shifted_by_its_margin_and_not_cut() {
+        let image = gradient(20, 12);
+        let framed = |padding, side| {
+            let framing = Framing::Whole {
+                padding,
+                interpolation: Interpolation::Bilinear,
+            };
+            image
+                .frame(framing, side, &mut Resizer::new(), &mut draws(3))
+                .expect("frames")
+        };
+        let square = framed(0, 4);
+        // Columns are 5 pixels wide: the first pixel's middle is at 2, the last one's at 17.
+        assert_eq!((square[1], square[square.len() - 2]), (2, 17));
+        let (left, top) = random_offset(6, &mut draws(3));
+        assert_ne!((left, top), (6, 6), "a place that shifts");
+        let part = image.cut(i64::from(left) - 6, i64::from(top) - 6, 20, 12);
+        let shifted = Decoded {
+            pixels: part,
+            ..image
+        };
+        let expected = shifted.resize(
+            shifted.whole(),
+            4,
+            4,
+            Interpolation::Bilinear,
+            &mut Resizer::new(),
+        );
+        assert_eq!(framed(6, 4), expected.expect("resizes").pixels);
+    }
+
+    #[test]
     fn outside_of_the_image_is_black() {
         let image = gradient(8, 8);
-        let square = image.cut(-2, 3, 8);
+        let square = image.cut(-2, 3, 8, 8);
         let pixel = |row: usize, column: usize| &square[(row * 8 + column) * 3..][..3];
         assert_eq!(pixel(0, 1), [0, 0, 0]);
         assert_eq!(pixel(0, 2), [3, 0, 0]);

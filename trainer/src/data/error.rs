@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use contract::ExitCode;
 
-use crate::error::Failure;
+use crate::error::{Failure, of_kind};
 
-/// What is wrong with a data set. No retry helps.
+/// What is wrong with a data set, which no retry helps.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DataError {
     #[error("{path} does not exist: {expected}")]
@@ -84,10 +84,16 @@ pub(crate) enum DataError {
         "the data set has {images} training images, fewer than one step of {global_batch_size} (microBatchSize x gradientAccumulationSteps x ranks): lower microBatchSize or use fewer ranks"
     )]
     TooSmall { images: u64, global_batch_size: u64 },
+    /// Not the data's fault: a batch that does not get to the device.
+    #[error(transparent)]
+    Transfer(#[from] torch_ext::Error),
 }
 
 impl Failure for DataError {
     fn exit_code(&self) -> ExitCode {
-        ExitCode::BadData
+        match self {
+            Self::Transfer(error) => of_kind(error.kind),
+            _ => ExitCode::BadData,
+        }
     }
 }

@@ -3,8 +3,8 @@
 //! ```text
 //!   files -> Splits { train, validation } -> Batches -> Batch { images, labels, targets }
 //! ```
-//! Small sets are held on the device as they are stored, and every batch is made there. Images in files are decoded
-//! and resized by threads of their own while the model works on earlier batches.
+//! Small sets are held on the device as they are stored, and every batch is made there. Images in files, and those whose
+//! colours change, are prepared by threads of their own while the model works on earlier batches.
 
 mod augment;
 mod batch;
@@ -15,6 +15,7 @@ mod error;
 #[cfg(test)]
 pub(crate) mod fixtures;
 mod image_folder;
+mod in_memory;
 mod loader;
 mod numpy;
 mod order;
@@ -33,13 +34,14 @@ use contract::{DataConfig, DataFormat, ModelConfig, RunConfig};
 use tch::Device;
 
 pub(crate) use error::DataError;
-pub(crate) use loader::Batches;
+pub(crate) use loader::{Batches, StageSeconds};
 pub(crate) use order::Share;
 pub(crate) use statistics::{Range, Split, Unreadable, survey};
 
 use crate::threads;
-use augment::Preparation;
+use augment::{Finish, Preparation};
 use batch::Readable;
+use in_memory::InMemory;
 use loader::{Pipeline, ResidentBatches, Task};
 use order::{EpochOrder, Item};
 use resident::{Resident, Values};
@@ -88,6 +90,7 @@ impl Splits {
 pub(crate) struct DataSet {
     images: Images,
     preparation: Arc<Preparation>,
+    finish: Rc<Finish>,
     seed: u64,
     repeats: u32,
     threads: usize,
@@ -116,7 +119,8 @@ impl Expected {
 #[derive(Debug)]
 enum Images {
     Resident(Rc<Resident>),
-    Files(Arc<dyn Source>),
+    /// Prepared one by one: images in files, and those whose colours change.
+    Single(Arc<dyn Source>),
 }
 
 /// Opens the data set; small ones are read whole, onto the device.
@@ -128,6 +132,7 @@ pub(crate) fn load(config: &RunConfig, device: Device) -> Result<Splits, DataErr
         config.training.seed,
         threads,
     )?;
+    let preparation = Arc::new(Preparation::new(config));
     let set = |images: Images| {
         let (images, values) = match images {
             Images::Resident(images) => {
@@ -135,15 +140,22 @@ pub(crate) fn load(config: &RunConfig, device: Device) -> Result<Splits, DataErr
                 let values = images.values();
                 (Images::Resident(Rc::new(images)), values)
             }
-            Images::Files(source) => (Images::Files(source), Values::Bytes),
+            Images::Single(source) => (Images::Single(source), Values::Bytes),
         };
         DataSet {
             images,
-            preparation: Arc::new(Preparation::new(config, values, device)),
+            preparation: Arc::clone(&preparation),
+            finish: Rc::new(Finish::new(config, values, device)),
             seed: config.training.seed,
             repeats: config.data.augmentation.repeated_augmentation,
             threads,
         }
+    };
+    let train = match train {
+        Images::Resident(images) if config.data.augmentation.changes_colors() => {
+            Images::Single(Arc::new(InMemory::new(&images)))
+        }
+        images => images,
     };
     Ok(Splits {
         train: set(train),
@@ -194,7 +206,7 @@ fn open(
 }
 
 fn files<S: Source + 'static>(train: S, validation: Option<S>) -> (Images, Option<Images>) {
-    let files = |source: S| Images::Files(Arc::new(source));
+    let files = |source: S| Images::Single(Arc::new(source));
     (files(train), validation.map(files))
 }
 
@@ -203,20 +215,20 @@ impl DataSet {
     pub(crate) fn len(&self) -> u64 {
         match &self.images {
             Images::Resident(images) => images.len(),
-            Images::Files(source) => source.len(),
+            Images::Single(source) => source.len(),
         }
     }
 
     /// Where batches are made.
     pub(crate) fn device(&self) -> Device {
-        self.preparation.device
+        self.finish.device
     }
 
     /// One rank's micro-batches of what is left of an epoch after its first `done` places, in whole steps.
     pub(crate) fn training(&self, epoch: u32, done: u64, share: Share) -> Result<Batches, DataError> {
         let shards = match &self.images {
             Images::Resident(_) => None,
-            Images::Files(source) => source.shards(),
+            Images::Single(source) => source.shards(),
         };
         let order = match shards {
             Some(lengths) => EpochOrder::of_shards(self.seed, epoch, lengths, self.repeats),
@@ -253,16 +265,16 @@ impl DataSet {
     }
 
     fn batches(&self, task: Task) -> Result<Batches, DataError> {
-        let preparation = Arc::clone(&self.preparation);
+        let (preparation, finish) = (Arc::clone(&self.preparation), Rc::clone(&self.finish));
         match &self.images {
-            Images::Resident(images) => Ok(Batches::Resident(ResidentBatches {
-                images: Rc::clone(images),
-                preparation,
-                task,
-                done: 0,
-            })),
-            Images::Files(source) => {
-                Pipeline::start(Arc::clone(source), preparation, task, self.threads).map(Batches::Files)
+            Images::Resident(images) => {
+                let on_device = images.stored().0.device() == finish.device;
+                ResidentBatches::new(Rc::clone(images), on_device, preparation, finish, task)
+                    .map(Batches::Resident)
+            }
+            Images::Single(source) => {
+                Pipeline::start(Arc::clone(source), preparation, finish, task, self.threads)
+                    .map(Batches::Prepared)
             }
         }
     }
@@ -288,10 +300,10 @@ mod tests {
         }
     }
 
-    fn stored(data: &DataSet) -> (&Tensor, &Tensor) {
+    fn stored(data: &DataSet) -> (&Tensor, &[i64]) {
         match &data.images {
             Images::Resident(images) => images.stored(),
-            Images::Files(_) => panic!("in files"),
+            Images::Single(_) => panic!("prepared one by one"),
         }
     }
 
@@ -323,7 +335,8 @@ mod tests {
         let rows = Tensor::from_slice(&[1_i64, 3, 5]);
         let expected = images.index_select(0, &rows).to_kind(Kind::Float) / 127.5 - 1.0;
         assert!((batch.images - expected).abs().max().double_value(&[]) < 1e-6);
-        assert!(batch.labels.equal(&labels.index_select(0, &rows)));
+        let found = Vec::<i64>::try_from(batch.labels).expect("labels");
+        assert_eq!(found, [labels[1], labels[3], labels[5]]);
         assert!(matches!(batch.targets, Targets::Classes));
         assert_eq!(
             batches.next().expect("a batch").expect("the rest").labels.size(),

@@ -21,15 +21,17 @@ pub(super) enum Values {
 pub(super) struct Resident {
     /// Bytes or floats, [stored, channels, height, width].
     images: Tensor,
-    /// Class indices, [stored].
-    labels: Tensor,
+    /// Class indices, one for each stored image.
+    labels: Vec<i64>,
     /// Images the set counts; a synthetic set stores fewer and repeats them.
     len: u64,
 }
 
 impl Resident {
-    /// `labels` and `images` have the same first dimension; images repeat where `len` is larger.
-    pub(super) fn new(images: Tensor, labels: Tensor, len: u64) -> Self {
+    /// `labels`, class indices on the host, and `images` have the same first dimension; images repeat where `len` is
+    /// larger.
+    pub(super) fn new(images: Tensor, labels: &Tensor, len: u64) -> Self {
+        let labels = Vec::try_from(labels).expect("whole numbers in one row");
         Self { images, labels, len }
     }
 
@@ -52,12 +54,12 @@ impl Resident {
         if len >= self.len {
             return self;
         }
-        let stored = self.images.size()[0].min(len.cast_signed());
-        Self::new(
-            self.images.narrow(0, 0, stored),
-            self.labels.narrow(0, 0, stored),
+        let stored = self.labels.len().min(len as usize);
+        Self {
+            images: self.images.narrow(0, 0, stored as i64),
+            labels: self.labels[..stored].to_vec(),
             len,
-        )
+        }
     }
 
     /// Moves the images to where they are trained on, if they are few enough.
@@ -68,29 +70,35 @@ impl Resident {
         } else {
             Device::Cpu
         };
-        Self::new(
-            self.images.to_device(place),
-            self.labels.to_device(place),
-            self.len,
-        )
+        Self {
+            images: self.images.to_device(place),
+            labels: self.labels.clone(),
+            len: self.len,
+        }
     }
 
-    /// Images, BCHW, and labels of these items, on the device.
-    pub(super) fn rows(&self, items: &[Item], device: Device) -> (Tensor, Tensor) {
-        let stored = self.images.size()[0].cast_unsigned();
-        let rows: Vec<i64> = items
+    /// Which stored images these items are.
+    pub(super) fn rows(&self, items: &[Item]) -> Vec<i64> {
+        let stored = self.labels.len() as u64;
+        items
             .iter()
             .map(|item| (item.image % stored).cast_signed())
-            .collect();
-        let rows = Tensor::from_slice(&rows).to_device(self.images.device());
-        (
-            self.images.index_select(0, &rows).to_device(device),
-            self.labels.index_select(0, &rows).to_device(device),
-        )
+            .collect()
     }
 
-    /// Images and labels as they are stored.
-    pub(super) fn stored(&self) -> (&Tensor, &Tensor) {
+    /// Bytes of a stored image.
+    pub(super) fn image_bytes(&self) -> usize {
+        self.images.numel() / self.labels.len().max(1) * self.images.kind().elt_size_in_bytes()
+    }
+
+    /// Copies stored images, which are on the host, one after the other.
+    pub(super) fn copy_rows(&self, rows: &[i64], bytes: &mut [u8]) {
+        let images = self.images.index_select(0, &Tensor::from_slice(rows));
+        images.copy_data_u8(bytes, images.numel());
+    }
+
+    /// Images, BCHW, and labels as they are stored.
+    pub(super) fn stored(&self) -> (&Tensor, &[i64]) {
         (&self.images, &self.labels)
     }
 }

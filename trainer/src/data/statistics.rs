@@ -6,7 +6,6 @@ use contract::DataConfig;
 use serde::Serialize;
 use tch::{Kind, Tensor};
 
-use super::decode::decode;
 use super::resident::{Resident, Values};
 use super::source::Source;
 use super::{DataError, Expected, Images, decode_threads, open};
@@ -70,7 +69,7 @@ pub(crate) fn survey(
     let (train, validation) = open(data, expected, seed, threads)?;
     let examine = |images: Images| match images {
         Images::Resident(images) => of_resident(&images, sample),
-        Images::Files(source) => of_files(&*source, expected, sample),
+        Images::Single(source) => of_files(&*source, expected, sample),
     };
     Ok((examine(train), validation.map(examine)))
 }
@@ -95,7 +94,8 @@ fn of_resident(images: &Resident, sample: u64) -> Split {
         / unit;
     let dimensions = [0_i64, 2, 3];
     let numbers = |tensor: Tensor| Vec::<f64>::try_from(tensor.to_kind(Kind::Double)).unwrap_or_default();
-    let counts = Vec::<i64>::try_from(labels.bincount::<Tensor>(None, 0)).unwrap_or_default();
+    let counts =
+        Vec::<i64>::try_from(Tensor::from_slice(labels).bincount::<Tensor>(None, 0)).unwrap_or_default();
     let size = |dimension: usize| range(vec![pixels.size()[dimension] as u32]);
     Split {
         images: images.len(),
@@ -144,7 +144,7 @@ fn of_files(source: &dyn Source, expected: Expected, sample: u64) -> Split {
         split.examined += 1;
         let decoded = source
             .read(image)
-            .and_then(|stored| decode(&stored.file, expected.channels));
+            .and_then(|stored| source.decode(stored.file, expected.channels));
         match decoded {
             Ok(decoded) => {
                 widths.push(decoded.width);
@@ -202,7 +202,7 @@ mod tests {
     #[test]
     fn arrays_tell_the_deviation_over_all_pixels_of_a_channel() {
         let images = Tensor::from_slice(&[0_u8, 255, 0, 255, 51, 51, 51, 51]).reshape([1, 2, 2, 2]);
-        let set = Resident::new(images, Tensor::from_slice(&[4_i64]), 1);
+        let set = Resident::new(images, &Tensor::from_slice(&[4_i64]), 1);
         let split = of_resident(&set, 10);
         let near = |found: &[f64], expected: [f64; 2]| {
             assert!(

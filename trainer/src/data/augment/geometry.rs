@@ -3,33 +3,28 @@
 use contract::Interpolation;
 use tch::{Kind, Tensor};
 
-use crate::data::window::Window;
+use super::parameters::{Column, Columns};
 
 /// Cuts a window out of each image and resizes it to a square, as two matrix products: so a batch of windows of many
 /// sizes takes as many operations as one. `images` are BCHW.
 pub(super) fn crop_and_resize(
     images: &Tensor,
-    windows: &[Window],
+    windows: &Columns,
     side: i64,
     interpolation: Interpolation,
 ) -> Tensor {
     let (_, _, height, width) = images.size4().expect("BCHW");
-    let column = |value: fn(&Window) -> u32| -> Tensor {
-        let values: Vec<f32> = windows.iter().map(|window| value(window) as f32).collect();
-        Tensor::from_slice(&values)
-            .reshape([-1, 1, 1])
-            .to_device(images.device())
-    };
+    let column = |column| windows.floats(column).reshape([-1, 1, 1]);
     let rows = weights(
-        &column(|window| window.top),
-        &column(|window| window.height),
+        &column(Column::WindowTop),
+        &column(Column::WindowHeight),
         height,
         side,
         interpolation,
     );
     let columns = weights(
-        &column(|window| window.left),
-        &column(|window| window.width),
+        &column(Column::WindowLeft),
+        &column(Column::WindowWidth),
         width,
         side,
         interpolation,
@@ -62,21 +57,17 @@ fn weights(start: &Tensor, length: &Tensor, from: i64, side: i64, interpolation:
     &weight / weight.sum_dim_intlist([-1_i64].as_slice(), true, Kind::Float)
 }
 
-/// Shifts each image: the window of its own size at `(left, top)` of the image with a black margin.
-pub(super) fn shift(images: &Tensor, offsets: &[(u32, u32)], padding: u32) -> Tensor {
+/// Shifts each image: the window of its own size, whose left and top are given, of the image with a black margin.
+pub(super) fn shift(images: &Tensor, offsets: &Columns, padding: u32) -> Tensor {
     let (batch, _, height, width) = images.size4().expect("BCHW");
     let margin = i64::from(padding);
     let padded = images.constant_pad_nd([margin, margin, margin, margin]);
-    let device = images.device();
-    let index = |value: fn(&(u32, u32)) -> u32, length: i64| -> Tensor {
-        let starts: Vec<i64> = offsets.iter().map(|offset| i64::from(value(offset))).collect();
-        (Tensor::from_slice(&starts).reshape([-1, 1])
-            + Tensor::arange(length, (Kind::Int64, tch::Device::Cpu)))
-        .to_device(device)
-    };
-    let rows = index(|offset| offset.1, height).reshape([batch, height, 1]);
-    let columns = index(|offset| offset.0, width).reshape([batch, 1, width]);
-    let image = Tensor::arange(batch, (Kind::Int64, device)).reshape([batch, 1, 1]);
+    let options = (Kind::Int64, images.device());
+    let index =
+        |column, length: i64| offsets.integers(column).reshape([-1, 1]) + Tensor::arange(length, options);
+    let rows = index(Column::WindowTop, height).reshape([batch, height, 1]);
+    let columns = index(Column::WindowLeft, width).reshape([batch, 1, width]);
+    let image = Tensor::arange(batch, options).reshape([batch, 1, 1]);
     // Indices on both sides of a whole dimension put that dimension last.
     padded
         .index(&[Some(image), None, Some(rows), Some(columns)])
@@ -85,9 +76,9 @@ pub(super) fn shift(images: &Tensor, offsets: &[(u32, u32)], padding: u32) -> Te
 }
 
 /// Resizes whole images to a square; floats, but for images that have that size already.
-pub(super) fn resize(images: Tensor, side: i64, interpolation: Interpolation) -> Tensor {
+pub(super) fn resize(images: &Tensor, side: i64, interpolation: Interpolation) -> Tensor {
     if images.size()[2..] == [side, side] {
-        return images;
+        return images.shallow_clone();
     }
     let images = images.to_kind(Kind::Float);
     match interpolation {
@@ -96,15 +87,10 @@ pub(super) fn resize(images: Tensor, side: i64, interpolation: Interpolation) ->
     }
 }
 
-/// Mirrors the images for which `flips` is true.
-pub(super) fn flip(images: Tensor, flips: &[bool]) -> Tensor {
-    if !flips.contains(&true) {
-        return images;
-    }
-    let mask = Tensor::from_slice(flips)
-        .reshape([-1, 1, 1, 1])
-        .to_device(images.device());
-    images.flip([3]).where_self(&mask, &images)
+/// Mirrors the images that are to be.
+pub(super) fn flip(images: &Tensor, flips: &Columns) -> Tensor {
+    let mask = flips.integers(Column::Flip).ne(0).reshape([-1, 1, 1, 1]);
+    images.flip([3]).where_self(&mask, images)
 }
 
 #[cfg(test)]
@@ -112,6 +98,31 @@ mod tests {
     use tch::Device;
 
     use super::*;
+    use crate::data::augment::parameters::Parameters;
+
+    /// A row an image, with these columns.
+    fn columns<const N: usize>(names: [Column; N], rows: &[[u32; N]]) -> Columns {
+        let mut parameters = Parameters::new(&vec![0; rows.len()]);
+        for (row, values) in rows.iter().enumerate() {
+            for (name, value) in names.iter().zip(values) {
+                parameters.set(row, *name, f64::from(*value));
+            }
+        }
+        let mut bytes = vec![0; rows.len() * Parameters::BYTES];
+        parameters.write(&mut bytes);
+        Columns::read(&Tensor::from_slice(&bytes), rows.len())
+    }
+
+    /// Left, top, width and height.
+    fn windows(rows: &[[u32; 4]]) -> Columns {
+        let names = [
+            Column::WindowLeft,
+            Column::WindowTop,
+            Column::WindowWidth,
+            Column::WindowHeight,
+        ];
+        columns(names, rows)
+    }
 
     fn images(batch: i64, height: i64, width: i64) -> Tensor {
         tch::manual_seed(1);
@@ -121,16 +132,11 @@ mod tests {
     #[test]
     fn the_whole_window_is_libtorchs_antialiased_resize() {
         let images = images(2, 40, 24);
-        let whole = Window {
-            left: 0,
-            top: 0,
-            width: 24,
-            height: 40,
-        };
+        let whole = windows(&[[0, 0, 24, 40]; 2]);
         for interpolation in [Interpolation::Bilinear, Interpolation::Bicubic] {
             for side in [16, 32, 56] {
-                let ours = crop_and_resize(&images, &[whole, whole], side, interpolation);
-                let theirs = resize(images.shallow_clone(), side, interpolation);
+                let ours = crop_and_resize(&images, &whole, side, interpolation);
+                let theirs = resize(&images, side, interpolation);
                 let distance = (ours - theirs).abs().max().double_value(&[]);
                 assert!(distance < 1e-2, "{interpolation:?} to {side}: {distance} of 255");
             }
@@ -140,15 +146,10 @@ mod tests {
     #[test]
     fn a_window_sees_nothing_outside_of_it() {
         let images = images(2, 30, 30);
-        let window = Window {
-            left: 5,
-            top: 7,
-            width: 12,
-            height: 20,
-        };
+        let window = windows(&[[5, 7, 12, 20]; 2]);
         let part = images.narrow(2, 7, 20).narrow(3, 5, 12);
-        let ours = crop_and_resize(&images, &[window, window], 16, Interpolation::Bicubic);
-        let distance = (ours - resize(part, 16, Interpolation::Bicubic))
+        let ours = crop_and_resize(&images, &window, 16, Interpolation::Bicubic);
+        let distance = (ours - resize(&part, 16, Interpolation::Bicubic))
             .abs()
             .max()
             .double_value(&[]);
@@ -158,7 +159,8 @@ mod tests {
     #[test]
     fn a_shift_moves_pixels_and_brings_in_black() {
         let images = images(3, 8, 6);
-        let shifted = shift(&images, &[(2, 2), (0, 4), (3, 2)], 2);
+        let names = [Column::WindowLeft, Column::WindowTop];
+        let shifted = shift(&images, &columns(names, &[[2, 2], [0, 4], [3, 2]]), 2);
         assert!(
             shifted.get(0).equal(&images.get(0)),
             "the middle is the image itself"
@@ -183,10 +185,10 @@ mod tests {
     #[test]
     fn flipping_twice_is_the_identity_and_only_the_chosen_are_flipped() {
         let images = images(3, 5, 4);
-        let flips = [true, false, true];
-        let once = flip(images.shallow_clone(), &flips);
+        let flips = columns([Column::Flip], &[[1], [0], [1]]);
+        let once = flip(&images, &flips);
         assert!(once.get(1).equal(&images.get(1)));
         assert!(once.get(0).equal(&images.get(0).flip([2])));
-        assert!(flip(once, &flips).equal(&images));
+        assert!(flip(&once, &flips).equal(&images));
     }
 }

@@ -3,6 +3,7 @@
 use contract::Augmentation;
 use tch::{Device, Kind, Tensor};
 
+use super::parameters::{Column, Columns, Parameters};
 use crate::data::draws::Draws;
 use crate::random::SplitMix64;
 
@@ -63,77 +64,74 @@ impl Mixing {
     }
 }
 
-/// Mixes images 0 and 1, 2 and 3, and so on, each pair in its own way.
-pub(super) fn mix_images(images: Tensor, mixings: &[Mixing]) -> Tensor {
-    let (batch, channels, height, width) = images.size4().expect("BCHW");
-    if mixings.iter().all(|mixing| *mixing == Mixing::None) {
-        return images;
+/// Writes down how each pair is mixed, of images of `side` pixels.
+pub(super) fn set_mixings(parameters: &mut Parameters, mixings: &[Mixing], side: i64) {
+    parameters.mixed = true;
+    for (pair, mixing) in mixings.iter().enumerate() {
+        let (share, cut) = match *mixing {
+            Mixing::None => (1.0, None),
+            Mixing::Mixup(share) => (share, None),
+            Mixing::CutMix(cut) => (1.0, Some(cut)),
+        };
+        parameters.cut |= cut.is_some();
+        for row in [2 * pair, 2 * pair + 1] {
+            // As 32-bit floats, in which the device computes.
+            parameters.set(row, Column::Kept, f64::from(mixing.kept(side) as f32));
+            parameters.set(row, Column::Share, f64::from(share as f32));
+            if let Some(cut) = cut {
+                for (column, bound) in [
+                    (Column::CutTop, cut.top),
+                    (Column::CutLeft, cut.left),
+                    (Column::CutBottom, cut.top + cut.height),
+                    (Column::CutRight, cut.left + cut.width),
+                ] {
+                    parameters.set(row, column, bound as f64);
+                }
+            }
+        }
     }
-    let device = images.device();
-    let pairs = images.reshape([batch / 2, 2, channels, height, width]);
-    let column = |value: &dyn Fn(&Mixing) -> f64| -> Tensor {
-        let values: Vec<f32> = mixings.iter().map(|mixing| value(mixing) as f32).collect();
-        Tensor::from_slice(&values)
-            .reshape([-1, 1, 1, 1, 1])
-            .to_device(device)
-    };
-    let share = column(&|mixing| match mixing {
-        Mixing::Mixup(share) => *share,
-        Mixing::None | Mixing::CutMix(_) => 1.0,
-    });
-    let kept = if mixings.iter().any(|mixing| matches!(mixing, Mixing::CutMix(_))) {
-        let bound = |value: fn(&Rectangle) -> i64| {
-            column(&move |mixing| match mixing {
-                Mixing::CutMix(cut) => value(cut) as f64,
-                Mixing::None | Mixing::Mixup(_) => 0.0,
-            })
-        };
-        let inside = |length: i64, shape: [i64; 5], start: Tensor, end: Tensor| {
-            let at = Tensor::arange(length, (Kind::Float, device)).reshape(shape);
-            at.ge_tensor(&start).logical_and(&at.lt_tensor(&end))
-        };
-        let rows = inside(
-            height,
-            [1, 1, 1, height, 1],
-            bound(|cut| cut.top),
-            bound(|cut| cut.top + cut.height),
-        );
-        let columns = inside(
-            width,
-            [1, 1, 1, 1, width],
-            bound(|cut| cut.left),
-            bound(|cut| cut.left + cut.width),
-        );
-        share * rows.logical_and(&columns).logical_not()
+}
+
+/// Whether `0..length` lies from `start` up to `end`, of each image; `dimension` is that of the length in BCHW.
+fn inside(length: i64, dimension: usize, start: &Tensor, end: &Tensor) -> Tensor {
+    let mut shape = [1; 4];
+    shape[dimension] = length;
+    let at = Tensor::arange(length, (Kind::Int64, start.device())).reshape(shape);
+    let [start, end] = [start, end].map(|bound| bound.reshape([-1, 1, 1, 1]));
+    at.ge_tensor(&start).logical_and(&at.lt_tensor(&end))
+}
+
+/// Mixes images 0 and 1, 2 and 3, and so on, each pair in its own way.
+pub(super) fn mix_images(images: &Tensor, columns: &Columns, cut: bool) -> Tensor {
+    let (batch, channels, height, width) = images.size4().expect("BCHW");
+    let share = columns.floats(Column::Share).reshape([-1, 1, 1, 1]);
+    let kept = if cut {
+        let bound = |column| columns.integers(column);
+        let rows = inside(height, 2, &bound(Column::CutTop), &bound(Column::CutBottom));
+        let across = inside(width, 3, &bound(Column::CutLeft), &bound(Column::CutRight));
+        share * rows.logical_and(&across).logical_not()
     } else {
         share
     };
-    let other = pairs.flip([1]);
-    other
-        .lerp_tensor(&pairs, &kept)
-        .reshape([batch, channels, height, width])
+    let other = images
+        .reshape([batch / 2, 2, channels, height, width])
+        .flip([1])
+        .reshape([batch, channels, height, width]);
+    other.lerp_tensor(images, &kept)
 }
 
 /// Distributions over the classes, [batch, classes], of mixed images; label smoothing as timm adds it.
-pub(super) fn mix_targets(
-    labels: &Tensor,
-    mixings: &[Mixing],
-    side: i64,
-    classes: i64,
-    label_smoothing: f64,
-) -> Tensor {
-    let kept: Vec<f32> = mixings
-        .iter()
-        .flat_map(|mixing| [mixing.kept(side) as f32; 2])
-        .collect();
-    let kept = Tensor::from_slice(&kept)
-        .reshape([-1, 1])
-        .to_device(labels.device());
-    let others = labels.reshape([-1, 2]).flip([1]).reshape([-1]);
+pub(super) fn mix_targets(columns: &Columns, classes: i64, label_smoothing: f64) -> Tensor {
+    let labels = columns.integers(Column::Label).reshape([-1, 1]);
+    let kept = columns.floats(Column::Kept).reshape([-1, 1]);
+    let others = labels.reshape([-1, 2]).flip([1]).reshape([-1, 1]);
     let off = label_smoothing / classes as f64;
-    let one_hot =
-        |labels: &Tensor| labels.one_hot(classes).to_kind(Kind::Float) * (1.0 - label_smoothing) + off;
-    one_hot(labels) * &kept + one_hot(&others) * (1.0_f64 - &kept)
+    let numbers = Tensor::arange(classes, (Kind::Int64, labels.device()));
+    let one_hot = |labels: &Tensor| {
+        let hot = numbers.eq_tensor(labels).to_kind(Kind::Float);
+        hot * (1.0 - label_smoothing) + off
+    };
+    one_hot(&labels) * &kept + one_hot(&others) * (1.0_f64 - &kept)
 }
 
 /// Least and largest share of the image that is erased, and least height over width; timm's defaults.
@@ -178,22 +176,67 @@ pub(super) fn noise(seed: u64, channels: u32, side: u32, device: Device) -> Tens
 /// Places in the noise where that of a rectangle may begin.
 pub(super) const NOISE_STARTS: usize = 65_536;
 
-/// Puts noise, from its number `start` on, into a rectangle of one image, CHW.
-pub(super) fn erase(image: &Tensor, rectangle: Rectangle, noise: &Tensor, start: usize) {
-    let Rectangle {
-        top,
-        left,
-        height,
-        width,
-    } = rectangle;
-    let channels = image.size()[0];
-    let numbers = noise
-        .narrow(0, start as i64, channels * height * width)
-        .reshape([channels, height, width]);
-    image
-        .narrow(1, top, height)
-        .narrow(2, left, width)
-        .copy_(&numbers);
+/// Writes down which rectangle of each image gets noise, and from which of its numbers on.
+pub(super) fn set_erased(
+    parameters: &mut Parameters,
+    rectangles: impl Iterator<Item = Option<(Rectangle, usize)>>,
+) {
+    for (row, erased) in rectangles.enumerate() {
+        let Some((rectangle, start)) = erased else {
+            continue;
+        };
+        let Rectangle {
+            top,
+            left,
+            height,
+            width,
+        } = rectangle;
+        let number = parameters.erased;
+        for (column, value) in [
+            (Column::ErasedRow, row as i64),
+            (Column::ErasedTop, top),
+            (Column::ErasedLeft, left),
+            (Column::ErasedHeight, height),
+            (Column::ErasedWidth, width),
+            (Column::NoiseStart, start as i64),
+        ] {
+            parameters.set(number, column, value as f64);
+        }
+        parameters.erased += 1;
+    }
+}
+
+/// Puts noise into a rectangle of each of so many images.
+pub(super) fn erase(images: &mut Tensor, columns: &Columns, count: usize, noise: &Tensor) {
+    if count == 0 {
+        return;
+    }
+    let (_, channels, height, width) = images.size4().expect("BCHW");
+    let column = |column| columns.integers(column).narrow(0, 0, count as i64);
+    let [top, left, high, wide, start] = [
+        Column::ErasedTop,
+        Column::ErasedLeft,
+        Column::ErasedHeight,
+        Column::ErasedWidth,
+        Column::NoiseStart,
+    ]
+    .map(|number| column(number).reshape([-1, 1, 1, 1]));
+    let rows = inside(height, 2, &top, &(&top + &high));
+    let across = inside(width, 3, &left, &(&left + &wide));
+    let erased = rows.logical_and(&across);
+    let along = |length: i64, dimension: usize| {
+        let mut shape = [1; 4];
+        shape[dimension] = length;
+        Tensor::arange(length, (Kind::Int64, images.device())).reshape(shape)
+    };
+    let plane = &high * &wide;
+    let place = (along(height, 2) - top) * wide + (along(width, 3) - left);
+    let number = (along(channels, 1) * plane + start + place) * &erased;
+    let chosen = column(Column::ErasedRow);
+    let changed = noise
+        .take(&number)
+        .where_self(&erased, &images.index_select(0, &chosen));
+    let _ = images.index_copy_(0, &chosen, &changed);
 }
 
 #[cfg(test)]
@@ -213,6 +256,12 @@ mod tests {
         Draws::new(2, Stream::Mix, 0, place)
     }
 
+    fn on_device(parameters: &Parameters) -> Columns {
+        let mut bytes = vec![0; parameters.images() * Parameters::BYTES];
+        parameters.write(&mut bytes);
+        Columns::read(&Tensor::from_slice(&bytes), parameters.images())
+    }
+
     fn pictures(batch: i64) -> Tensor {
         tch::manual_seed(9);
         Tensor::rand([batch, 3, 8, 8], (Kind::Float, Device::Cpu))
@@ -230,8 +279,9 @@ mod tests {
                 width: 4,
             }),
         ];
-        let labels = Tensor::from_slice(&[0_i64, 1, 2, 3, 4, 4]);
-        let targets = mix_targets(&labels, &mixings, 8, 5, 0.1);
+        let mut parameters = Parameters::new(&[0, 1, 2, 3, 4, 4]);
+        set_mixings(&mut parameters, &mixings, 8);
+        let targets = mix_targets(&on_device(&parameters), 5, 0.1);
         let sums: Vec<f32> =
             Vec::try_from(targets.sum_dim_intlist([1_i64].as_slice(), false, Kind::Float)).expect("sums");
         assert!(sums.iter().all(|sum| (sum - 1.0).abs() < 1e-6), "{sums:?}");
@@ -255,7 +305,10 @@ mod tests {
             width: 5,
         };
         let mixings = [Mixing::None, Mixing::Mixup(0.25), Mixing::CutMix(cut)];
-        let mixed = mix_images(images.shallow_clone(), &mixings);
+        let mut parameters = Parameters::new(&[0; 6]);
+        set_mixings(&mut parameters, &mixings, 8);
+        assert!(parameters.mixed && parameters.cut);
+        let mixed = mix_images(&images, &on_device(&parameters), true);
         assert!(mixed.narrow(0, 0, 2).equal(&images.narrow(0, 0, 2)));
         let expected = images.get(2) * 0.25 + images.get(3) * 0.75;
         assert!((mixed.get(2) - expected).abs().max().double_value(&[]) < 1e-6);
@@ -314,16 +367,41 @@ mod tests {
             assert!((0.01..0.36).contains(&share), "{rectangle:?}");
         }
         assert!((420..580).contains(&count), "{count} of 2000");
+    }
 
+    #[test]
+    fn each_image_gets_its_own_noise_in_its_own_rectangle() {
         let noise = noise(1, 3, 8, Device::Cpu);
-        let image = Tensor::full([3, 8, 8], 9.0, (Kind::Float, Device::Cpu));
-        let rectangle = Rectangle {
-            top: 1,
-            left: 2,
-            height: 3,
-            width: 4,
+        let images = pictures(4);
+        let rectangle = |top, left, height, width| Rectangle {
+            top,
+            left,
+            height,
+            width,
         };
-        erase(&image, rectangle, &noise, NOISE_STARTS);
-        assert_eq!(image.ne(9.0).sum(Kind::Int64).int64_value(&[]), 3 * 3 * 4);
+        let rectangles = [
+            None,
+            Some((rectangle(1, 2, 3, 4), NOISE_STARTS)),
+            None,
+            Some((rectangle(0, 0, 7, 7), 5)),
+        ];
+        let mut parameters = Parameters::new(&[0; 4]);
+        set_erased(&mut parameters, rectangles.into_iter());
+        let mut erased = images.copy();
+        erase(&mut erased, &on_device(&parameters), parameters.erased, &noise);
+        // One by one, as a rectangle is cut out of the numbers.
+        for (row, rectangle) in (0..).zip(rectangles) {
+            let expected = images.get(row).copy();
+            if let Some((at, start)) = rectangle {
+                let numbers = noise
+                    .narrow(0, start as i64, 3 * at.height * at.width)
+                    .reshape([3, at.height, at.width]);
+                expected
+                    .narrow(1, at.top, at.height)
+                    .narrow(2, at.left, at.width)
+                    .copy_(&numbers);
+            }
+            assert!(erased.get(row).equal(&expected), "image {row}");
+        }
     }
 }

@@ -1,13 +1,9 @@
-//! Operations on the colours and the shape of images, as Pillow defines them, on batches of floats in 0..255 with
-//! three channels. Every image of a batch has a strength of its own.
+//! Operations on the colours and the shape of an image, on its bytes. Those that Pillow has give Pillow's bytes; affine
+//! ones and the blur are described where they are.
 
-use std::mem::discriminant;
+use crate::data::decode::luma;
 
-use tch::{Kind, Tensor};
-
-use crate::data::decode::LUMA;
-
-/// What is done to one image.
+/// What is done to an image.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Op {
     /// Stretches each channel to 0..255.
@@ -35,240 +31,308 @@ pub(super) enum Op {
     Blur(f64),
 }
 
-impl Op {
-    fn strength(&self) -> f64 {
-        match *self {
-            Self::AutoContrast | Self::Equalize | Self::Invert | Self::Affine(_) => 0.0,
-            Self::Posterize(bits) => f64::from(bits),
-            Self::Color(value)
-            | Self::Contrast(value)
-            | Self::Brightness(value)
-            | Self::Sharpness(value)
-            | Self::Solarize(value)
-            | Self::SolarizeAdd(value)
-            | Self::Blur(value) => value,
+/// Red, green and blue of each pixel.
+const CHANNELS: usize = 3;
+
+/// Pixels row by row, channels together.
+#[derive(Debug)]
+pub(super) struct Picture<'a> {
+    pub(super) pixels: &'a mut [u8],
+    pub(super) width: usize,
+    pub(super) height: usize,
+}
+
+/// A new value for each value.
+type Table = [u8; 256];
+
+impl Picture<'_> {
+    /// Carries out an operation. `fill` is the colour of what lies outside the image.
+    pub(super) fn apply(&mut self, op: Op, fill: [u8; CHANNELS]) {
+        match op {
+            Op::AutoContrast => self.map_channels(stretched),
+            Op::Equalize => self.map_channels(equalized),
+            Op::Invert => self.map(|value| 255 - value),
+            Op::Affine(matrix) => self.affine(&matrix, fill),
+            Op::Color(strength) => {
+                for pixel in self.pixels.as_chunks_mut::<CHANNELS>().0 {
+                    let grey = luma(*pixel);
+                    *pixel = pixel.map(|value| blend(grey, value, strength));
+                }
+            }
+            Op::Contrast(strength) => {
+                let mean = self.mean_luma();
+                self.map(|value| blend(mean, value, strength));
+            }
+            Op::Brightness(strength) => self.map(|value| blend(0, value, strength)),
+            Op::Sharpness(strength) => self.sharpen(strength),
+            Op::Posterize(bits) => self.map(|value| value & !(0xff_u32 >> bits) as u8),
+            Op::Solarize(threshold) => self.map(|value| {
+                if f64::from(value) < threshold {
+                    value
+                } else {
+                    255 - value
+                }
+            }),
+            Op::SolarizeAdd(added) => self.map(|value| {
+                if value < 128 {
+                    (f64::from(value) + added).min(255.0) as u8
+                } else {
+                    value
+                }
+            }),
+            Op::Blur(deviation) => self.blur(deviation),
+        }
+    }
+
+    fn map(&mut self, change: impl Fn(u8) -> u8) {
+        let table = table(change);
+        for value in &mut *self.pixels {
+            *value = table[usize::from(*value)];
+        }
+    }
+
+    /// Gives each channel the table that its histogram makes.
+    fn map_channels(&mut self, of_histogram: fn(&[u32; 256]) -> Table) {
+        let mut histograms = [[0_u32; 256]; CHANNELS];
+        let pixels = self.pixels.as_chunks_mut::<CHANNELS>().0;
+        for pixel in &*pixels {
+            for (histogram, value) in histograms.iter_mut().zip(pixel) {
+                histogram[usize::from(*value)] += 1;
+            }
+        }
+        let tables = histograms.each_ref().map(of_histogram);
+        for pixel in pixels {
+            for (value, table) in pixel.iter_mut().zip(&tables) {
+                *value = table[usize::from(*value)];
+            }
+        }
+    }
+
+    /// Mean of the grey image, rounded.
+    fn mean_luma(&self) -> u8 {
+        let pixels = self.pixels.as_chunks::<CHANNELS>().0;
+        let sum: u64 = pixels.iter().map(|pixel| u64::from(luma(*pixel))).sum();
+        (sum as f64 / pixels.len() as f64 + 0.5) as u8
+    }
+
+    /// Away from Pillow's filter SMOOTH: a pixel and its eight neighbours, weighted 5 and 1. The border stays as it is.
+    fn sharpen(&mut self, strength: f64) {
+        let row = self.width * CHANNELS;
+        if self.height < 3 || self.width < 3 {
+            return;
+        }
+        let original = self.pixels.to_vec();
+        let mut columns = vec![0_u16; row];
+        for (above, changed) in original
+            .windows(3 * row)
+            .step_by(row)
+            .zip(self.pixels[row..].chunks_exact_mut(row))
+        {
+            let (above, rest) = above.split_at(row);
+            let (middle, below) = rest.split_at(row);
+            for (((sum, above), middle), below) in columns.iter_mut().zip(above).zip(middle).zip(below) {
+                *sum = u16::from(*above) + u16::from(*middle) + u16::from(*below);
+            }
+            let (left, centre, right) = (&columns, &columns[CHANNELS..], &columns[2 * CHANNELS..]);
+            let around = left.iter().zip(centre).zip(right);
+            let inner = middle[CHANNELS..]
+                .iter()
+                .zip(&mut changed[CHANNELS..row - CHANNELS]);
+            for (((left, centre), right), (value, changed)) in around.zip(inner) {
+                let sum = u32::from(left + centre + right) + 4 * u32::from(*value);
+                // The nearest of sum / 13; there is no tie.
+                *changed = blend(((2 * sum + 13) / 26) as u8, *value, strength);
+            }
+        }
+    }
+
+    /// Bilinear. Within a pixel of the border the image passes into `fill`, as libtorch's `grid_sample` has it where Pillow
+    /// cuts; values are rounded where Pillow cuts them off.
+    fn affine(&mut self, matrix: &[f64; 6], fill: [u8; CHANNELS]) {
+        let original = self.pixels.to_vec();
+        let (width, height) = (self.width, self.height);
+        // From 0..1 to -1..1, the middle of a pixel to its number.
+        let [to_x, to_y]: [[f32; 3]; 2] = [0, 3]
+            .map(|row| [matrix[row], matrix[row + 1], matrix[row + 2]])
+            .map(|[x, y, shift]| [x as f32, y as f32, (x + y + 2.0 * shift - 1.0) as f32]);
+        let centre = |place: usize, length: usize| (place as f32 * 2.0 + 1.0) / length as f32 - 1.0;
+        let place = |at: f32, length: usize| (at + 1.0) * (length as f32 / 2.0) - 0.5;
+        let fill = fill.map(f32::from);
+        let at = |x: i32, y: i32| -> [f32; CHANNELS] {
+            let [column, row] = [x, y].map(|place| usize::try_from(place).unwrap_or(usize::MAX));
+            if column >= width || row >= height {
+                // Outside it is fill, of which the difference to fill is zero.
+                return [0.0; CHANNELS];
+            }
+            let start = (row * width + column) * CHANNELS;
+            std::array::from_fn(|channel| f32::from(original[start + channel]) - fill[channel])
+        };
+        let xs: Vec<f32> = (0..width).map(|column| centre(column, width)).collect();
+        for (row, line) in self.pixels.chunks_exact_mut(width * CHANNELS).enumerate() {
+            let y_out = centre(row, height);
+            for (x_out, pixel) in xs.iter().zip(line.as_chunks_mut::<CHANNELS>().0) {
+                let x = place(to_x[0] * x_out + to_x[1] * y_out + to_x[2], width);
+                let y = place(to_y[0] * x_out + to_y[1] * y_out + to_y[2], height);
+                let (left, top) = (floor(x), floor(y));
+                let (west, north) = (x - left as f32, y - top as f32);
+                let (east, south) = (1.0 - west, 1.0 - north);
+                let corners = [
+                    (at(left, top), east * south),
+                    (at(left + 1, top), west * south),
+                    (at(left, top + 1), east * north),
+                    (at(left + 1, top + 1), west * north),
+                ];
+                for (channel, value) in pixel.iter_mut().enumerate() {
+                    let sum = corners
+                        .iter()
+                        .fold(0.0, |sum, (corner, share)| sum + corner[channel] * share);
+                    *value = nearest(sum + fill[channel]);
+                }
+            }
+        }
+    }
+
+    /// A Gaussian cut off at three deviations; at the border the outermost pixels go on.
+    fn blur(&mut self, deviation: f64) {
+        let reach = ((3.0 * deviation).ceil() as usize).max(1);
+        let kernel = gaussian(deviation as f32, reach);
+        let row = self.width * CHANNELS;
+        let mut padded = vec![0.0_f32; row + 2 * reach * CHANNELS];
+        let mut across = vec![0.0_f32; self.pixels.len()];
+        for (line, blurred) in self.pixels.chunks_exact(row).zip(across.chunks_exact_mut(row)) {
+            let (first, last) = (&line[..CHANNELS], &line[row - CHANNELS..]);
+            let values = std::iter::repeat_n(first, reach)
+                .chain([line])
+                .chain(std::iter::repeat_n(last, reach));
+            for (to, from) in padded.iter_mut().zip(values.flatten()) {
+                *to = f32::from(*from);
+            }
+            for (weight, shifted) in kernel.iter().zip(padded.windows(row).step_by(CHANNELS)) {
+                add(blurred, shifted, *weight);
+            }
+        }
+        let mut sum = vec![0.0_f32; row];
+        for (number, line) in self.pixels.chunks_exact_mut(row).enumerate() {
+            sum.fill(0.0);
+            for (offset, weight) in kernel.iter().enumerate() {
+                let from = (number + offset).saturating_sub(reach).min(self.height - 1);
+                add(&mut sum, &across[from * row..][..row], *weight);
+            }
+            for (value, sum) in line.iter_mut().zip(&sum) {
+                *value = nearest(*sum);
+            }
         }
     }
 }
 
-/// Gives each image its operation, if any. `fill` is the colour of what lies outside an image, [1, 3, 1, 1].
-pub(super) fn apply(mut images: Tensor, ops: &[Option<Op>], fill: &Tensor) -> Tensor {
-    let mut rest: Vec<(i64, Op)> = (0_i64..)
-        .zip(ops)
-        .filter_map(|(row, op)| Some((row, (*op)?)))
+/// The nearest byte of a number in 0..255, of two the even one: `round_ties_even` is a call on processors without SSE 4.1.
+fn nearest(value: f32) -> u8 {
+    // In this range of floats the last bit counts as one.
+    const WHOLE_NUMBERS: f32 = 1.5 * (1 << 23) as f32;
+    (value + WHOLE_NUMBERS).to_bits() as u8
+}
+
+/// The same as `value.floor()`, which is a call as well.
+fn floor(value: f32) -> i32 {
+    let cut_off = value as i32;
+    cut_off - i32::from((cut_off as f32) > value)
+}
+
+fn add(sums: &mut [f32], values: &[f32], weight: f32) {
+    for (sum, value) in sums.iter_mut().zip(values) {
+        *sum += value * weight;
+    }
+}
+
+/// Weights of the pixels from `-reach` to `reach`; their sum is 1.
+fn gaussian(deviation: f32, reach: usize) -> Vec<f32> {
+    let offsets = (0..=2 * reach).map(|place| place as f32 - reach as f32);
+    let weights: Vec<f32> = offsets
+        .map(|offset| ((offset / deviation).powi(2) * -0.5).exp())
         .collect();
-    // Images with the same operation are computed together.
-    while let Some((_, first)) = rest.first() {
-        let first = discriminant(first);
-        let (group, others) = rest.into_iter().partition(|(_, op)| discriminant(op) == first);
-        let (rows, ops): (Vec<i64>, Vec<Op>) = Vec::<_>::into_iter(group).unzip();
-        let rows = Tensor::from_slice(&rows).to_device(images.device());
-        let changed = apply_all(&images.index_select(0, &rows), &ops, fill);
-        images = images.index_copy(0, &rows, &changed);
-        rest = others;
+    let sum: f32 = weights.iter().sum();
+    weights.iter().map(|weight| weight / sum).collect()
+}
+
+/// `degenerate` at strength 0, `value` at 1, beyond it at more; cut off as Pillow's `Image.blend` does.
+fn blend(degenerate: u8, value: u8, strength: f64) -> u8 {
+    let (degenerate, value) = (f32::from(degenerate), f32::from(value));
+    // A cast of a float cuts off the fraction and what is outside of 0..255.
+    (degenerate + strength as f32 * (value - degenerate)) as u8
+}
+
+fn table(change: impl Fn(u8) -> u8) -> Table {
+    std::array::from_fn(|value| change(value as u8))
+}
+
+/// Pillow's `ImageOps.autocontrast`.
+fn stretched(histogram: &[u32; 256]) -> Table {
+    let occurs = |count: &u32| *count > 0;
+    let low = histogram.iter().position(occurs).unwrap_or(0);
+    let high = histogram.iter().rposition(occurs).unwrap_or(0);
+    if high <= low {
+        return table(|value| value);
     }
-    images
+    let scale = 255.0 / (high - low) as f64;
+    let offset = -(low as f64) * scale;
+    table(|value| (f64::from(value) * scale + offset) as u8)
 }
 
-/// Applies one operation, to each image at its own strength.
-fn apply_all(images: &Tensor, ops: &[Op], fill: &Tensor) -> Tensor {
-    let strengths: Vec<f32> = ops.iter().map(|op| op.strength() as f32).collect();
-    let strength = Tensor::from_slice(&strengths)
-        .reshape([-1, 1, 1, 1])
-        .to_device(images.device());
-    match ops[0] {
-        Op::AutoContrast => auto_contrast(images),
-        Op::Equalize => equalize(images),
-        Op::Invert => 255.0 - images,
-        Op::Affine(_) => affine(images, ops, fill),
-        Op::Color(_) => blend(&grey(images), images, &strength),
-        Op::Contrast(_) => {
-            let mean = grey(images).mean_dim([2_i64, 3].as_slice(), true, Kind::Float);
-            blend(&(mean + 0.5).floor(), images, &strength)
-        }
-        Op::Brightness(_) => blend(&images.zeros_like(), images, &strength),
-        Op::Sharpness(_) => blend(&smooth(images), images, &strength),
-        Op::Posterize(_) => {
-            let step = (8.0_f64 - strength).exp2();
-            (images / &step).floor() * step
-        }
-        Op::Solarize(_) => images.where_self(&images.lt_tensor(&strength), &(255.0 - images)),
-        Op::SolarizeAdd(_) => {
-            let added = (images + strength).clamp_max(255.0);
-            added.where_self(&images.lt(128.0), images)
-        }
-        Op::Blur(_) => blur(images, &strengths),
+/// Pillow's `ImageOps.equalize`.
+fn equalized(histogram: &[u32; 256]) -> Table {
+    let largest = histogram.iter().rfind(|count| **count > 0).unwrap_or(&0);
+    let step = (histogram.iter().sum::<u32>() - largest) / 255;
+    if step == 0 {
+        return table(|value| value);
     }
-}
-
-/// `degenerate` at strength 0, `images` at 1, beyond it at more; in whole numbers as Pillow cuts them off.
-fn blend(degenerate: &Tensor, images: &Tensor, strength: &Tensor) -> Tensor {
-    (degenerate + (images - degenerate) * strength)
-        .clamp(0.0, 255.0)
-        .floor()
-}
-
-/// Luma of ITU-R 601, in Pillow's fixed point.
-fn grey(images: &Tensor) -> Tensor {
-    let [red, green, blue] = LUMA.map(f64::from);
-    let luma = images.narrow(1, 0, 1) * red
-        + images.narrow(1, 1, 1) * green
-        + images.narrow(1, 2, 1) * blue
-        + 32768.0;
-    (luma / 65536.0).floor().expand_as(images)
-}
-
-/// Pillow's filter SMOOTH: a pixel and its eight neighbours, weighted 5 and 1; the border stays as it is.
-fn smooth(images: &Tensor) -> Tensor {
-    let (batch, channels, height, width) = images.size4().expect("BCHW");
-    if height < 3 || width < 3 {
-        return images.shallow_clone();
-    }
-    let planes = images.reshape([batch * channels, 1, height, width]);
-    // The sum over 3 x 3 pixels: means of them times 9.
-    let around = planes.avg_pool2d([3, 3], [1, 1], [0, 0], false, false, 9) * 9.0;
-    let inner = planes.narrow(2, 1, height - 2).narrow(3, 1, width - 2);
-    let smoothed = ((around + inner * 4.0) / 13.0 + 0.5).floor();
-    let result = planes.copy();
-    result
-        .narrow(2, 1, height - 2)
-        .narrow(3, 1, width - 2)
-        .copy_(&smoothed);
-    result.reshape([batch, channels, height, width])
-}
-
-fn auto_contrast(images: &Tensor) -> Tensor {
-    let low = images.amin([2_i64, 3].as_slice(), true);
-    let high = images.amax([2_i64, 3].as_slice(), true);
-    let span = &high - &low;
-    let stretched = ((images - &low) * (255.0_f64 / span.clamp_min(1.0)))
-        .clamp(0.0, 255.0)
-        .floor();
-    stretched.where_self(&span.gt(0.0), images)
-}
-
-fn equalize(images: &Tensor) -> Tensor {
-    let (batch, channels, height, width) = images.size4().expect("BCHW");
-    let planes = batch * channels;
-    let values = images.to_kind(Kind::Int64).reshape([planes, height * width]);
-    let first = Tensor::arange(planes, (Kind::Int64, images.device())).reshape([-1, 1]) * 256;
-    let histogram = (&values + first)
-        .reshape([-1])
-        .bincount::<Tensor>(None, planes * 256)
-        .reshape([planes, 256]);
-    // Pillow counts the pixels without those of the largest value.
-    let largest = histogram.gather(1, &values.amax([1_i64].as_slice(), true), false);
-    let step = (height * width - largest).divide_scalar_mode(255, "floor");
-    let before = histogram.cumsum(1, Kind::Int64) - &histogram;
-    let table = (before + step.divide_scalar_mode(2, "floor"))
-        .divide_tensor_mode(&step.clamp_min(1), "floor")
-        .clamp(0, 255);
-    let identity = Tensor::arange(256, (Kind::Int64, images.device())).expand([planes, 256], false);
-    let table = table.where_self(&step.gt(0), &identity);
-    table
-        .gather(1, &values, false)
-        .to_kind(Kind::Float)
-        .reshape([batch, channels, height, width])
-}
-
-/// Bilinear.
-fn affine(images: &Tensor, ops: &[Op], fill: &Tensor) -> Tensor {
-    let matrices: Vec<f32> = ops
-        .iter()
-        .flat_map(|op| match op {
-            // From 0..1 to libtorch's -1..1.
-            Op::Affine(matrix) => [0, 3]
-                .map(|row| [matrix[row], matrix[row + 1], matrix[row + 2]])
-                .map(|[x, y, shift]| [x as f32, y as f32, (x + y + 2.0 * shift - 1.0) as f32])
-                .concat(),
-            other => unreachable!("{other:?} is not affine"),
-        })
-        .collect();
-    let device = images.device();
-    let matrices = Tensor::from_slice(&matrices)
-        .reshape([-1, 6, 1, 1])
-        .to_device(device);
-    let (_, _, height, width) = images.size4().expect("BCHW");
-    let centres =
-        |length: i64| (Tensor::arange(length, (Kind::Float, device)) * 2.0 + 1.0) / length as f64 - 1.0;
-    let (x, y) = (centres(width), centres(height).reshape([-1, 1]));
-    // Not libtorch's affine_grid: it is a matrix product, whose rounding depends on the batch and the number of threads.
-    let coordinate = |row: i64| {
-        let number = |column: i64| matrices.select(1, 3 * row + column);
-        number(0) * &x + number(1) * &y + number(2)
-    };
-    let grid = Tensor::stack(&[coordinate(0), coordinate(1)], -1);
-    // Zero is what lies outside.
-    ((images - fill).grid_sampler(&grid, 0, 0, false) + fill).round()
-}
-
-/// A Gaussian of each image's own deviation; at the border the outermost pixels go on.
-fn blur(images: &Tensor, deviations: &[f32]) -> Tensor {
-    let (batch, channels, height, width) = images.size4().expect("BCHW");
-    let widest = deviations.iter().copied().fold(0.0, f32::max);
-    let reach = ((3.0 * widest).ceil() as i64).max(1);
-    let options = (Kind::Float, images.device());
-    let deviations = Tensor::from_slice(deviations)
-        .reshape([-1, 1])
-        .to_device(images.device());
-    let offsets = Tensor::arange(2 * reach + 1, options) - reach as f64;
-    let kernel: Tensor = (offsets / deviations).square() * -0.5;
-    let kernel = kernel.exp();
-    let kernel = &kernel / kernel.sum_dim_intlist([1_i64].as_slice(), true, Kind::Float);
-    let kernel = kernel.repeat_interleave_self_int(channels, 0, None);
-    let planes = batch * channels;
-    let padded = images.replication_pad2d([reach, reach, reach, reach]).reshape([
-        1,
-        planes,
-        height + 2 * reach,
-        width + 2 * reach,
-    ]);
-    let blurred = padded
-        .conv2d::<Tensor>(
-            &kernel.reshape([planes, 1, 1, -1]),
-            None,
-            [1, 1],
-            [0, 0],
-            [1, 1],
-            planes,
-        )
-        .conv2d::<Tensor>(
-            &kernel.reshape([planes, 1, -1, 1]),
-            None,
-            [1, 1],
-            [0, 0],
-            [1, 1],
-            planes,
-        );
-    blurred.round().reshape([batch, channels, height, width])
+    let mut before = step / 2;
+    histogram.map(|count| {
+        let value = (before / step).min(255) as u8;
+        before += count;
+        value
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use tch::Device;
-
     use super::*;
+    use crate::random::SplitMix64;
 
-    fn images(batch: i64) -> Tensor {
-        tch::manual_seed(4);
-        // Not all of 0..255, so that there is something to stretch.
-        Tensor::randint(180, [batch, 3, 9, 9], (Kind::Float, Device::Cpu)) + 20.0
-    }
-
-    fn fill() -> Tensor {
-        Tensor::from_slice(&[124_f32, 116.0, 104.0]).reshape([1, 3, 1, 1])
-    }
-
-    fn one(images: &Tensor, op: Op) -> Tensor {
-        let ops = vec![Some(op); images.size()[0] as usize];
-        apply(images.shallow_clone(), &ops, &fill())
-    }
-
+    const FILL: [u8; 3] = [124, 116, 104];
     const IDENTITY: [f64; 6] = [1.0, 0.0, 0.0, 0.0, 1.0, 0.0];
+
+    fn random_pixels(width: usize, height: usize) -> Vec<u8> {
+        let mut random = SplitMix64::new(4);
+        // Not all of 0..255, so that there is something to stretch.
+        (0..width * height * CHANNELS)
+            .map(|_| 20 + random.below(180) as u8)
+            .collect()
+    }
+
+    fn changed(pixels: &[u8], width: usize, op: Op) -> Vec<u8> {
+        let mut pixels = pixels.to_vec();
+        let height = pixels.len() / CHANNELS / width;
+        let mut picture = Picture {
+            pixels: &mut pixels,
+            width,
+            height,
+        };
+        picture.apply(op, FILL);
+        pixels
+    }
+
+    #[test]
+    fn numbers_are_rounded_as_the_standard_library_does() {
+        for step in -3..=255 * 8 {
+            let value = step as f32 / 8.0;
+            assert_eq!(floor(value), value.floor() as i32, "{value}");
+            assert_eq!(nearest(value), value.round_ties_even() as u8, "{value}");
+        }
+    }
 
     #[test]
     fn neutral_strengths_leave_images_as_they_are() {
-        let images = images(2);
+        let pixels = random_pixels(9, 9);
         for op in [
             Op::Color(1.0),
             Op::Contrast(1.0),
@@ -280,109 +344,125 @@ mod tests {
             Op::Affine(IDENTITY),
             Op::Blur(0.01),
         ] {
-            assert!(one(&images, op).equal(&images), "{op:?}");
+            assert_eq!(changed(&pixels, 9, op), pixels, "{op:?}");
         }
-        assert!(one(&one(&images, Op::Invert), Op::Invert).equal(&images));
+        let inverted = changed(&pixels, 9, Op::Invert);
+        assert_ne!(inverted, pixels);
+        assert_eq!(changed(&inverted, 9, Op::Invert), pixels);
     }
 
-    #[test]
-    fn every_result_is_a_byte() {
-        let images = images(3);
-        for op in [
-            Op::AutoContrast,
-            Op::Equalize,
-            Op::Invert,
-            Op::Color(1.9),
-            Op::Contrast(1.9),
-            Op::Brightness(1.9),
-            Op::Sharpness(1.9),
-            Op::Posterize(1),
-            Op::Solarize(100.0),
-            Op::SolarizeAdd(110.0),
-            Op::Affine([0.9, 0.2, 0.1, -0.2, 0.9, 0.0]),
-            Op::Blur(2.0),
-        ] {
-            let result = one(&images, op);
-            assert!(result.equal(&result.round().clamp(0.0, 255.0)), "{op:?}");
-            assert_eq!(result.size(), images.size());
-        }
-    }
+    /// Printed by `tests/peers/pillow_operations.py`.
+    const PILLOW: [(Op, u32); 22] = [
+        (Op::AutoContrast, 0x06a0_730e),
+        (Op::Equalize, 0x295e_e895),
+        (Op::Invert, 0x4134_d391),
+        (Op::Posterize(3), 0x4101_8306),
+        (Op::Solarize(100.0), 0x7573_363f),
+        (Op::SolarizeAdd(99.0), 0xd648_ef1a),
+        (Op::Color(0.0), 0xab49_96db),
+        (Op::Color(0.19), 0x73d0_cf67),
+        (Op::Color(1.33), 0x63a8_ca56),
+        (Op::Color(1.81), 0xe258_5f4c),
+        (Op::Contrast(0.0), 0xe154_daca),
+        (Op::Contrast(0.19), 0xa71e_b6a2),
+        (Op::Contrast(1.33), 0x461c_12b4),
+        (Op::Contrast(1.81), 0x28f5_95b9),
+        (Op::Brightness(0.0), 0x1e9a_75e8),
+        (Op::Brightness(0.19), 0x0767_46ec),
+        (Op::Brightness(1.33), 0xb8bb_ca65),
+        (Op::Brightness(1.81), 0x5b46_e495),
+        (Op::Sharpness(0.0), 0x19f3_02aa),
+        (Op::Sharpness(0.19), 0xcfed_5b19),
+        (Op::Sharpness(1.33), 0x2b77_5d51),
+        (Op::Sharpness(1.81), 0x1cac_bacb),
+    ];
 
+    /// The hash of what Pillow makes of the same image.
     #[test]
-    fn each_image_gets_its_own_operation_and_the_rest_none() {
-        let images = images(4);
-        let ops = [
-            Some(Op::Brightness(0.5)),
-            None,
-            Some(Op::Invert),
-            Some(Op::Brightness(0.0)),
-        ];
-        let result = apply(images.shallow_clone(), &ops, &fill());
-        assert!(result.get(0).equal(&(images.get(0) * 0.5).floor()));
-        assert!(result.get(1).equal(&images.get(1)));
-        assert!(result.get(2).equal(&(255.0 - images.get(2))));
-        assert!(result.get(3).equal(&images.get(3).zeros_like()));
+    fn operations_are_pillows() {
+        let pixels = random_pixels(67, 45);
+        for (op, expected) in PILLOW {
+            assert_eq!(crc32fast::hash(&changed(&pixels, 67, op)), expected, "{op:?}");
+        }
     }
 
     /// Results of Pillow for a row of pixels, the same in all channels.
     #[test]
     fn tables_are_those_of_pillow() {
-        let row = Tensor::from_slice(&[10_f32, 20.0, 20.0, 30.0, 60.0, 60.0, 60.0, 110.0]);
-        let image = row.reshape([1, 1, 1, 8]).expand([1, 3, 1, 8], true);
-        let values = |op| Vec::<f32>::try_from(one(&image, op).get(0).get(0).get(0)).expect("values");
-        assert_eq!(
-            values(Op::AutoContrast),
-            [0.0, 25.0, 25.0, 51.0, 127.0, 127.0, 127.0, 255.0]
-        );
-        assert_eq!(
-            values(Op::Posterize(3)),
-            [0.0, 0.0, 0.0, 0.0, 32.0, 32.0, 32.0, 96.0]
-        );
-        assert_eq!(
-            values(Op::Solarize(60.0)),
-            [10.0, 20.0, 20.0, 30.0, 195.0, 195.0, 195.0, 145.0]
-        );
+        let row = [10, 20, 20, 30, 60, 60, 60, 110];
+        let pixels: Vec<u8> = row.iter().flat_map(|value| [*value; CHANNELS]).collect();
+        let values = |op| -> Vec<u8> { changed(&pixels, 8, op).into_iter().step_by(CHANNELS).collect() };
+        assert_eq!(values(Op::AutoContrast), [0, 25, 25, 51, 127, 127, 127, 255]);
+        assert_eq!(values(Op::Posterize(3)), [0, 0, 0, 0, 32, 32, 32, 96]);
+        assert_eq!(values(Op::Posterize(0)), [0; 8]);
+        assert_eq!(values(Op::Solarize(60.0)), [10, 20, 20, 30, 195, 195, 195, 145]);
         assert_eq!(
             values(Op::SolarizeAdd(200.0)),
-            [210.0, 220.0, 220.0, 230.0, 255.0, 255.0, 255.0, 255.0]
+            [210, 220, 220, 230, 255, 255, 255, 255]
         );
         // Fewer than 256 pixels: the step is 0 and Pillow changes nothing.
-        assert_eq!(
-            values(Op::Equalize),
-            [10.0, 20.0, 20.0, 30.0, 60.0, 60.0, 60.0, 110.0]
-        );
+        assert_eq!(values(Op::Equalize), row);
     }
 
     #[test]
     fn equalizing_spreads_values_by_their_rank() {
-        let ramp = Tensor::arange(32 * 32, (Kind::Float, Device::Cpu)).reshape([1, 1, 32, 32]) / 32.0;
-        let image = ramp.floor().expand([1, 3, 32, 32], true) + 50.0;
-        let result = one(&image, Op::Equalize);
+        let pixels: Vec<u8> = (0..32 * 32)
+            .flat_map(|place| [(place / 32) as u8 + 50; CHANNELS])
+            .collect();
+        let result = changed(&pixels, 32, Op::Equalize);
         // 32 values of 32 pixels each: step (1024 - 32) / 255 = 3, then (32 i + 1) / 3.
-        let column = result.get(0).get(0).select(1, 0).to_kind(Kind::Int64);
-        for (index, value) in (0..).zip(Vec::<i64>::try_from(column).expect("values")) {
-            assert_eq!(value, ((32 * index + 1) / 3).min(255));
+        for (row, line) in (0..).zip(result.chunks_exact(32 * CHANNELS)) {
+            assert!(
+                line.iter()
+                    .all(|value| i32::from(*value) == ((32 * row + 1) / 3).min(255))
+            );
         }
     }
 
     #[test]
     fn moving_by_a_ninth_moves_a_pixel_and_fills() {
-        let images = images(1);
-        let moved = one(&images, Op::Affine([1.0, 0.0, 1.0 / 9.0, 0.0, 1.0, 0.0]));
-        assert!(moved.narrow(3, 0, 8).equal(&images.narrow(3, 1, 8)));
-        assert!(moved.narrow(3, 8, 1).equal(&fill().expand([1, 3, 9, 1], false)));
+        let pixels = random_pixels(9, 9);
+        let moved = changed(&pixels, 9, Op::Affine([1.0, 0.0, 1.0 / 9.0, 0.0, 1.0, 0.0]));
+        for (moved, line) in moved.chunks_exact(27).zip(pixels.chunks_exact(27)) {
+            assert_eq!((&moved[..24], &moved[24..]), (&line[3..], &FILL[..]));
+        }
+    }
+
+    #[test]
+    fn a_quarter_turn_moves_every_pixel_to_its_place() {
+        let pixels = random_pixels(9, 9);
+        let turned = changed(&pixels, 9, Op::Affine([0.0, 1.0, 0.0, -1.0, 0.0, 1.0]));
+        for (place, pixel) in turned.chunks_exact(CHANNELS).enumerate() {
+            let (row, column) = (place / 9, place % 9);
+            let from = ((8 - column) * 9 + row) * CHANNELS;
+            assert_eq!(pixel, &pixels[from..from + CHANNELS], "{row}, {column}");
+        }
+    }
+
+    #[test]
+    fn half_a_pixel_is_the_mean_and_the_border_passes_into_the_fill() {
+        let pixels = [[10; 3], [20; 3], [100; 3]].concat();
+        let moved = changed(&pixels, 3, Op::Affine([1.0, 0.0, 0.5 / 3.0, 0.0, 1.0, 0.0]));
+        assert_eq!(moved, [15, 15, 15, 60, 60, 60, 112, 108, 102]);
     }
 
     #[test]
     fn blurring_keeps_what_is_even_and_spreads_a_point() {
-        let even = Tensor::full([2, 3, 9, 9], 77.0, (Kind::Float, Device::Cpu));
-        assert!(one(&even, Op::Blur(2.0)).equal(&even));
-        let point = Tensor::zeros([1, 3, 9, 9], (Kind::Float, Device::Cpu));
-        let _ = point.narrow(2, 4, 1).narrow(3, 4, 1).fill_(255.0);
-        let result = one(&point, Op::Blur(1.0));
-        let at = |row, column| result.double_value(&[0, 0, row, column]);
+        let even = [77; 9 * 9 * CHANNELS];
+        assert_eq!(changed(&even, 9, Op::Blur(2.0)), even);
+        let mut point = [0; 9 * 9 * CHANNELS];
+        let at = |row: usize, column: usize| (row * 9 + column) * CHANNELS;
+        point[at(4, 4)..][..CHANNELS].fill(255);
+        let result = changed(&point, 9, Op::Blur(1.0));
         // 255 / (2 pi), and what is left of it one pixel away.
-        assert!((at(4, 4) - 40.6).abs() < 1.0, "{}", at(4, 4));
-        assert!((at(4, 5) - 24.6).abs() < 1.0, "{}", at(4, 5));
+        assert_eq!(
+            [result[at(4, 4)], result[at(4, 5)], result[at(3, 4)]],
+            [41, 25, 25]
+        );
+        point.fill(0);
+        point[..CHANNELS].fill(255);
+        let corner = changed(&point, 9, Op::Blur(1.0));
+        // The outermost pixels go on: in each direction the weights from 0 on count, 0.3990 + 0.2420 + 0.0540 + 0.0044.
+        assert_eq!(corner[0], (0.6994_f64.powi(2) * 255.0).round() as u8);
     }
 }

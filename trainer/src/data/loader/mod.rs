@@ -1,17 +1,18 @@
 //! The batches of one rank, one after the other.
 
 mod pipeline;
-
-use std::rc::Rc;
-use std::sync::Arc;
+mod resident;
+mod stages;
 
 use super::DataError;
-use super::augment::{Moment, Preparation};
+use super::augment::Moment;
 use super::batch::{Batch, Readable};
 use super::order::Item;
-use super::resident::Resident;
 
 pub(super) use pipeline::Pipeline;
+pub(super) use resident::ResidentBatches;
+use stages::Progress;
+pub(crate) use stages::StageSeconds;
 
 /// What batches are to be made of.
 #[derive(Debug)]
@@ -23,30 +24,32 @@ pub(super) struct Task {
     pub(super) readable: Readable,
 }
 
+impl Task {
+    /// When in training an item is used; `None` to evaluate.
+    fn moment(&self, item: Item) -> Option<Moment> {
+        self.epoch.map(|epoch| Moment {
+            epoch,
+            place: item.place,
+        })
+    }
+}
+
 /// Batches in order. Holds what it needs of the data set.
 #[derive(Debug)]
 pub(crate) enum Batches {
-    /// Made when they are asked for, of images in memory.
+    /// Made when they are asked for, of images that the device holds, or is given as they are stored.
     Resident(ResidentBatches),
-    /// Made ahead, of images in files.
-    Files(Pipeline),
-}
-
-/// Batches of images in memory.
-#[derive(Debug)]
-pub(crate) struct ResidentBatches {
-    pub(super) images: Rc<Resident>,
-    pub(super) preparation: Arc<Preparation>,
-    pub(super) task: Task,
-    pub(super) done: usize,
+    /// Made ahead by threads of the host.
+    Prepared(Pipeline),
 }
 
 impl Batches {
-    /// The next batch, which may have to be waited for; `None` after the last one.
+    /// The next batch, which may have to be waited for; `None` after the last one. On a GPU its copy and its operations
+    /// are queued, and nothing waits for them.
     pub(crate) fn next(&mut self) -> Result<Option<Batch>, DataError> {
         match self {
-            Self::Resident(batches) => Ok(batches.next()),
-            Self::Files(pipeline) => pipeline.next(),
+            Self::Resident(batches) => batches.next(),
+            Self::Prepared(pipeline) => pipeline.next(),
         }
     }
 
@@ -54,30 +57,15 @@ impl Batches {
     pub(crate) fn left_out(&self) -> u64 {
         match self {
             Self::Resident(_) => 0,
-            Self::Files(pipeline) => pipeline.left_out(),
+            Self::Prepared(pipeline) => pipeline.left_out(),
         }
     }
-}
 
-impl ResidentBatches {
-    fn next(&mut self) -> Option<Batch> {
-        let rest = &self.task.items[self.done..];
-        if rest.is_empty() {
-            return None;
+    /// What threads of the host have done so far to make batches ahead; `None` where there are none.
+    pub(crate) fn progress(&self) -> Option<Progress> {
+        match self {
+            Self::Resident(_) => None,
+            Self::Prepared(pipeline) => Some(pipeline.progress()),
         }
-        let items = &rest[..rest.len().min(self.task.batch_size)];
-        self.done += items.len();
-        let (images, labels) = self.images.rows(items, self.preparation.device);
-        Some(match self.task.epoch {
-            Some(epoch) => {
-                let places: Vec<u64> = items.iter().map(|item| item.place).collect();
-                let moment = Moment {
-                    epoch,
-                    places: &places,
-                };
-                self.preparation.training(images, labels, moment)
-            }
-            None => self.preparation.evaluation(images, labels),
-        })
     }
 }

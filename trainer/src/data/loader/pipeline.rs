@@ -1,23 +1,24 @@
-//! Batches of images in files, made by threads ahead of the step that takes them.
+//! Batches of images that threads of the host prepare ahead of the step that takes them.
 //!
-//! Threads take images one by one in the order in which they are needed; whoever finishes the last one of a batch
-//! makes the batch. They stay a few batches ahead of the step and no further. Which thread does what changes nothing:
-//! an image depends on its place alone.
+//! Threads take images one by one in the order in which they are needed, and put their bytes into the block of their batch;
+//! whoever finishes the last one of a batch adds its parameters. The step's thread has the block copied to the device and
+//! finished there. Blocks are used in turn, each again once it has been copied, so threads stay a few batches ahead of the
+//! step and no further. Which thread does what changes nothing: an image depends on its place alone.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::mpsc::{RecvError, channel};
+use std::rc::Rc;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use fast_image_resize::Resizer;
-use tch::Tensor;
+use torch_ext::Transfer;
 
 use super::Task;
+use super::stages::{Progress, Stage, Stages};
 use crate::data::DataError;
-use crate::data::augment::{Moment, Preparation};
+use crate::data::augment::{Finish, Layout, Moment, Parameters, Preparation};
 use crate::data::batch::Batch;
-use crate::data::decode::decode;
 use crate::data::order::Item;
 use crate::data::source::Source;
 
@@ -33,7 +34,10 @@ const NAMED: u64 = 100;
 #[derive(Debug)]
 pub(crate) struct Pipeline {
     shared: Arc<Shared>,
+    finish: Rc<Finish>,
     threads: Vec<JoinHandle<()>>,
+    /// Batches whose copy has begun.
+    sent: usize,
 }
 
 #[derive(Debug)]
@@ -41,8 +45,10 @@ struct Shared {
     source: Arc<dyn Source>,
     preparation: Arc<Preparation>,
     task: Task,
-    /// Batches ahead of the step, the one that is being made among them.
-    ahead: usize,
+    layout: Layout,
+    /// As many as there are batches ahead of the step, the one that is being made among them.
+    blocks: Vec<Mutex<Transfer>>,
+    stages: Stages,
     state: Mutex<State>,
     /// A batch is done.
     ready: Condvar,
@@ -63,50 +69,48 @@ struct State {
     closed: bool,
 }
 
-/// Pixels and label of an image; `None` if it is left out. A panic is carried on to the step.
-type Outcome = std::thread::Result<Result<Option<(Vec<u8>, i64)>, DataError>>;
-/// A batch; `None` if all of its images are left out.
-type BatchOutcome = std::thread::Result<Result<Option<Batch>, DataError>>;
+/// Label of an image, whose pixels are in their block; `None` if it is left out. A panic is carried on to the step.
+type Outcome = std::thread::Result<Result<Option<i64>, DataError>>;
+/// A batch, whose pixels and parameters are in its block; `None` if all of its images are left out.
+type BatchOutcome = std::thread::Result<Result<Option<Parameters>, DataError>>;
 
 impl Pipeline {
     pub(in crate::data) fn start(
         source: Arc<dyn Source>,
         preparation: Arc<Preparation>,
+        finish: Rc<Finish>,
         task: Task,
         threads: usize,
     ) -> Result<Self, DataError> {
-        let batch_bytes = task.batch_size * preparation.image_bytes();
+        let layout = Layout {
+            images: task.batch_size,
+            image_bytes: preparation.image_bytes(),
+        };
+        let bytes = layout.bytes(task.batch_size);
+        let ahead = (AHEAD_BYTES / bytes.max(1)).clamp(1, AHEAD);
+        let block = |_| Transfer::new(finish.device, bytes).map(Mutex::new);
         let mut pipeline = Self {
             threads: Vec::with_capacity(threads),
+            sent: 0,
             shared: Arc::new(Shared {
-                ahead: (AHEAD_BYTES / batch_bytes.max(1)).clamp(1, AHEAD),
+                blocks: (0..ahead).map(block).collect::<Result<_, _>>()?,
                 source,
                 preparation,
                 task,
+                layout,
+                stages: Stages::default(),
                 state: Mutex::default(),
                 ready: Condvar::new(),
                 room: Condvar::new(),
             }),
+            finish,
         };
-        // Setting the number of threads of an operation applies to the calling thread, and becomes the default of threads
-        // that have not used ATen yet. The default is restored once every decode thread has set its own.
-        let before = tch::get_num_threads();
-        let (setting, all_set) = channel();
         for _ in 0..threads {
-            let (shared, setting) = (Arc::clone(&pipeline.shared), setting.clone());
-            let thread = std::thread::Builder::new().name("decode".into()).spawn(move || {
-                // One, as there is a decode thread for each processor. Reading the number initialises this thread, so that
-                // its first operation does not overwrite it with the default.
-                let _ = tch::get_num_threads();
-                tch::set_num_threads(1);
-                drop(setting);
-                shared.work();
-            });
+            let shared = Arc::clone(&pipeline.shared);
+            let thread = std::thread::Builder::new().name("decode".into());
+            let thread = thread.spawn(move || shared.work());
             pipeline.threads.push(thread.map_err(DataError::Read)?);
         }
-        drop(setting);
-        let _: Result<(), RecvError> = all_set.recv();
-        tch::set_num_threads(before);
         Ok(pipeline)
     }
 
@@ -115,33 +119,56 @@ impl Pipeline {
         self.shared.lock().left_out
     }
 
+    /// What has been done so far.
+    pub(super) fn progress(&self) -> Progress {
+        self.shared.stages.progress(self.threads.len())
+    }
+
     /// The next batch, for which this waits; `None` after the last one.
     pub(super) fn next(&mut self) -> Result<Option<Batch>, DataError> {
-        loop {
-            let mut state = self.shared.lock();
-            if state.taken_batches == self.shared.batches() {
-                return Ok(None);
-            }
-            let outcome = loop {
-                let next = state.taken_batches;
-                if let Some(outcome) = state.done.remove(&next) {
-                    break outcome;
-                }
-                state = self
-                    .shared
-                    .ready
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner);
-            };
-            state.taken_batches += 1;
-            drop(state);
-            self.shared.room.notify_all();
-            match outcome {
-                Ok(Ok(None)) => {}
-                Ok(batch) => return batch,
+        let shared = Arc::clone(&self.shared);
+        while let Some((number, outcome)) = shared.wait_for_batch() {
+            let batch = match outcome {
+                Ok(Ok(Some(parameters))) => shared
+                    .stages
+                    .time(Stage::Finish, || self.finish(number, &parameters))
+                    .map(Some),
+                Ok(Ok(None)) => Ok(None),
+                Ok(Err(error)) => Err(error),
                 Err(panic) => resume_unwind(panic),
+            };
+            self.sent = self.sent.max(number + 1);
+            shared.lock().taken_batches += 1;
+            shared.room.notify_all();
+            if let Some(batch) = batch? {
+                return Ok(Some(batch));
             }
         }
+        Ok(None)
+    }
+
+    fn finish(&mut self, number: usize, parameters: &Parameters) -> Result<Batch, DataError> {
+        if number >= self.sent {
+            self.send(number, parameters.images())?;
+        }
+        let layout = self.shared.layout;
+        let batch = self
+            .shared
+            .block(number)
+            .receive(|block| self.finish.squares(block, layout, parameters))?;
+        // What is ready is copied while the device works on this batch.
+        while let Some(images) = self.shared.images_of(self.sent) {
+            self.send(self.sent, images)?;
+        }
+        Ok(batch)
+    }
+
+    /// Has a batch copied to the device.
+    fn send(&mut self, number: usize, images: usize) -> Result<(), DataError> {
+        let bytes = self.shared.layout.bytes(images);
+        self.shared.block(number).send(bytes)?;
+        self.sent = number + 1;
+        Ok(())
     }
 }
 
@@ -162,16 +189,43 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// The block of a batch. Bytes are all it holds, which are written before they are used: a panic breaks nothing.
+    fn block(&self, batch: usize) -> MutexGuard<'_, Transfer> {
+        let block = &self.blocks[batch % self.blocks.len()];
+        block.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn batches(&self) -> usize {
         self.task.items.len().div_ceil(self.task.batch_size)
+    }
+
+    /// The number of the next batch, once it is done, and what has become of it; `None` after the last one.
+    fn wait_for_batch(&self) -> Option<(usize, BatchOutcome)> {
+        let mut state = self.lock();
+        let number = state.taken_batches;
+        if number == self.batches() {
+            return None;
+        }
+        loop {
+            if let Some(outcome) = state.done.remove(&number) {
+                return Some((number, outcome));
+            }
+            state = self.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Images of a batch if it is done and has any.
+    fn images_of(&self, batch: usize) -> Option<usize> {
+        match self.lock().done.get(&batch) {
+            Some(Ok(Ok(Some(parameters)))) => Some(parameters.images()),
+            _ => None,
+        }
     }
 
     fn work(&self) {
         let mut resizer = Resizer::new();
         while let Some(number) = self.take() {
-            let outcome = catch_unwind(AssertUnwindSafe(|| {
-                self.image(self.task.items[number], &mut resizer)
-            }));
+            let outcome = catch_unwind(AssertUnwindSafe(|| self.prepare(number, &mut resizer)));
             self.put(number, outcome);
         }
     }
@@ -184,12 +238,26 @@ impl Shared {
             if state.closed || number >= self.task.items.len() {
                 return None;
             }
-            if number / self.task.batch_size < state.taken_batches + self.ahead {
+            if number / self.task.batch_size < state.taken_batches + self.blocks.len() {
                 state.taken_items += 1;
                 return Some(number);
             }
             state = self.room.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Puts an image into its place in its batch's block. Gives its label.
+    fn prepare(&self, number: usize, resizer: &mut Resizer) -> Result<Option<i64>, DataError> {
+        let Some((pixels, label)) = self.image(self.task.items[number], resizer)? else {
+            return Ok(None);
+        };
+        self.stages.time(Stage::Assemble, || {
+            let place = self.layout.pixels(number % self.task.batch_size);
+            let mut block = self.block(number / self.task.batch_size);
+            block.host()?[place].copy_from_slice(&pixels);
+            self.stages.count_prepared();
+            Ok(Some(label))
+        })
     }
 
     fn put(&self, number: usize, outcome: Outcome) {
@@ -204,7 +272,9 @@ impl Shared {
         }
         let images = state.incomplete.remove(&batch).unwrap_or_default();
         drop(state);
-        let made = catch_unwind(AssertUnwindSafe(|| self.assemble(images)));
+        let made = self.stages.time(Stage::Assemble, || {
+            catch_unwind(AssertUnwindSafe(|| self.assemble(batch, images)))
+        });
         self.lock().done.insert(batch, made.and_then(|made| made));
         self.ready.notify_all();
     }
@@ -236,7 +306,7 @@ impl Shared {
         item: Item,
         resizer: &mut Resizer,
     ) -> Result<Result<(Vec<u8>, i64), String>, DataError> {
-        let stored = match self.source.read(image) {
+        let stored = match self.stages.time(Stage::Read, || self.source.read(image)) {
             Ok(stored) => stored,
             Err(reason) => return Ok(Err(reason)),
         };
@@ -248,11 +318,22 @@ impl Shared {
                 classes,
             });
         }
-        let framed = decode(&stored.file, self.preparation.channels).and_then(|decoded| {
-            self.preparation
-                .frame(&decoded, self.task.epoch, item.place, resizer)
+        let stages = &self.stages;
+        let channels = self.preparation.channels;
+        let decoded = stages.time(Stage::Decode, || self.source.decode(stored.file, channels));
+        let moment = self.task.moment(item);
+        let square = decoded.and_then(|decoded| {
+            let whole = self.source.is_whole();
+            stages.time(Stage::Geometry, || {
+                self.preparation.frame(&decoded, whole, moment, resizer)
+            })
         });
-        Ok(framed.map(|pixels| (pixels, stored.label)))
+        Ok(square.map(|mut square| {
+            if let Some(moment) = moment {
+                stages.time(Stage::Color, || self.preparation.color(&mut square, moment));
+            }
+            (square, stored.label)
+        }))
     }
 
     fn leave_out(&self, image: u64, reason: &str) -> Result<(), DataError> {
@@ -279,51 +360,53 @@ impl Shared {
             .refuse(self.source.name(image), reason, left_out)
     }
 
-    fn assemble(&self, mut images: Vec<(usize, Outcome)>) -> BatchOutcome {
+    /// Adds the parameters to the pixels, between which no gap is left.
+    fn assemble(&self, batch: usize, mut images: Vec<(usize, Outcome)>) -> BatchOutcome {
         images.sort_unstable_by_key(|(number, _)| *number);
-        let (mut pixels, mut labels, mut places) = (Vec::new(), Vec::new(), Vec::new());
+        let mut labels = Vec::with_capacity(images.len());
+        let mut kept = Vec::with_capacity(images.len());
         for (number, outcome) in images {
             match outcome? {
-                Ok(Some((image, label))) => {
-                    pixels.extend_from_slice(&image);
+                Ok(Some(label)) => {
                     labels.push(label);
-                    places.push(self.task.items[number].place);
+                    kept.push(number);
                 }
                 Ok(None) => {}
                 Err(error) => return Ok(Err(error)),
             }
         }
-        if labels.is_empty() {
+        if kept.is_empty() {
             return Ok(Ok(None));
         }
-        let preparation = &self.preparation;
-        let (side, channels) = (preparation.side, i64::from(preparation.channels));
-        let images = Tensor::from_slice(&pixels)
-            .reshape([-1, side, side, channels])
-            .to_device(preparation.device)
-            .permute([0, 3, 1, 2])
-            .contiguous();
-        let labels = Tensor::from_slice(&labels).to_device(preparation.device);
-        Ok(Ok(Some(match self.task.epoch {
-            Some(epoch) => {
-                let moment = Moment {
-                    epoch,
-                    places: &places,
-                };
-                preparation.cropped(images, labels, moment)
+        let items = kept.iter().map(|number| self.task.items[*number]);
+        let moments: Option<Vec<Moment>> = items.map(|item| self.task.moment(item)).collect();
+        let parameters = self.preparation.parameters(&labels, moments.as_deref());
+        let mut block = self.block(batch);
+        let bytes = match block.host() {
+            Ok(bytes) => bytes,
+            Err(error) => return Ok(Err(error.into())),
+        };
+        for (place, number) in kept
+            .iter()
+            .map(|number| number % self.task.batch_size)
+            .enumerate()
+        {
+            if place != number {
+                bytes.copy_within(self.layout.pixels(number), self.layout.pixels(place).start);
             }
-            None => preparation.evaluation(images, labels),
-        })))
+        }
+        parameters.write(bytes);
+        Ok(Ok(Some(parameters)))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
-    use std::time::{Duration, Instant};
+    use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
 
     use image::ImageFormat;
-    use tch::{Device, Kind};
+    use tch::{Device, Kind, Tensor};
 
     use super::*;
     use crate::data::batch::Readable;
@@ -342,8 +425,6 @@ mod tests {
         /// Above the label of every image.
         first_label: i64,
         reads: AtomicU64,
-        /// Largest number of threads of an operation, as decode threads see it.
-        most_threads: AtomicI32,
     }
 
     impl Source for Numbered {
@@ -353,8 +434,6 @@ mod tests {
 
         fn read(&self, image: u64) -> Result<Stored, String> {
             self.reads.fetch_add(1, Ordering::SeqCst);
-            self.most_threads
-                .fetch_max(tch::get_num_threads(), Ordering::SeqCst);
             let file = if self.corrupt.contains(&image) {
                 b"no image".to_vec()
             } else {
@@ -385,7 +464,6 @@ mod tests {
             corrupt: corrupt.to_vec(),
             first_label: 0,
             reads: AtomicU64::default(),
-            most_threads: AtomicI32::default(),
         });
         let config = config(&format!(
             "{{format: imageFolder, volume: {{hostPath: {{path: /x}}}}, {data}}}"
@@ -400,9 +478,10 @@ mod tests {
             epoch,
             readable: Readable::new(24, config.data.max_corrupt_fraction),
         };
-        let preparation = Arc::new(Preparation::new(&config, Values::Bytes, Device::Cpu));
+        let preparation = Arc::new(Preparation::new(&config));
+        let finish = Rc::new(Finish::new(&config, Values::Bytes, Device::Cpu));
         let shared: Arc<dyn Source> = Arc::clone(&source) as Arc<dyn Source>;
-        let pipeline = Pipeline::start(shared, preparation, task, threads).expect("starts");
+        let pipeline = Pipeline::start(shared, preparation, finish, task, threads).expect("starts");
         (pipeline, source)
     }
 
@@ -459,6 +538,12 @@ mod tests {
         assert_eq!((labels[0], labels[18]), (0, 6));
         let (images, labels) = all(start(allowed, &[5, 23], None, 4, 2).0).expect("reads");
         assert_eq!((images.size()[0], labels.len(), labels[0]), (22, 22, 2));
+        // The first one is left out, and all others move up: an image's red is its number.
+        let red = |image: u8| f64::from(image) / 127.5 - 1.0;
+        for (place, image) in [22, 21, 20, 19].into_iter().enumerate() {
+            let found = images.get(place as i64).double_value(&[0, 0, 0]);
+            assert!((found - red(image)).abs() < 1e-5, "{place}: {found}");
+        }
         let (images, _) = all(start("maxCorruptFraction: 0.5", &[0, 1, 2], None, 2, 2).0).expect("reads");
         assert_eq!(images.size()[0], 21, "a batch may have nothing left");
     }
@@ -485,10 +570,10 @@ mod tests {
             corrupt: Vec::new(),
             first_label: 8,
             reads: AtomicU64::default(),
-            most_threads: AtomicI32::default(),
         });
         let config = config("{format: imageFolder, volume: {hostPath: {path: /x}}}");
-        let preparation = Arc::new(Preparation::new(&config, Values::Bytes, Device::Cpu));
+        let preparation = Arc::new(Preparation::new(&config));
+        let finish = Rc::new(Finish::new(&config, Values::Bytes, Device::Cpu));
         let items = (0..4).map(|place| Item { image: place, place });
         let task = Task {
             items: items.collect(),
@@ -496,7 +581,8 @@ mod tests {
             epoch: None,
             readable: Readable::new(4, 0.0),
         };
-        let error = all(Pipeline::start(source, preparation, task, 1).expect("starts")).expect_err("refused");
+        let pipeline = Pipeline::start(source, preparation, finish, task, 1).expect("starts");
+        let error = all(pipeline).expect_err("refused");
         assert_eq!(
             error.to_string(),
             "image 2 has label 10, but model.numClasses is 10 (labels 0 to 9)"
@@ -504,19 +590,13 @@ mod tests {
     }
 
     #[test]
-    fn operations_in_a_decode_thread_use_that_thread_alone() {
-        let before = tch::get_num_threads();
-        tch::set_num_threads(3);
-        let (pipeline, source) = start("fraction: 1.0", &[], Some(0), 2, 2);
-        let _ = all(pipeline).expect("reads");
-        assert_eq!(source.most_threads.load(Ordering::SeqCst), 1);
-        assert_eq!(tch::get_num_threads(), 3);
-        // While tests that run side by side start a pipeline, it is 1.
-        let began = Instant::now();
-        while std::thread::spawn(tch::get_num_threads).join().expect("a number") == 1 {
-            assert!(began.elapsed() < DEADLINE, "the default was not restored");
-        }
-        tch::set_num_threads(before);
+    fn time_is_told_by_what_it_went_to() {
+        let (mut pipeline, _) = start(AUGMENTED, &[], Some(0), 8, 2);
+        while pipeline.next().expect("reads").is_some() {}
+        let progress = pipeline.progress();
+        assert_eq!((progress.threads, progress.prepared), (2, 24));
+        let stages = progress.seconds.named();
+        assert!(stages.iter().all(|(_, seconds)| *seconds > 0.0), "{stages:?}");
     }
 
     #[test]

@@ -1,0 +1,167 @@
+//! What is left to do on the device: a few operations on whole batches, none of which the host waits for.
+
+use contract::{Interpolation, RandomCrop, RandomResizedCrop, RunConfig};
+use tch::{Device, Kind, Tensor};
+
+use super::geometry;
+use super::mix::{erase, mix_images, mix_targets, noise};
+use super::parameters::{Column, Columns, Layout, Parameters};
+use crate::data::batch::{Batch, Targets};
+use crate::data::resident::{Resident, Values};
+use crate::random::{Stream, derive};
+
+/// Makes batches on the device, of bytes that are copied there or of images that it holds.
+#[derive(Debug)]
+pub(in crate::data) struct Finish {
+    pub(in crate::data) device: Device,
+    /// Of the model's images.
+    side: i64,
+    channels: i64,
+    classes: i64,
+    label_smoothing: f64,
+    values: Values,
+    /// How images that the device holds become the model's size.
+    resized_crop: Option<RandomResizedCrop>,
+    shift: Option<RandomCrop>,
+    interpolation: Interpolation,
+    flips: bool,
+    /// In units of the stored numbers, [1, channels, 1, 1].
+    mean: Tensor,
+    std: Tensor,
+    /// For random erasing.
+    noise: Option<Tensor>,
+}
+
+impl Finish {
+    pub(in crate::data) fn new(config: &RunConfig, values: Values, device: Device) -> Self {
+        let RunConfig {
+            model,
+            data,
+            training,
+            ..
+        } = config;
+        let unit = match values {
+            Values::Bytes => 255.0,
+            Values::Floats => 1.0,
+        };
+        let per_channel = |numbers: &[f64]| {
+            let numbers: Vec<f32> = numbers.iter().map(|number| (number * unit) as f32).collect();
+            Tensor::from_slice(&numbers)
+                .reshape([1, -1, 1, 1])
+                .expand([1, i64::from(model.channels), 1, 1], false)
+                .contiguous()
+                .to_device(device)
+        };
+        let augmentation = &data.augmentation;
+        Self {
+            device,
+            side: i64::from(model.image_size),
+            channels: i64::from(model.channels),
+            classes: i64::from(model.num_classes),
+            label_smoothing: training.label_smoothing,
+            values,
+            resized_crop: augmentation.random_resized_crop.clone(),
+            shift: augmentation.random_crop,
+            interpolation: data.interpolation,
+            flips: augmentation.horizontal_flip > 0.0,
+            mean: per_channel(&data.normalization.mean),
+            std: per_channel(&data.normalization.std),
+            noise: (augmentation.random_erasing > 0.0).then(|| {
+                let seed = derive(training.seed, Stream::Noise, 0, 0);
+                noise(seed, model.channels, model.image_size, device)
+            }),
+        }
+    }
+
+    /// A batch of squares of the model's size, which lie in the block as bytes, BHWC.
+    pub(in crate::data) fn squares(&self, block: &Tensor, layout: Layout, parameters: &Parameters) -> Batch {
+        let images = layout
+            .all_pixels(block, parameters.images())
+            .view([-1, self.side, self.side, self.channels])
+            .permute([0, 3, 1, 2])
+            .contiguous();
+        let columns = Columns::read(block, parameters.images());
+        self.finished(&images, parameters, &columns)
+    }
+
+    /// A batch of whole stored images, which the device holds or which lie in the block as they are stored. Varied in
+    /// training only.
+    pub(in crate::data) fn resident(
+        &self,
+        stored: &Resident,
+        block: &Tensor,
+        layout: Layout,
+        parameters: &Parameters,
+        training: bool,
+    ) -> Batch {
+        let columns = Columns::read(block, parameters.images());
+        let (images, _) = stored.stored();
+        let images = if layout.image_bytes == 0 {
+            images.index_select(0, &columns.integers(Column::Stored))
+        } else {
+            let mut shape = images.size();
+            shape[0] = -1;
+            layout
+                .all_pixels(block, parameters.images())
+                .view_dtype(images.kind())
+                .view(shape.as_slice())
+        };
+        let images = if training {
+            self.varied(&images, &columns)
+        } else {
+            self.resized(&images)
+        };
+        self.finished(&images, parameters, &columns)
+    }
+
+    fn varied(&self, images: &Tensor, columns: &Columns) -> Tensor {
+        let images = if let Some(crop) = &self.resized_crop {
+            let images = geometry::crop_and_resize(images, columns, self.side, crop.interpolation);
+            self.within_bytes(images)
+        } else if let Some(crop) = self.shift {
+            self.resized(&geometry::shift(images, columns, crop.padding))
+        } else {
+            self.resized(images)
+        };
+        if self.flips {
+            geometry::flip(&images, columns)
+        } else {
+            images
+        }
+    }
+
+    fn resized(&self, images: &Tensor) -> Tensor {
+        let resized = geometry::resize(images, self.side, self.interpolation);
+        self.within_bytes(resized)
+    }
+
+    /// A bicubic filter leaves the range of bytes; Pillow cuts that off.
+    fn within_bytes(&self, images: Tensor) -> Tensor {
+        match self.values {
+            Values::Bytes if images.kind() != Kind::Uint8 => images.clamp(0.0, 255.0),
+            _ => images,
+        }
+    }
+
+    fn finished(&self, images: &Tensor, parameters: &Parameters, columns: &Columns) -> Batch {
+        let mut images = images.to_kind(Kind::Float) - &self.mean;
+        // In place: the difference is this function's own.
+        images /= &self.std;
+        if let Some(noise) = &self.noise {
+            erase(&mut images, columns, parameters.erased, noise);
+        }
+        let labels = columns.integers(Column::Label).contiguous();
+        if !parameters.mixed {
+            return Batch {
+                images,
+                labels,
+                targets: Targets::Classes,
+            };
+        }
+        Batch {
+            images: mix_images(&images, columns, parameters.cut),
+            labels,
+            targets: Targets::Distribution(mix_targets(columns, self.classes, self.label_smoothing)),
+        }
+    }
+}

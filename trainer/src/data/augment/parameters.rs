@@ -1,0 +1,164 @@
+//! What the device has to know of a batch besides its pixels: a few numbers an image, as one block of bytes, which is copied
+//! together with the pixels.
+
+use std::ops::Range;
+
+use tch::{Kind, Tensor};
+
+/// Numbers of an image, or of what the image's row is used for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Column {
+    /// The class.
+    Label,
+    /// Of images that the device holds: which one, and whether it is mirrored.
+    Stored,
+    Flip,
+    /// The part of it that is taken.
+    WindowLeft,
+    WindowTop,
+    WindowWidth,
+    WindowHeight,
+    /// The image's share of its target.
+    Kept,
+    /// The image's share of every pixel.
+    Share,
+    /// The rectangle that it takes from the other image of its pair.
+    CutTop,
+    CutLeft,
+    CutBottom,
+    CutRight,
+    /// Of the first, second, ... image that gets a rectangle of noise: its row, the rectangle, and where the noise begins.
+    ErasedRow,
+    ErasedTop,
+    ErasedLeft,
+    ErasedHeight,
+    ErasedWidth,
+    NoiseStart,
+}
+
+const COLUMNS: usize = Column::NoiseStart as usize + 1;
+
+/// The parameters of a batch on the host. Numbers are doubles: they hold every index and, exactly, every float.
+#[derive(Debug)]
+pub(in crate::data) struct Parameters {
+    rows: Vec<[f64; COLUMNS]>,
+    /// Images that get a rectangle of noise.
+    pub(super) erased: usize,
+    /// Whether images are mixed, each pair in a way of its own.
+    pub(super) mixed: bool,
+    /// Whether some pair exchanges a rectangle.
+    pub(super) cut: bool,
+}
+
+impl Parameters {
+    /// Bytes that an image's parameters take.
+    pub(in crate::data) const BYTES: usize = COLUMNS * size_of::<f64>();
+
+    /// Of images with these classes, of which nothing else is known.
+    pub(super) fn new(labels: &[i64]) -> Self {
+        let mut parameters = Self {
+            rows: vec![[0.0; COLUMNS]; labels.len()],
+            erased: 0,
+            mixed: false,
+            cut: false,
+        };
+        for (row, label) in labels.iter().enumerate() {
+            parameters.set(row, Column::Label, *label as f64);
+        }
+        parameters
+    }
+
+    /// Images of the batch.
+    pub(in crate::data) fn images(&self) -> usize {
+        self.rows.len()
+    }
+
+    pub(super) fn set(&mut self, row: usize, column: Column, number: f64) {
+        self.rows[row][column as usize] = number;
+    }
+
+    /// Writes them to the beginning of `bytes`.
+    pub(in crate::data) fn write(&self, bytes: &mut [u8]) {
+        let numbers = self.rows.as_flattened();
+        for (place, number) in bytes.as_chunks_mut().0.iter_mut().zip(numbers) {
+            *place = number.to_ne_bytes();
+        }
+    }
+}
+
+/// The parameters of a batch on the device.
+#[derive(Debug)]
+pub(super) struct Columns {
+    integers: Tensor,
+    floats: Tensor,
+}
+
+impl Columns {
+    /// Of `images` images, from the bytes that [`Parameters::write`] wrote.
+    pub(super) fn read(bytes: &Tensor, images: usize) -> Self {
+        let bytes = bytes.narrow(0, 0, (images * Parameters::BYTES) as i64);
+        let numbers = bytes.view_dtype(Kind::Double).view([-1, COLUMNS as i64]);
+        Self {
+            integers: numbers.to_kind(Kind::Int64),
+            floats: numbers.to_kind(Kind::Float),
+        }
+    }
+
+    /// Whole numbers, one an image.
+    pub(super) fn integers(&self, column: Column) -> Tensor {
+        self.integers.select(1, column as i64)
+    }
+
+    /// 32-bit floats, one an image.
+    pub(super) fn floats(&self, column: Column) -> Tensor {
+        self.floats.select(1, column as i64)
+    }
+}
+
+/// Where the parameters and the pixels of a batch lie in one block of bytes: parameters first, so that a smaller batch is a
+/// shorter block.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::data) struct Layout {
+    /// Images of a full batch.
+    pub(in crate::data) images: usize,
+    /// Of one image; 0 where the device holds the pixels already.
+    pub(in crate::data) image_bytes: usize,
+}
+
+impl Layout {
+    /// Bytes of the first `images` images.
+    pub(in crate::data) fn bytes(self, images: usize) -> usize {
+        self.pixels(images).start
+    }
+
+    /// Where an image's pixels are.
+    pub(in crate::data) fn pixels(self, image: usize) -> Range<usize> {
+        let start = self.images * Parameters::BYTES + image * self.image_bytes;
+        start..start + self.image_bytes
+    }
+
+    /// The pixels of so many images of a block on the device, as bytes.
+    pub(super) fn all_pixels(self, block: &Tensor, images: usize) -> Tensor {
+        let start = self.pixels(0).start;
+        block.narrow(0, start as i64, (images * self.image_bytes) as i64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_arrive_where_they_belong_and_exactly() {
+        let mut parameters = Parameters::new(&[7, 1 << 40, 9]);
+        let share = 0.1_f32;
+        parameters.set(2, Column::NoiseStart, f64::from(share));
+        let mut bytes = vec![0; 4 * Parameters::BYTES];
+        parameters.write(&mut bytes);
+        let columns = Columns::read(&Tensor::from_slice(&bytes), 3);
+        let labels = Vec::<i64>::try_from(columns.integers(Column::Label)).expect("numbers");
+        assert_eq!(labels, [7, 1 << 40, 9]);
+        let shares = Vec::<f32>::try_from(columns.floats(Column::NoiseStart)).expect("numbers");
+        assert_eq!(shares, [0.0, 0.0, share]);
+    }
+}

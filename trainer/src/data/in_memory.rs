@@ -1,0 +1,96 @@
+//! Images in memory that threads prepare one by one, as those in files, because their colours change.
+
+use tch::{Kind, Tensor};
+
+use super::decode::Decoded;
+use super::resident::Resident;
+use super::source::{Source, Stored};
+
+/// Images of bytes, all of one size.
+#[derive(Debug)]
+pub(super) struct InMemory {
+    /// Image by image, row by row, channels together.
+    pixels: Vec<u8>,
+    labels: Vec<i64>,
+    width: u32,
+    height: u32,
+    channels: u32,
+    /// Images the set counts; those that are stored repeat.
+    len: u64,
+}
+
+impl InMemory {
+    /// The same images, which must be bytes.
+    pub(super) fn new(images: &Resident) -> Self {
+        let (stored, labels) = images.stored();
+        assert_eq!(stored.kind(), Kind::Uint8, "checked when the data was opened");
+        let (_, channels, height, width) = stored.size4().expect("BCHW");
+        let pixels: Tensor = stored.permute([0, 2, 3, 1]).contiguous().view(-1);
+        Self {
+            pixels: Vec::try_from(pixels).expect("bytes in one row"),
+            labels: labels.to_vec(),
+            width: width as u32,
+            height: height as u32,
+            channels: channels as u32,
+            len: images.len(),
+        }
+    }
+
+    fn row(&self, image: u64) -> usize {
+        (image % self.labels.len() as u64) as usize
+    }
+}
+
+impl Source for InMemory {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn read(&self, image: u64) -> Result<Stored, String> {
+        let bytes = self.pixels.len() / self.labels.len();
+        Ok(Stored {
+            file: self.pixels[self.row(image) * bytes..][..bytes].to_vec(),
+            label: self.label(image)?,
+        })
+    }
+
+    /// It is decoded.
+    fn decode(&self, pixels: Vec<u8>, _: u32) -> Result<Decoded, String> {
+        Ok(Decoded {
+            width: self.width,
+            height: self.height,
+            channels: self.channels,
+            stored_channels: self.channels as u8,
+            pixels,
+        })
+    }
+
+    fn is_whole(&self) -> bool {
+        true
+    }
+
+    fn label(&self, image: u64) -> Result<i64, String> {
+        Ok(self.labels[self.row(image)])
+    }
+
+    fn name(&self, image: u64) -> String {
+        format!("image {image}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn channels_come_together_and_images_repeat() {
+        let images = Tensor::arange(2 * 3 * 2, (Kind::Uint8, tch::Device::Cpu)).reshape([2, 3, 1, 2]);
+        let source = InMemory::new(&Resident::new(images, &Tensor::from_slice(&[5_i64, 6]), 7));
+        assert_eq!((source.len(), source.is_whole()), (7, true));
+        let stored = source.read(3).expect("reads");
+        assert_eq!(stored.label, 6);
+        let decoded = source.decode(stored.file, 3).expect("is");
+        assert_eq!((decoded.width, decoded.height), (2, 1));
+        assert_eq!(decoded.pixels, [6, 8, 10, 7, 9, 11]);
+    }
+}

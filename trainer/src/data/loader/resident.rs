@@ -1,0 +1,157 @@
+//! Batches of images in memory, made on the device when they are asked for.
+
+use std::rc::Rc;
+use std::sync::Arc;
+
+use torch_ext::Transfer;
+
+use super::Task;
+use crate::data::DataError;
+use crate::data::augment::{Finish, Layout, Moment, Preparation};
+use crate::data::batch::Batch;
+use crate::data::resident::Resident;
+
+/// While the device still works on one batch, the host writes what it needs for the next.
+const IN_FLIGHT: usize = 2;
+
+/// Batches of images in memory.
+#[derive(Debug)]
+pub(crate) struct ResidentBatches {
+    images: Rc<Resident>,
+    preparation: Arc<Preparation>,
+    finish: Rc<Finish>,
+    task: Task,
+    layout: Layout,
+    transfers: [Transfer; IN_FLIGHT],
+    done: usize,
+}
+
+impl ResidentBatches {
+    /// `on_device`: the device holds the images, and is not given them batch by batch.
+    pub(in crate::data) fn new(
+        images: Rc<Resident>,
+        on_device: bool,
+        preparation: Arc<Preparation>,
+        finish: Rc<Finish>,
+        task: Task,
+    ) -> Result<Self, DataError> {
+        let layout = Layout {
+            images: task.batch_size,
+            image_bytes: if on_device { 0 } else { images.image_bytes() },
+        };
+        let transfer = || Transfer::new(finish.device, layout.bytes(task.batch_size));
+        Ok(Self {
+            transfers: [transfer()?, transfer()?],
+            images,
+            preparation,
+            finish,
+            task,
+            layout,
+            done: 0,
+        })
+    }
+
+    pub(super) fn next(&mut self) -> Result<Option<Batch>, DataError> {
+        let rest = &self.task.items[self.done..];
+        let items = &rest[..rest.len().min(self.task.batch_size)];
+        if items.is_empty() {
+            return Ok(None);
+        }
+        let (images, labels) = self.images.stored();
+        let rows = self.images.rows(items);
+        let labels: Vec<i64> = rows.iter().map(|row| labels[*row as usize]).collect();
+        let moments: Option<Vec<Moment>> = items.iter().map(|item| self.task.moment(*item)).collect();
+        let [height, width] = [2, 3].map(|dimension| images.size()[dimension] as u32);
+        let parameters =
+            self.preparation
+                .resident_parameters(&labels, &rows, [width, height], moments.as_deref());
+
+        let transfer = &mut self.transfers[self.done / self.task.batch_size % IN_FLIGHT];
+        let block = transfer.host()?;
+        parameters.write(block);
+        let bytes = self.layout.bytes(items.len());
+        if self.layout.image_bytes > 0 {
+            let start = self.layout.pixels(0).start;
+            self.images.copy_rows(&rows, &mut block[start..bytes]);
+        }
+        transfer.send(bytes)?;
+        let (images, finish, layout) = (&self.images, &self.finish, self.layout);
+        let training = moments.is_some();
+        let batch =
+            transfer.receive(|block| finish.resident(images, block, layout, &parameters, training))?;
+        self.done += items.len();
+        Ok(Some(batch))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::{Device, Kind, Tensor};
+
+    use super::*;
+    use crate::data::batch::{Readable, Targets};
+    use crate::data::fixtures::config;
+    use crate::data::order::Item;
+
+    const AUGMENTATION: &str =
+        "{randomResizedCrop: {}, horizontalFlip: 0.5, randomErasing: 0.5, mixup: 0.8, cutmix: 1.0}";
+
+    fn batches(images: &Tensor, on_device: bool, epoch: Option<u32>) -> Vec<Batch> {
+        let config = config(&format!(
+            "{{format: synthetic, syntheticImages: 10, augmentation: {AUGMENTATION}}}"
+        ));
+        let labels = Tensor::from_slice(&[0_i64, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
+        let resident = Resident::new(images.shallow_clone(), &labels, 10);
+        let finish = Finish::new(&config, resident.values(), Device::Cpu);
+        let items = (0..10).map(|place| Item {
+            image: 9 - place,
+            place,
+        });
+        let task = Task {
+            items: items.collect(),
+            batch_size: 4,
+            epoch,
+            readable: Readable::new(10, 0.0),
+        };
+        let preparation = Arc::new(Preparation::new(&config));
+        let batches = ResidentBatches::new(Rc::new(resident), on_device, preparation, Rc::new(finish), task);
+        let mut batches = batches.expect("memory");
+        std::iter::from_fn(|| batches.next().expect("no error")).collect()
+    }
+
+    #[test]
+    fn it_makes_no_difference_where_images_are_held() {
+        tch::manual_seed(3);
+        let bytes = Tensor::randint(256, [10, 3, 30, 20], (Kind::Uint8, Device::Cpu));
+        let floats = Tensor::randn([10, 3, 30, 20], (Kind::Float, Device::Cpu));
+        for (images, epoch) in [
+            (&bytes, Some(1)),
+            (&bytes, None),
+            (&floats, Some(1)),
+            (&floats, None),
+        ] {
+            let held = batches(images, true, epoch);
+            let given = batches(images, false, epoch);
+            assert_eq!(held.iter().map(|batch| batch.labels.size()[0]).sum::<i64>(), 10);
+            assert_eq!(held.len(), given.len());
+            for (held, given) in held.iter().zip(&given) {
+                assert!(held.images.equal(&given.images), "{:?}, {epoch:?}", images.kind());
+                assert!(held.labels.equal(&given.labels));
+                if let (Targets::Distribution(held), Targets::Distribution(given)) =
+                    (&held.targets, &given.targets)
+                {
+                    assert!(held.equal(given));
+                } else {
+                    assert!(epoch.is_none(), "mixed");
+                }
+            }
+        }
+        // Two batches are in flight, and the first is not overwritten by the third.
+        let all = batches(&bytes, false, None);
+        let labels: Vec<i64> = all
+            .iter()
+            .flat_map(|batch| Vec::<i64>::try_from(&batch.labels).expect("labels"))
+            .collect();
+        assert_eq!(labels, [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]);
+    }
+}
