@@ -5,8 +5,8 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use torch_ext::{SyncTimes, Trace};
 
 use super::Trainer;
-use super::plan::{Distribution, Plan, RankResult};
-use crate::data::Batches;
+use super::plan::{Distribution, InputAlone, Plan, RankResult};
+use crate::data::{Batches, StageSeconds};
 use crate::error::TrainError;
 use crate::metrics::{Phases, StepReport, peak_resident_bytes};
 
@@ -87,6 +87,8 @@ impl Trainer {
         let host_stops = trace.host_stops();
         drop(trace);
         let exposed_sync_share = exposed_share(&mut steps, plan.pairs)?;
+        drop(steps);
+        let input = self.input_alone(plan.steps)?;
 
         let count = f64::from(plan.steps);
         Ok(RankResult {
@@ -95,6 +97,7 @@ impl Trainer {
             step_ms: Distribution::of(&durations),
             phases: phases.mean(count),
             sync: sync.mean(count),
+            input,
             exposed_sync_share_in_place: sync.exposed / seconds,
             exposed_sync_share,
             seconds_to_first_step,
@@ -103,6 +106,41 @@ impl Trainer {
             peak_device_bytes: self.accelerator.peak_bytes()?,
             gpu: self.accelerator.product(),
         })
+    }
+}
+
+impl Trainer {
+    /// What the threads of the host can do that prepare batches, with no model beside them: the micro-batches of so many
+    /// steps, on all ranks at the same time, from the start of an epoch on. `None` where no threads do.
+    fn input_alone(&mut self, steps: u32) -> Result<Option<InputAlone>, TrainError> {
+        let mut missing = steps * self.config.training.gradient_accumulation_steps;
+        let (mut taken, mut prepared, mut seconds) = (0, 0, 0.0);
+        let (mut threads, mut stages) = (0, StageSeconds::default());
+        self.world.barrier()?;
+        while missing > 0 {
+            self.position.epoch += 1;
+            self.position.images_into_epoch = 0;
+            let start = Instant::now();
+            let mut batches = self.rest_of_epoch()?;
+            while missing > 0
+                && let Some(batch) = batches.next()?
+            {
+                taken += batch.labels.size()[0].cast_unsigned();
+                missing -= 1;
+            }
+            let Some(progress) = batches.progress() else {
+                return Ok(None);
+            };
+            seconds += start.elapsed().as_secs_f64();
+            threads = progress.threads;
+            prepared += progress.prepared;
+            stages += progress.seconds;
+        }
+        Ok(Some(InputAlone {
+            threads,
+            images_per_second: taken as f64 / seconds,
+            seconds_per_image: stages.per_image(prepared, taken),
+        }))
     }
 }
 

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use torch_ext::SyncTimes;
 
+use crate::data::StageSeconds;
 use crate::error::TrainError;
 use crate::metrics::Phases;
 
@@ -29,6 +30,8 @@ pub(crate) struct RankResult {
     pub(crate) step_ms: Distribution,
     pub(crate) phases: Phases,
     pub(crate) sync: SyncTimes,
+    /// Where threads of the host prepare batches.
+    pub(crate) input: Option<InputAlone>,
     /// Share of a step in which it waited for gradients that every rank had ready, timed inside the step.
     pub(crate) exposed_sync_share_in_place: f64,
     /// Share of a step that vanishes where gradients are not reduced: medians of the paired steps.
@@ -42,6 +45,15 @@ pub(crate) struct RankResult {
     pub(crate) peak_device_bytes: Option<u64>,
     /// The GPU's product name; `None` on the CPU.
     pub(crate) gpu: Option<String>,
+}
+
+/// What a rank's threads that prepare batches do with no model beside them.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct InputAlone {
+    pub(crate) threads: usize,
+    pub(crate) images_per_second: f64,
+    /// Of one thread.
+    pub(crate) seconds_per_image: StageSeconds,
 }
 
 /// Order statistics of durations, milliseconds.

@@ -1,7 +1,9 @@
 //! `vit-trainer bench`.
 
+use std::path::Path;
 use std::process::{Command, Output};
 
+use image::{Rgb, RgbImage};
 use serde_json::{Map, Value};
 
 use crate::common::TRAINER;
@@ -125,4 +127,77 @@ fn no_step_makes_the_host_wait() {
             assert_eq!(rank["host_stops"], Value::Object(Map::new()), "{settings:?}");
         }
     }
+}
+
+/// Two classes of JPEG files of 150 x 120 pixels.
+fn image_folder(folder: &Path) {
+    for class in 0..2_u8 {
+        let folder = folder.join(format!("train/class-{class}"));
+        fs_err::create_dir_all(&folder).expect("a folder");
+        for number in 0..6_u8 {
+            let picture = RgbImage::from_fn(150, 120, |x, y| Rgb([class * 90, (x as u8) ^ number, y as u8]));
+            picture
+                .save(folder.join(format!("{number}.jpg")))
+                .expect("writes");
+        }
+    }
+}
+
+#[test]
+fn the_input_pipeline_is_measured_alone_and_by_stage() {
+    let folder = tempfile::tempdir().expect("a folder");
+    image_folder(folder.path());
+    let manifest = folder.path().join("job.yaml");
+    let text = "apiVersion: vit-operator.dev/v1alpha1
+kind: ViTTrainingJob
+metadata: {name: test, namespace: local}
+spec:
+  image: unused
+  model: {}
+  data:
+    format: imageFolder
+    decodeThreads: 1
+    volume: {persistentVolumeClaim: {claimName: unused}}
+    augmentation: {randomResizedCrop: {}, randAugment: rand-m9-mstd0.5-inc1, mixup: 0.8, randomErasing: 0.25}
+  training: {epochs: 1, microBatchSize: 2, schedule: {name: constant}}
+  workers: {nodes: 1, gpusPerNode: 1}
+  checkpoint: {volume: {persistentVolumeClaim: {claimName: unused}}}
+";
+    fs_err::write(&manifest, text).expect("writes");
+    let paths = [manifest.as_path(), folder.path()].map(|path| path.to_str().expect("a name"));
+    let measure = |more: &[&str]| {
+        let arguments = [&["-f", paths[0], "--data", paths[1]], more].concat();
+        let output = bench(&arguments);
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{told}");
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let result: Value = serde_json::from_str(&measure(&["--json", "-"])).expect("JSON");
+    let input = &result["input"];
+    let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("no number in {result}"));
+    assert_eq!(input["threads"], 1);
+    let stages = &input["images_per_second_per_core"];
+    let names = ["read", "decode", "geometry", "color", "assemble", "finish"];
+    let seconds: f64 = names.iter().map(|stage| 1.0 / number(&stages[stage])).sum();
+    let all = number(&stages["all"]);
+    assert!((seconds * all - 1.0).abs() < 1e-6, "{input}");
+    // A thread does one thing at a time; `finish` is another thread's.
+    for rank in result["ranks"].as_array().expect("ranks") {
+        let input = &rank["input"];
+        let stages = input["seconds_per_image"].as_object().expect("stages");
+        let seconds: f64 = stages.values().map(number).sum::<f64>() - number(&stages["finish"]);
+        let rate = number(&input["images_per_second"]);
+        assert!(rate > 0.0 && rate * seconds < 1.0, "{rank}");
+    }
+    let alone = number(&input["images_per_second"]);
+    let needed = number(&input["needed_images_per_second"]);
+    assert!(needed > number(&result["images_per_second"]), "{result}");
+    let limit = if alone < needed { "input" } else { "step" };
+    assert_eq!(input["limit"], limit);
+
+    let table = measure(&[]);
+    assert!(
+        table.contains("input alone, images/s") && table.contains("the limit is the "),
+        "{table}"
+    );
 }

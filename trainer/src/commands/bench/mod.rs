@@ -1,6 +1,7 @@
 //! `vit-trainer bench`: real training steps, measured on the machinery that `run` uses.
 
 mod configure;
+mod input;
 mod report;
 
 use std::net::IpAddr;

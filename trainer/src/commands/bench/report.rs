@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use contract::RunConfig;
 use serde::Serialize;
 
+use super::input::Input;
 use crate::flops::{flops_per_image, peak};
 use crate::train::{Distribution, RankResult};
 
@@ -26,6 +27,8 @@ pub(super) struct Summary {
     flops_per_image: f64,
     /// Model FLOPs utilisation: share of the GPU's dense bf16 peak.
     mfu: Option<f64>,
+    /// Where threads of the host prepare batches.
+    input: Option<Input>,
     ranks: Vec<RankResult>,
 }
 
@@ -50,6 +53,7 @@ impl Summary {
             flops_per_image,
             mfu: peak
                 .map(|peak| images_per_second * flops_per_image / (peak * f64::from(config.world_size()))),
+            input: Input::new(&ranks, config.global_batch_size()),
             ranks,
         }
     }
@@ -118,6 +122,9 @@ impl Summary {
         }
         if self.mfu.is_some() {
             rows.push(("MFU", percent(self.mfu)));
+        }
+        if let Some(input) = &self.input {
+            rows.extend(input.rows());
         }
         let mut lines: Vec<String> = rows
             .into_iter()
