@@ -27,8 +27,8 @@ struct Transfer {
   };
 
   Transfer(c10::Device place, int64_t bytes)
-      : host(at::empty({bytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(!place.is_cpu())).zero_()),
-        device(at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(place))) {
+      : device(at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(place))),
+        host(at::empty({bytes}, at::TensorOptions().dtype(at::kByte).pinned_memory(!place.is_cpu())).zero_()) {
     if (!place.is_cpu()) {
       lane.emplace(place);
       // The allocator may have taken the memory from operations that are still queued.
@@ -59,8 +59,9 @@ struct Transfer {
     lane->copied.record(lane->stream);
   }
 
-  at::Tensor host;
+  // First the device's, whose context pinned memory is then taken from.
   at::Tensor device;
+  at::Tensor host;
   std::optional<Lane> lane;
 };
 
