@@ -149,24 +149,18 @@ impl Picture<'_> {
     /// Bilinear. Within a pixel of the border the image passes into `fill`, as libtorch's `grid_sample` has it where Pillow
     /// cuts; values are rounded where Pillow cuts them off.
     fn affine(&mut self, matrix: &[f64; 6], fill: [u8; CHANNELS]) {
-        let original = self.pixels.to_vec();
         let (width, height) = (self.width, self.height);
+        let differences = self.differences(fill);
+        let stride = (width + 2) * CHANNELS;
         // From 0..1 to -1..1, the middle of a pixel to its number.
         let [to_x, to_y]: [[f32; 3]; 2] = [0, 3]
             .map(|row| [matrix[row], matrix[row + 1], matrix[row + 2]])
             .map(|[x, y, shift]| [x as f32, y as f32, (x + y + 2.0 * shift - 1.0) as f32]);
         let centre = |place: usize, length: usize| (place as f32 * 2.0 + 1.0) / length as f32 - 1.0;
         let place = |at: f32, length: usize| (at + 1.0) * (length as f32 / 2.0) - 0.5;
-        let fill = fill.map(f32::from);
-        let at = |x: i32, y: i32| -> [f32; CHANNELS] {
-            let [column, row] = [x, y].map(|place| usize::try_from(place).unwrap_or(usize::MAX));
-            if column >= width || row >= height {
-                // Outside it is fill, of which the difference to fill is zero.
-                return [0.0; CHANNELS];
-            }
-            let start = (row * width + column) * CHANNELS;
-            std::array::from_fn(|channel| f32::from(original[start + channel]) - fill[channel])
-        };
+        // Place in the margin or the image, of a pixel whose neighbour is there, too.
+        let inside =
+            |place: i32, length: usize| usize::try_from(place + 1).ok().filter(|place| *place <= length);
         let xs: Vec<f32> = (0..width).map(|column| centre(column, width)).collect();
         for (row, line) in self.pixels.chunks_exact_mut(width * CHANNELS).enumerate() {
             let y_out = centre(row, height);
@@ -174,22 +168,40 @@ impl Picture<'_> {
                 let x = place(to_x[0] * x_out + to_x[1] * y_out + to_x[2], width);
                 let y = place(to_y[0] * x_out + to_y[1] * y_out + to_y[2], height);
                 let (left, top) = (floor(x), floor(y));
+                let (Some(column), Some(row)) = (inside(left, width), inside(top, height)) else {
+                    *pixel = fill;
+                    continue;
+                };
                 let (west, north) = (x - left as f32, y - top as f32);
                 let (east, south) = (1.0 - west, 1.0 - north);
-                let corners = [
-                    (at(left, top), east * south),
-                    (at(left + 1, top), west * south),
-                    (at(left, top + 1), east * north),
-                    (at(left + 1, top + 1), west * north),
-                ];
-                for (channel, value) in pixel.iter_mut().enumerate() {
-                    let sum = corners
-                        .iter()
-                        .fold(0.0, |sum, (corner, share)| sum + corner[channel] * share);
-                    *value = nearest(sum + fill[channel]);
+                let shares = [east * south, west * south, east * north, west * north];
+                let start = row * stride + column * CHANNELS;
+                let upper = &differences[start..][..2 * CHANNELS];
+                let lower = &differences[start + stride..][..2 * CHANNELS];
+                for (channel, (value, fill)) in pixel.iter_mut().zip(fill).enumerate() {
+                    let sum = upper[channel] * shares[0]
+                        + upper[channel + CHANNELS] * shares[1]
+                        + lower[channel] * shares[2]
+                        + lower[channel + CHANNELS] * shares[3];
+                    *value = nearest(sum + f32::from(fill));
                 }
             }
         }
+    }
+
+    /// How far values are from `fill`, with a margin of one pixel in which they are not.
+    fn differences(&self, fill: [u8; CHANNELS]) -> Vec<f32> {
+        let stride = (self.width + 2) * CHANNELS;
+        let fill = fill.map(f32::from);
+        let mut differences = vec![0.0; stride * (self.height + 2)];
+        let inner = differences[stride..].chunks_exact_mut(stride);
+        for (to, line) in inner.zip(self.pixels.chunks_exact(self.width * CHANNELS)) {
+            let to = to[CHANNELS..].as_chunks_mut::<CHANNELS>().0;
+            for (to, pixel) in to.iter_mut().zip(line.as_chunks::<CHANNELS>().0) {
+                *to = std::array::from_fn(|channel| f32::from(pixel[channel]) - fill[channel]);
+            }
+        }
+        differences
     }
 
     /// A Gaussian cut off at three deviations; at the border the outermost pixels go on.
