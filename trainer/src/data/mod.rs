@@ -383,6 +383,30 @@ mod tests {
     }
 
     #[test]
+    fn images_in_memory_are_mirrored_where_they_are_and_recoloured_by_threads() {
+        let first = |augmentation: &str| {
+            let data = format!("{{format: synthetic, syntheticImages: 8, augmentation: {augmentation}}}");
+            let splits = load(&config(&data), Device::Cpu).expect("loads");
+            let mut batches = splits.train.training(0, 0, share(0, 1, 8, 1)).expect("starts");
+            let images = batches.next().expect("a batch").expect("one").images;
+            (images, matches!(batches, Batches::Prepared(_)))
+        };
+        let (plain, by_threads) = first("{}");
+        assert!(!by_threads);
+        let (mirrored, by_threads) = first("{horizontalFlip: 1.0}");
+        assert!(!by_threads && mirrored.equal(&plain.flip([3])));
+        // Half of the operations are left out, so some images stay.
+        let (colored, by_threads) = first("{randAugment: rand-m9-n1}");
+        let same: Vec<bool> = (0..8)
+            .map(|row| colored.get(row).equal(&plain.get(row)))
+            .collect();
+        assert!(
+            by_threads && same.contains(&true) && same.contains(&false),
+            "{same:?}"
+        );
+    }
+
+    #[test]
     fn rows_of_targets_sum_to_one() {
         let splits = load(&config(&format!("{EVERYTHING}}}}}")), Device::Cpu).expect("loads");
         let (_, _, targets) = all(splits.train.training(0, 0, share(0, 1, 8, 1)));

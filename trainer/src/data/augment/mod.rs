@@ -230,6 +230,40 @@ fn mirror(pixels: &mut [u8], width: usize, channels: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::fixtures::config;
+
+    #[test]
+    fn training_mirrors_as_often_as_it_is_told() {
+        let framed = |probability: &str, moment| {
+            let preparation = Preparation::new(&config(&format!(
+                "{{format: synthetic, syntheticImages: 1, cropFraction: 1.0, augmentation: {{horizontalFlip: {probability}}}}}"
+            )));
+            let image = Decoded {
+                width: 24,
+                height: 24,
+                channels: 3,
+                stored_channels: 3,
+                pixels: (0..24 * 24 * 3).map(|place| (place % 251) as u8).collect(),
+            };
+            let square = preparation.frame(&image, false, moment, &mut Resizer::new());
+            (square.expect("frames"), image.pixels)
+        };
+        let moments: Vec<_> = (0..100).map(|place| Some(Moment { epoch: 1, place })).collect();
+        let mirrored = |probability| {
+            let changed = moments.iter().filter(|moment| {
+                let (square, mut pixels) = framed(probability, **moment);
+                let is_same = square == pixels;
+                mirror(&mut pixels, 24, 3);
+                assert_ne!(is_same, square == pixels, "either the image or its mirror image");
+                !is_same
+            });
+            changed.count()
+        };
+        assert_eq!([mirrored("0.0"), mirrored("1.0")], [0, 100]);
+        assert!((30..70).contains(&mirrored("0.5")));
+        let (square, pixels) = framed("1.0", None);
+        assert_eq!(square, pixels, "evaluation does not");
+    }
 
     #[test]
     fn mirroring_keeps_rows_and_channels() {
