@@ -1,25 +1,31 @@
 //! Random images, to measure throughput without a data set.
 
-use tch::{Device, Kind, Tensor};
+use tch::Tensor;
 
 use super::Expected;
 use super::resident::Resident;
+use crate::random::SplitMix64;
 
 /// Distinct images stop at this many bytes; from there on they repeat.
 const STORED_BYTES: u64 = 256 * 1024 * 1024;
 
 /// `images` random images of the model's own size with random labels; `seed` determines them.
 pub(super) fn generate(images: u64, expected: Expected, seed: u64) -> Resident {
-    tch::manual_seed(seed.cast_signed());
+    // Not of libtorch's generator, which all threads of a process share.
+    let mut random = SplitMix64::new(seed);
     let side = u64::from(expected.side);
     let image_bytes = u64::from(expected.channels) * side * side;
     let stored = images.min((STORED_BYTES / image_bytes).max(1));
     let shape = [stored, u64::from(expected.channels), side, side].map(u64::cast_signed);
-    let pixels = Tensor::randint(256, shape, (Kind::Uint8, Device::Cpu));
-    let labels = Tensor::randint(
-        i64::from(expected.classes),
-        [stored.cast_signed()],
-        (Kind::Int64, Device::Cpu),
+    let mut pixels = vec![0; (stored * image_bytes) as usize];
+    for some in pixels.chunks_mut(8) {
+        some.copy_from_slice(&random.next().to_le_bytes()[..some.len()]);
+    }
+    let classes = u64::from(expected.classes);
+    let labels: Vec<i64> = (0..stored).map(|_| random.below(classes).cast_signed()).collect();
+    let (pixels, labels) = (
+        Tensor::from_slice(&pixels).reshape(shape),
+        Tensor::from_slice(&labels),
     );
     Resident::new(pixels, &labels, images)
 }
