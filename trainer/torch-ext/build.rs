@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-const SOURCES: [&str; 11] = [
+const SOURCES: [&str; 12] = [
     "autocast.cpp",
     "device.cpp",
     "error.cpp",
@@ -14,6 +14,7 @@ const SOURCES: [&str; 11] = [
     "reducer.cpp",
     "trace.cpp",
     "transfer.cpp",
+    "tree_sum.cpp",
 ];
 
 fn main() {

@@ -3,8 +3,8 @@
 // The hook does what AllReduceCommHook does (torch/csrc/distributed/c10d/default_comm_hooks.hpp): divides a bucket by
 // the world size and adds it up over all ranks without waiting; where asked to, in bf16, as bf16_compress_hook of
 // PyTorch's Python side does. Besides, it notes when each bucket's all-reduce starts and ends, and just before the
-// step's last bucket it starts the *arrival*: an all-reduce of a few numbers on a group of its own, which ends when the
-// last rank has its last gradient.
+// step's last bucket it starts the *arrival*: a sum of a few numbers over all ranks on a group of its own, which ends when
+// the last rank has its last gradient.
 //
 // An all-reduce ends no sooner than its last rank has begun it, so its duration on one rank is communication and wait.
 // The rank that came last did not wait: the least duration over the ranks is what communication took. At the end of a
@@ -22,6 +22,7 @@
 #include "error.hpp"
 #include "process_group.hpp"
 #include "tensors.hpp"
+#include "tree_sum.hpp"
 
 using vit::guarded;
 
@@ -82,7 +83,7 @@ class TimedAllReduce : public c10d::CommHookInterface {
  public:
   TimedAllReduce(c10::intrusive_ptr<c10d::ProcessGroup> gradients, c10::intrusive_ptr<c10d::ProcessGroup> control,
                  bool in_bf16)
-      : gradients_(std::move(gradients)), control_(std::move(control)), in_bf16_(in_bf16) {}
+      : gradients_(std::move(gradients)), arrivals_(std::move(control)), in_bf16_(in_bf16) {}
 
   FuturePtr runHook(c10d::GradBucket& bucket) override {
     auto& buffer = bucket.getBufferRef();
@@ -147,12 +148,11 @@ class TimedAllReduce : public c10d::CommHookInterface {
     // For a CUDA tensor this copy waits for the stream, and with it for the last gradient.
     step->arrival = step->arrival.to(at::kCPU, at::kDouble).clone();
     step->own_ready = Clock::now();
-    std::vector<at::Tensor> tensors{step->arrival};
-    step->arrived = noting_end(control_->allreduce(tensors)->getFuture(), [step = step] { step->all_ready = Clock::now(); });
+    step->arrived = noting_end(arrivals_.start(step->arrival), [step = step] { step->all_ready = Clock::now(); });
   }
 
   c10::intrusive_ptr<c10d::ProcessGroup> gradients_;
-  c10::intrusive_ptr<c10d::ProcessGroup> control_;
+  vit::TreeSum arrivals_;
   bool in_bf16_;
 };
 

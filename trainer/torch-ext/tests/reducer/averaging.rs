@@ -38,9 +38,22 @@ fn train(rank: &Worker, steps: usize) -> (Vec<f64>, Vec<f64>, Vec<SyncTimes>) {
 
 #[test]
 fn every_rank_gets_the_mean_gradient_and_the_sum_of_arrivals() {
-    for (gradients, sums, times) in on_ranks(3, |rank| train(&rank, 3)) {
-        assert_eq!(gradients, [2.0, 2.0], "the mean of 1, 2 and 3");
-        assert_eq!(sums, [3.0, 3.0], "ranks 0 + 1 + 2, and three of them");
+    // Those beyond a power of two have their sums added up by others.
+    for ranks in 2..=9 {
+        check_means_and_sums(ranks);
+    }
+}
+
+fn check_means_and_sums(ranks: u32) {
+    for (gradients, sums, times) in on_ranks(ranks, |rank| train(&rank, 3)) {
+        let ranks = f64::from(ranks);
+        let mean = f64::midpoint(ranks, 1.0);
+        assert_eq!(gradients, [mean, mean], "of 1 to {ranks}");
+        assert_eq!(
+            sums,
+            [ranks * (ranks - 1.0) / 2.0, ranks],
+            "all ranks, and their number"
+        );
         assert!(
             times
                 .iter()

@@ -1,5 +1,5 @@
-// For tests only: process groups whose all-reduces take longer by a given time, as over a slow network, or are only
-// queued, as over NCCL. They lie in an archive of their own, from which a program that does not name it takes nothing.
+// For tests only: process groups whose all-reduces and messages take longer by a given time, as over a slow network, or
+// whose all-reduces are only queued, as over NCCL. They lie in an archive of their own, from which a program that does not name it takes nothing.
 #include <atomic>
 #include <cstdlib>
 #include <thread>
@@ -50,7 +50,20 @@ class DelayedBackend : public c10d::Backend {
 
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
                                            const c10d::AllreduceOptions& options) override {
-    auto work = inner_->allreduce(tensors, options);
+    return later(inner_->allreduce(tensors, options), tensors);
+  }
+
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int to, int tag) override {
+    return inner_->send(tensors, to, tag);
+  }
+
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int from, int tag) override {
+    return later(inner_->recv(tensors, from, tag), tensors);
+  }
+
+ private:
+  // Work on these tensors that ends so much later.
+  c10::intrusive_ptr<c10d::Work> later(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> tensors) const {
     auto done = c10::make_intrusive<Future>(c10::ListType::create(c10::TensorType::get()));
     std::thread([work, done, tensors, delay = delay_]() mutable {
       work->wait();
@@ -62,7 +75,6 @@ class DelayedBackend : public c10d::Backend {
     return c10::make_intrusive<DelayedWork>(done);
   }
 
- private:
   c10::intrusive_ptr<c10d::Backend> inner_;
   Milliseconds delay_;
 };
@@ -98,7 +110,7 @@ void replace(vit::Group& group, const c10::intrusive_ptr<c10d::Backend>& backend
 
 extern "C" {
 
-// Makes every all-reduce of the group end so much later.
+// Makes every all-reduce of the group end so much later, and every message arrive so.
 vit::Status vit_group_delay(vit::Group* group, int64_t delay_ms) {
   return guarded([&] {
     auto inner = group->group->getDefaultBackend();
