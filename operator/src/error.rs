@@ -169,6 +169,15 @@ mod tests {
     }
 
     #[test]
+    fn only_what_is_to_be_created_is_rejected_for_good() {
+        for (verb, expected) in [("create", true), ("delete", false), ("get", false)] {
+            let status = kube::core::Status::failure("message", "Invalid").with_code(422);
+            let error = Error::api(verb, "Pod", "a")(kube::Error::Api(Box::new(status)));
+            assert_eq!(error.is_final(), expected, "{verb}");
+        }
+    }
+
+    #[test]
     fn retries_slow_down_to_one_a_minute() {
         assert_eq!(
             [0, 1, 5, 6, 100].map(|failures| back_off(failures).as_secs()),

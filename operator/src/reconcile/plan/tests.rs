@@ -975,6 +975,10 @@ fn a_gang_whose_rank_0_is_silent_trains_again() {
 
 /// A gang that starts, whose second pod node `b` has rejected; a pod of someone else holds its GPU.
 fn displaced() -> Observation {
+    displaced_in(Phase::Starting)
+}
+
+fn displaced_in(phase: Phase) -> Observation {
     let rejected = PodView {
         state: PodState::Failed,
         ready: false,
@@ -982,7 +986,7 @@ fn displaced() -> Observation {
         disruption: Some("OutOfnvidia.com/gpu: Pod was rejected".into()),
         ..pod(1, 1)
     };
-    let mut observation = observation(job_in(Phase::Starting, 1), vec![pod(1, 0), rejected]);
+    let mut observation = observation(job_in(phase, 1), vec![pod(1, 0), rejected]);
     let mut inventory = two_nodes();
     let mut node = inventory.nodes.remove("b").expect("a node");
     let gpu = [("nvidia.com/gpu".to_owned(), 1)].into();
@@ -1022,6 +1026,12 @@ fn a_failure_of_its_own_comes_before_a_node_that_was_taken() {
     );
     observation.pods[0] = ended(pod(1, 0), 3, 99);
     assert_eq!(end(decide(&observation)), (BadData, NotRetryable, false));
+}
+
+#[test]
+fn a_gang_that_has_run_is_not_placed_again_for_free() {
+    let plan = decide(&displaced_in(Phase::Running));
+    assert!(matches!(plan, Plan::End { .. }), "{plan:?}");
 }
 
 #[test]
