@@ -163,9 +163,9 @@ fn a_slow_all_reduce_is_total_and_exposed_cost_on_every_rank_and_no_straggler() 
 
 #[test]
 fn communication_that_computation_hides_is_not_exposed() {
-    // All all-reduces but the last one begin while the pass goes on.
-    let costs = on_ranks(2, |rank| cost(&rank, &Layers::new(4, 768), Delayed::Nothing));
+    // All all-reduces but the last one begin while the pass goes on: on a busy machine many, because each alone may be late.
+    let costs = on_ranks(2, |rank| cost(&rank, &Layers::new(16, 768), Delayed::Nothing));
     for cost in costs {
-        assert!(cost.total > 1.5 * cost.exposed, "{cost:?}");
+        assert!(cost.total > 4.0 * cost.exposed, "{cost:?}");
     }
 }
