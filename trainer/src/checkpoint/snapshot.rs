@@ -25,6 +25,7 @@ impl Snapshot {
             .iter()
             .map(|part| Ok((part.file, copy(part.tensors)?)))
             .collect::<Result<_, tch::TchError>>()?;
+        wait(parts)?;
         Ok(Self {
             state,
             files,
@@ -54,15 +55,26 @@ impl Snapshot {
     }
 }
 
+/// Queues the copies, of tensors on a GPU into pinned memory.
 fn copy(tensors: &Named) -> Result<Vec<(String, Tensor)>, tch::TchError> {
     tch::no_grad(|| {
         tensors
             .iter()
             .map(|(name, live)| {
-                let mut copy = Tensor::f_empty(live.size(), (Kind::Float, Device::Cpu))?;
-                copy.f_copy_(live)?;
-                Ok((name.clone(), copy))
+                Ok((
+                    name.clone(),
+                    live.f_to_device_(Device::Cpu, Kind::Float, true, true)?,
+                ))
             })
             .collect()
     })
+}
+
+/// Returns once what is queued before on the device of these tensors is done.
+fn wait(parts: &[Part<'_>]) -> Result<(), tch::TchError> {
+    let live = parts.iter().flat_map(|part| part.tensors);
+    for (_, tensor) in live.filter(|(_, tensor)| tensor.device() != Device::Cpu).take(1) {
+        tensor.f_flatten(0, -1)?.f_get(0)?.f_double_value(&[])?;
+    }
+    Ok(())
 }
