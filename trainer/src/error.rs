@@ -49,6 +49,8 @@ pub(crate) enum TrainError {
         nodes: u32,
         ranks_per_node: u32,
     },
+    #[error("rank {rank} is lost: its process has ended, or its machine does not answer; {error}")]
+    PeerLost { rank: u32, error: String },
     /// The coordinator did not appear.
     #[error("{0}")]
     Rendezvous(String),
@@ -95,7 +97,7 @@ impl TrainError {
             Self::Device(_) | Self::UnusableGpu(_) | Self::MixedDevices { .. } | Self::TooFewGpus { .. } => {
                 ExitCode::DeviceFault
             }
-            Self::Rendezvous(_) => ExitCode::PeerLost,
+            Self::Rendezvous(_) | Self::PeerLost { .. } => ExitCode::PeerLost,
             Self::LossNotFinite { .. } | Self::GradientNotFinite { .. } | Self::LossScaleAtMinimum { .. } => {
                 ExitCode::Diverged
             }

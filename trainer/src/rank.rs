@@ -1,16 +1,18 @@
 //! One rank: a worker process that the agent starts, with `torchrun`'s environment, and to which it is connected by
 //! the socket on the worker's standard input. Reports go out on it; that it closes means that the agent is gone.
 
+use std::mem::ManuallyDrop;
 use std::net::IpAddr;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use contract::{ExitCode, FailureRecord, RunConfig, environment};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::config;
-use crate::distributed::Place;
+use crate::distributed::{LostPeer, Place};
 use crate::error::{TrainError, catching};
 use crate::metrics::{Report, Reporter};
 use crate::train::{Outcome, Plan, Trainer};
@@ -25,6 +27,9 @@ pub(crate) mod torchrun {
     pub(crate) const MASTER_PORT: &str = "MASTER_PORT";
 }
 
+/// How long after the end of a connection it may take to hear which rank's end it was.
+const NEWS_OF_LOSS: Duration = Duration::from_secs(2);
+
 /// Trains, tells the agent how it went, and ends the process.
 pub(crate) fn main() -> ! {
     let reporter = match Reporter::on_standard_input() {
@@ -35,10 +40,12 @@ pub(crate) fn main() -> ! {
         }
     };
     let rank = variable(torchrun::RANK).ok();
-    let code = match catching(|| train(reporter.clone())) {
+    let lost = LostPeer::default();
+    let code = match catching(|| train(reporter.clone(), &lost)) {
         Ok(Outcome::Done) => ExitCode::Done,
         Ok(Outcome::Stopped) => ExitCode::Stopped,
         Err(error) => {
+            let error = name_lost_peer(error, &lost);
             let code = error.exit_code();
             reporter.send(&Report::Failed(FailureRecord {
                 rank,
@@ -52,18 +59,49 @@ pub(crate) fn main() -> ! {
     torch_ext::exit_now(code.code())
 }
 
-fn train(reporter: Reporter) -> Result<Outcome, TrainError> {
+/// What fails in libtorch because a peer is lost is told as that. So is all that a device computes after it was aborted.
+fn name_lost_peer(error: TrainError, lost: &LostPeer) -> TrainError {
+    let is_of_computation = matches!(
+        error,
+        TrainError::Torch(_)
+            | TrainError::Panic(_)
+            | TrainError::LossNotFinite { .. }
+            | TrainError::GradientNotFinite { .. }
+            | TrainError::LossScaleAtMinimum { .. }
+    );
+    if !is_of_computation {
+        return error;
+    }
+    let rank = match error.exit_code() {
+        ExitCode::PeerLost => lost.within(NEWS_OF_LOSS),
+        _ => lost.get(),
+    };
+    match rank {
+        Some(rank) => TrainError::PeerLost {
+            rank,
+            error: error.to_string(),
+        },
+        None => error,
+    }
+}
+
+fn train(reporter: Reporter, lost: &LostPeer) -> Result<Outcome, TrainError> {
     let stop = stop_on_signal()?;
     let config = config::read_run_config()?;
     let place = place(&config)?;
-    let mut trainer = Trainer::new(config, &place, reporter, stop.requested)?;
+    let trainer = Trainer::new(config, &place, reporter, stop.requested, lost)?;
+    // The process ends without it: the destructors of process groups wait for peers that may be gone.
+    let mut trainer = ManuallyDrop::new(trainer);
     // From here on a signal is answered by a checkpoint.
     stop.at_once.store(false, Ordering::SeqCst);
     if let Some(plan) = Plan::of_environment()? {
         plan.report(&trainer.bench(&plan)?)?;
+        trainer.leave();
         return Ok(Outcome::Done);
     }
-    trainer.train()
+    let outcome = trainer.train()?;
+    trainer.leave();
+    Ok(outcome)
 }
 
 struct StopSignal {

@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
-const SOURCES: [&str; 12] = [
+const SOURCES: [&str; 13] = [
     "autocast.cpp",
     "device.cpp",
     "error.cpp",
     "memory.cpp",
+    "moment.cpp",
     "optim.cpp",
     "process_group.cpp",
     "readback.cpp",
@@ -14,7 +15,7 @@ const SOURCES: [&str; 12] = [
     "reducer.cpp",
     "trace.cpp",
     "transfer.cpp",
-    "tree_sum.cpp",
+    "tree_reduce.cpp",
 ];
 
 fn main() {

@@ -34,7 +34,9 @@ const SETTLE_AFTER_ECHO: Duration = Duration::from_secs(1);
 const STUCK_STEPS: f64 = 10.0;
 /// and no less than this. What the gang has not saved by then it never will: a step needs all ranks.
 const STUCK_LEAST_SECONDS: f64 = 10.0;
-/// How often ranks that were told to stop are looked at.
+/// A rank that knows of a lost peer ends by itself; where it waits for that peer on a GPU it may not.
+const GRACE_AFTER_LOSS: Duration = Duration::from_secs(5);
+/// How often ranks that ought to end are looked at.
 const LOOK: Duration = Duration::from_secs(1);
 /// Reports that may wait for the agent: ranks block rather than fill its memory.
 const WAITING_REPORTS: usize = 1024;
@@ -54,6 +56,8 @@ struct Running {
     said: Option<FailureRecord>,
     given_up: bool,
     writes: bool,
+    /// A rank that it cannot go on without, and since when it knows.
+    lost_peer: Option<(u32, Instant)>,
     ended: Option<ExitCode>,
 }
 
@@ -115,6 +119,7 @@ impl Gang {
                 said: None,
                 given_up: false,
                 writes: false,
+                lost_peer: None,
                 ended: None,
             });
             tokio::spawn(follow(local_rank as usize, child, socket, sender.clone()));
@@ -137,7 +142,12 @@ impl Gang {
         while self.ranks.iter().any(|rank| rank.ended.is_none()) {
             tokio::select! {
                 event = self.events.recv() => match event {
-                    Some(Event::Report(rank, report)) => self.take_in(rank, *report, shown, output),
+                    Some(Event::Report(rank, report)) => {
+                        self.take_in(rank, *report, shown, output);
+                        if look_at.is_none() && self.ranks[rank].lost_peer.is_some() {
+                            look_at = Some(Instant::now() + LOOK);
+                        }
+                    }
                     Some(Event::Ended(rank, status)) => {
                         let code = if self.ranks[rank].given_up {
                             ExitCode::PeerLost
@@ -162,7 +172,7 @@ impl Gang {
                 }
                 () = sleep_until(look_at.unwrap_or_else(Instant::now)), if look_at.is_some() && kill_at.is_none() => {
                     look_at = Some(Instant::now() + LOOK);
-                    self.give_up_stuck(&shown.pulses);
+                    self.give_up_stuck(&shown.pulses, stop_passed_on);
                 }
                 () = sleep_until(end_at.unwrap_or_else(Instant::now)), if end_at.is_some() && kill_at.is_none() => {
                     kill_at = Some(Instant::now() + GRACE_AFTER_FAILURE);
@@ -193,6 +203,7 @@ impl Gang {
                     *place = Some(progress);
                 }
             }
+            Report::LostPeer { peer } => self.ranks[rank].lost_peer = Some((peer, Instant::now())),
             Report::Failed(failure) => self.ranks[rank].said = Some(failure),
         }
     }
@@ -212,24 +223,34 @@ impl Gang {
         }
     }
 
-    /// Kills ranks that were told to stop and cannot: they wait for a peer that is gone without a word, as with its node.
-    fn give_up_stuck(&mut self, pulses: &Pulses) {
+    /// Kills ranks that ought to end and cannot: they wait for a peer that is gone.
+    fn give_up_stuck(&mut self, pulses: &Pulses, told_to_stop: bool) {
         for (local, rank) in self.ranks.iter_mut().enumerate() {
             let Some(heartbeat) = pulses.heartbeat(local) else {
                 continue;
             };
-            if rank.ended.is_some() || rank.writes || !is_stuck(&heartbeat) {
+            if rank.ended.is_some() || rank.writes {
                 continue;
             }
+            let number = heartbeat.rank;
+            let message = match rank.lost_peer {
+                Some((peer, since)) if since.elapsed() >= GRACE_AFTER_LOSS => {
+                    format!(
+                        "rank {peer} is lost, and rank {number} waited for it and could not end by itself"
+                    )
+                }
+                _ if told_to_stop && is_stuck(&heartbeat) => format!(
+                    "rank {number} was told to stop and could not: it has waited for another rank for {:.0} s",
+                    heartbeat.idle_seconds
+                ),
+                _ => continue,
+            };
             rank.given_up = true;
             rank.said.get_or_insert_with(|| FailureRecord {
-                rank: Some(heartbeat.rank),
+                rank: Some(number),
                 exit_code: ExitCode::PeerLost.code(),
                 class: FailureClass::PeerLost,
-                message: format!(
-                    "rank {} was told to stop and could not: it has waited for another rank for {:.0} s",
-                    heartbeat.rank, heartbeat.idle_seconds
-                ),
+                message,
             });
             // It may have ended this moment.
             let _ = kill(rank.pid, Signal::SIGKILL);

@@ -33,6 +33,10 @@ pub(crate) enum Report {
     Checkpoint(CheckpointCost),
     /// Progress of the run; only from rank 0.
     Progress(Progress),
+    /// Another rank is lost: this one cannot go on, and may wait for it on a GPU.
+    LostPeer {
+        peer: u32,
+    },
     Failed(FailureRecord),
 }
 

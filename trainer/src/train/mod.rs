@@ -20,11 +20,11 @@ use tch::{Kind, Tensor};
 
 use crate::checkpoint::{CheckpointError, Position};
 use crate::data::{Batches, Share, Splits};
-use crate::distributed::{Accelerator, Place, World};
+use crate::distributed::{Accelerator, LostPeer, Place, World};
 use crate::error::TrainError;
 use crate::evaluation::evaluate;
 use crate::flops;
-use crate::metrics::{Observer, Reporter, RunShape};
+use crate::metrics::{Observer, Report, Reporter, RunShape};
 use crate::model::{DropSeed, Mode};
 use saving::Saver;
 use start::{Start, total_steps};
@@ -59,6 +59,7 @@ pub(crate) struct Trainer {
     validation_accuracy: Option<f64>,
     observer: Observer,
     stop: Arc<AtomicBool>,
+    lost: LostPeer,
     /// What the step that was settled last took this rank, without waiting for others.
     compute_seconds: f64,
     /// Dense bf16 peak of this rank's GPU, FLOP/s, where its product is known.
@@ -73,6 +74,7 @@ impl Trainer {
         place: &Place,
         reporter: Reporter,
         stop: Arc<AtomicBool>,
+        lost: &LostPeer,
     ) -> Result<Self, TrainError> {
         let accelerator = Accelerator::find(config.device, place.local_rank)?;
         let device = accelerator.device();
@@ -80,7 +82,9 @@ impl Trainer {
         let data = crate::data::load(&config, device)?;
         data.require_a_step(config.global_batch_size())?;
 
-        let world = World::join(place, accelerator)?;
+        let to_agent = reporter.clone();
+        let tell = move |peer| to_agent.send(&Report::LostPeer { peer });
+        let world = World::join(place, accelerator, lost, tell)?;
         let trained = Trained::new(&config, device, world.is_first())?;
         let start = Start::find(&world, &config, place.attempt, &trained)?;
         let reducer = world.reducer(trained.weights.model(), &config.parallelism)?;
@@ -99,6 +103,7 @@ impl Trainer {
             validation_accuracy: start.validation_accuracy,
             observer,
             stop,
+            lost: lost.clone(),
             compute_seconds: 0.0,
             peak_flops: accelerator.product().as_deref().and_then(flops::peak),
         };
@@ -113,6 +118,11 @@ impl Trainer {
             self.finish_save_after_failure();
         }
         outcome
+    }
+
+    /// All ranks have done all that there was to do: that this one ends is not the loss of a peer.
+    pub(crate) fn leave(&mut self) {
+        self.world.leave();
     }
 
     fn train_epochs(&mut self) -> Result<Outcome, TrainError> {

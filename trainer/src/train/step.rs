@@ -75,6 +75,11 @@ impl Trainer {
     fn settle_step(&mut self, launched: Launched) -> Result<Settled, TrainError> {
         let Launched { step, epoch, .. } = launched;
         let numbers = launched.verdict.wait()?;
+        // What a device has computed without a peer is worth nothing.
+        if let Some(rank) = self.lost.get() {
+            let error = format!("step {step} (epoch {epoch}) was under way");
+            return Err(TrainError::PeerLost { rank, error });
+        }
         let verdict = Verdict::from_numbers(&numbers, self.position.loss_scale.is_some());
         self.require_finite(step, epoch, &verdict, self.position.loss_scale)?;
         let agreed = &verdict.agreed;

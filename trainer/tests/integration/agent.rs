@@ -7,10 +7,13 @@ use std::process::{Child, Command, Stdio};
 
 use crate::common::{TRAINER, await_condition};
 use crate::machine::{HangingStorage, trainer_on_machine_with};
+use crate::rank::Rank;
 use contract::{
     Activity, FailureClass, Heartbeat, Heartbeats, ProcessState, Progress, TerminationRecord, environment,
 };
+use nix::sys::ptrace;
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 use serde_json::json;
 use torch_ext::Rendezvous;
@@ -49,6 +52,7 @@ pub(crate) fn free_port() -> u16 {
 
 struct Agent {
     child: Child,
+    coordinator_port: u16,
     http_port: u16,
     termination_log: std::path::PathBuf,
 }
@@ -62,7 +66,7 @@ impl Agent {
     fn start_through(mut command: Command, folder: &Path, config: &serde_json::Value) -> Self {
         let file = folder.join("run.json");
         fs_err::write(&file, config.to_string()).expect("writes");
-        let http_port = free_port();
+        let (coordinator_port, http_port) = (free_port(), free_port());
         let termination_log = folder.join("termination-log");
         let child = command
             .arg("agent")
@@ -70,7 +74,7 @@ impl Agent {
             .env(environment::NODE_RANK, "0")
             .env(environment::ATTEMPT, "4")
             .env(environment::COORDINATOR_HOST, "localhost")
-            .env(environment::COORDINATOR_PORT, free_port().to_string())
+            .env(environment::COORDINATOR_PORT, coordinator_port.to_string())
             .env(environment::POD_ADDRESS, "127.0.0.1")
             .env(environment::AGENT_PORT, http_port.to_string())
             .env(environment::TERMINATION_LOG, &termination_log)
@@ -79,6 +83,7 @@ impl Agent {
             .expect("starts");
         Self {
             child,
+            coordinator_port,
             http_port,
             termination_log,
         }
@@ -338,6 +343,39 @@ fn given_up_after(change: impl FnOnce(&mut serde_json::Value)) {
         failure.message.contains("was told to stop and could not"),
         "{}",
         failure.message
+    );
+}
+
+#[test]
+fn a_rank_that_hears_of_a_lost_peer_and_cannot_end_is_given_up() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut config = run_config(folder.path(), 1_000_000);
+    (config["nodes"], config["ranksPerNode"]) = (json!(2), json!(1));
+    let agent = Agent::start(folder.path(), &config);
+    // Nobody reads its reports: there is room for many more than it sends here.
+    let mut peer = Rank::start(folder.path(), 4, 1, 2, agent.coordinator_port);
+    await_condition("steps", || agent.all_ranks(trains));
+    // Its main thread alone stops, as one does that waits for a GPU.
+    let stuck = rank_process(&agent.child, 0);
+    ptrace::attach(stuck).expect("attaches");
+    assert_eq!(
+        waitpid(stuck, None),
+        Ok(WaitStatus::Stopped(stuck, Signal::SIGSTOP))
+    );
+    peer.child.kill().expect("kills");
+    peer.child.wait().expect("ends");
+    // Who traces a process hears of its end before its parent does.
+    let end = waitpid(stuck, None);
+    assert!(
+        matches!(end, Ok(WaitStatus::Signaled(_, Signal::SIGKILL, _))),
+        "{end:?}"
+    );
+    let (code, record) = agent.finish();
+    let failure = record.failure.expect("a failure");
+    assert_eq!((code, failure.class), (Some(75), FailureClass::PeerLost));
+    assert_eq!(
+        failure.message,
+        "rank 1 is lost, and rank 0 waited for it and could not end by itself"
     );
 }
 

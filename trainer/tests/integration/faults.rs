@@ -1,6 +1,8 @@
 //! What goes wrong around training, and what is left of it.
 
 use std::collections::BTreeSet;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
 
 use crate::agent::{free_port, run_config};
 use crate::common::{Job, all_gone, await_condition, descendants, process_of_rank, write_arrays};
@@ -179,4 +181,63 @@ fn storage_that_cannot_be_written_is_named_and_ends_the_run() {
     // Fails for root too, unlike a permission: a file where the first checkpoint's folder should go.
     fs_err::write(job.checkpoints().join("step-00000006"), "").expect("writes");
     job.ends(79, &["step-00000006"]);
+}
+
+#[test]
+fn the_rank_that_was_lost_is_named_by_all_others() {
+    // Rank 0, through which the others hear of it, and another one.
+    for victim in [1, 0] {
+        let place = tempfile::tempdir().expect("a folder");
+        let folder = place.path();
+        let mut config = run_config(folder, 1_000_000);
+        config["ranksPerNode"] = json!(4);
+        fs_err::write(folder.join("run.json"), config.to_string()).expect("writes");
+        let port = free_port();
+        let (trains, all_train) = mpsc::channel();
+        let ranks = [0, 1, 2, 3].map(|rank| Rank::start(folder, 1, rank, 4, port));
+        let pid = Pid::from_raw(ranks[victim].child.id().cast_signed());
+        let readers: Vec<_> = ranks
+            .into_iter()
+            .map(|mut rank| {
+                let trains = trains.clone();
+                std::thread::spawn(move || {
+                    let (mut failure, mut told) = (None, None);
+                    while let Some(report) = rank.report() {
+                        match report["kind"].as_str() {
+                            // Many; the test has gone on.
+                            Some("step") => drop(trains.send(())),
+                            Some("lostPeer") => told = report["peer"].as_u64(),
+                            Some("failed") => failure = Some(report),
+                            _ => {}
+                        }
+                    }
+                    (rank.child.wait().expect("ends").code(), told, failure)
+                })
+            })
+            .collect();
+        for _ in 0..40 {
+            all_train.recv_timeout(Duration::from_secs(60)).expect("steps");
+        }
+        let killed = Instant::now();
+        kill(pid, Signal::SIGKILL).expect("kills");
+        for (rank, reader) in readers.into_iter().enumerate() {
+            let (code, told, failure) = reader.join().expect("a reader that ends");
+            if rank == victim {
+                assert_eq!(code, None, "it was killed");
+                continue;
+            }
+            assert_eq!((code, told), (Some(75), Some(victim as u64)));
+            let failure = failure.expect("a failure");
+            let message = failure["message"].as_str().expect("a message");
+            let named =
+                format!("rank {victim} is lost: its process has ended, or its machine does not answer; ");
+            assert!(message.starts_with(&named), "{message}");
+            assert_eq!(failure["class"], "PeerLost");
+        }
+        assert!(
+            killed.elapsed() < Duration::from_secs(10),
+            "{:?}",
+            killed.elapsed()
+        );
+    }
 }

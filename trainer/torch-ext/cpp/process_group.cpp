@@ -23,7 +23,7 @@ vit::Group* wrap(const c10::intrusive_ptr<c10d::Store>& store, int rank, int wor
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, world_size);
   group->setBackend(device, type, backend);
   group->setDefaultBackend(type);
-  return new vit::Group{group};
+  return new vit::Group{group, /*averages=*/type == c10d::ProcessGroup::BackendType::NCCL};
 }
 
 }  // namespace
@@ -98,6 +98,16 @@ vit::Status vit_group_broadcast(vit::Group* group, at::Tensor* const* tensors, s
     c10::NoGradGuard no_grad;
     c10d::broadcast_coalesced(group->group, vit::tensor_list(tensors, count), kBroadcastBytes, root);
   });
+}
+
+// Another reference to the same group.
+vit::Status vit_group_share(vit::Group* group, vit::Group** out) {
+  return guarded([&] { *out = new vit::Group(*group); });
+}
+
+// Ends what is under way on the device, and lets nothing begin any more. Another thread may be waiting for it.
+vit::Status vit_group_abort(vit::Group* group) {
+  return guarded([&] { group->group->abort(); });
 }
 
 // Returns once every rank has called it.

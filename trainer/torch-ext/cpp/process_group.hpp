@@ -11,6 +11,8 @@ struct Store {
 
 struct Group {
   c10::intrusive_ptr<c10d::ProcessGroup> group;
+  // Whether it can average, and not only add up.
+  bool averages = false;
 };
 
 }  // namespace vit

@@ -6,6 +6,7 @@
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 
+#include "device_index.hpp"
 #include "error.hpp"
 
 using vit::guarded;
@@ -72,8 +73,7 @@ extern "C" {
 // `index` is that of a CUDA device, or negative for the CPU.
 vit::Status vit_transfer_new(int index, size_t bytes, vit::Transfer** out) {
   return guarded([&] {
-    const auto place = index < 0 ? c10::Device(c10::kCPU) : c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(index));
-    *out = new vit::Transfer(place, static_cast<int64_t>(bytes));
+    *out = new vit::Transfer(vit::device_of(index), static_cast<int64_t>(bytes));
   });
 }
 

@@ -17,6 +17,14 @@ const PLUGIN: &str = "libvit_nccl.so";
 /// Files of the NVIDIA driver; a machine with a GPU has at least one of them.
 const DEVICE_FILES: [&str; 2] = ["/dev/nvidiactl", "/dev/nvidia0"];
 
+/// How the C++ side is told of a device: the index of a GPU, or a negative number for the CPU.
+pub(crate) fn index(device: tch::Device) -> c_int {
+    match device {
+        tch::Device::Cuda(index) => index as c_int,
+        _ => -1,
+    }
+}
+
 /// CUDA and NCCL, loaded for the rest of the process's life.
 #[derive(Clone, Copy, Debug)]
 pub struct Cuda {

@@ -203,11 +203,40 @@ impl ProcessGroup {
         check(status, || format!("failed to get the parameters of rank {root}"))
     }
 
+    /// What ends the group's operations from another thread.
+    pub fn aborter(&self) -> Result<Aborter, Error> {
+        let handle = Handle::new(sys::vit_group_free, |out| {
+            // SAFETY: the group is valid, and `out` is a valid place for the pointer.
+            check(unsafe { sys::vit_group_share(self.handle.as_ptr(), out) }, || {
+                "failed to share a group".into()
+            })
+        })?;
+        Ok(Aborter(handle))
+    }
+
     /// Returns once every rank has called it.
     pub fn barrier(&self) -> Result<(), Error> {
         // SAFETY: the group is valid.
         let status = unsafe { sys::vit_group_barrier(self.handle.as_ptr()) };
         check(status, || "failed to wait for the other ranks".into())
+    }
+}
+
+/// Ends what is under way in a [`ProcessGroup`] that another thread uses.
+#[derive(Debug)]
+pub struct Aborter(Handle<RawGroup>);
+
+// SAFETY: it is a reference of its own to the group, counted atomically, and aborting is made for other threads than the
+// one that uses the group (`ProcessGroupNCCL::abort`).
+unsafe impl Send for Aborter {}
+
+impl Aborter {
+    /// Ends the operations that wait for a peer on a GPU, and fails those that follow. Their results are undefined. Gloo's
+    /// go on: they fail by themselves when a connection ends.
+    pub fn abort(&self) -> Result<(), Error> {
+        // SAFETY: the group is valid.
+        let status = unsafe { sys::vit_group_abort(self.0.as_ptr()) };
+        check(status, || "failed to abort what waits for other ranks".into())
     }
 }
 

@@ -41,6 +41,16 @@ pub enum Compression {
     Bf16,
 }
 
+/// What adds up the numbers of an arrival.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum ArrivalOver {
+    /// The group of CPU tensors, beside the gradients. Only where those are on the CPU too: of a GPU's numbers it would know
+    /// nothing before the host had waited for them.
+    Control,
+    /// The group of the gradients, in their queue.
+    Gradients,
+}
+
 /// The Reducer of PyTorch's `DistributedDataParallel` with a communication hook that measures [`SyncTimes`].
 ///
 /// Sources: `torch/csrc/distributed/c10d/{reducer,comm,default_comm_hooks}.hpp` of PyTorch 2.11. Gradients are views
@@ -64,6 +74,7 @@ impl Reducer {
         control: &ProcessGroup,
         bucket_bytes: usize,
         compression: Compression,
+        arrival: ArrivalOver,
     ) -> Result<Self, Error> {
         let pointers = sys::pointers(parameters);
         let handle = Handle::new(sys::vit_reducer_free, |out| {
@@ -77,6 +88,7 @@ impl Reducer {
                     control.handle.as_ptr(),
                     bucket_bytes,
                     compression == Compression::Bf16,
+                    arrival == ArrivalOver::Gradients,
                     out,
                 )
             };
@@ -95,8 +107,8 @@ impl Reducer {
         check(status, || "failed to prepare the reduction of gradients".into())
     }
 
-    /// Ends the step whose backward pass has just returned: the sums of its arrival tensor, in double precision where it was
-    /// added up, and what was measured.
+    /// Ends the step whose backward pass has just returned: the sums of its arrival tensor, in double precision, and what was
+    /// measured. On a GPU neither gradients nor sums need be there yet; what is queued from now on waits for them.
     pub fn finish(&mut self) -> Result<(Tensor, Measurement), Error> {
         let mut sums = None;
         let measurement = Handle::new(sys::vit_measurement_free, |measurement| {
@@ -114,8 +126,8 @@ impl Reducer {
 }
 
 impl Measurement {
-    /// What synchronisation cost in the step. The ranks compare their measurements beside what follows the step; called at
-    /// once, this waits for that.
+    /// What synchronisation cost in the step, which the device must have come to the end of. The ranks compare their
+    /// measurements beside what follows the step on the CPU, where a call at once waits for that, and with this call on a GPU.
     pub fn times(self) -> Result<SyncTimes, Error> {
         let mut times = SyncTimes::default();
         // SAFETY: the measurement is valid and `times` has the layout of the C++ struct.

@@ -17,6 +17,7 @@ pub(crate) enum GroupName {}
 pub(crate) enum ReducerName {}
 pub(crate) enum MeasurementName {}
 pub(crate) enum MeterName {}
+pub(crate) enum MomentName {}
 pub(crate) enum ReadbackName {}
 pub(crate) enum TraceName {}
 pub(crate) enum TransferName {}
@@ -25,6 +26,7 @@ pub(crate) type RawGroup = Opaque<GroupName>;
 pub(crate) type RawReducer = Opaque<ReducerName>;
 pub(crate) type RawMeasurement = Opaque<MeasurementName>;
 pub(crate) type RawMeter = Opaque<MeterName>;
+pub(crate) type RawMoment = Opaque<MomentName>;
 pub(crate) type RawReadback = Opaque<ReadbackName>;
 pub(crate) type RawTrace = Opaque<TraceName>;
 pub(crate) type RawTransfer = Opaque<TransferName>;
@@ -124,7 +126,17 @@ unsafe extern "C" {
         count: usize,
         root: c_int,
     ) -> c_int;
+    pub(crate) fn vit_group_share(group: *mut RawGroup, out: *mut *mut RawGroup) -> c_int;
+    pub(crate) fn vit_group_abort(group: *mut RawGroup) -> c_int;
     pub(crate) fn vit_group_barrier(group: *mut RawGroup) -> c_int;
+
+    pub(crate) fn vit_moment_new(index: c_int, out: *mut *mut RawMoment) -> c_int;
+    pub(crate) fn vit_moment_free(moment: *mut RawMoment);
+    pub(crate) fn vit_moment_seconds_since(
+        moment: *const RawMoment,
+        earlier: *const RawMoment,
+        seconds: *mut f64,
+    ) -> c_int;
 
     pub(crate) fn vit_reducer_new(
         parameters: *const RawTensor,
@@ -133,6 +145,7 @@ unsafe extern "C" {
         control: *mut RawGroup,
         bucket_bytes: usize,
         in_bf16: bool,
+        arrives_with_gradients: bool,
         out: *mut *mut RawReducer,
     ) -> c_int;
     pub(crate) fn vit_reducer_free(reducer: *mut RawReducer);

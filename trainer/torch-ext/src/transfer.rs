@@ -1,9 +1,8 @@
 //! Bytes on their way from the host to a device, beside what the device computes.
 
-use std::ffi::c_int;
-
 use tch::{Device, Tensor};
 
+use crate::device;
 use crate::error::{Error, check};
 use crate::handle::{Handle, tensor_of};
 use crate::sys;
@@ -23,15 +22,12 @@ unsafe impl Send for Transfer {}
 impl Transfer {
     /// Memory of `bytes` bytes on the host and on `device`, zero on the host.
     pub fn new(device: Device, bytes: usize) -> Result<Self, Error> {
-        let index = match device {
-            Device::Cuda(index) => index as c_int,
-            _ => -1,
-        };
         let handle = Handle::new(sys::vit_transfer_free, |out| {
             // SAFETY: `out` is a valid place for the new object.
-            check(unsafe { sys::vit_transfer_new(index, bytes, out) }, || {
-                format!("failed to reserve {bytes} bytes on the host and on {device:?}")
-            })
+            check(
+                unsafe { sys::vit_transfer_new(device::index(device), bytes, out) },
+                || format!("failed to reserve {bytes} bytes on the host and on {device:?}"),
+            )
         })?;
         Ok(Self { handle, bytes })
     }

@@ -1,18 +1,25 @@
 //! What reaches the optimizer is the mean gradient, in fp32 or by way of bf16.
 
 #![allow(clippy::float_cmp, reason = "means and sums of small whole numbers are exact")]
+#![allow(unsafe_code, reason = "the process group that averages is C++")]
 
+use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
 use tch::{Device, Kind, Tensor};
-use torch_ext::{Compression, ErrorKind, Rendezvous, Store, SyncTimes};
+use torch_ext::{ArrivalOver, Compression, ErrorKind, Rendezvous, Store, SyncTimes};
 
 use crate::ranks::{LOOPBACK, Worker, on_ranks, parameter};
 
+unsafe extern "C" {
+    /// `tests/reducer/delay.cpp`.
+    fn vit_group_average(group: *mut c_void) -> c_int;
+}
+
 /// `steps` steps of two parameters whose gradient is `rank + 1`.
-fn train(rank: &Worker, steps: usize) -> (Vec<f64>, Vec<f64>, Vec<SyncTimes>) {
+fn train(rank: &Worker, steps: usize, arrival: ArrivalOver) -> Trained {
     let parameters = [parameter(1000), parameter(1000)];
-    let mut reducer = rank.reducer(&parameters, 1024, Compression::None);
+    let mut reducer = rank.reducer(&parameters, 1024, Compression::None, arrival);
     let mut times = Vec::new();
     let mut sums = Vec::new();
     for _ in 0..steps {
@@ -40,12 +47,24 @@ fn train(rank: &Worker, steps: usize) -> (Vec<f64>, Vec<f64>, Vec<SyncTimes>) {
 fn every_rank_gets_the_mean_gradient_and_the_sum_of_arrivals() {
     // Those beyond a power of two have their sums added up by others.
     for ranks in 2..=9 {
-        check_means_and_sums(ranks);
+        check_means_and_sums(ranks, |rank| train(&rank, 3, ArrivalOver::Control));
     }
+    check_means_and_sums(3, |rank| train(&rank, 3, ArrivalOver::Gradients));
 }
 
-fn check_means_and_sums(ranks: u32) {
-    for (gradients, sums, times) in on_ranks(ranks, |rank| train(&rank, 3)) {
+#[test]
+fn a_group_that_averages_is_left_to_it() {
+    check_means_and_sums(3, |rank| {
+        // SAFETY: the pointer is that of a live group, and the function takes such a one.
+        assert_eq!(unsafe { vit_group_average(rank.gradients.as_raw()) }, 0);
+        train(&rank, 3, ArrivalOver::Gradients)
+    });
+}
+
+type Trained = (Vec<f64>, Vec<f64>, Vec<SyncTimes>);
+
+fn check_means_and_sums(ranks: u32, train: impl Fn(Worker) -> Trained + Sync) {
+    for (gradients, sums, times) in on_ranks(ranks, train) {
         let ranks = f64::from(ranks);
         let mean = f64::midpoint(ranks, 1.0);
         assert_eq!(gradients, [mean, mean], "of 1 to {ranks}");
@@ -65,7 +84,7 @@ fn check_means_and_sums(ranks: u32) {
 
 #[test]
 fn a_single_rank_pays_nothing() {
-    for (gradients, sums, times) in on_ranks(1, |rank| train(&rank, 3)) {
+    for (gradients, sums, times) in on_ranks(1, |rank| train(&rank, 3, ArrivalOver::Control)) {
         assert_eq!(gradients, [1.0, 1.0]);
         assert_eq!(sums, [0.0, 1.0]);
         assert!(
@@ -79,7 +98,7 @@ fn a_single_rank_pays_nothing() {
 fn a_backward_pass_that_was_not_prepared_only_accumulates() {
     let gradients = on_ranks(2, |rank| {
         let parameters = [parameter(10)];
-        let mut reducer = rank.reducer(&parameters, 1024, Compression::None);
+        let mut reducer = rank.reducer(&parameters, 1024, Compression::None, ArrivalOver::Control);
         let loss = || parameters[0].sum(Kind::Float) * f64::from(rank.rank + 1);
         loss().backward();
         reducer
@@ -137,7 +156,7 @@ fn gradients_sent_in_bf16_are_half_the_bytes_and_nearly_the_mean() {
     };
     let ranks = on_ranks(3, |rank| {
         let parameters = [parameter(SIZE)];
-        let mut reducer = rank.reducer(&parameters, 1 << 20, Compression::Bf16);
+        let mut reducer = rank.reducer(&parameters, 1 << 20, Compression::Bf16, ArrivalOver::Control);
         reducer
             .prepare(&Tensor::from_slice(&[1.0_f64]))
             .expect("prepares");

@@ -1,5 +1,6 @@
-// For tests only: process groups whose all-reduces and messages take longer by a given time, as over a slow network, or
-// whose all-reduces are only queued, as over NCCL. They lie in an archive of their own, from which a program that does not name it takes nothing.
+// For tests only: process groups whose all-reduces and messages take longer by a given time, as over a slow network;
+// whose all-reduces are only queued, as over NCCL; or which average, as NCCL does. They lie in an archive of their own,
+// from which a program that does not name it takes nothing.
 #include <atomic>
 #include <cstdlib>
 #include <thread>
@@ -98,6 +99,36 @@ class QueuedBackend : public c10d::Backend {
   std::atomic<bool> aborted{false};
 };
 
+// Averages by adding up and dividing.
+class AveragingBackend : public c10d::Backend {
+ public:
+  explicit AveragingBackend(c10::intrusive_ptr<c10d::Backend> inner)
+      : Backend(inner->getRank(), inner->getSize()), inner_(std::move(inner)) {}
+
+  const std::string getBackendName() const override { return "averaging"; }
+
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
+                                           const c10d::BroadcastOptions& options) override {
+    return inner_->broadcast(tensors, options);
+  }
+
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
+                                           const c10d::AllreduceOptions& options) override {
+    auto sums = options;
+    sums.reduceOp = c10d::ReduceOp::SUM;
+    inner_->allreduce(tensors, sums)->wait();
+    if (options.reduceOp == c10d::ReduceOp::AVG) {
+      tensors.at(0).div_(getSize());
+    }
+    auto done = c10::make_intrusive<Future>(c10::ListType::create(c10::TensorType::get()));
+    done->markCompleted(c10::IValue(tensors));
+    return c10::make_intrusive<DelayedWork>(done);
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::Backend> inner_;
+};
+
 void replace(vit::Group& group, const c10::intrusive_ptr<c10d::Backend>& backend) {
   auto outer = c10::make_intrusive<c10d::ProcessGroup>(backend->getRank(), backend->getSize());
   const auto type = c10d::ProcessGroup::BackendType::CUSTOM;
@@ -123,7 +154,15 @@ vit::Status vit_group_queue(vit::Group* group) {
   return guarded([&] { replace(*group, c10::make_intrusive<QueuedBackend>(*group->group->getDefaultBackend())); });
 }
 
-// Whether such a group was aborted.
+// Makes the group average where it is asked to.
+vit::Status vit_group_average(vit::Group* group) {
+  return guarded([&] {
+    replace(*group, c10::make_intrusive<AveragingBackend>(group->group->getDefaultBackend()));
+    group->averages = true;
+  });
+}
+
+// Whether a group that only queues was aborted.
 vit::Status vit_group_aborted(vit::Group* group, bool* aborted) {
   return guarded([&] {
     const auto backend = group->group->getDefaultBackend();

@@ -5,7 +5,7 @@
 use std::ffi::{c_int, c_void};
 
 use tch::{Kind, Tensor};
-use torch_ext::{Compression, ErrorKind, ProcessGroup};
+use torch_ext::{ArrivalOver, Compression, ErrorKind, ProcessGroup};
 
 use crate::ranks::{on_ranks, parameter};
 
@@ -30,21 +30,27 @@ fn is_aborted(group: &ProcessGroup) -> bool {
 }
 
 #[test]
-fn the_arrival_tells_of_a_lost_peer_and_what_the_device_waits_for_is_aborted() {
+fn a_step_that_is_only_queued_holds_up_nobody_and_what_waits_is_aborted_from_another_thread() {
     on_ranks(2, |rank| {
         if rank.rank == 1 {
             return;
         }
         queue(&rank.gradients);
         let parameters = [parameter(8)];
-        let mut reducer = rank.reducer(&parameters, 1024, Compression::None);
+        let mut reducer = rank.reducer(&parameters, 1024, Compression::None, ArrivalOver::Gradients);
         reducer
             .prepare(&Tensor::from_slice(&[1.0_f64]))
             .expect("prepares");
         parameters[0].sum(Kind::Float).backward();
-        assert!(!is_aborted(&rank.gradients));
-        let error = reducer.finish().expect_err("rank 1 is gone");
+        let (_, measurement) = reducer.finish().expect("the host waits for no rank");
+        let error = measurement.times().expect_err("rank 1 is gone");
         assert_eq!(error.kind, ErrorKind::Communication, "{error}");
+
+        assert!(!is_aborted(&rank.gradients));
+        let aborter = rank.gradients.aborter().expect("shares");
+        std::thread::scope(|scope| scope.spawn(move || aborter.abort()).join())
+            .expect("a thread that ends")
+            .expect("aborts");
         assert!(is_aborted(&rank.gradients));
     });
 }

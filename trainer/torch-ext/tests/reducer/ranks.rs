@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use tch::{Device, Kind, Tensor};
-use torch_ext::{Compression, ProcessGroup, Reducer, Rendezvous, Store};
+use torch_ext::{ArrivalOver, Compression, ProcessGroup, Reducer, Rendezvous, Store};
 
 pub(crate) const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -23,6 +23,7 @@ impl Worker {
         parameters: &[Tensor],
         bucket_bytes: usize,
         compression: Compression,
+        arrival: ArrivalOver,
     ) -> Reducer {
         Reducer::new(
             parameters,
@@ -30,6 +31,7 @@ impl Worker {
             &self.control,
             bucket_bytes,
             compression,
+            arrival,
         )
         .expect("a reducer")
     }

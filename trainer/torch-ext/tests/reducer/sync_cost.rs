@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
 use tch::{Device, Kind, Tensor};
-use torch_ext::{Compression, ProcessGroup, SyncTimes};
+use torch_ext::{ArrivalOver, Compression, ProcessGroup, SyncTimes};
 
 use crate::ranks::{Worker, on_ranks};
 
@@ -72,14 +72,14 @@ impl Layers {
 }
 
 /// The median over steps of what synchronisation costs this rank.
-fn cost(rank: &Worker, layers: &Layers, delayed: Delayed) -> SyncTimes {
+fn cost(rank: &Worker, layers: &Layers, delayed: Delayed, arrival: ArrivalOver) -> SyncTimes {
     if matches!(delayed, Delayed::Gradients | Delayed::Network) {
         delay(&rank.gradients, DELAY);
     }
     if matches!(delayed, Delayed::Control | Delayed::Network) {
         delay(&rank.control, DELAY);
     }
-    let mut reducer = rank.reducer(&layers.weights, 1024, Compression::None);
+    let mut reducer = rank.reducer(&layers.weights, 1024, Compression::None, arrival);
     let mut steps = Vec::new();
     for _ in 0..WARM_UP + STEPS {
         for weight in &layers.weights {
@@ -114,8 +114,12 @@ fn cost(rank: &Worker, layers: &Layers, delayed: Delayed) -> SyncTimes {
 }
 
 /// What a delay adds to total, exposed and straggler on each of two ranks, as shares of the delay.
-fn added(layers: usize, size: i64, delayed: Delayed) -> Vec<[f64; 3]> {
-    let costs = |delayed| on_ranks(2, |rank| cost(&rank, &Layers::new(layers, size), delayed));
+fn added(layers: usize, size: i64, delayed: Delayed, arrival: ArrivalOver) -> Vec<[f64; 3]> {
+    let costs = |delayed| {
+        on_ranks(2, |rank| {
+            cost(&rank, &Layers::new(layers, size), delayed, arrival)
+        })
+    };
     let (plain, late) = (costs(Delayed::Nothing), costs(delayed));
     plain
         .iter()
@@ -146,17 +150,28 @@ fn assert_near(found: [f64; 3], expected: [f64; 3]) {
 
 #[test]
 fn a_late_rank_is_the_others_straggler_wait_and_nothing_else() {
-    // Pauses between all-reduces of some 100 ms a step, which the wait for the late rank fills.
-    let added = added(4, 768, Delayed::LastRank);
-    assert_near(added[0], [0.0, 0.0, 1.0]);
-    assert_near(added[1], [0.0, 0.0, 0.0]);
+    for arrival in [ArrivalOver::Control, ArrivalOver::Gradients] {
+        // Pauses between all-reduces of some 100 ms a step, which the wait for the late rank fills.
+        let added = added(4, 768, Delayed::LastRank, arrival);
+        assert_near(added[0], [0.0, 0.0, 1.0]);
+        assert_near(added[1], [0.0, 0.0, 0.0]);
+    }
 }
 
 #[test]
 fn a_slow_all_reduce_is_total_and_exposed_cost_on_every_rank_and_no_straggler() {
     for delayed in [Delayed::Gradients, Delayed::Control, Delayed::Network] {
-        for added in added(1, 64, delayed) {
+        for added in added(1, 64, delayed, ArrivalOver::Control) {
             assert_near(added, [1.0, 1.0, 0.0]);
+        }
+    }
+}
+
+#[test]
+fn with_the_arrival_among_the_gradients_nothing_waits_for_the_control_group() {
+    for (delayed, share) in [(Delayed::Gradients, 1.0), (Delayed::Control, 0.0)] {
+        for added in added(1, 64, delayed, ArrivalOver::Gradients) {
+            assert_near(added, [share, share, 0.0]);
         }
     }
 }
@@ -164,7 +179,14 @@ fn a_slow_all_reduce_is_total_and_exposed_cost_on_every_rank_and_no_straggler() 
 #[test]
 fn communication_that_computation_hides_is_not_exposed() {
     // All all-reduces but the last one begin while the pass goes on: on a busy machine many, because each alone may be late.
-    let costs = on_ranks(2, |rank| cost(&rank, &Layers::new(16, 768), Delayed::Nothing));
+    let costs = on_ranks(2, |rank| {
+        cost(
+            &rank,
+            &Layers::new(16, 768),
+            Delayed::Nothing,
+            ArrivalOver::Control,
+        )
+    });
     for cost in costs {
         assert!(cost.total > 4.0 * cost.exposed, "{cost:?}");
     }

@@ -1,7 +1,6 @@
-#include "tree_sum.hpp"
+#include "tree_reduce.hpp"
 
 #include <algorithm>
-#include <functional>
 #include <utility>
 
 namespace {
@@ -9,18 +8,21 @@ namespace {
 // The only messages between two ranks of the group, so their order tells them apart.
 constexpr int kTag = 0;
 
-void add(at::Tensor& sums, const at::Tensor& numbers) {
-  auto* first = sums.mutable_data_ptr<double>();
-  std::transform(first, first + sums.numel(), numbers.const_data_ptr<double>(), first, std::plus<>());
+void combine(at::Tensor& results, const at::Tensor& numbers, vit::TreeReduce::Op op) {
+  const auto combined = [op](double left, double right) {
+    return op == vit::TreeReduce::Op::kSum ? left + right : std::min(left, right);
+  };
+  auto* first = results.mutable_data_ptr<double>();
+  std::transform(first, first + results.numel(), numbers.const_data_ptr<double>(), first, combined);
 }
 
 }  // namespace
 
 namespace vit {
 
-TreeSum::TreeSum(c10::intrusive_ptr<c10d::ProcessGroup> group) : group_(std::move(group)), thread_([this] { work(); }) {}
+TreeReduce::TreeReduce(c10::intrusive_ptr<c10d::ProcessGroup> group) : group_(std::move(group)), thread_([this] { work(); }) {}
 
-TreeSum::~TreeSum() {
+TreeReduce::~TreeReduce() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     ends_ = true;
@@ -29,27 +31,28 @@ TreeSum::~TreeSum() {
   thread_.join();
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> TreeSum::start(at::Tensor numbers) {
+c10::intrusive_ptr<c10::ivalue::Future> TreeReduce::start(at::Tensor numbers, Op op) {
   auto done = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    next_ = Sum{std::move(numbers), done};
+    waiting_.push_back({std::move(numbers), op, done});
   }
   changed_.notify_one();
   return done;
 }
 
-void TreeSum::work() {
+void TreeReduce::work() {
   std::unique_lock<std::mutex> lock(mutex_);
   while (true) {
-    changed_.wait(lock, [this] { return ends_ || next_; });
+    changed_.wait(lock, [this] { return ends_ || !waiting_.empty(); });
     if (ends_) {
       return;
     }
-    auto [numbers, done] = *std::exchange(next_, std::nullopt);
+    auto [numbers, op, done] = std::move(waiting_.front());
+    waiting_.pop_front();
     lock.unlock();
     try {
-      add_up(numbers);
+      reduce(numbers, op);
       done->markCompleted(numbers);
     } catch (...) {
       done->setError(std::current_exception());
@@ -58,14 +61,14 @@ void TreeSum::work() {
   }
 }
 
-void TreeSum::add_up(at::Tensor& numbers) {
+void TreeReduce::reduce(at::Tensor& numbers, Op op) {
   const int rank = group_->getRank();
   const int size = group_->getSize();
   int power = 1;
   while (2 * power <= size) {
     power *= 2;
   }
-  // Ranks beyond the power of two hand their numbers to a rank within, and get the sums from it.
+  // Ranks beyond the power of two hand their numbers to a rank within, and get the results from it.
   if (rank >= power) {
     send(numbers, rank - power)->wait();
     receive(numbers, rank - power);
@@ -75,26 +78,26 @@ void TreeSum::add_up(at::Tensor& numbers) {
   auto received = at::empty_like(numbers);
   if (has_guest) {
     receive(received, rank + power);
-    add(numbers, received);
+    combine(numbers, received, op);
   }
   for (int distance = 1; distance < power; distance *= 2) {
     const int partner = rank ^ distance;
     const auto sent = send(numbers, partner);
     receive(received, partner);
     sent->wait();
-    add(numbers, received);
+    combine(numbers, received, op);
   }
   if (has_guest) {
     send(numbers, rank + power)->wait();
   }
 }
 
-c10::intrusive_ptr<c10d::Work> TreeSum::send(at::Tensor& numbers, int to) {
+c10::intrusive_ptr<c10d::Work> TreeReduce::send(at::Tensor& numbers, int to) {
   std::vector<at::Tensor> tensors{numbers};
   return group_->send(tensors, to, kTag);
 }
 
-void TreeSum::receive(at::Tensor& numbers, int from) {
+void TreeReduce::receive(at::Tensor& numbers, int from) {
   std::vector<at::Tensor> tensors{numbers};
   group_->recv(tensors, from, kTag)->wait();
 }

@@ -1,14 +1,21 @@
 //! The ranks of one attempt: how they meet, on what device each works, and what they do together.
 
-use std::net::IpAddr;
-use std::time::Duration;
+mod accelerator;
+mod peers;
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tch::{Kind, Tensor};
-use torch_ext::{Compression, Cuda, CudaError, ProcessGroup, Reducer, Rendezvous, Store};
+use torch_ext::{ArrivalOver, Compression, ProcessGroup, Reducer, Rendezvous, Store};
 
 use crate::error::TrainError;
+use peers::{Door, Peers};
+
+pub(crate) use accelerator::Accelerator;
+pub(crate) use peers::LostPeer;
 
 /// How long ranks wait for one another at the start. Pods of a gang are created together, but images may still have
 /// to be pulled.
@@ -19,64 +26,6 @@ const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
 /// Room for a value that rank 0 gives to the others.
 const VALUE_BYTES: usize = 4096;
-
-/// Where this rank's tensors live.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Accelerator {
-    Cpu,
-    Cuda { cuda: Cuda, index: usize },
-}
-
-impl Accelerator {
-    pub(crate) fn find(device: contract::Device, local_rank: u32) -> Result<Self, TrainError> {
-        if device == contract::Device::Cpu {
-            return Ok(Self::Cpu);
-        }
-        match torch_ext::load_cuda() {
-            Ok(cuda) => Ok(Self::Cuda {
-                cuda,
-                index: local_rank as usize,
-            }),
-            Err(reason) if device == contract::Device::Cuda => Err(reason.into()),
-            Err(reason) => Self::instead_of_cuda(reason, local_rank),
-        }
-    }
-
-    /// The CPU where there is no GPU. One that is there but cannot be used is a fault, of the node or of the image: falling
-    /// back would hide it.
-    fn instead_of_cuda(reason: CudaError, local_rank: u32) -> Result<Self, TrainError> {
-        if !matches!(reason, CudaError::NoDevice) {
-            return Err(TrainError::UnusableGpu(reason));
-        }
-        if local_rank == 0 {
-            tracing::warn!("computing on the CPU: {reason}");
-        }
-        Ok(Self::Cpu)
-    }
-
-    /// Most memory of tensors on the GPU so far, bytes; `None` on the CPU.
-    pub(crate) fn peak_bytes(self) -> Result<Option<u64>, TrainError> {
-        match self {
-            Self::Cpu => Ok(None),
-            Self::Cuda { cuda, index } => Ok(Some(cuda.peak_bytes(index)?)),
-        }
-    }
-
-    /// The GPU's product name; `None` on the CPU.
-    pub(crate) fn product(self) -> Option<String> {
-        match self {
-            Self::Cpu => None,
-            Self::Cuda { cuda, index } => Some(cuda.product(index).unwrap_or_else(|| "GPU".into())),
-        }
-    }
-
-    pub(crate) fn device(self) -> tch::Device {
-        match self {
-            Self::Cpu => tch::Device::Cpu,
-            Self::Cuda { index, .. } => tch::Device::Cuda(index),
-        }
-    }
-}
 
 /// An error on every rank where some have a GPU and some have none: they would wait for one another over different
 /// libraries until the time limit.
@@ -126,11 +75,22 @@ pub(crate) struct World {
     gradients: ProcessGroup,
     /// Small things, on the CPU.
     control: ProcessGroup,
+    /// What averages gradients takes an arrival's numbers along.
+    arrival: ArrivalOver,
+    peers: Peers,
     _store: Store,
 }
 
 impl World {
-    pub(crate) fn join(place: &Place, accelerator: Accelerator) -> Result<Self, TrainError> {
+    /// Meets the other ranks. From then on `lost` holds the first of them that is lost, `tell` is called with it, and what
+    /// waits for it on a GPU is ended.
+    pub(crate) fn join(
+        place: &Place,
+        accelerator: Accelerator,
+        lost: &LostPeer,
+        tell: impl Fn(u32) + Send + 'static,
+    ) -> Result<Self, TrainError> {
+        let deadline = Instant::now() + RENDEZVOUS_TIMEOUT;
         let store = Store::connect(&Rendezvous {
             host: place.coordinator_host.clone(),
             port: place.coordinator_port,
@@ -141,19 +101,40 @@ impl World {
         })?;
         let control = ProcessGroup::gloo(&store, "control", place.address, COLLECTIVE_TIMEOUT)?;
         agree_on_device(&control, accelerator, place.world_size)?;
-        let gradients = match accelerator {
-            Accelerator::Cpu => ProcessGroup::gloo(&store, "gradients", place.address, COLLECTIVE_TIMEOUT)?,
+        let (gradients, arrival) = match accelerator {
+            Accelerator::Cpu => {
+                let group = ProcessGroup::gloo(&store, "gradients", place.address, COLLECTIVE_TIMEOUT)?;
+                (group, ArrivalOver::Control)
+            }
             Accelerator::Cuda { cuda, .. } => {
-                ProcessGroup::nccl(&store, "gradients", &cuda, COLLECTIVE_TIMEOUT)?
+                let group = ProcessGroup::nccl(&store, "gradients", &cuda, COLLECTIVE_TIMEOUT)?;
+                (group, ArrivalOver::Gradients)
             }
         };
+        let aborter = gradients.aborter()?;
+        let lost = lost.clone();
+        let on_lost = move |rank| {
+            lost.set(rank);
+            tell(rank);
+            if let Err(error) = aborter.abort() {
+                tracing::warn!("rank {rank} is lost: {error}");
+            }
+        };
+        let peers = connect_to_peers(place, &control, deadline, on_lost)?;
         Ok(Self {
             rank: place.rank,
             size: place.world_size,
             gradients,
             control,
+            arrival,
+            peers,
             _store: store,
         })
+    }
+
+    /// All ranks have done what there was to do together.
+    pub(crate) fn leave(&mut self) {
+        self.peers.leave();
     }
 
     /// Whether this rank writes what is written once: checkpoints and the log.
@@ -171,12 +152,7 @@ impl World {
         &self,
         value: &T,
     ) -> Result<T, TrainError> {
-        let mut json = serde_json::to_vec(value).expect("a plain value");
-        json.resize(VALUE_BYTES, b' ');
-        let tensor = Tensor::from_slice(&json);
-        self.control.broadcast(std::slice::from_ref(&tensor), 0)?;
-        let json = Vec::<u8>::try_from(tensor)?;
-        Ok(serde_json::from_slice(&json).expect("rank 0's JSON"))
+        broadcast_value(&self.control, value)
     }
 
     pub(crate) fn sum<const N: usize>(&self, counts: [u64; N]) -> Result<[u64; N], TrainError> {
@@ -209,8 +185,51 @@ impl World {
             &self.control,
             bucket_bytes(bytes, settings.bucket_megabytes as usize * MEBIBYTE),
             compression,
+            self.arrival,
         )?)
     }
+}
+
+fn broadcast_value<T: Serialize + DeserializeOwned>(
+    control: &ProcessGroup,
+    value: &T,
+) -> Result<T, TrainError> {
+    let mut json = serde_json::to_vec(value).expect("a plain value");
+    json.resize(VALUE_BYTES, b' ');
+    let tensor = Tensor::from_slice(&json);
+    control.broadcast(std::slice::from_ref(&tensor), 0)?;
+    let json = Vec::<u8>::try_from(tensor)?;
+    Ok(serde_json::from_slice(&json).expect("rank 0's JSON"))
+}
+
+/// The connections by which ranks hear of a lost one.
+fn connect_to_peers(
+    place: &Place,
+    control: &ProcessGroup,
+    deadline: Instant,
+    on_lost: impl Fn(u32) + Send + 'static,
+) -> Result<Peers, TrainError> {
+    let door = match place.rank {
+        0 => Some(Door::open(place.address).map_err(no_connection)?),
+        _ => None,
+    };
+    let own = door
+        .as_ref()
+        .map(Door::address)
+        .transpose()
+        .map_err(no_connection)?;
+    let address: Option<SocketAddr> = broadcast_value(control, &own)?;
+    let address = address.expect("rank 0 has a door");
+    let secret = place.prefix();
+    let peers = match door {
+        Some(door) => door.admit(place.world_size, &secret, deadline, on_lost),
+        None => Peers::connect(address, place.rank, &secret, deadline, on_lost),
+    };
+    peers.map_err(no_connection)
+}
+
+fn no_connection(error: std::io::Error) -> TrainError {
+    TrainError::Rendezvous(format!("failed to connect ranks with rank 0: {error}"))
 }
 
 const MEBIBYTE: usize = 1024 * 1024;
@@ -232,32 +251,6 @@ mod tests {
     use contract::ExitCode;
 
     use super::*;
-
-    #[test]
-    fn only_a_machine_without_a_gpu_falls_back_to_the_cpu() {
-        let found = Accelerator::instead_of_cuda(CudaError::NoDevice, 0).expect("the CPU");
-        assert!(matches!(found, Accelerator::Cpu));
-        let (library, message) = ("libtorch_cuda.so", "libcudart.so.13: cannot open".into());
-        for (reason, code, named) in [
-            (
-                CudaError::CpuBuild { library },
-                ExitCode::BadConfig,
-                "the image whose tag ends in -cuda13",
-            ),
-            (
-                CudaError::Library { library, message },
-                ExitCode::DeviceFault,
-                "libcudart.so.13",
-            ),
-            (CudaError::Unusable, ExitCode::DeviceFault, "no usable GPU"),
-        ] {
-            let error = Accelerator::instead_of_cuda(reason, 0).expect_err("a fault");
-            assert_eq!(error.exit_code(), code);
-            let message = error.to_string();
-            assert!(message.contains(named), "{message}");
-            assert!(message.contains("set workers.device to cpu"), "{message}");
-        }
-    }
 
     #[test]
     fn a_small_model_has_several_buckets_to_hide_all_but_the_last() {

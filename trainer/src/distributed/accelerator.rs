@@ -1,0 +1,96 @@
+//! What a rank computes on.
+
+use torch_ext::{Cuda, CudaError};
+
+use crate::error::TrainError;
+
+/// Where this rank's tensors live.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Accelerator {
+    Cpu,
+    Cuda { cuda: Cuda, index: usize },
+}
+
+impl Accelerator {
+    pub(crate) fn find(device: contract::Device, local_rank: u32) -> Result<Self, TrainError> {
+        if device == contract::Device::Cpu {
+            return Ok(Self::Cpu);
+        }
+        match torch_ext::load_cuda() {
+            Ok(cuda) => Ok(Self::Cuda {
+                cuda,
+                index: local_rank as usize,
+            }),
+            Err(reason) if device == contract::Device::Cuda => Err(reason.into()),
+            Err(reason) => Self::instead_of_cuda(reason, local_rank),
+        }
+    }
+
+    /// The CPU where there is no GPU. One that is there but cannot be used is a fault, of the node or of the image: falling
+    /// back would hide it.
+    fn instead_of_cuda(reason: CudaError, local_rank: u32) -> Result<Self, TrainError> {
+        if !matches!(reason, CudaError::NoDevice) {
+            return Err(TrainError::UnusableGpu(reason));
+        }
+        if local_rank == 0 {
+            tracing::warn!("computing on the CPU: {reason}");
+        }
+        Ok(Self::Cpu)
+    }
+
+    /// Most memory of tensors on the GPU so far, bytes; `None` on the CPU.
+    pub(crate) fn peak_bytes(self) -> Result<Option<u64>, TrainError> {
+        match self {
+            Self::Cpu => Ok(None),
+            Self::Cuda { cuda, index } => Ok(Some(cuda.peak_bytes(index)?)),
+        }
+    }
+
+    /// The GPU's product name; `None` on the CPU.
+    pub(crate) fn product(self) -> Option<String> {
+        match self {
+            Self::Cpu => None,
+            Self::Cuda { cuda, index } => Some(cuda.product(index).unwrap_or_else(|| "GPU".into())),
+        }
+    }
+
+    pub(crate) fn device(self) -> tch::Device {
+        match self {
+            Self::Cpu => tch::Device::Cpu,
+            Self::Cuda { index, .. } => tch::Device::Cuda(index),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::ExitCode;
+
+    use super::*;
+
+    #[test]
+    fn only_a_machine_without_a_gpu_falls_back_to_the_cpu() {
+        let found = Accelerator::instead_of_cuda(CudaError::NoDevice, 0).expect("the CPU");
+        assert!(matches!(found, Accelerator::Cpu));
+        let (library, message) = ("libtorch_cuda.so", "libcudart.so.13: cannot open".into());
+        for (reason, code, named) in [
+            (
+                CudaError::CpuBuild { library },
+                ExitCode::BadConfig,
+                "the image whose tag ends in -cuda13",
+            ),
+            (
+                CudaError::Library { library, message },
+                ExitCode::DeviceFault,
+                "libcudart.so.13",
+            ),
+            (CudaError::Unusable, ExitCode::DeviceFault, "no usable GPU"),
+        ] {
+            let error = Accelerator::instead_of_cuda(reason, 0).expect_err("a fault");
+            assert_eq!(error.exit_code(), code);
+            let message = error.to_string();
+            assert!(message.contains(named), "{message}");
+            assert!(message.contains("set workers.device to cpu"), "{message}");
+        }
+    }
+}
