@@ -1,64 +1,84 @@
 //! Where the time of a step goes.
 
-use std::time::Instant;
-
-use torch_ext::SyncTimes;
+use tch::Device;
+use torch_ext::{Error, Moment, SyncTimes};
 
 use crate::metrics::Phases;
 
-/// Takes the time of a step lap by lap.
+/// Takes the time of a step lap by lap, each as long as the device was at it: a GPU does later what is queued now.
 #[derive(Debug)]
 pub(super) struct StepClock {
-    last: Instant,
-    last_backward: f64,
-    phases: Phases,
+    device: Device,
+    start: Moment,
+    laps: Vec<(Lap, Moment)>,
+}
+
+/// What a lap was spent on.
+#[derive(Clone, Copy, Debug)]
+enum Lap {
+    Data,
+    Forward,
+    Backward,
+    Optimizer,
 }
 
 impl StepClock {
-    pub(super) fn start() -> Self {
-        Self {
-            last: Instant::now(),
-            last_backward: 0.0,
-            phases: Phases::default(),
-        }
+    pub(super) fn start(device: Device) -> Result<Self, Error> {
+        Ok(Self {
+            device,
+            start: Moment::now(device)?,
+            laps: Vec::new(),
+        })
     }
 
     /// Images are there.
-    pub(super) fn data(&mut self) {
-        self.phases.data += self.lap();
+    pub(super) fn data(&mut self) -> Result<(), Error> {
+        self.end_of(Lap::Data)
     }
 
     /// The loss is computed.
-    pub(super) fn forward(&mut self) {
-        self.phases.forward += self.lap();
+    pub(super) fn forward(&mut self) -> Result<(), Error> {
+        self.end_of(Lap::Forward)
     }
 
     /// Gradients are there; after the last micro-batch those of all ranks.
-    pub(super) fn backward(&mut self) {
-        self.last_backward = self.lap();
-        self.phases.backward += self.last_backward;
+    pub(super) fn backward(&mut self) -> Result<(), Error> {
+        self.end_of(Lap::Backward)
     }
 
     /// Weights are changed.
-    pub(super) fn optimizer(&mut self) {
-        self.phases.optimizer += self.lap();
+    pub(super) fn optimizer(&mut self) -> Result<(), Error> {
+        self.end_of(Lap::Optimizer)
     }
 
-    /// The time since the last lap, seconds.
-    fn lap(&mut self) -> f64 {
-        let now = Instant::now();
-        now.duration_since(std::mem::replace(&mut self.last, now))
-            .as_secs_f64()
+    fn end_of(&mut self, lap: Lap) -> Result<(), Error> {
+        self.laps.push((lap, Moment::now(self.device)?));
+        Ok(())
     }
 
-    /// The phases of the step, in whose last backward pass the rank waited for others as `sync` says.
-    pub(super) fn end(self, sync: &SyncTimes) -> Phases {
-        let waited = sync.exposed + sync.straggler;
-        Phases {
-            backward: self.phases.backward - waited.min(self.last_backward),
+    /// The phases of the step, which the device has come to the end of. In its last backward pass the rank waited for others
+    /// as `sync` says.
+    pub(super) fn end(&self, sync: &SyncTimes) -> Result<Phases, Error> {
+        let mut phases = Phases {
             sync_exposed: sync.exposed,
             sync_straggler: sync.straggler,
-            ..self.phases
+            ..Phases::default()
+        };
+        let (mut last, mut last_backward) = (&self.start, 0.0);
+        for (lap, end) in &self.laps {
+            let seconds = end.seconds_since(last)?;
+            last = end;
+            match lap {
+                Lap::Data => phases.data += seconds,
+                Lap::Forward => phases.forward += seconds,
+                Lap::Optimizer => phases.optimizer += seconds,
+                Lap::Backward => {
+                    phases.backward += seconds;
+                    last_backward = seconds;
+                }
+            }
         }
+        phases.backward -= (sync.exposed + sync.straggler).min(last_backward);
+        Ok(phases)
     }
 }

@@ -42,16 +42,16 @@ pub(super) struct Settled {
 impl Trainer {
     /// Launches an optimizer step over all ranks, and settles the one before: the host runs one step ahead of the device.
     pub(super) fn step(&mut self, batches: &mut Batches) -> Result<Option<Settled>, TrainError> {
-        let mut clock = StepClock::start();
+        let mut clock = StepClock::start(self.accelerator.device())?;
         self.accumulate_gradients(batches, &mut clock)?;
         let (sums, measurement) = self.sync.finish()?;
-        clock.backward();
+        clock.backward()?;
 
         let learning_rate = self.learning_rate();
         let verdict = Readback::begin(&self.update_weights(learning_rate, &sums)?)?;
         self.position.step += 1;
         self.position.images_into_epoch += self.config.global_batch_size();
-        clock.optimizer();
+        clock.optimizer()?;
 
         let launched = Launched {
             step: self.position.step,
@@ -90,7 +90,7 @@ impl Trainer {
         self.position.counted += agreed.images;
 
         let sync = launched.measurement.map(Measurement::times).transpose()?;
-        let phases = launched.clock.end(&sync.unwrap_or_default());
+        let phases = launched.clock.end(&sync.unwrap_or_default())?;
         self.compute_seconds = phases.compute();
         if sync.is_some() {
             self.observer.compute_times(&agreed.compute_seconds);
@@ -131,7 +131,7 @@ impl Trainer {
         let last = micro_batches - 1;
         for index in 0..micro_batches {
             let batch = batches.next()?.expect("the epoch's order holds this step");
-            clock.data();
+            clock.data()?;
 
             let mode = Mode::Train(self.drop_seed(index));
             let logits = self.trained.forward(&batch.images, mode)?;
@@ -139,7 +139,7 @@ impl Trainer {
             let images = f64::from(self.config.training.micro_batch_size);
             loss_sum += loss.detach().to_kind(Kind::Double) * images;
             correct += evaluation::correct(&logits, &batch.labels)?;
-            clock.forward();
+            clock.forward()?;
 
             if index == last {
                 let arrival = Arrival {
@@ -156,7 +156,7 @@ impl Trainer {
             }
             self.updates.scaled(loss, micro_batches).f_backward()?;
             if index < last {
-                clock.backward();
+                clock.backward()?;
             }
         }
         Ok(())
