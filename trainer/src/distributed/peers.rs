@@ -15,10 +15,10 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{setsockopt, sockopt};
 
 /// A connection over which nothing has come for so long is asked for a sign of life,
-const KEEPALIVE_IDLE_SECONDS: u32 = 10;
+const KEEPALIVE_IDLE_SECONDS: u32 = 20;
 /// again and again after so long,
-const KEEPALIVE_INTERVAL_SECONDS: u32 = 5;
-/// and is given up after so many without an answer.
+const KEEPALIVE_INTERVAL_SECONDS: u32 = 10;
+/// and is given up after so many without an answer: a minute of silence is no hiccup of a network any more.
 const KEEPALIVE_PROBES: u32 = 4;
 /// How long somebody who connects has to say who it is.
 const INTRODUCTION: Duration = Duration::from_secs(5);

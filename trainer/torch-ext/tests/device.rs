@@ -1,0 +1,67 @@
+//! What a GPU does while the host goes on, where there is a GPU; elsewhere the same on the CPU, which does it at once.
+#![allow(missing_docs, reason = "tests say what they show by their names")]
+
+use std::time::Instant;
+
+use tch::{Device, Kind, Tensor};
+use torch_ext::{CudaError, Moment, Transfer, load_cuda};
+
+fn device() -> Device {
+    match load_cuda() {
+        Ok(_) => Device::Cuda(0),
+        Err(CudaError::NoDevice) => Device::Cpu,
+        Err(error) => panic!("{error}"),
+    }
+}
+
+fn wait_for(device: Device) {
+    if let Device::Cuda(index) = device {
+        tch::Cuda::synchronize(index as i64);
+    }
+}
+
+/// Matrix products, one after the other, that take any device some tenths of a second.
+fn work(device: Device) -> impl Fn() -> Tensor {
+    let (size, products) = if device.is_cuda() { (8192, 32) } else { (1024, 8) };
+    let matrix = Tensor::ones([size, size], (Kind::Float, device)) / size as f64;
+    move || (0..products).fold(matrix.shallow_clone(), |product, _| product.matmul(&matrix))
+}
+
+#[test]
+fn work_takes_as_long_as_the_device_is_at_it() {
+    let device = device();
+    let work = work(device);
+    drop(work());
+    wait_for(device);
+    let before = Instant::now();
+    let start = Moment::now(device).expect("a moment");
+    drop(work());
+    let end = Moment::now(device).expect("a moment");
+    let launched = before.elapsed().as_secs_f64();
+    wait_for(device);
+    let took = before.elapsed().as_secs_f64();
+    let seconds = end.seconds_since(&start).expect("both have passed");
+    assert!((seconds - took).abs() < took / 4.0, "{seconds} s of {took} s");
+    if device.is_cuda() {
+        assert!(launched < took / 4.0, "the host was at it for {launched} s of {took} s");
+    }
+}
+
+#[test]
+fn bytes_sent_while_the_device_is_busy_reach_the_operations_that_wait_for_them() {
+    const BYTES: usize = 1 << 20;
+    let device = device();
+    let work = work(device);
+    let mut transfer = Transfer::new(device, BYTES).expect("memory");
+    let mut sums = Vec::new();
+    for value in 1..=3_u8 {
+        // Written over as soon as the copy before has ended, while the sum before may still be queued behind this work.
+        transfer.host().expect("memory").fill(value);
+        drop(work());
+        transfer.send(BYTES).expect("sends");
+        let sum = transfer.receive(|bytes| bytes.sum(Kind::Int64));
+        sums.push(sum.expect("receives"));
+    }
+    let sums: Vec<i64> = sums.iter().map(|sum| sum.int64_value(&[])).collect();
+    assert_eq!(sums, [1, 2, 3].map(|value| value << 20));
+}
