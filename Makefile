@@ -71,7 +71,7 @@ generated: binaries ## Check that made files are fresh
 # Always the whole workspace: for a part of it, Cargo would build shared dependencies anew with other features.
 .PHONY: unit
 unit: libtorch ## Unit, snapshot, property and mocked-API tests, and the trainer's own
-	$(CARGO) test --workspace --locked --lib --bins --test layers --test reducer --test integration
+	$(CARGO) test --workspace --locked --lib --bins --test layers --test reducer --test device --test integration
 
 .PHONY: binaries
 binaries: libtorch ## Build operator, trainer, plugin and the test cluster, for tests and the demonstration
