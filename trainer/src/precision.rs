@@ -3,8 +3,9 @@
 //! | | fp32 | bf16, fp16 | with masterWeights |
 //! |---|---|---|---|
 //! | weights of the model | 32 bits | 32 bits | half; on the CPU those of norms in 32 bits |
-//! | matrix products, attention | 32 bits | half: weights are cast once a forward pass, inputs at each product | half |
-//! | residual stream, GELU | 32 bits | by PyTorch's autocast: sums with a 32-bit operand in 32 bits | half |
+//! | matrix products, attention | 32 bits; with tf32 a GPU rounds the inputs of products to 19 | half: weights are cast once a forward pass, inputs at each product | half |
+//! | residual stream, outputs of norms | 32 bits | 32 bits, by PyTorch's autocast | half |
+//! | GELU | 32 bits | half: its input is a product | half |
 //! | statistics of norms | 32 bits | 32 bits | 32 bits |
 //! | logits, loss, norm of gradients | 32 bits | 32 bits | 32 bits |
 //! | gradients, and their reduction over ranks | 32 bits | 32 bits | that of the weight |
@@ -14,10 +15,10 @@
 //! The norms' weights stay in 32 bits on the CPU because its kernel keeps the statistics in the format of the weights;
 //! that of CUDA has them in 32 bits always, and wants one format for input and weights.
 
-use contract::TrainingConfig;
+use contract::{AttentionBackend, TrainingConfig};
 use tch::{Kind, Tensor};
 use torch_ext::optim::copy;
-use torch_ext::{Error, autocast};
+use torch_ext::{Arithmetic, Error, autocast};
 
 use crate::error::TrainError;
 use crate::model::{Mode, Parameters, VisionTransformer};
@@ -31,17 +32,22 @@ pub(crate) enum Precision {
 }
 
 impl Precision {
-    pub(crate) fn new(training: &TrainingConfig) -> Self {
+    /// Gives the number formats, and sets what libtorch has for the whole process: TF32, and the kernels of attention.
+    pub(crate) fn begin(training: &TrainingConfig) -> Result<Self, Error> {
+        Arithmetic::set(
+            training.tf32,
+            training.attention_backend == AttentionBackend::Cudnn,
+        )?;
         let kind = match training.precision {
-            contract::Precision::Fp32 => return Self::Full,
+            contract::Precision::Fp32 => return Ok(Self::Full),
             contract::Precision::Bf16 => Kind::BFloat16,
             contract::Precision::Fp16 => Kind::Half,
         };
-        if training.master_weights {
+        Ok(if training.master_weights {
             Self::Half(kind)
         } else {
             Self::Autocast(kind)
-        }
+        })
     }
 
     /// The precision for weights that are in 32 bits whatever those of the model are: an average of them.

@@ -2,7 +2,8 @@
 
 use std::path::PathBuf;
 
-const SOURCES: [&str; 13] = [
+const SOURCES: &[&str] = &[
+    "arithmetic.cpp",
     "autocast.cpp",
     "device.cpp",
     "error.cpp",

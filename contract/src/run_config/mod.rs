@@ -29,7 +29,7 @@ pub use optimizer::{Course, LearningRateScaling, Optimizer, ScalingRule, Schedul
 pub use parallelism::{Device, GradientCompression, Parallelism};
 pub use precision::{Ema, LossScaleConfig, Precision};
 pub use rules::ConfigError;
-pub use training::{ActivationCheckpointing, TrainingConfig};
+pub use training::{ActivationCheckpointing, AttentionBackend, TrainingConfig};
 
 /// Everything the agents and ranks of one job need to know, but for what differs by pod or attempt (that is in the
 /// environment, see [`crate::environment`]).
@@ -176,6 +176,9 @@ training.schedule.course = {"name": "step", "decayEpochs": 1.0, "decayRate": 2.0
   training.schedule.decayRate is 2: must be above 0 and at most 1
 training.masterWeights = true
   training.masterWeights is true: needs training.precision bf16 or fp16: fp32 weights are their own masters
+training.precision = "bf16"
+training.tf32 = true
+  training.tf32 is true: needs training.precision fp32: bf16 and fp16 have fewer bits already
 training.lossScale.initialScalePower = 33
   training.lossScale.initialScalePower is 33: must be at most 32
 training.lossScale.minLossScale = 65537

@@ -37,6 +37,12 @@ pub struct TrainingConfig {
     pub precision: Precision,
     /// Whether the model itself is in half precision, and the optimizer keeps weights in 32 bits.
     pub master_weights: bool,
+    /// Whether GPUs may round the inputs of matrix products to TensorFloat-32.
+    #[serde(default)]
+    pub tf32: bool,
+    /// What GPUs compute attention with.
+    #[serde(default)]
+    pub attention_backend: AttentionBackend,
     /// Loss scale of [`Precision::Fp16`].
     pub loss_scale: LossScaleConfig,
     /// Average of the weights.
@@ -59,6 +65,18 @@ pub enum ActivationCheckpointing {
     Block,
     /// Norms and activation functions: what matrix products and attention gave is kept.
     Selective,
+}
+
+/// What a GPU computes attention with. A CPU has one fused kernel.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum AttentionBackend {
+    /// `FlashAttention`; where it does not apply memory-efficient attention, then plain matrix products.
+    #[default]
+    Flash,
+    /// cuDNN's, and the others where it does not apply. Its backward pass gives NaN for some shapes in libtorch 2.11.
+    Cudnn,
 }
 
 impl TrainingConfig {
@@ -90,6 +108,12 @@ impl TrainingConfig {
             "training.masterWeights",
             self.master_weights,
             "needs training.precision bf16 or fp16: fp32 weights are their own masters",
+        );
+        rules.require(
+            !self.tf32 || self.precision == Precision::Fp32,
+            "training.tf32",
+            self.tf32,
+            "needs training.precision fp32: bf16 and fp16 have fewer bits already",
         );
         self.loss_scale.check(rules);
         if let Some(ema) = &self.ema {

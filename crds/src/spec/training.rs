@@ -2,7 +2,7 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ActivationCheckpointing, Precision, ScalingRule};
+use super::{ActivationCheckpointing, AttentionBackend, Precision, ScalingRule};
 
 /// Training sets epochs, batches and the optimizer. One optimizer step sees
 /// microBatchSize x gradientAccumulationSteps x nodes x gpusPerNode images.
@@ -11,6 +11,7 @@ use super::{ActivationCheckpointing, Precision, ScalingRule};
 #[x_kube(
     validation = Rule::new("self.schedule.warmupEpochs <= double(self.epochs)").message("schedule.warmupEpochs must be at most epochs"),
     validation = Rule::new("!self.masterWeights || self.precision != 'fp32'").message("masterWeights needs precision bf16 or fp16"),
+    validation = Rule::new("!self.tf32 || self.precision == 'fp32'").message("tf32 needs precision fp32"),
     validation = Rule::new("!has(self.lossScale) || self.precision == 'fp16'").message("lossScale needs precision fp16")
 )]
 pub struct Training {
@@ -62,6 +63,16 @@ pub struct Training {
     /// 32-bit weights and moments in the optimizer.
     #[serde(default)]
     pub master_weights: bool,
+    /// tf32 lets GPUs round the inputs of fp32 matrix products to TensorFloat-32 (10 bits of fraction in place of 23),
+    /// from Ampere on; sums, weights and all else stay in 32 bits. Off if not given, as in PyTorch: fp32 means 32 bits
+    /// unless asked otherwise. A CPU computes in 32 bits either way.
+    #[serde(default)]
+    pub tf32: bool,
+    /// attentionBackend is what a GPU computes attention with. flash is FlashAttention, memory-efficient attention where
+    /// that does not apply (fp32, GPUs before Ampere), then plain matrix products. cudnn tries cuDNN's before these;
+    /// its backward pass gives NaN for some shapes in libtorch 2.11. A CPU has one fused kernel and uses it either way.
+    #[serde(default)]
+    pub attention_backend: AttentionBackend,
     /// lossScale of precision fp16, named as in DeepSpeed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub loss_scale: Option<LossScale>,

@@ -34,6 +34,8 @@ pub(super) fn training(training: &spec::Training, errors: &mut Vec<ConfigError>)
         wall_clock_breakdown: training.wall_clock_breakdown,
         precision: training.precision,
         master_weights: training.master_weights,
+        tf32: training.tf32,
+        attention_backend: training.attention_backend,
         loss_scale: loss_scale(training, errors),
         ema: training.ema.as_ref().map(|ema| contract::Ema {
             decay: ema.decay,

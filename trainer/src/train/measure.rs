@@ -2,7 +2,7 @@
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use torch_ext::{SyncTimes, Trace};
+use torch_ext::{Arithmetic, SyncTimes, Trace};
 
 use super::Trainer;
 use super::plan::{Distribution, InputAlone, Plan, RankResult};
@@ -102,6 +102,7 @@ impl Trainer {
             exposed_sync_share,
             seconds_to_first_step,
             host_stops,
+            arithmetic: Arithmetic::current()?,
             peak_rss_bytes: peak_resident_bytes(),
             peak_device_bytes: self.accelerator.peak_bytes()?,
             gpu: self.accelerator.product(),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use torch_ext::SyncTimes;
+use torch_ext::{Arithmetic, SyncTimes};
 
 use crate::data::StageSeconds;
 use crate::error::TrainError;
@@ -41,6 +41,8 @@ pub(crate) struct RankResult {
     /// Operators of a step after which the host waits for the device, and how often. On the CPU nobody waits, and the
     /// operators are the same.
     pub(crate) host_stops: BTreeMap<String, u64>,
+    /// What libtorch is set to, for a GPU.
+    pub(crate) arithmetic: Arithmetic,
     pub(crate) peak_rss_bytes: Option<u64>,
     pub(crate) peak_device_bytes: Option<u64>,
     /// The GPU's product name; `None` on the CPU.

@@ -30,7 +30,7 @@ impl Trained {
         if is_first {
             start_from_pretrained(config, &model)?;
         }
-        let precision = Precision::new(training);
+        let precision = Precision::begin(training)?;
         let weights = TrainedWeights::new(model.parameters(), precision);
         Ok(Self {
             optimizer: Optimizer::new(training, model.parameters(), &weights),

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use image::{Rgb, RgbImage};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::common::TRAINER;
 
@@ -36,7 +36,18 @@ fn bench(more: &[&str]) -> Output {
 #[test]
 fn two_ranks_measure_their_steps() {
     // More steps than an epoch has, through a launcher, in JSON.
-    let output = bench(&["--pairs", "2", "--launcher", "env NODE={node}", "--json", "-"]);
+    let output = bench(&[
+        "--pairs",
+        "2",
+        "--launcher",
+        "env NODE={node}",
+        "--json",
+        "-",
+        "--set",
+        "training.tf32=true",
+        "--set",
+        "training.attentionBackend=cudnn",
+    ]);
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{told}");
     let result: Value = serde_json::from_slice(&output.stdout).expect("JSON");
@@ -64,6 +75,8 @@ fn two_ranks_measure_their_steps() {
         assert!(number(&rank["exposed_sync_share"]) < 1.0);
         assert!(number(&rank["seconds_to_first_step"]) > 0.0);
         assert!(number(&rank["peak_rss_bytes"]) > 1e6);
+        let asked_for = json!({"tf32": true, "attention": ["cudnn", "flash", "memoryEfficient", "math"]});
+        assert_eq!(rank["arithmetic"], asked_for);
     }
 }
 
@@ -125,6 +138,8 @@ fn no_step_makes_the_host_wait() {
         let result: Value = serde_json::from_slice(&output.stdout).expect("JSON");
         for rank in result["ranks"].as_array().expect("ranks") {
             assert_eq!(rank["host_stops"], Value::Object(Map::new()), "{settings:?}");
+            let default = json!({"tf32": false, "attention": ["flash", "memoryEfficient", "math"]});
+            assert_eq!(rank["arithmetic"], default, "{settings:?}");
         }
     }
 }

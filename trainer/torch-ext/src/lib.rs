@@ -5,6 +5,7 @@
 //! exception and returns a status; each has one safe wrapper. Handles are freed when dropped.
 #![allow(unsafe_code)]
 
+mod arithmetic;
 mod autocast;
 pub mod device;
 mod error;
@@ -20,6 +21,7 @@ mod sys;
 mod trace;
 mod transfer;
 
+pub use arithmetic::{Arithmetic, AttentionKernel};
 pub use autocast::autocast;
 pub use device::{Cuda, CudaError, load_cuda};
 pub use error::{Error, ErrorKind, exit_now};

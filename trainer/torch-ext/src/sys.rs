@@ -241,6 +241,9 @@ unsafe extern "C" {
         weight: f64,
     ) -> c_int;
 
+    pub(crate) fn vit_set_arithmetic(tf32: bool, cudnn_attention: bool) -> c_int;
+    pub(crate) fn vit_arithmetic(tf32: *mut bool, backends: *mut i64, count: *mut usize) -> c_int;
+
     pub(crate) fn vit_autocast_enter(tensor: RawTensor, is_bfloat16: bool) -> c_int;
     pub(crate) fn vit_autocast_leave(tensor: RawTensor);
 }

@@ -91,7 +91,7 @@ fn eval(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     let model = VisionTransformer::new(&config.model, config.training.seed, device);
     weights.load_into(&model, Fit::Exact)?;
     drop(weights);
-    let precision = in_precision(&config, &source, &model);
+    let precision = in_precision(&config, &source, &model)?;
     let data = crate::data::load(&config, device)?.held_out(config.data.format)?;
 
     let start = Instant::now();
@@ -147,14 +147,18 @@ fn configure(arguments: &Arguments) -> Result<RunConfig, TrainError> {
 }
 
 /// Puts the model into the precision that the job evaluates these weights in.
-fn in_precision(config: &RunConfig, source: &Source, model: &VisionTransformer) -> Precision {
-    let precision = Precision::new(&config.training);
+fn in_precision(
+    config: &RunConfig,
+    source: &Source,
+    model: &VisionTransformer,
+) -> Result<Precision, TrainError> {
+    let precision = Precision::begin(&config.training)?;
     if source.kind() == Some(WeightsKind::Ema) {
-        return precision.of_full_weights();
+        return Ok(precision.of_full_weights());
     }
     // Where weights are in half precision, the masters are only needed to train.
     drop(TrainedWeights::new(model.parameters(), precision));
-    precision
+    Ok(precision)
 }
 
 /// Classifies all images. With their logits and labels where these are wanted.

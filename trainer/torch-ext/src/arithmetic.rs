@@ -1,0 +1,97 @@
+//! How GPUs compute matrix products in 32 bits, and attention.
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, check};
+use crate::sys;
+
+/// Kernels of attention in libtorch's numbers (`ATen/SDPBackend.h`).
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum AttentionKernel {
+    /// Plain matrix products and a softmax.
+    Math,
+    /// `FlashAttention`, arXiv 2205.14135.
+    Flash,
+    /// Memory-efficient attention, arXiv 2112.05682.
+    MemoryEfficient,
+    /// cuDNN's.
+    Cudnn,
+}
+
+impl AttentionKernel {
+    fn of_number(number: i64) -> Option<Self> {
+        match number {
+            0 => Some(Self::Math),
+            1 => Some(Self::Flash),
+            2 => Some(Self::MemoryEfficient),
+            3 => Some(Self::Cudnn),
+            _ => None,
+        }
+    }
+}
+
+/// Arithmetic of this process on GPUs. A CPU has no TF32 and one fused kernel of attention.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Arithmetic {
+    /// Whether the inputs of matrix products in 32 bits may be rounded to TensorFloat-32.
+    pub tf32: bool,
+    /// What may compute attention, in the order in which it is tried.
+    pub attention: Vec<AttentionKernel>,
+}
+
+impl Arithmetic {
+    /// Sets it for the whole process: TF32 or not; for attention flash, memory-efficient, then plain, and cuDNN first or
+    /// not at all.
+    pub fn set(tf32: bool, cudnn_attention: bool) -> Result<(), Error> {
+        // SAFETY: plain values.
+        let status = unsafe { sys::vit_set_arithmetic(tf32, cudnn_attention) };
+        check(status, || "failed to set the arithmetic of GPUs".into())
+    }
+
+    /// As libtorch has it.
+    pub fn current() -> Result<Self, Error> {
+        let (mut tf32, mut numbers, mut count) = (false, [0; 5], 0);
+        // SAFETY: the places are valid, and there are as many numbers as libtorch has kernels.
+        let status = unsafe { sys::vit_arithmetic(&raw mut tf32, numbers.as_mut_ptr(), &raw mut count) };
+        check(status, || "failed to ask for the arithmetic of GPUs".into())?;
+        let attention = numbers[..count].iter().copied();
+        Ok(Self {
+            tf32,
+            attention: attention.filter_map(AttentionKernel::of_number).collect(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use AttentionKernel::{Cudnn, Flash, Math, MemoryEfficient};
+
+    use super::*;
+
+    /// All of it in one test: the switches are the process's.
+    #[test]
+    fn libtorch_tells_what_was_set_and_cudnn_is_used_only_where_asked_for() {
+        let before = Arithmetic::current().expect("tells");
+        assert!(
+            before.attention.contains(&Cudnn),
+            "libtorch's own choice: {before:?}"
+        );
+        for tf32 in [true, false] {
+            Arithmetic::set(tf32, true).expect("sets");
+            let with = Arithmetic::current().expect("tells");
+            assert_eq!(
+                (with.tf32, &with.attention[..]),
+                (tf32, &[Cudnn, Flash, MemoryEfficient, Math][..])
+            );
+
+            Arithmetic::set(tf32, false).expect("sets");
+            let without = Arithmetic::current().expect("tells");
+            assert_eq!(
+                (without.tf32, &without.attention[..]),
+                (tf32, &[Flash, MemoryEfficient, Math][..])
+            );
+        }
+    }
+}
