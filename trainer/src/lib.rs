@@ -28,6 +28,7 @@ mod model;
 mod optim;
 mod output;
 mod precision;
+mod pulse;
 mod random;
 mod rank;
 mod schedule;

@@ -21,6 +21,7 @@ use super::{Pod, Shown};
 use crate::error::TrainError;
 use crate::metrics::Report;
 use crate::output::{Output, Pace};
+use crate::pulse::GIVEN_UP;
 use crate::rank::torchrun;
 use crate::threads;
 
@@ -30,10 +31,6 @@ const GRACE_AFTER_FAILURE: Duration = Duration::from_secs(5);
 /// How long the others may go on after a rank that only lost its peer: the one that caused it has closed its
 /// connections, and is about to tell why.
 const SETTLE_AFTER_ECHO: Duration = Duration::from_secs(1);
-/// A rank that was told to stop is given up when it has not got on for so many of its median steps,
-const STUCK_STEPS: f64 = 10.0;
-/// and no less than this. What the gang has not saved by then it never will: a step needs all ranks.
-const STUCK_LEAST_SECONDS: f64 = 10.0;
 /// A rank that knows of a lost peer ends by itself; where it waits for that peer on a GPU it may not.
 const GRACE_AFTER_LOSS: Duration = Duration::from_secs(5);
 /// How often ranks that ought to end are looked at.
@@ -302,10 +299,11 @@ impl Gang {
 
 /// Whether a rank that was told to stop will not get to the end of its step, where it would.
 fn is_stuck(heartbeat: &Heartbeat) -> bool {
-    let bound = heartbeat.median_step_seconds.map_or(f64::INFINITY, |median| {
-        (STUCK_STEPS * median).max(STUCK_LEAST_SECONDS)
-    });
-    heartbeat.activity.is_counted() && heartbeat.idle_seconds >= bound
+    GIVEN_UP.is_over(
+        heartbeat.activity,
+        heartbeat.idle_seconds,
+        heartbeat.median_step_seconds,
+    )
 }
 
 fn signal_name(number: u8) -> String {
@@ -361,25 +359,7 @@ async fn follow(rank: usize, mut child: Child, socket: UnixStream, events: mpsc:
 
 #[cfg(test)]
 mod tests {
-    use contract::Activity;
-
     use super::*;
-
-    #[test]
-    fn a_rank_is_stuck_after_ten_of_its_steps_and_ten_seconds_at_least() {
-        let rank = |activity, idle_seconds, median_step_seconds| Heartbeat {
-            activity,
-            idle_seconds,
-            median_step_seconds,
-            ..Heartbeat::default()
-        };
-        assert!(is_stuck(&rank(Activity::Training, 10.0, Some(0.2))));
-        assert!(!is_stuck(&rank(Activity::Training, 9.0, Some(0.2))));
-        assert!(!is_stuck(&rank(Activity::Training, 29.0, Some(3.0))));
-        assert!(is_stuck(&rank(Activity::Evaluating, 30.0, Some(3.0))));
-        assert!(!is_stuck(&rank(Activity::Checkpointing, 60.0, Some(0.2))));
-        assert!(!is_stuck(&rank(Activity::Starting, 60.0, None)));
-    }
 
     #[test]
     fn a_rank_that_was_told_to_stop_as_it_started_did_not_fail() {

@@ -1,81 +1,61 @@
 //! What this pod's ranks are doing, as their agent sees it: it answers also when they hang, or are stopped.
 
-use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
 
 use contract::{Activity, Heartbeat, Heartbeats, ProcessState};
 use nix::unistd::Pid;
 
-/// Steps of which the median is taken.
-const LATEST_STEPS: usize = 101;
+use crate::pulse::Pulse;
 
 #[derive(Debug)]
 pub(crate) struct Pulses {
     attempt: u32,
     first_rank: u32,
-    ranks: Vec<Mutex<Pulse>>,
+    ranks: Vec<Mutex<Rank>>,
 }
 
 /// What one rank last told.
-#[derive(Debug)]
-struct Pulse {
+#[derive(Debug, Default)]
+struct Rank {
     /// `None` until its process is started.
     pid: Option<Pid>,
-    activity: Activity,
-    step: Option<u64>,
-    /// How often it has got on, and when it did last.
-    moves: u64,
-    moved_at: Instant,
-    seconds: VecDeque<f64>,
+    pulse: Pulse,
 }
 
 impl Pulses {
     /// Of the ranks `first_rank ..`, `count` of them, none of which has started.
     pub(super) fn new(attempt: u32, first_rank: u32, count: u32) -> Self {
-        let pulse = || Pulse {
-            pid: None,
-            activity: Activity::default(),
-            step: None,
-            moves: 0,
-            moved_at: Instant::now(),
-            seconds: VecDeque::new(),
-        };
         Self {
             attempt,
             first_rank,
-            ranks: (0..count).map(|_| Mutex::new(pulse())).collect(),
+            ranks: (0..count).map(|_| Mutex::default()).collect(),
         }
     }
 
-    fn lock(&self, local: usize) -> Option<MutexGuard<'_, Pulse>> {
+    fn lock(&self, local: usize) -> Option<MutexGuard<'_, Rank>> {
         // What is in there is valid after every single assignment.
-        let pulse = self.ranks.get(local)?;
-        Some(pulse.lock().unwrap_or_else(PoisonError::into_inner))
+        let rank = self.ranks.get(local)?;
+        Some(rank.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// The `local`-th rank has started as this process.
     pub(super) fn started(&self, local: usize, pid: Pid) {
-        if let Some(mut pulse) = self.lock(local) {
-            pulse.pid = Some(pid);
+        if let Some(mut rank) = self.lock(local) {
+            rank.pid = Some(pid);
         }
     }
 
     /// The `local`-th rank has finished a step, which took so many seconds.
     pub(super) fn stepped(&self, local: usize, step: u64, seconds: f64) {
-        let Some(mut pulse) = self.lock(local) else { return };
-        pulse.step = Some(step);
-        pulse.moved_to(Activity::Training);
-        if pulse.seconds.len() == LATEST_STEPS {
-            pulse.seconds.pop_front();
+        if let Some(mut rank) = self.lock(local) {
+            rank.pulse.stepped(step, seconds);
         }
-        pulse.seconds.push_back(seconds);
     }
 
     /// The `local`-th rank turns to an activity, or gets on with it.
     pub(super) fn turned_to(&self, local: usize, activity: Activity) {
-        if let Some(mut pulse) = self.lock(local) {
-            pulse.moved_to(activity);
+        if let Some(mut rank) = self.lock(local) {
+            rank.pulse.turned_to(activity);
         }
     }
 
@@ -90,33 +70,18 @@ impl Pulses {
 
     /// How the `local`-th rank is now.
     pub(super) fn heartbeat(&self, local: usize) -> Option<Heartbeat> {
-        let pulse = self.lock(local)?;
+        let rank = self.lock(local)?;
+        let pulse = &rank.pulse;
         Some(Heartbeat {
             rank: self.first_rank + local as u32,
             activity: pulse.activity,
             step: pulse.step,
             moves: pulse.moves,
-            idle_seconds: pulse.moved_at.elapsed().as_secs_f64(),
-            median_step_seconds: median(pulse.seconds.iter().copied()),
-            process: pulse.pid.map_or(ProcessState::Running, state_of),
+            idle_seconds: pulse.idle().as_secs_f64(),
+            median_step_seconds: pulse.median_step(),
+            process: rank.pid.map_or(ProcessState::Running, state_of),
         })
     }
-}
-
-impl Pulse {
-    fn moved_to(&mut self, activity: Activity) {
-        self.activity = activity;
-        self.moves += 1;
-        self.moved_at = Instant::now();
-    }
-}
-
-/// The middle value, the lower one of two; `None` of nothing.
-fn median(values: impl Iterator<Item = f64>) -> Option<f64> {
-    let mut values: Vec<f64> = values.collect();
-    let middle = values.len().checked_sub(1)? / 2;
-    let (_, median, _) = values.select_nth_unstable_by(middle, f64::total_cmp);
-    Some(*median)
 }
 
 fn state_of(pid: Pid) -> ProcessState {
@@ -146,8 +111,12 @@ mod tests {
             (begun.ranks[1].rank, begun.ranks[1].activity, begun.ranks[1].step),
             (5, Activity::Starting, None)
         );
+        let make_old = || {
+            let mut rank = pulses.lock(1).expect("a rank");
+            rank.pulse.age(std::time::Duration::from_secs(90));
+        };
         let age = || pulses.heartbeat(1).expect("a rank").idle_seconds;
-        pulses.lock(1).expect("a rank").moved_at -= std::time::Duration::from_secs(90);
+        make_old();
         assert!(age() >= 90.0);
         pulses.stepped(1, 7, 0.5);
         let moved = pulses.heartbeat(1).expect("a rank");
@@ -156,26 +125,13 @@ mod tests {
             (Activity::Training, Some(7), 1)
         );
         assert!(moved.idle_seconds < 90.0);
-        pulses.lock(1).expect("a rank").moved_at -= std::time::Duration::from_secs(90);
+        make_old();
         pulses.turned_to(1, Activity::Evaluating);
         assert!(age() < 90.0);
         pulses.turned_to(1, Activity::Evaluating);
         let moves = pulses.heartbeat(1).expect("a rank").moves;
         assert_eq!(moves, 3, "another batch of the evaluation");
         assert_eq!(pulses.heartbeat(2), None);
-    }
-
-    #[test]
-    fn the_median_is_of_the_latest_steps() {
-        let pulses = Pulses::new(1, 0, 1);
-        pulses.stepped(0, 1, 1000.0);
-        for step in 0..LATEST_STEPS as u64 {
-            pulses.stepped(0, 2 + step, if step < 60 { 0.25 } else { 4.0 });
-        }
-        let heartbeat = pulses.heartbeat(0).expect("a rank");
-        assert_eq!(heartbeat.median_step_seconds, Some(0.25));
-        assert_eq!(median([2.0, 1.0].into_iter()), Some(1.0));
-        assert_eq!(median(std::iter::empty()), None);
     }
 
     #[test]
