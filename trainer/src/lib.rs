@@ -36,6 +36,7 @@ mod signals;
 mod tensor_file;
 mod threads;
 mod train;
+mod watchdog;
 
 use std::io::IsTerminal as _;
 use std::process::ExitCode;

@@ -16,6 +16,7 @@ use crate::distributed::{LostPeer, Place};
 use crate::error::{TrainError, catching};
 use crate::metrics::{Report, Reporter};
 use crate::train::{Outcome, Plan, Trainer};
+use crate::watchdog::{Records, Watchdog};
 
 /// Names of `torchrun`'s environment.
 pub(crate) mod torchrun {
@@ -89,9 +90,18 @@ fn train(reporter: Reporter, lost: &LostPeer) -> Result<Outcome, TrainError> {
     let stop = stop_on_signal()?;
     let config = config::read_run_config()?;
     let place = place(&config)?;
-    let trainer = Trainer::new(config, &place, reporter, stop.requested, lost)?;
+    let records = Records::new(&config.checkpoint.path, place.attempt, place.rank);
+    let requested = Arc::clone(&stop.requested);
+    let trainer = Trainer::new(config, &place, reporter.clone(), requested, lost)?;
     // The process ends without it: the destructors of process groups wait for peers that may be gone.
     let mut trainer = ManuallyDrop::new(trainer);
+    Watchdog {
+        reporter,
+        stop: stop.requested,
+        recorder: trainer.flight_recorder(),
+        records,
+    }
+    .start();
     // From here on a signal is answered by a checkpoint.
     stop.at_once.store(false, Ordering::SeqCst);
     if let Some(plan) = Plan::of_environment()? {

@@ -7,6 +7,7 @@ const SOURCES: &[&str] = &[
     "autocast.cpp",
     "device.cpp",
     "error.cpp",
+    "flight_recorder.cpp",
     "memory.cpp",
     "moment.cpp",
     "optim.cpp",

@@ -96,6 +96,9 @@ impl Gang {
                 ("MALLOC_CONF", "dirty_decay_ms:-1,muzzy_decay_ms:-1".to_owned()),
                 // Its errors come back as values; it would print them too, with stack traces.
                 ("TORCH_CPP_LOG_LEVEL", "FATAL".to_owned()),
+                // Collectives that the flight recorder keeps: those of a few steps, so that a stall of a thousand ranks does
+                // not fill the storage.
+                ("TORCH_FR_BUFFER_SIZE", "256".to_owned()),
             ];
             for (name, value) in threads::of_container(config.ranks_per_node)
                 .into_iter()

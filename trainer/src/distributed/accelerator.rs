@@ -1,6 +1,6 @@
 //! What a rank computes on.
 
-use torch_ext::{Cuda, CudaError};
+use torch_ext::{Cuda, CudaError, FlightRecorder};
 
 use crate::error::TrainError;
 
@@ -51,6 +51,14 @@ impl Accelerator {
         match self {
             Self::Cpu => None,
             Self::Cuda { cuda, index } => Some(cuda.product(index).unwrap_or_else(|| "GPU".into())),
+        }
+    }
+
+    /// Of the collectives of groups on this device, and of those on the CPU.
+    pub(crate) fn flight_recorder(self) -> FlightRecorder {
+        match self {
+            Self::Cpu => FlightRecorder::new(None),
+            Self::Cuda { cuda, .. } => FlightRecorder::new(Some(&cuda)),
         }
     }
 

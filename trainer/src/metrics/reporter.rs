@@ -9,10 +9,15 @@ use contract::ExitCode;
 
 use super::Report;
 use crate::error::TrainError;
+use crate::pulse::Pulse;
 
 /// Sends reports as lines of JSON.
 #[derive(Clone, Debug)]
-pub(crate) struct Reporter(Arc<Mutex<UnixStream>>);
+pub(crate) struct Reporter {
+    socket: Arc<Mutex<UnixStream>>,
+    /// What the reports so far say of this rank.
+    pulse: Arc<Mutex<Pulse>>,
+}
 
 impl Reporter {
     /// Takes the socket that the agent put on standard input, and watches it: an agent that is gone takes its ranks
@@ -33,16 +38,34 @@ impl Reporter {
             let _ = watched.read(&mut [0]);
             torch_ext::exit_now(ExitCode::PeerLost.code());
         });
-        Ok(Self(Arc::new(Mutex::new(socket))))
+        Ok(Self {
+            socket: Arc::new(Mutex::new(socket)),
+            pulse: Arc::default(),
+        })
     }
 
     /// Sends a report. One that cannot be sent is dropped: the agent is gone, and the watch ends this process.
     pub(crate) fn send(&self, report: &Report) {
+        self.take_pulse(report);
         let Ok(mut line) = serde_json::to_vec(report) else {
             return;
         };
         line.push(b'\n');
-        let mut socket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = socket.write_all(&line);
+    }
+
+    /// When this rank got on last, as its reports tell.
+    pub(crate) fn pulse(&self) -> Pulse {
+        self.pulse.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn take_pulse(&self, report: &Report) {
+        let mut pulse = self.pulse.lock().unwrap_or_else(PoisonError::into_inner);
+        match report {
+            Report::Step(step) => pulse.stepped(step.step, step.phases.sum()),
+            Report::Activity { activity } => pulse.turned_to(*activity),
+            _ => {}
+        }
     }
 }

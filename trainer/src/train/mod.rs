@@ -17,6 +17,7 @@ use std::time::Instant;
 
 use contract::{Activity, RunConfig};
 use tch::{Kind, Tensor};
+use torch_ext::FlightRecorder;
 
 use crate::checkpoint::{CheckpointError, Position};
 use crate::data::{Batches, Share, Splits};
@@ -109,6 +110,11 @@ impl Trainer {
         };
         trainer.warm_up()?;
         Ok(trainer)
+    }
+
+    /// The recorder of the collectives of this rank's groups, each of which has run some.
+    pub(crate) fn flight_recorder(&self) -> FlightRecorder {
+        self.accelerator.flight_recorder()
     }
 
     /// Trains to the last epoch, or until told to stop.

@@ -344,6 +344,18 @@ fn given_up_after(change: impl FnOnce(&mut serde_json::Value)) {
         "{}",
         failure.message
     );
+    // Before it was given up, the rank that still ran wrote down what it was in; the stopped one could not.
+    let records = folder.path().join("checkpoints/flight-recorder");
+    let text = fs_err::read_to_string(records.join("attempt-4-rank-0.json")).expect("a record");
+    let record: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!((&record["rank"], &record["attempt"]), (&json!(0), &json!(4)));
+    assert_eq!(record["toldToStop"], json!(true));
+    assert!(record["idleSeconds"].as_f64() >= Some(5.0) && record["step"].as_u64() >= Some(3));
+    assert_eq!(record["nccl"], json!(null));
+    let entries = record["gloo"]["entries"].as_array().expect("entries");
+    let unfinished = entries.iter().filter(|entry| entry["retired"] == false).count();
+    assert!(0 < unfinished && unfinished < entries.len(), "{text}");
+    assert!(!records.join("attempt-4-rank-1.json").exists());
 }
 
 #[test]

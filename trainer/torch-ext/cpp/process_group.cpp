@@ -56,6 +56,8 @@ vit::Status vit_group_gloo(vit::Store* store, const char* name, int rank, int wo
     auto prefixed = c10::make_intrusive<c10d::PrefixStore>(name, store->store);
     auto options = c10d::ProcessGroupGloo::Options::create(Milliseconds(timeout_ms));
     options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
+    // For the flight recorder.
+    options->group_name = name;
     auto backend = c10::make_intrusive<c10d::ProcessGroupGloo>(prefixed, rank, world_size, options);
     *out = wrap(prefixed, rank, world_size, c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO, backend);
   });

@@ -1,5 +1,5 @@
-// The run-time plugin that makes c10d::ProcessGroupNCCL. It alone needs libtorch_cuda.so and libnccl.so, so that the
-// trainer itself runs on machines without CUDA; torch-ext loads it only where a GPU is present.
+// The run-time plugin that makes c10d::ProcessGroupNCCL and reads its flight recorder. It alone needs libtorch_cuda.so
+// and libnccl.so, so that the trainer itself runs on machines without CUDA; torch-ext loads it only where a GPU is present.
 #define USE_C10D_NCCL
 #include <cstdio>
 
@@ -18,5 +18,22 @@ extern "C" int vit_nccl_backend_new(const c10::intrusive_ptr<c10d::Store>* store
   } catch (...) {
     std::snprintf(message, message_size, "NCCL threw something that is not an exception");
   }
+  return 1;
+}
+
+// Gives the collectives of NCCL's groups that are still recorded to `take`, as JSON, or else what went wrong. 0 where it
+// succeeded.
+extern "C" int vit_nccl_flight_record(void (*take)(void* out, const char* text, size_t length), void* out) {
+  std::string message;
+  try {
+    const auto json = c10d::dump_nccl_trace_json(/*includeCollectives=*/true, /*onlyActive=*/false);
+    take(out, json.data(), json.size());
+    return 0;
+  } catch (const std::exception& error) {
+    message = error.what();
+  } catch (...) {
+    message = "NCCL threw something that is not an exception";
+  }
+  take(out, message.data(), message.size());
   return 1;
 }

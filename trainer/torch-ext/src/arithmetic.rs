@@ -45,23 +45,32 @@ impl Arithmetic {
     /// Sets it for the whole process: TF32 or not; for attention flash, memory-efficient, then plain, and cuDNN first or
     /// not at all.
     pub fn set(tf32: bool, cudnn_attention: bool) -> Result<(), Error> {
-        // SAFETY: plain values.
-        let status = unsafe { sys::vit_set_arithmetic(tf32, cudnn_attention) };
-        check(status, || "failed to set the arithmetic of GPUs".into())
+        set(tf32, cudnn_attention)
     }
 
     /// As libtorch has it.
     pub fn current() -> Result<Self, Error> {
-        let (mut tf32, mut numbers, mut count) = (false, [0; 5], 0);
-        // SAFETY: the places are valid, and there are as many numbers as libtorch has kernels.
-        let status = unsafe { sys::vit_arithmetic(&raw mut tf32, numbers.as_mut_ptr(), &raw mut count) };
-        check(status, || "failed to ask for the arithmetic of GPUs".into())?;
-        let attention = numbers[..count].iter().copied();
+        let (tf32, numbers) = current()?;
         Ok(Self {
             tf32,
-            attention: attention.filter_map(AttentionKernel::of_number).collect(),
+            attention: numbers.into_iter().filter_map(AttentionKernel::of_number).collect(),
         })
     }
+}
+
+fn set(tf32: bool, cudnn_attention: bool) -> Result<(), Error> {
+    // SAFETY: plain values.
+    let status = unsafe { sys::vit_set_arithmetic(tf32, cudnn_attention) };
+    check(status, || "failed to set the arithmetic of GPUs".into())
+}
+
+/// Whether TF32 is on, and the numbers of kernels.
+fn current() -> Result<(bool, Vec<i64>), Error> {
+    let (mut tf32, mut numbers, mut count) = (false, [0; 5], 0);
+    // SAFETY: the places are valid, and there are as many numbers as libtorch has kernels.
+    let status = unsafe { sys::vit_arithmetic(&raw mut tf32, numbers.as_mut_ptr(), &raw mut count) };
+    check(status, || "failed to ask for the arithmetic of GPUs".into())?;
+    Ok((tf32, numbers[..count].to_vec()))
 }
 
 #[cfg(test)]

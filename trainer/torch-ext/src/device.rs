@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 use crate::error::{Error, check};
-use crate::sys;
+use crate::sys::{self, NcclFlightRecord};
 
 /// libtorch's CUDA half.
 const TORCH_CUDA: &str = "libtorch_cuda.so";
@@ -29,11 +29,16 @@ pub(crate) fn index(device: tch::Device) -> c_int {
 #[derive(Clone, Copy, Debug)]
 pub struct Cuda {
     backend_new: *const c_void,
+    flight_record: NcclFlightRecord,
 }
 
 impl Cuda {
     pub(crate) fn nccl_backend_new(&self) -> *const c_void {
         self.backend_new
+    }
+
+    pub(crate) fn nccl_flight_record(&self) -> NcclFlightRecord {
+        self.flight_record
     }
 
     /// Most memory that tensors on the GPU of this number have had at once, bytes.
@@ -99,13 +104,20 @@ pub fn load_cuda() -> Result<Cuda, CudaError> {
     let entry = unsafe { plugin.get::<*const c_void>(b"vit_nccl_backend_new\0") }
         .map_err(|error| unusable(PLUGIN, &error))?;
     let backend_new = *entry;
+    // SAFETY: the symbol is a function of the plugin with this signature (both are written in this crate).
+    let entry = unsafe { plugin.get::<NcclFlightRecord>(b"vit_nccl_flight_record\0") }
+        .map_err(|error| unusable(PLUGIN, &error))?;
+    let flight_record = *entry;
     // Neither library can be unloaded: libtorch keeps pointers into them.
     std::mem::forget(torch_cuda);
     std::mem::forget(plugin);
     if !tch::Cuda::is_available() {
         return Err(CudaError::Unusable);
     }
-    Ok(Cuda { backend_new })
+    Ok(Cuda {
+        backend_new,
+        flight_record,
+    })
 }
 
 fn open(library: &'static str) -> Result<Library, CudaError> {

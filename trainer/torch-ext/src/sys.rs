@@ -76,6 +76,11 @@ pub struct SgdNumbers {
     pub nesterov: bool,
 }
 
+/// Takes a text: where it goes, its first byte, its length.
+pub(crate) type TakeText = unsafe extern "C" fn(*mut c_void, *const c_char, usize);
+/// The NCCL plugin's entry of this name (`nccl/plugin.cpp`). 0 where it succeeded.
+pub(crate) type NcclFlightRecord = unsafe extern "C" fn(TakeText, *mut c_void) -> c_int;
+
 /// What the device decides of an optimizer's step, as `cpp/optim.cpp` reads it.
 #[repr(C)]
 pub(crate) struct RawGate {
@@ -88,6 +93,8 @@ unsafe extern "C" {
     pub(crate) fn vit_exit_now(code: c_int) -> !;
 
     pub(crate) fn vit_peak_cuda_bytes(index: c_int, bytes: *mut u64) -> c_int;
+
+    pub(crate) fn vit_flight_record(take: TakeText, out: *mut c_void) -> c_int;
 
     pub(crate) fn vit_store_new(
         host: *const c_char,
