@@ -12,6 +12,7 @@ const SOURCES: &[&str] = &[
     "moment.cpp",
     "optim.cpp",
     "process_group.cpp",
+    "profile.cpp",
     "readback.cpp",
     "recompute.cpp",
     "reducer.cpp",

@@ -46,6 +46,20 @@ impl Accelerator {
         }
     }
 
+    /// Makes a step fail where the host would wait for the GPU, or wait again. Nothing on the CPU.
+    pub(crate) fn forbid_waits(self, forbidden: bool) {
+        if let Self::Cuda { cuda, .. } = self {
+            cuda.forbid_waits(forbidden);
+        }
+    }
+
+    /// Returns once the GPU has done all it was given. At once on the CPU.
+    pub(crate) fn finish(self) {
+        if let Self::Cuda { index, .. } = self {
+            tch::Cuda::synchronize(index as i64);
+        }
+    }
+
     /// The GPU's product name; `None` on the CPU.
     pub(crate) fn product(self) -> Option<String> {
         match self {

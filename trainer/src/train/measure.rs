@@ -1,8 +1,10 @@
 //! Real steps, timed one by one, for `vit-trainer bench`.
 
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use torch_ext::{Arithmetic, SyncTimes, Trace};
+use torch_ext::{Arithmetic, Profile, SyncTimes, Trace};
 
 use super::Trainer;
 use super::plan::{Distribution, InputAlone, Plan, RankResult};
@@ -19,16 +21,22 @@ struct Steps<'a> {
 }
 
 impl Steps<'_> {
-    /// One step. Gives its seconds.
-    fn next(&mut self) -> Result<f64, TrainError> {
+    /// Begins the next epoch where this one has no step left.
+    fn prepare(&mut self) -> Result<(), TrainError> {
         let trainer = &mut *self.trainer;
         if !trainer.epoch_has_a_step() {
             trainer.position.epoch += 1;
             trainer.position.images_into_epoch = 0;
             self.batches = trainer.rest_of_epoch()?;
         }
+        Ok(())
+    }
+
+    /// One step. Gives its seconds.
+    fn next(&mut self) -> Result<f64, TrainError> {
+        self.prepare()?;
         let start = Instant::now();
-        let settled = trainer.step(&mut self.batches)?;
+        let settled = self.trainer.step(&mut self.batches)?;
         self.reports.extend(settled.map(|settled| settled.report));
         Ok(start.elapsed().as_secs_f64())
     }
@@ -37,6 +45,34 @@ impl Steps<'_> {
     fn settle(&mut self) -> Result<(), TrainError> {
         let settled = self.trainer.settle()?;
         self.reports.extend(settled.map(|settled| settled.report));
+        Ok(())
+    }
+
+    /// One step, with its operators after which the host waits for the device.
+    fn next_counted(&mut self, forbid: bool) -> Result<BTreeMap<String, u64>, TrainError> {
+        self.prepare()?;
+        let trace = Trace::begin()?;
+        let accelerator = self.trainer.accelerator;
+        accelerator.forbid_waits(forbid);
+        let step = self.next();
+        accelerator.forbid_waits(false);
+        step?;
+        Ok(trace.host_stops())
+    }
+
+    /// One step, of which rank 0 writes a trace. All it launched is in it, and nothing of the steps beside it.
+    fn next_traced(&mut self, path: &Path) -> Result<(), TrainError> {
+        self.settle()?;
+        self.prepare()?;
+        let accelerator = self.trainer.accelerator;
+        accelerator.finish();
+        let is_first = self.trainer.world.is_first();
+        let with_cuda = accelerator.device().is_cuda();
+        let profile = is_first.then(|| Profile::begin(with_cuda)).transpose()?;
+        self.next()?;
+        self.settle()?;
+        accelerator.finish();
+        profile.map_or(Ok(()), |profile| profile.save(path))?;
         Ok(())
     }
 
@@ -82,11 +118,11 @@ impl Trainer {
             phases += step.phases;
             sync += step.sync;
         }
-        let trace = Trace::begin()?;
-        steps.next()?;
-        let host_stops = trace.host_stops();
-        drop(trace);
+        let host_stops = steps.next_counted(plan.forbid_host_stops)?;
         let exposed_sync_share = exposed_share(&mut steps, plan.pairs)?;
+        if let Some(path) = &plan.trace {
+            steps.next_traced(path)?;
+        }
         drop(steps);
         let input = self.input_alone(plan.steps)?;
 

@@ -18,6 +18,10 @@ pub(crate) struct Plan {
     pub(crate) steps: u32,
     /// After them: how often a step that reduces gradients is paired with one that does not.
     pub(crate) pairs: u32,
+    /// Whether the step whose operators are counted fails where the host would wait for a GPU.
+    pub(crate) forbid_host_stops: bool,
+    /// After all measured steps: where rank 0 writes a trace of one step.
+    pub(crate) trace: Option<PathBuf>,
     /// When the command was started, seconds since 1970.
     pub(crate) started: f64,
     pub(crate) folder: PathBuf,
@@ -159,6 +163,8 @@ mod tests {
             warmup_steps: 1,
             steps: 2,
             pairs: 3,
+            forbid_host_stops: true,
+            trace: Some("trace.json".into()),
             started: 4.5,
             folder: folder.path().into(),
         };

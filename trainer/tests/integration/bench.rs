@@ -216,3 +216,37 @@ spec:
         "{table}"
     );
 }
+
+#[test]
+fn a_trace_holds_one_step_of_rank_0() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("trace.json");
+    let output = bench(&["--trace", file.to_str().expect("a name"), "--forbid-host-stops"]);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    let trace: Value = serde_json::from_slice(&fs_err::read(&file).expect("a file")).expect("JSON");
+    let events = trace["traceEvents"].as_array().expect("events");
+    let count = |name: &str| {
+        let is_it = |event: &&Value| event["name"] == name && event["ph"] == "X";
+        events.iter().filter(is_it).count()
+    };
+    // The model has one block, and the optimizer two groups: weights that decay, and those that do not.
+    for (operator, times) in [
+        ("aten::scaled_dot_product_attention", 1),
+        (
+            "autograd::engine::evaluate_function: ScaledDotProductFlashAttentionForCpuBackward0",
+            1,
+        ),
+        ("aten::_fused_adamw_", 2),
+    ] {
+        assert_eq!(count(operator), times, "{operator}");
+    }
+}
+
+#[test]
+fn a_trace_that_cannot_be_written_is_refused_before_anything_is_measured() {
+    let output = bench(&["--trace", "/nowhere/trace.json"]);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{told}");
+    assert!(told.contains("/nowhere/trace.json"), "{told}");
+}

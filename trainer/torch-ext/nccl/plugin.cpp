@@ -1,8 +1,10 @@
-// The run-time plugin that makes c10d::ProcessGroupNCCL and reads its flight recorder. It alone needs libtorch_cuda.so
-// and libnccl.so, so that the trainer itself runs on machines without CUDA; torch-ext loads it only where a GPU is present.
+// The run-time plugin that makes c10d::ProcessGroupNCCL, reads its flight recorder, and reaches what only CUDA's libraries
+// know. It alone needs libtorch_cuda.so and libnccl.so, so that the trainer itself runs on machines without CUDA; torch-ext
+// loads it only where a GPU is present.
 #define USE_C10D_NCCL
 #include <cstdio>
 
+#include <c10/cuda/CUDAFunctions.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
 extern "C" int vit_nccl_backend_new(const c10::intrusive_ptr<c10d::Store>* store, int rank, int world_size,
@@ -36,4 +38,10 @@ extern "C" int vit_nccl_flight_record(void (*take)(void* out, const char* text, 
   }
   take(out, message.data(), message.size());
   return 1;
+}
+
+// Makes libtorch throw where the host would wait for a GPU, or wait again.
+extern "C" void vit_cuda_forbid_waits(bool forbidden) {
+  using c10::cuda::SyncDebugMode;
+  c10::cuda::warning_state().set_sync_debug_mode(forbidden ? SyncDebugMode::L_ERROR : SyncDebugMode::L_DISABLED);
 }

@@ -53,7 +53,10 @@ impl Arithmetic {
         let (tf32, numbers) = current()?;
         Ok(Self {
             tf32,
-            attention: numbers.into_iter().filter_map(AttentionKernel::of_number).collect(),
+            attention: numbers
+                .into_iter()
+                .filter_map(AttentionKernel::of_number)
+                .collect(),
         })
     }
 }

@@ -30,6 +30,7 @@ pub(crate) fn index(device: tch::Device) -> c_int {
 pub struct Cuda {
     backend_new: *const c_void,
     flight_record: NcclFlightRecord,
+    forbid_waits: unsafe extern "C" fn(bool),
 }
 
 impl Cuda {
@@ -39,6 +40,13 @@ impl Cuda {
 
     pub(crate) fn nccl_flight_record(&self) -> NcclFlightRecord {
         self.flight_record
+    }
+
+    /// Makes libtorch fail, on every thread, where the host would wait for a GPU ("called a synchronizing CUDA operation"),
+    /// or wait again. Waiting for an event is no failure. Never run where this project's own tests run: they have no GPU.
+    pub fn forbid_waits(&self, forbidden: bool) {
+        // SAFETY: the plugin's function takes a plain value, and the plugin is never unloaded.
+        unsafe { (self.forbid_waits)(forbidden) }
     }
 
     /// Most memory that tensors on the GPU of this number have had at once, bytes.
@@ -100,14 +108,16 @@ pub fn load_cuda() -> Result<Cuda, CudaError> {
     // libtorch_cuda registers its kernels with libtorch_cpu as it is loaded, and the plugin links against it.
     let torch_cuda = open(TORCH_CUDA)?;
     let plugin = open(PLUGIN)?;
+    let failed = |error| unusable(PLUGIN, &error);
     // SAFETY: the symbol is a function of the plugin; only its address is taken here.
-    let entry = unsafe { plugin.get::<*const c_void>(b"vit_nccl_backend_new\0") }
-        .map_err(|error| unusable(PLUGIN, &error))?;
+    let entry = unsafe { plugin.get::<*const c_void>(b"vit_nccl_backend_new\0") }.map_err(failed)?;
     let backend_new = *entry;
     // SAFETY: the symbol is a function of the plugin with this signature (both are written in this crate).
-    let entry = unsafe { plugin.get::<NcclFlightRecord>(b"vit_nccl_flight_record\0") }
-        .map_err(|error| unusable(PLUGIN, &error))?;
+    let entry = unsafe { plugin.get::<NcclFlightRecord>(b"vit_nccl_flight_record\0") }.map_err(failed)?;
     let flight_record = *entry;
+    // SAFETY: the plugin defines the function with this signature (nccl/plugin.cpp).
+    let entry = unsafe { plugin.get::<unsafe extern "C" fn(bool)>(b"vit_cuda_forbid_waits\0") };
+    let forbid_waits = *entry.map_err(failed)?;
     // Neither library can be unloaded: libtorch keeps pointers into them.
     std::mem::forget(torch_cuda);
     std::mem::forget(plugin);
@@ -117,6 +127,7 @@ pub fn load_cuda() -> Result<Cuda, CudaError> {
     Ok(Cuda {
         backend_new,
         flight_record,
+        forbid_waits,
     })
 }
 

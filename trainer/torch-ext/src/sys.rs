@@ -198,6 +198,9 @@ unsafe extern "C" {
     pub(crate) fn vit_meter_free(meter: *mut RawMeter);
     pub(crate) fn vit_meter_read(meter: *const RawMeter, held: *mut i64, peak: *mut i64);
 
+    pub(crate) fn vit_profile_begin(with_cuda: bool) -> c_int;
+    pub(crate) fn vit_profile_end(path: *const c_char) -> c_int;
+
     pub(crate) fn vit_trace_new(out: *mut *mut RawTrace) -> c_int;
     pub(crate) fn vit_trace_free(trace: *mut RawTrace);
     pub(crate) fn vit_trace_count(trace: *const RawTrace, name: *const c_char) -> u64;

@@ -43,7 +43,10 @@ fn work_takes_as_long_as_the_device_is_at_it() {
     let seconds = end.seconds_since(&start).expect("both have passed");
     assert!((seconds - took).abs() < took / 4.0, "{seconds} s of {took} s");
     if device.is_cuda() {
-        assert!(launched < took / 4.0, "the host was at it for {launched} s of {took} s");
+        assert!(
+            launched < took / 4.0,
+            "the host was at it for {launched} s of {took} s"
+        );
     }
 }
 

@@ -5,7 +5,7 @@ mod input;
 mod report;
 
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use contract::{ExitCode, RunConfig};
@@ -54,6 +54,12 @@ pub(crate) struct Arguments {
     /// Pairs of a step with and a step without reduced gradients, after the measured steps
     #[arg(long, value_name = "N", default_value = "0")]
     pairs: u32,
+    /// Fail where a step makes the host wait for its device: by the names of its operators and, on a GPU, with CUDA's sync debug mode set to error
+    #[arg(long)]
+    forbid_host_stops: bool,
+    /// After the measured steps, write a Chrome trace of one more step on rank 0 to this file
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// Write the result as JSON to this file; `-` prints it in place of the table
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -77,10 +83,13 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
             config.nodes
         )));
     }
+    let trace = arguments.trace.as_deref().map(prepare_trace).transpose()?;
     let plan = Plan {
         warmup_steps: arguments.warmup_steps,
         steps: arguments.steps,
         pairs: arguments.pairs,
+        forbid_host_stops: arguments.forbid_host_stops,
+        trace,
         started,
         folder: folder.path().into(),
     };
@@ -100,7 +109,17 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     }
     let summary = Summary::new(&config, plan.results(config.world_size())?);
     tell(arguments, &config, &summary)?;
+    if arguments.forbid_host_stops {
+        summary.require_no_host_stops()?;
+    }
     Ok(ExitCode::Done)
+}
+
+/// Makes the file for the trace, before minutes are spent on what could not be written. Gives its full path.
+fn prepare_trace(path: &Path) -> Result<PathBuf, TrainError> {
+    let failed = TrainError::system("failed to make the file for the trace");
+    fs_err::File::create(path).map_err(&failed)?;
+    fs_err::canonicalize(path).map_err(failed)
 }
 
 fn tell(arguments: &Arguments, config: &RunConfig, summary: &Summary) -> Result<(), TrainError> {

@@ -1,13 +1,42 @@
 //! What all ranks measured, as one result.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use contract::RunConfig;
+use contract::{ExitCode, RunConfig};
 use serde::Serialize;
 
 use super::input::Input;
+use crate::error::Failure;
 use crate::flops::{flops_per_image, peak};
 use crate::train::{Distribution, RankResult};
+
+/// Operators of a step after which the host waits for its device.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "a step makes the host wait for its device, in {operators}: nothing in a step may need a value on the host"
+)]
+pub(super) struct HostStops {
+    operators: String,
+}
+
+impl Failure for HostStops {
+    fn exit_code(&self) -> ExitCode {
+        ExitCode::Other(1)
+    }
+}
+
+/// `host_stops` has each rank's operators, and how often they were called.
+fn require_none<'a>(host_stops: impl Iterator<Item = &'a BTreeMap<String, u64>>) -> Result<(), HostStops> {
+    let operators: BTreeSet<&str> = host_stops
+        .flat_map(|of_rank| of_rank.keys().map(String::as_str))
+        .collect();
+    if operators.is_empty() {
+        return Ok(());
+    }
+    Err(HostStops {
+        operators: operators.into_iter().collect::<Vec<_>>().join(", "),
+    })
+}
 
 #[derive(Debug, Serialize)]
 pub(super) struct Summary {
@@ -60,15 +89,14 @@ impl Summary {
 
     /// Of all ranks, by operator.
     fn host_stops(&self) -> String {
-        let operators: BTreeSet<&str> = self
-            .ranks
-            .iter()
-            .flat_map(|rank| rank.host_stops.keys().map(String::as_str))
-            .collect();
-        if operators.is_empty() {
-            return "none".into();
-        }
-        operators.into_iter().collect::<Vec<_>>().join(", ")
+        self.require_no_host_stops()
+            .err()
+            .map_or_else(|| "none".into(), |stops| stops.operators)
+    }
+
+    /// An error where a rank's step makes the host wait.
+    pub(super) fn require_no_host_stops(&self) -> Result<(), HostStops> {
+        require_none(self.ranks.iter().map(|rank| &rank.host_stops))
     }
 
     pub(super) fn table(&self, config: &RunConfig) -> String {
@@ -143,5 +171,23 @@ impl Summary {
             ));
         }
         lines.join("\n")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_that_makes_one_rank_wait_is_an_error_that_names_the_operators() {
+        let none = BTreeMap::new();
+        require_none([&none, &none].into_iter()).expect("nobody waits");
+        let some = BTreeMap::from([("aten::nonzero".to_owned(), 2), ("aten::equal".to_owned(), 1)]);
+        let error = require_none([&none, &some].into_iter()).expect_err("one waits");
+        assert!(
+            error.to_string().contains("in aten::equal, aten::nonzero:"),
+            "{error}"
+        );
+        assert_eq!(error.exit_code(), ExitCode::Other(1));
     }
 }
