@@ -1,11 +1,13 @@
-"""One rank of a peer: the same training step as `vit-trainer bench` takes, by PyTorch's DistributedDataParallel or by
-DeepSpeed, on timm's model. Started by torchrun; bench_trainer.py says what to measure in the variable PEER_PLAN.
+"""One rank of a peer: the same training step as `vit-trainer bench` takes, by PyTorch alone, its DistributedDataParallel
+or DeepSpeed, on timm's model. Started by itself or by torchrun; contenders.py says what to measure in the variable
+PEER_PLAN.
 
 Settings are those a careful user picks: fused AdamW, gradients as views of buckets, no synchronisation with the host in
-a step, data on the device as bytes. What is timed, and how, is `train/bench.rs`, line for line.
+a step, data on the device as bytes. What is timed, and how, is `train/measure.rs`, line for line.
 """
 
 import contextlib
+import copy
 import json
 import os
 import pathlib
@@ -13,102 +15,149 @@ import statistics
 import time
 
 PLAN = json.loads(os.environ["PEER_PLAN"])
-RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+RANK, WORLD = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
-import timm.models.vision_transformer as vit  # noqa: E402
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from timm.optim import param_groups_weight_decay  # noqa: E402
+from timm_vit import make_model, param_groups_weight_decay  # noqa: E402
 
 ON_GPU = PLAN["device"] == "cuda"
-DEVICE = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if ON_GPU else torch.device("cpu")
+DEVICE = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if ON_GPU else torch.device("cpu")
 # Distinct images, in steps; as many as the trainer's.
 SYNTHETIC_STEPS = 8
 
 
-def make_model():
-    """timm's model, with the sizes of the plan."""
-    sizes = PLAN["model"]
-    return vit.VisionTransformer(
-        img_size=sizes["imageSize"], patch_size=sizes["patchSize"], embed_dim=sizes["hiddenSize"],
-        depth=sizes["depth"], num_heads=sizes["heads"], num_classes=sizes["numClasses"],
-    ).to(DEVICE)
+def new_model() -> torch.nn.Module:
+    # Drawn where it is used: a large one would take the CPU many seconds.
+    with DEVICE:
+        return make_model(PLAN["model"])
 
 
-def make_optimizer(model):
-    return torch.optim.AdamW(param_groups_weight_decay(model, 0.05), lr=1e-3, fused=True)
+def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
+    fused = PLAN["optimizer"] == "fused"
+    return torch.optim.AdamW(param_groups_weight_decay(model, 0.05), lr=1e-3, fused=fused, foreach=False)
 
 
-def autocast():
-    if PLAN["precision"] == "fp32":
-        return contextlib.nullcontext()
-    return torch.autocast(PLAN["device"], dtype=torch.bfloat16)
+class MasterWeights:
+    """Puts a model into bfloat16 and trains copies of its weights in 32 bits, which it gets the values of."""
+
+    def __init__(self, model: torch.nn.Module):
+        masters = copy.deepcopy(model)
+        self.optimizer = make_optimizer(masters)
+        self.masters, self.weights = list(masters.parameters()), list(model.to(torch.bfloat16).parameters())
+        for master in self.masters:
+            master.grad = torch.zeros_like(master)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        torch._foreach_copy_([master.grad for master in self.masters], [weight.grad for weight in self.weights])
+        self.optimizer.step()
+        torch._foreach_copy_(self.weights, self.masters)
+
+    def zero_grad(self) -> None:
+        for weight in self.weights:
+            weight.grad = None
+
+
+def make_updates(model: torch.nn.Module) -> torch.optim.Optimizer | MasterWeights:
+    """What changes the model's weights by their gradients, in the precision of the plan."""
+    return MasterWeights(model) if PLAN["precision"] == "bf16-masters" else make_optimizer(model)
+
+
+def autocast() -> contextlib.AbstractContextManager:
+    if PLAN["precision"] == "bf16":
+        return torch.autocast(PLAN["device"], dtype=torch.bfloat16)
+    return contextlib.nullcontext()
+
+
+def compiled(model: torch.nn.Module) -> torch.nn.Module:
+    if PLAN["compile"] is None:
+        return model
+    return torch.compile(model, mode=None if PLAN["compile"] == "default" else PLAN["compile"])
 
 
 class Data:
     """Random images as bytes on the device, and their labels."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         sizes, count = PLAN["model"], SYNTHETIC_STEPS * PLAN["batch"]
         side = sizes["imageSize"]
         self.images = torch.randint(256, (count, 3, side, side), dtype=torch.uint8).to(DEVICE)
         self.labels = torch.randint(sizes["numClasses"], (count,)).to(DEVICE)
         self.at = 0
 
-    def next(self):
+    def next(self) -> tuple[torch.Tensor, torch.Tensor]:
         if self.at % SYNTHETIC_STEPS == 0:
             self.order = torch.randperm(len(self.labels)).to(DEVICE)
         start = self.at % SYNTHETIC_STEPS * PLAN["batch"]
         rows = self.order[start:start + PLAN["batch"]]
         self.at += 1
-        return self.images[rows].float().div_(127.5).sub_(1.0), self.labels[rows]
+        images = self.images[rows].float().div_(127.5).sub_(1.0)
+        if PLAN["precision"] == "bf16-masters":
+            images = images.to(torch.bfloat16)
+        return images, self.labels[rows]
 
 
 class LastGradient:
     """When a backward pass had this rank's last gradient: right after it, what is left is waiting for averages."""
 
-    def __init__(self, model):
-        self.time = None
+    def __init__(self, model: torch.nn.Module):
+        self.time = 0.0
         for parameter in model.parameters():
             parameter.register_post_accumulate_grad_hook(self._note)
 
-    def _note(self, _):
+    def _note(self, _: torch.Tensor) -> None:
         self.time = time.perf_counter()
+
+
+class Module:
+    """The model alone, eager or compiled."""
+
+    def __init__(self) -> None:
+        model = new_model()
+        self.updates = make_updates(model)
+        self.model = compiled(model)
+
+    def step(self, images: torch.Tensor, labels: torch.Tensor, _: bool) -> float:
+        """One step. Nobody waits for averages."""
+        with autocast():
+            loss = torch.nn.functional.cross_entropy(self.model(images).float(), labels)
+        loss.backward()
+        self.updates.step()
+        self.updates.zero_grad()
+        return 0.0
 
 
 class Ddp:
     """torch.nn.parallel.DistributedDataParallel, eager or compiled."""
 
-    def __init__(self):
-        model = make_model()
-        self.optimizer = make_optimizer(model)
+    def __init__(self) -> None:
+        model = new_model()
+        self.updates = make_updates(model)
         self.ddp = torch.nn.parallel.DistributedDataParallel(
             model, device_ids=[DEVICE.index] if ON_GPU else None, gradient_as_bucket_view=True,
             broadcast_buffers=False)
-        self.model = self.ddp
-        if PLAN["compile"]:
-            mode = None if PLAN["compile"] == "default" else PLAN["compile"]
-            self.model = torch.compile(self.ddp, mode=mode)
+        self.model = compiled(self.ddp)
         self.last_gradient = LastGradient(model)
 
-    def step(self, images, labels, synchronize):
+    def step(self, images: torch.Tensor, labels: torch.Tensor, synchronize: bool) -> float:
         """One step. Gives the seconds from the last gradient to averages of all of them."""
         with contextlib.nullcontext() if synchronize else self.ddp.no_sync():
             with autocast():
-                loss = torch.nn.functional.cross_entropy(self.model(images), labels)
+                loss = torch.nn.functional.cross_entropy(self.model(images).float(), labels)
             loss.backward()
         waited = time.perf_counter() - self.last_gradient.time
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        self.updates.step()
+        self.updates.zero_grad()
         return waited
 
 
 class DeepSpeed:
     """DeepSpeed with the study's settings: ZeRO stage 0, which reduces all gradients after the backward pass."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         import deepspeed
-        model = make_model()
+        model = new_model()
         config = {
             "train_micro_batch_size_per_gpu": PLAN["batch"],
             "gradient_accumulation_steps": 1,
@@ -122,7 +171,7 @@ class DeepSpeed:
             model=model, optimizer=make_optimizer(model), config=config, dist_init_required=False)
         self.last_gradient = LastGradient(model)
 
-    def step(self, images, labels, synchronize):
+    def step(self, images: torch.Tensor, labels: torch.Tensor, synchronize: bool) -> float:
         loss = torch.nn.functional.cross_entropy(self.engine(images), labels)
         self.engine.enable_backward_allreduce = synchronize
         self.engine.backward(loss)
@@ -131,34 +180,40 @@ class DeepSpeed:
         return waited
 
 
-def peak_resident_bytes():
+def peak_resident_bytes() -> int:
     for line in pathlib.Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     raise RuntimeError("/proc/self/status has no VmHWM")
 
 
-def wait_for_device():
+def wait_for_device() -> None:
     if ON_GPU:
         torch.cuda.synchronize()
 
 
-def main():
-    if ON_GPU:
-        torch.cuda.set_device(DEVICE)
+def join() -> None:
+    """Meets the other ranks."""
     backend = "nccl" if ON_GPU else "gloo"
     if PLAN["peer"] == "deepspeed":
         import deepspeed
         deepspeed.init_distributed(dist_backend=backend)
-    else:
+    elif PLAN["peer"] == "ddp":
         dist.init_process_group(backend)
+
+
+def main() -> None:
+    if ON_GPU:
+        torch.cuda.set_device(DEVICE)
+    torch.backends.cuda.matmul.allow_tf32 = PLAN["precision"] == "tf32"
+    join()
     torch.manual_seed(RANK)
-    peer = DeepSpeed() if PLAN["peer"] == "deepspeed" else Ddp()
+    peer = {"module": Module, "ddp": Ddp, "deepspeed": DeepSpeed}[PLAN["peer"]]()
     data = Data()
 
-    waits = []
+    waits: list[float] = []
 
-    def step(synchronize=True):
+    def step(synchronize: bool = True) -> float:
         start = time.perf_counter()
         waits.append(peer.step(*data.next(), synchronize))
         return time.perf_counter() - start
@@ -179,7 +234,7 @@ def main():
 
     share = None
     if PLAN["pairs"] and WORLD > 1:
-        times = {True: [], False: []}
+        times: dict[bool, list[float]] = {True: [], False: []}
         for pair in range(PLAN["pairs"]):
             for synchronize in (pair % 2 == 0, pair % 2 == 1):
                 dist.barrier()
@@ -202,7 +257,8 @@ def main():
         "peak_device_bytes": torch.cuda.max_memory_allocated() if ON_GPU else None,
     }
     pathlib.Path(PLAN["folder"], f"rank-{RANK}.json").write_text(json.dumps(result))
-    dist.barrier()
+    if dist.is_initialized():
+        dist.barrier()
     # Without waiting for threads of compilers and process groups.
     os._exit(0)
 

@@ -1,0 +1,228 @@
+"""The trainer and its peers, each measured on a case as processes of its own."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import platform
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+
+import link
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+# As the trainer's manifest names sizes.
+MODELS: dict[str, dict] = {
+    "vit-micro": {"imageSize": 32, "patchSize": 8, "hiddenSize": 96, "depth": 3, "heads": 3, "numClasses": 10},
+    "vit-cifar-p4": {"imageSize": 32, "patchSize": 4, "hiddenSize": 192, "depth": 12, "heads": 3, "numClasses": 10},
+    "vit-ti16-224": {"imageSize": 224, "patchSize": 16, "hiddenSize": 192, "depth": 12, "heads": 3, "numClasses": 1000},
+    "vit-b16-224": {"imageSize": 224, "patchSize": 16, "hiddenSize": 768, "depth": 12, "heads": 12, "numClasses": 1000},
+    "vit-l16-224": {"imageSize": 224, "patchSize": 16, "hiddenSize": 1024, "depth": 24, "heads": 16,
+                    "numClasses": 1000},
+    "vit-h16-224": {"imageSize": 224, "patchSize": 16, "hiddenSize": 1280, "depth": 32, "heads": 16,
+                    "numClasses": 1000},
+}
+# What the trainer's manifest says for each mode; peer.py has the same modes.
+PRECISIONS: dict[str, dict] = {
+    "fp32": {},
+    "tf32": {"tf32": True},
+    "bf16": {"precision": "bf16"},
+    "bf16-masters": {"precision": "bf16", "masterWeights": True},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What is measured."""
+
+    model: str
+    # Images of a rank's step.
+    batch: int
+    precision: str
+    ranks: int = 1
+    device: str = "cpu"
+    pooling: str = "token"
+    # Of link.link; None for no network between ranks.
+    link: dict[str, float] | None = None
+
+    @property
+    def sizes(self) -> dict:
+        return MODELS[self.model] | {"pooling": self.pooling}
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How long, and with what."""
+
+    trainer: str
+    steps: int
+    warmup: int
+    # Steps with and without reduction, where ranks are several.
+    pairs: int = 0
+    # FIELD=VALUE for the trainer's manifest.
+    set: Sequence[str] = ()
+    # Seconds that a contender may take; one process of a peer may have to compile its model.
+    timeout: float = 900.0
+
+
+class CannotRun(Exception):
+    """Why a contender cannot run a case."""
+
+
+# Measures a contender once. Ranks are in these network namespaces, where there are some.
+Contender = Callable[[Case, Settings, Sequence[str]], dict]
+
+
+def stop(process: subprocess.Popen) -> None:
+    """Ends a process group: gently first, as torchrun's workers are in groups of their own, which it ends itself."""
+    for sent, patience in ((signal.SIGTERM, 15), (signal.SIGKILL, None)):
+        with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            os.killpg(process.pid, sent)
+            process.wait(patience)
+
+
+def run(command: Sequence[str], env: dict[str, str], timeout: float) -> str:
+    """Runs a contender in a process group of its own. Gives its output; its last words if it fails."""
+    with tempfile.TemporaryFile("w+") as output:
+        process = subprocess.Popen(command, env=env, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        code: int | str | None = None
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            code = f"no end within {timeout:.0f} s"
+        finally:
+            if code != 0:
+                stop(process)
+        output.seek(0)
+        text = output.read()
+    if code != 0:
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        told = [line for line in lines if "Error" in line or "error" in line] or lines
+        raise CannotRun(f"{pathlib.Path(command[0]).name} ended with {code}: {' | '.join(told[-2:])[:400]}")
+    return text
+
+
+def threads_of(case: Case) -> int:
+    return max(1, (os.cpu_count() or 1) // case.ranks)
+
+
+def environment(case: Case) -> dict[str, str]:
+    """What all contenders get."""
+    return os.environ | {"OMP_NUM_THREADS": str(threads_of(case)), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+
+
+def fields(case: Case) -> list[str]:
+    """FIELD=VALUE of the trainer's manifest for a case."""
+    values = {"workers.device": case.device, "model.name": None}
+    values |= {f"model.{name}": value for name, value in case.sizes.items()}
+    values |= {f"training.{name}": value for name, value in PRECISIONS[case.precision].items()}
+    return [f"{name}={json.dumps(value)}" for name, value in values.items()]
+
+
+def bench(case: Case, settings: Settings, *more: str) -> dict:
+    """What `vit-trainer bench` tells of a case."""
+    with tempfile.TemporaryDirectory() as folder:
+        result = pathlib.Path(folder, "result.json")
+        command = [settings.trainer, "bench", "--json", str(result), "--batch-size", str(case.batch),
+                   "--warmup-steps", str(settings.warmup), "--steps", str(settings.steps),
+                   "--pairs", str(settings.pairs), *more]
+        for field in (*fields(case), *settings.set):
+            command += ["--set", field]
+        run(command, environment(case) | {"RUST_LOG": "error"}, settings.timeout)
+        return json.loads(result.read_text())
+
+
+def measure_ours(case: Case, settings: Settings, namespaces: Sequence[str] = ()) -> dict:
+    """The trainer."""
+    if namespaces:
+        where = ["--nodes", str(case.ranks), "--addresses", ",".join(link.ADDRESSES),
+                 "--launcher", f"ip netns exec {namespaces[0][:-1]}{{node}}"]
+    else:
+        where = ["--gpus-per-node", str(case.ranks)]
+    measured = bench(case, settings, *where)
+    kept = ("images_per_second", "seconds_to_first_step", "peak_rss_bytes", "peak_device_bytes", "mfu")
+    waited = [(rank["phases"]["sync_exposed"] + rank["phases"]["sync_straggler"]) / (rank["step_ms"]["mean"] / 1e3)
+              for rank in measured["ranks"]]
+    return {name: measured[name] for name in kept} | {
+        "exposed_sync_share": statistics.mean(waited) if len(waited) > 1 else None,
+        "sync_share_by_difference": measured["exposed_sync_share"],
+    }
+
+
+def mean_of(ranks: list[dict], name: str) -> float | None:
+    """Of the ranks that have it."""
+    found = [rank[name] for rank in ranks if rank[name] is not None]
+    return statistics.mean(found) if found else None
+
+
+@dataclasses.dataclass(frozen=True)
+class Peer:
+    """A program of peer.py."""
+
+    # module (timm's model alone), ddp, or deepspeed.
+    kind: str
+    # The mode of torch.compile; None for eager.
+    compile: str | None = None
+    # fused, or loop: one parameter after the other.
+    optimizer: str = "fused"
+
+    def __call__(self, case: Case, settings: Settings, namespaces: Sequence[str] = ()) -> dict:
+        with tempfile.TemporaryDirectory() as folder:
+            plan = {
+                "peer": self.kind, "compile": self.compile, "optimizer": self.optimizer, "device": case.device,
+                "batch": case.batch, "precision": case.precision, "model": case.sizes, "folder": folder,
+                "warmup_steps": settings.warmup, "steps": settings.steps, "pairs": settings.pairs,
+                "started": time.time(),
+            }
+            env = environment(case) | {"PEER_PLAN": json.dumps(plan)}
+            if case.device == "cpu":
+                env |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+            command = [sys.executable, str(HERE / "peer.py")] if self.kind == "module" else torchrun(case, namespaces)
+            if namespaces:
+                env |= {"GLOO_SOCKET_IFNAME": link.INTERFACE}
+            run(command, env, settings.timeout)
+            ranks = [json.loads(pathlib.Path(folder, f"rank-{rank}.json").read_text()) for rank in range(case.ranks)]
+        result = {
+            "images_per_second": sum(rank["images_per_second"] for rank in ranks),
+            "exposed_sync_share": mean_of(ranks, "exposed_sync_share"),
+            "sync_share_by_difference": ranks[0]["sync_share_by_difference"],
+            "seconds_to_first_step": ranks[0]["seconds_to_first_step"],
+            "peak_rss_bytes": max(rank["peak_rss_bytes"] for rank in ranks),
+        }
+        if case.device == "cuda":
+            result["peak_device_bytes"] = max(rank["peak_device_bytes"] for rank in ranks)
+        return result
+
+
+def torchrun(case: Case, namespaces: Sequence[str]) -> list[str]:
+    """A command with one torchrun for all ranks, or one in each namespace."""
+    program = [sys.executable, "-m", "torch.distributed.run"]
+    script = str(HERE / "peer.py")
+    if not namespaces:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        return [*program, "--nproc-per-node", str(case.ranks), "--master-addr", "127.0.0.1", "--master-port", str(port),
+                script]
+    commands = [
+        " ".join(["ip", "netns", "exec", name, *program, "--nnodes", "2", "--node-rank", str(node), "--nproc-per-node",
+                  "1", "--master-addr", link.ADDRESSES[0], "--master-port", "29500", script])
+        for node, name in enumerate(namespaces)
+    ]
+    # Both at once; the command fails where either does.
+    return ["bash", "-c", f"{commands[1]} & {commands[0]} && wait $!"]
+
+
+def machine() -> dict:
+    """What is measured on."""
+    model = next((line.split(":", 1)[1].strip() for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+                  if line.startswith("model name")), platform.machine())
+    return {"cpu": model, "cores": os.cpu_count(), "kernel": platform.release(), "load_at_start": os.getloadavg()[0]}

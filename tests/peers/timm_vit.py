@@ -1,0 +1,73 @@
+"""timm's Vision Transformer, and nothing else of timm.
+
+`import timm` takes seconds and needs torchvision, Pillow and NumPy, for data sets and for a hundred other models. What
+is imported here needs PyTorch alone, so it runs on any machine that has it, and its files are few.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import pathlib
+import sys
+import types
+from collections.abc import Iterator
+
+import torch
+
+
+class _FrozenBatchNorm2d(torch.nn.Module):
+    """timm's layers ask whether a layer is one. None of a Vision Transformer is."""
+
+
+def _package(name: str, path: list[str], **contents: object) -> types.ModuleType:
+    """A package whose modules can be imported, without what its own __init__.py would import."""
+    package = types.ModuleType(name)
+    package.__path__ = path
+    vars(package).update(contents)
+    sys.modules[name] = package
+    return package
+
+
+def _prepare() -> None:
+    """Makes packages that hold what the Vision Transformer's modules import from them."""
+    spec = importlib.util.find_spec("timm")
+    if spec is None or spec.origin is None:
+        raise ImportError("timm is not installed: `make peers` makes a Python environment that has it")
+    root = pathlib.Path(spec.origin).parent
+    timm = _package("timm", [str(root)])
+    timm.__version__ = importlib.import_module("timm.version").__version__
+    data, models = (_package(f"timm.{name}", [str(root / name)]) for name in ("data", "models"))
+    constants = importlib.import_module("timm.data.constants")
+    vars(data).update((name, value) for name, value in vars(constants).items() if name.isupper())
+    with _torchvision():
+        models.group_parameters = importlib.import_module("timm.models._manipulate").group_parameters
+    _package("timm.optim", [str(root / "optim")])
+
+
+@contextlib.contextmanager
+def _torchvision() -> Iterator[None]:
+    """A torchvision with what timm's layers import from it. Gone at the end, so that others find the true one or none."""
+    names = ("torchvision", "torchvision.ops", "torchvision.ops.misc")
+    made = [name for name in names if name not in sys.modules]
+    for name in made:
+        _package(name, [], FrozenBatchNorm2d=_FrozenBatchNorm2d)
+    try:
+        yield
+    finally:
+        for name in made:
+            del sys.modules[name]
+
+
+_prepare()
+with _torchvision():
+    VisionTransformer = importlib.import_module("timm.models.vision_transformer").VisionTransformer
+    param_groups_weight_decay = importlib.import_module("timm.optim._param_groups").param_groups_weight_decay
+
+
+def make_model(sizes: dict) -> VisionTransformer:
+    """timm's model with sizes as the trainer's manifest names them."""
+    pooled = sizes.get("pooling", "token") == "average"
+    return VisionTransformer(
+        img_size=sizes["imageSize"], patch_size=sizes["patchSize"], embed_dim=sizes["hiddenSize"],
+        depth=sizes["depth"], num_heads=sizes["heads"], num_classes=sizes["numClasses"],
+        class_token=not pooled, global_pool="avg" if pooled else "token")
