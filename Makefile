@@ -107,6 +107,11 @@ check-export: release ## Check that timm and torchvision load exported weights a
 bench-trainer: release ## Measure the trainer beside PyTorch DDP and DeepSpeed (BENCH='--help' tells its options)
 	"$$(tests/peers/setup-deepspeed)/bin/python" tests/peers/bench_trainer.py $(BENCH)
 
+.PHONY: gpu-check
+gpu-check: libtorch ## Bundle checks of the trainer for a machine with a GPU, and run them here (CHECK='--only speed' chooses)
+	$(CARGO) build --release --workspace --locked --bin vit-trainer --bin vit-cluster
+	scripts/gpu-check $(CHECK)
+
 # All members, for the reason given at `unit`.
 .PHONY: bench-operator
 bench-operator: ## Measure the operator beside training-operator (as root; BENCH='planner create gang_restart scale' chooses)

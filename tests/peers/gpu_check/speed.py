@@ -1,0 +1,96 @@
+"""Images a second of the trainer beside timm's model: eager, torch.compile and max-autotune, in the same precision and
+with the same optimizer (fused AdamW). As many as the time allows, the most telling first."""
+
+from contenders import CannotRun, Case, Contender, Peer, measure_ours
+
+from .context import Context, NotRun, Outcome
+from .report import lines_of
+
+CONTENDERS: dict[str, Contender] = {
+    "trainer": measure_ours,
+    "eager": Peer("module"),
+    "compile": Peer("module", compile="default"),
+    "max-autotune": Peer("module", compile="max-autotune"),
+}
+QUICK, COMPILED = ("trainer", "eager"), ("compile", "max-autotune")
+# Most seconds of one contender.
+MOST = {"trainer": 45.0, "eager": 45.0, "compile": 100.0, "max-autotune": 180.0}
+
+
+def on_gpu() -> list[tuple[Case, str]]:
+    """What is measured, in this order."""
+    def case(model: str, batch: int, precision: str = "bf16-masters") -> Case:
+        return Case(model, batch, precision, device="cuda")
+
+    base = [case("vit-b16-224", 256), case("vit-b16-224", 256, "bf16")]
+    sizes = [case("vit-ti16-224", 512), case("vit-l16-224", 128), case("vit-h16-224", 64)]
+    batches = [case("vit-b16-224", batch) for batch in (64, 128)]
+    autocast = [case(one.model, one.batch, "bf16") for one in sizes]
+    return [
+        *((one, contender) for one in (*base, *sizes) for contender in QUICK),
+        *((one, contender) for one in base for contender in COMPILED),
+        *((one, contender) for one in (*batches, *autocast) for contender in QUICK),
+        *((one, contender) for one in (*sizes, *batches) for contender in COMPILED),
+    ]
+
+
+def on_cpu() -> list[tuple[Case, str]]:
+    """Enough to see that each runs."""
+    full, half = Case("vit-micro", 16, "fp32"), Case("vit-micro", 16, "bf16-masters")
+    return [(full, "trainer"), (full, "eager"), (half, "trainer"), (half, "eager"), (full, "compile")]
+
+
+def name_of(case: Case) -> str:
+    return f"{case.model}/{case.precision}/batch-{case.batch}"
+
+
+def compare(result: dict[str, dict]) -> None:
+    """Adds to each contender how much faster the trainer is on the same case."""
+    for contenders in result.values():
+        ours = contenders["trainer"]
+        for measured in contenders.values():
+            if "why" in ours or "why" in measured:
+                continue
+            measured["ratio"] = ours["images_per_second"] / measured["images_per_second"]
+            if ours["mfu"]:
+                # The same FLOPs an image.
+                measured["mfu"] = ours["mfu"] / measured["ratio"]
+
+
+def memory_of(measured: dict) -> int | None:
+    return measured.get("peak_device_bytes") or measured.get("peak_rss_bytes")
+
+
+def table(result: dict) -> str:
+    rows = [("case", "contender", "images/s", "trainer's ratio", "memory MB", "MFU")]
+    for name, contenders in result.items():
+        for contender, measured in contenders.items():
+            if "why" in measured:
+                rows.append((name, contender, measured["why"], "", "", ""))
+                continue
+            ratio, mfu = measured.get("ratio"), measured.get("mfu")
+            rows.append((name, contender, f"{measured['images_per_second']:.1f}", f"{ratio:.2f}" if ratio else "",
+                         f"{memory_of(measured) / 1e6:.0f}", f"{mfu * 100:.1f} %" if mfu else ""))
+    return lines_of(rows)
+
+
+def measure(context: Context, case: Case, contender: str, steps: int, warmup: int) -> dict:
+    """What was measured, or why nothing was."""
+    try:
+        return CONTENDERS[contender](case, context.settings(steps, warmup, MOST[contender]), ())
+    except (CannotRun, NotRun) as error:
+        return {"why": str(error)}
+
+
+def check(context: Context) -> Outcome:
+    result: dict[str, dict] = {}
+    plan = on_gpu() if context.on_gpu else on_cpu()
+    steps, warmup = (30, 8) if context.on_gpu else (4, 2)
+    for case, contender in plan:
+        result.setdefault(name_of(case), {})[contender] = measure(context, case, contender, steps, warmup)
+        compare(result)
+        context.keep(result)
+    if not context.on_gpu:
+        result[name_of(plan[0][0])]["max-autotune"] = {"why": "not run: on a CPU it equals compile"}
+    measured = sum("why" not in one for contenders in result.values() for one in contenders.values())
+    return Outcome("measured" if measured else "failed", f"{measured} of {len(plan)} measurements, see below", result)

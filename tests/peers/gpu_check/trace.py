@@ -1,0 +1,55 @@
+"""A Chrome trace of one step, and what it says: that all of the step is in it and, on a GPU, what its time goes to."""
+
+import collections
+import json
+
+from contenders import Case, bench
+
+from .context import Context, Outcome
+
+OPERATORS = ("aten::scaled_dot_product_attention", "aten::_fused_adamw_")
+TOLD_KERNELS = 12
+
+
+def busy_microseconds(events: list[dict]) -> float:
+    """In which at least one of them runs."""
+    busy, until = 0.0, 0.0
+    for event in sorted(events, key=lambda event: event["ts"]):
+        end = event["ts"] + event["dur"]
+        busy += max(0.0, end - max(event["ts"], until))
+        until = max(until, end)
+    return busy
+
+
+def of_device(events: list[dict]) -> dict:
+    """Where the time of a GPU goes."""
+    on_device = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    if not on_device:
+        return {"events": 0}
+    times: collections.Counter[str] = collections.Counter()
+    for event in on_device:
+        times[event["name"][:120]] += event["dur"]
+    start, end = min(event["ts"] for event in on_device), max(event["ts"] + event["dur"] for event in on_device)
+    return {
+        "events": len(on_device),
+        "milliseconds": (end - start) / 1e3,
+        "busy_share": busy_microseconds(on_device) / (end - start),
+        "kernels_ms": {name: time / 1e3 for name, time in times.most_common(TOLD_KERNELS)},
+    }
+
+
+def check(context: Context) -> Outcome:
+    case = Case("vit-b16-224", 256, "bf16-masters", device="cuda") if context.on_gpu else Case("vit-micro", 16, "fp32")
+    file = context.output.with_name("gpu-trace.json")
+    bench(case, context.settings(3, 3, 60), "--trace", str(file))
+    events = [event for event in json.loads(file.read_text())["traceEvents"] if event.get("ph") == "X"]
+    counted = collections.Counter(event["name"] for event in events)
+    missing = [operator for operator in OPERATORS if not counted[operator]]
+    device = of_device(events) if context.on_gpu else None
+    result = {"file": file.name, "events": len(events), "missing": missing, "device": device}
+    if missing or (device and not device["events"]):
+        return Outcome("failed", f"{file.name} lacks {', '.join(missing) or 'what the GPU did'}", result)
+    told = f"{len(events)} events in {file.name}"
+    if device:
+        told += f"; the GPU is busy {device['busy_share'] * 100:.0f} % of {device['milliseconds']:.1f} ms"
+    return Outcome("passed", told, result)
