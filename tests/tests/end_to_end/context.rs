@@ -12,7 +12,8 @@ use crds::{Phase, ViTTrainingJob, ViTTrainingJobStatus};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{EvictParams, ListParams, PostParams};
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tokio::runtime::Runtime;
 use vit_tests::{Cluster, GpuProduct, cgroup, cluster, command, digits, operator, volumes};
@@ -105,17 +106,6 @@ impl Suite {
             .iter()
             .map(|(key, value)| (key.as_str(), Some(value.as_str())));
         self.block_on(self.cluster.set_labels(node, labels))
-    }
-
-    /// The rank process on a node that has one, by its number on this machine.
-    pub(crate) fn rank_process(&self, node: &str) -> Result<i32> {
-        let is_rank = |process: &i32| {
-            fs_err::read(format!("/proc/{process}/cmdline"))
-                .is_ok_and(|line| String::from_utf8_lossy(&line).contains("vit-trainer\0rank"))
-        };
-        let processes = cgroup::processes(self.cluster.name(), Some(node))?;
-        let rank = processes.into_iter().find(is_rank);
-        rank.with_context(|| format!("no rank runs on {node}"))
     }
 
     /// Remembers that rights were not settled since then: a release of the operator has gone, whose replicas end after their
@@ -304,18 +294,33 @@ impl Namespace<'_> {
             .items)
     }
 
-    /// Sends a signal, such as KILL, to the rank process in the pod of this node rank.
-    pub(crate) fn signal_rank(&self, job: &str, node_rank: u32, signal: &str) -> Result<()> {
-        let selector = format!("vit-operator.dev/job-name={job},vit-operator.dev/node-rank={node_rank}");
-        let pod = self.kubectl(["get", "pod", "-l", &selector, "-o", "name"])?;
-        // The pattern must not match the shell that looks for it.
-        let script = format!(
-            r#"for process in /proc/[0-9]*; do
-            if tr '\0' ' ' <"$process/cmdline" 2>/dev/null | grep -q 'vit-trainer [r]ank'; then kill -{signal} "${{process#/proc/}}"; fi
-        done"#
-        );
-        self.kubectl(["exec", pod.trim(), "--", "sh", "-c", &script])?;
-        Ok(())
+    /// The process of the rank in the pod of this node rank, as the host counts processes.
+    pub(crate) fn rank_process(&self, job: &str, node_rank: u32) -> Result<i32> {
+        let node_rank = node_rank.to_string();
+        let pods = self.pods()?;
+        let of_rank = pods.iter().filter(|pod| {
+            let has = |label: &str, value: &str| pod.labels().get(label).is_some_and(|found| found == value);
+            has("vit-operator.dev/job-name", job) && has("vit-operator.dev/node-rank", &node_rank)
+        });
+        let uids: Vec<String> = of_rank.filter_map(ResourceExt::uid).collect();
+        let is_it = |process: &i32| {
+            let about = |file: &str| fs_err::read(format!("/proc/{process}/{file}")).unwrap_or_default();
+            let (cgroup, command) = (about("cgroup"), about("cmdline"));
+            uids.iter()
+                .any(|uid| String::from_utf8_lossy(&cgroup).contains(uid))
+                && String::from_utf8_lossy(&command).contains("vit-trainer\0rank")
+        };
+        let processes = cgroup::processes(self.context.cluster.name(), None)?;
+        let rank = processes.into_iter().find(is_it);
+        rank.with_context(|| format!("no rank runs in a pod of node rank {node_rank} of {job}"))
+    }
+
+    /// Sends a signal to the rank in the pod of this node rank. From the host: a command in the container may be killed before it
+    /// has answered, as the container ends with its rank.
+    pub(crate) fn signal_rank(&self, job: &str, node_rank: u32, signal: Signal) -> Result<()> {
+        let process = self.rank_process(job, node_rank)?;
+        let pid = Pid::from_raw(process).context("a process id")?;
+        kill_process(pid, signal).with_context(|| format!("cannot send {signal:?} to process {process}"))
     }
 
     /// Asks for a pod's eviction, as `kubectl drain` does.

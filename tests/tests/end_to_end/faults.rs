@@ -3,6 +3,7 @@
 use anyhow::{Context as _, Result, ensure};
 use crds::Phase;
 use kube::ResourceExt as _;
+use rustix::process::Signal;
 use serde_json::json;
 use vit_tests::cgroup;
 
@@ -71,7 +72,7 @@ pub(crate) fn killed_rank_restarts_the_gang_from_its_checkpoint(context: &Contex
     let saved = saved_step(&first)?;
     let node = nodes_of(&first)?[1].clone();
     // As the kernel would when memory runs out.
-    namespace.signal_rank("digits", 1, "KILL")?;
+    namespace.signal_rank("digits", 1, Signal::KILL)?;
     let second = namespace.wait("digits", "has saved again in its second attempt", |status| {
         let last = status.last_checkpoint.as_ref();
         status.attempt == 2
@@ -92,7 +93,7 @@ pub(crate) fn killed_rank_restarts_the_gang_from_its_checkpoint(context: &Contex
     let nodes = nodes_of(&second)?;
     let rank = nodes.iter().position(|other| *other == node);
     let rank = rank.with_context(|| format!("{node} is used again after one failure: {nodes:?}"))?;
-    namespace.signal_rank("digits", u32::try_from(rank)?, "KILL")?;
+    namespace.signal_rank("digits", u32::try_from(rank)?, Signal::KILL)?;
     namespace.wait("digits", "is on its third attempt", |status| status.attempt == 3)?;
     let status = namespace.wait_phase("digits", Phase::Succeeded)?;
     check_attempts(&status, 3, 2)?;
@@ -122,7 +123,7 @@ pub(crate) fn rank_that_is_stopped_is_a_stall_and_the_gang_restarts(context: &Co
         json!({"training": {"epochs": 5000}, "failurePolicy": {"stallTimeoutSeconds": 10}}),
     )?;
     let nodes = nodes_of(&namespace.wait_checkpoint("digits")?)?;
-    namespace.signal_rank("digits", 1, "STOP")?;
+    namespace.signal_rank("digits", 1, Signal::STOP)?;
     let status = namespace.wait_attempt("digits", 2)?;
     check_attempts(&status, 2, 1)?;
     let failure = status.last_failure.context("the failure is told")?;
@@ -156,7 +157,7 @@ pub(crate) fn rank_that_is_slow_is_named_with_its_node_until_it_recovers(
     })?;
     let nodes = nodes_of(&status)?;
     let slow = nodes.last().context("has nodes")?;
-    let process = context.rank_process(slow)?;
+    let process = namespace.rank_process("digits", 1)?;
 
     cgroup::limit_cpu(process, Some(0.25))?;
     let status = namespace.wait("digits", "names a straggler", |status| {
@@ -191,7 +192,7 @@ pub(crate) fn rank_that_is_slow_is_named_with_its_node_until_it_recovers(
     namespace.wait("digits", "names the straggler again", |status| {
         !status.stragglers.is_empty()
     })?;
-    namespace.signal_rank("digits", 0, "KILL")?;
+    namespace.signal_rank("digits", 0, Signal::KILL)?;
     let status = namespace.wait_attempt("digits", 2)?;
     check_attempts(&status, 2, 1)?;
     let nodes = nodes_of(&status)?;

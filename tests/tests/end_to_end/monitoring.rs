@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
 use crds::Phase;
+use rustix::process::Signal;
 use serde_json::{Value, json};
 use vit_tests::prometheus::{self, Alert, AlertState};
 use vit_tests::{cgroup, operator};
@@ -36,7 +37,7 @@ fn watch_jobs(context: &Context<'_>) -> Result<()> {
     namespace.create("digits", json!({"training": {"epochs": 5000}}))?;
     let first = namespace.wait_checkpoint("digits")?;
     let saved = first.last_checkpoint.context("a checkpoint is told")?.step;
-    namespace.signal_rank("digits", 1, "KILL")?;
+    namespace.signal_rank("digits", 1, Signal::KILL)?;
     namespace.wait_checkpoint_after("digits", saved)?;
 
     namespace.create(
@@ -48,7 +49,7 @@ fn watch_jobs(context: &Context<'_>) -> Result<()> {
     let placement = namespace.status("digits")?.placement;
     let nodes = placement.context("placement is told")?.nodes;
     let slow = nodes.last().context("has nodes")?;
-    let process = context.rank_process(slow)?;
+    let process = namespace.rank_process("digits", 1)?;
     cgroup::limit_cpu(process, Some(0.25))?;
 
     let waits = fires(context, "the job that waits", |alert| {

@@ -5,6 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use fastrand::Rng;
 use kube::ResourceExt as _;
+use rustix::process::Signal;
 
 use crate::context::{Context, Namespace};
 
@@ -74,7 +75,7 @@ impl Fault {
         Ok(match (self, node) {
             (Self::RankKilled, _) => {
                 let rank = u32::try_from(node_rank)?;
-                let signalled = namespace.signal_rank(job, rank, "KILL");
+                let signalled = namespace.signal_rank(job, rank, Signal::KILL);
                 signalled.is_ok().then_some(Repair::Nothing)
             }
             (Self::PodEvicted, _) => {
