@@ -109,8 +109,7 @@ bench-trainer: release ## Measure the trainer beside PyTorch DDP and DeepSpeed (
 
 .PHONY: gpu-check
 gpu-check: libtorch ## Bundle checks of the trainer for a machine with a GPU, and run them here (CHECK='--only speed' chooses)
-	$(CARGO) build --release --workspace --locked --bin vit-trainer --bin vit-cluster
-	scripts/gpu-check $(CHECK)
+	CARGO="$(CARGO)" scripts/gpu-check $(CHECK)
 
 # All members, for the reason given at `unit`.
 .PHONY: bench-operator

@@ -1,10 +1,11 @@
 """Makes the bundle of `make gpu-check`: a folder that runs on a machine with a GPU, Python and PyTorch 2.11, without Rust,
 a network or this repository.
 
-    python -m gpu_check.bundle --output target/gpu-check --trainer ... --plugin ... --digits ... --photographs WHEEL
+    python -m gpu_check.bundle --output target/gpu-check --trainer ... --device-tests ... --plugin ... \\
+        --digits ... --photographs WHEEL
 
     run.py       the one command
-    bin/         the trainer, stripped, and its plugin over NCCL
+    bin/         the trainer and the tests of what a device does, both stripped, and the plugin over NCCL
     peers/       the scripts of tests/peers that it runs
     site/        the modules of timm that they import, and safetensors
     data/        digits; JPEG files of real photographs; a batch for the parity check
@@ -42,7 +43,8 @@ PARITY_IMAGES, PARITY_SIDE, PARITY_CLASSES = 4, 224, 10
 
 def copy_programs(output: pathlib.Path, options: argparse.Namespace) -> None:
     (output / "bin").mkdir()
-    subprocess.run(["strip", "-o", output / "bin/vit-trainer", options.trainer], check=True)
+    for name, program in (("vit-trainer", options.trainer), ("device-tests", options.device_tests)):
+        subprocess.run(["strip", "-o", output / "bin" / name, program], check=True)
     shutil.copy(options.plugin, output / "bin/libvit_nccl.so")
 
 
@@ -114,6 +116,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=pathlib.Path, required=True, help="folder, which is made anew")
     parser.add_argument("--trainer", type=pathlib.Path, required=True)
+    parser.add_argument("--device-tests", type=pathlib.Path, required=True, help="trainer/torch-ext/tests/device.rs, built")
     parser.add_argument("--plugin", type=pathlib.Path, required=True)
     parser.add_argument("--digits", type=pathlib.Path, required=True, help="folder of `vit-cluster digits`")
     parser.add_argument("--photographs", type=pathlib.Path, required=True, help="scikit-learn's wheel")

@@ -6,12 +6,15 @@ use std::time::Instant;
 use tch::{Device, Kind, Tensor};
 use torch_ext::{CudaError, Moment, Transfer, load_cuda};
 
+#[expect(clippy::print_stdout, reason = "`make gpu-check` reads which device it was")]
 fn device() -> Device {
-    match load_cuda() {
+    let device = match load_cuda() {
         Ok(_) => Device::Cuda(0),
         Err(CudaError::NoDevice) => Device::Cpu,
         Err(error) => panic!("{error}"),
-    }
+    };
+    println!("device: {}", if device.is_cuda() { "cuda" } else { "cpu" });
+    device
 }
 
 fn wait_for(device: Device) {
