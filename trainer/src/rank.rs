@@ -105,9 +105,10 @@ fn train(reporter: Reporter, lost: &LostPeer) -> Result<Outcome, TrainError> {
     // From here on a signal is answered by a checkpoint.
     stop.at_once.store(false, Ordering::SeqCst);
     if let Some(plan) = Plan::of_environment()? {
-        plan.report(&trainer.bench(&plan)?)?;
+        let result = trainer.bench(&plan)?;
+        result.as_ref().map_or(Ok(()), |result| plan.report(result))?;
         trainer.leave();
-        return Ok(Outcome::Done);
+        return Ok(result.map_or(Outcome::Stopped, |_| Outcome::Done));
     }
     let outcome = trainer.train()?;
     trainer.leave();

@@ -2,15 +2,43 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use torch_ext::{Arithmetic, Profile, SyncTimes, Trace};
+use torch_ext::{Arithmetic, Error, Profile, SyncTimes, Trace};
 
 use super::Trainer;
 use super::plan::{Distribution, InputAlone, Plan, RankResult};
-use crate::data::{Batches, StageSeconds};
+use super::step::Settled;
+use crate::data::{Batches, DataError, StageSeconds};
 use crate::error::TrainError;
 use crate::metrics::{Phases, StepReport, peak_resident_bytes};
+
+/// Why measuring ended early.
+#[derive(Debug)]
+enum Interruption {
+    /// Some rank was told to stop.
+    Stop,
+    Failure(TrainError),
+}
+
+impl From<TrainError> for Interruption {
+    fn from(error: TrainError) -> Self {
+        Self::Failure(error)
+    }
+}
+
+impl From<Error> for Interruption {
+    fn from(error: Error) -> Self {
+        Self::Failure(error.into())
+    }
+}
+
+impl From<DataError> for Interruption {
+    fn from(error: DataError) -> Self {
+        Self::Failure(error.into())
+    }
+}
 
 /// Steps as training takes them, over and over the same epochs.
 struct Steps<'a> {
@@ -33,23 +61,34 @@ impl Steps<'_> {
     }
 
     /// One step. Gives its seconds.
-    fn next(&mut self) -> Result<f64, TrainError> {
+    fn next(&mut self) -> Result<f64, Interruption> {
         self.prepare()?;
         let start = Instant::now();
         let settled = self.trainer.step(&mut self.batches)?;
-        self.reports.extend(settled.map(|settled| settled.report));
+        self.take(settled)?;
         Ok(start.elapsed().as_secs_f64())
     }
 
     /// Returns once no step is under way.
-    fn settle(&mut self) -> Result<(), TrainError> {
+    fn settle(&mut self) -> Result<(), Interruption> {
         let settled = self.trainer.settle()?;
-        self.reports.extend(settled.map(|settled| settled.report));
+        self.take(settled)
+    }
+
+    fn take(&mut self, settled: Option<Settled>) -> Result<(), Interruption> {
+        let Some(Settled { stop, report, .. }) = settled else {
+            return Ok(());
+        };
+        self.reports.push(report);
+        // Where ranks do not reduce, each knows only whether it was told to stop itself: the others would wait for it.
+        if stop && self.trainer.sync.is_on {
+            return Err(Interruption::Stop);
+        }
         Ok(())
     }
 
     /// One step, with its operators after which the host waits for the device.
-    fn next_counted(&mut self, forbid: bool) -> Result<BTreeMap<String, u64>, TrainError> {
+    fn next_counted(&mut self, forbid: bool) -> Result<BTreeMap<String, u64>, Interruption> {
         self.prepare()?;
         let trace = Trace::begin()?;
         let accelerator = self.trainer.accelerator;
@@ -61,7 +100,7 @@ impl Steps<'_> {
     }
 
     /// One step, of which rank 0 writes a trace. All it launched is in it, and nothing of the steps beside it.
-    fn next_traced(&mut self, path: &Path) -> Result<(), TrainError> {
+    fn next_traced(&mut self, path: &Path) -> Result<(), Interruption> {
         self.settle()?;
         self.prepare()?;
         let accelerator = self.trainer.accelerator;
@@ -77,7 +116,7 @@ impl Steps<'_> {
     }
 
     /// One step that all ranks begin together, with or without reducing gradients. Gives its seconds.
-    fn next_together(&mut self, synchronize: bool) -> Result<f64, TrainError> {
+    fn next_together(&mut self, synchronize: bool) -> Result<f64, Interruption> {
         self.trainer.world.barrier()?;
         self.trainer.sync.is_on = synchronize;
         let start = Instant::now();
@@ -89,8 +128,16 @@ impl Steps<'_> {
 }
 
 impl Trainer {
-    /// Takes the plan's steps. No evaluation, no checkpoint.
-    pub(crate) fn bench(&mut self, plan: &Plan) -> Result<RankResult, TrainError> {
+    /// Takes the plan's steps. No evaluation, no checkpoint. `None` if told to stop before the end.
+    pub(crate) fn bench(&mut self, plan: &Plan) -> Result<Option<RankResult>, TrainError> {
+        match self.measure(plan) {
+            Ok(result) => Ok(Some(result)),
+            Err(Interruption::Stop) => Ok(None),
+            Err(Interruption::Failure(error)) => Err(error),
+        }
+    }
+
+    fn measure(&mut self, plan: &Plan) -> Result<RankResult, Interruption> {
         let batches = self.rest_of_epoch()?;
         let mut steps = Steps {
             trainer: self,
@@ -149,7 +196,7 @@ impl Trainer {
 impl Trainer {
     /// What the threads of the host can do that prepare batches, with no model beside them: the micro-batches of so many
     /// steps, on all ranks at the same time, from the start of an epoch on. `None` where no threads do.
-    fn input_alone(&mut self, steps: u32) -> Result<Option<InputAlone>, TrainError> {
+    fn input_alone(&mut self, steps: u32) -> Result<Option<InputAlone>, Interruption> {
         let mut missing = steps * self.config.training.gradient_accumulation_steps;
         let (mut taken, mut prepared, mut seconds) = (0, 0, 0.0);
         let (mut threads, mut stages) = (0, StageSeconds::default());
@@ -162,6 +209,10 @@ impl Trainer {
             while missing > 0
                 && let Some(batch) = batches.next()?
             {
+                // Ranks wait for one another no more.
+                if self.stop.load(Ordering::Relaxed) {
+                    return Err(Interruption::Stop);
+                }
                 taken += batch.labels.size()[0].cast_unsigned();
                 missing -= 1;
             }
@@ -183,7 +234,7 @@ impl Trainer {
 
 /// The difference to steps that do not reduce gradients, as a share of those that do. Each kind comes first in every
 /// other pair. `None` without pairs, or without other ranks.
-fn exposed_share(steps: &mut Steps<'_>, pairs: u32) -> Result<Option<f64>, TrainError> {
+fn exposed_share(steps: &mut Steps<'_>, pairs: u32) -> Result<Option<f64>, Interruption> {
     if pairs == 0 || steps.trainer.world.size == 1 {
         return Ok(None);
     }

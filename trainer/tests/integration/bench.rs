@@ -1,15 +1,18 @@
 //! `vit-trainer bench`.
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
+use std::time::{Duration, Instant};
 
 use image::{Rgb, RgbImage};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Map, Value, json};
 
-use crate::common::TRAINER;
+use crate::common::{DEADLINE, TRAINER, await_condition, descendants};
 
 /// A model whose steps take milliseconds.
-const SMALL: [&str; 12] = [
+const SMALL: [&str; 10] = [
     "--set",
     "model={imageSize: 16, patchSize: 8, hiddenSize: 16, depth: 1, heads: 2, numClasses: 5}",
     "--set",
@@ -18,8 +21,6 @@ const SMALL: [&str; 12] = [
     "2",
     "--warmup-steps",
     "2",
-    "--steps",
-    "10",
     "--nodes",
     "2",
 ];
@@ -28,6 +29,7 @@ fn bench(more: &[&str]) -> Output {
     Command::new(TRAINER)
         .arg("bench")
         .args(SMALL)
+        .args(["--steps", "10"])
         .args(more)
         .output()
         .expect("starts")
@@ -78,6 +80,49 @@ fn two_ranks_measure_their_steps() {
         let asked_for = json!({"tf32": true, "attention": ["cudnn", "flash", "memoryEfficient", "math"]});
         assert_eq!(rank["arithmetic"], asked_for);
     }
+}
+
+/// Whether a process has a thread of this name.
+fn has_thread(process: i32, name: &str) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{process}/task"))
+        .into_iter()
+        .flatten();
+    threads
+        .filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("comm")).ok())
+        .any(|found| found.trim() == name)
+}
+
+#[test]
+fn told_to_stop_it_ends_with_all_its_processes_and_measures_nothing() {
+    let mut bench = Command::new(TRAINER)
+        .arg("bench")
+        .args(SMALL)
+        // Hours of them.
+        .args(["--steps", "100000000"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("starts");
+    let pid = i32::try_from(bench.id()).expect("a process id");
+    await_condition("the start of the ranks", || {
+        let ranks = descendants(pid).into_iter();
+        // It begins right before the first step.
+        ranks.filter(|process| has_thread(*process, "watchdog")).count() == 2
+    });
+    let processes = descendants(pid);
+    kill(Pid::from_raw(pid), Signal::SIGTERM).expect("signals");
+    let start = Instant::now();
+    while bench.try_wait().expect("a child").is_none() && start.elapsed() < DEADLINE {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let left = processes.iter().map(|process| Pid::from_raw(*process));
+    let left: Vec<Pid> = left
+        .filter(|process| kill(*process, Signal::SIGKILL).is_ok())
+        .collect();
+    let _ = bench.kill();
+    let output = bench.wait_with_output().expect("ends");
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!((output.status.code(), left), (Some(143), vec![]), "{told}");
+    assert!(told.contains("told to stop: nothing was measured"), "{told}");
 }
 
 #[test]

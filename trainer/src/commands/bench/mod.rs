@@ -100,6 +100,10 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
         keep_errors: false,
     };
     let end = launch::block_on(async { launch::run(&config, &launch, stop_on_signal()?, |_| ()).await })??;
+    if end.code == ExitCode::Stopped {
+        tracing::error!("told to stop: nothing was measured");
+        return Ok(end.code);
+    }
     if end.code != ExitCode::Done {
         let message = end
             .failure
