@@ -29,7 +29,7 @@ pub(crate) mod torchrun {
 }
 
 /// How long after the end of a connection it may take to hear which rank's end it was.
-const NEWS_OF_LOSS: Duration = Duration::from_secs(2);
+const NEWS_OF_LOSS: Duration = Duration::from_secs(5);
 
 /// Trains, tells the agent how it went, and ends the process.
 pub(crate) fn main() -> ! {

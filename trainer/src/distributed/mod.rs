@@ -114,8 +114,9 @@ impl World {
         let aborter = gradients.aborter()?;
         let lost = lost.clone();
         let on_lost = move |rank| {
-            lost.set(rank);
+            // First, because the process may end as soon as its main thread knows.
             tell(rank);
+            lost.set(rank);
             if let Err(error) = aborter.abort() {
                 tracing::warn!("rank {rank} is lost: {error}");
             }
