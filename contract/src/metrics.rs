@@ -16,6 +16,8 @@ pub const LABEL_NODE: &str = "node";
 pub const LABEL_PHASE: &str = "phase";
 /// Kind of synchronisation cost, on [`SYNC_SECONDS_TOTAL`]: one of [`SYNC_KINDS`].
 pub const LABEL_KIND: &str = "kind";
+/// Collective operation, on [`SYNC_SECONDS_TOTAL`] and [`SYNC_BYTES_TOTAL`]: one of [`SYNC_OPERATIONS`].
+pub const LABEL_OPERATION: &str = "operation";
 /// Part of the data set, on [`ACCURACY_RATIO`]: [`SPLIT_TRAIN`], [`SPLIT_VALIDATION`], or [`SPLIT_VALIDATION_EMA`].
 pub const LABEL_SPLIT: &str = "split";
 /// Training images, of the running epoch.
@@ -29,9 +31,9 @@ pub const SPLIT_VALIDATION_EMA: &str = "validation_ema";
 pub const IMAGES_TOTAL: &str = "vit_images_total";
 /// Histogram: seconds of each part of an optimizer step, by phase.
 pub const STEP_SECONDS: &str = "vit_step_seconds";
-/// Counter: seconds of gradient synchronisation, by kind.
+/// Counter: seconds of synchronisation, by kind and operation.
 pub const SYNC_SECONDS_TOTAL: &str = "vit_sync_seconds_total";
-/// Counter: bytes of gradients this rank has handed to all-reduce.
+/// Counter: bytes of gradients that were reduced and of weights that were gathered, by operation.
 pub const SYNC_BYTES_TOTAL: &str = "vit_sync_bytes_total";
 /// Gauge: training loss of the last step, mean over all ranks.
 pub const LOSS: &str = "vit_loss";
@@ -81,9 +83,18 @@ pub const STEP_PHASES: [&str; 6] = [
 pub const CHECKPOINT_PHASES: [&str; 2] = ["snapshot", "write"];
 
 /// Kinds of synchronisation cost:
-/// - `total`: time in which a gradient all-reduce was under way that every rank had begun;
+/// - `total`: time in which a collective was under way that every rank had begun;
 /// - `exposed`: the part of it that the step waited for;
-/// - `straggler`: own arrival at the last all-reduce to the last rank's arrival.
+/// - `straggler`: waiting for ranks that had not begun a collective yet, above all for the last gradient of each.
 ///
 /// A step waits for `exposed + straggler`.
 pub const SYNC_KINDS: [&str; 3] = ["total", "exposed", "straggler"];
+
+/// Of [`SYNC_OPERATIONS`], the one that jobs with `parallelism.zeroStage` 0 use, and no other.
+pub const ALL_REDUCE: &str = "all_reduce";
+
+/// Operations of which synchronisation consists:
+/// - `all_reduce`: gradients at `parallelism.zeroStage` 0, whole to every rank;
+/// - `reduce_scatter`: gradients from stage 1 on, to each rank its shard;
+/// - `all_gather`: weights from stage 1 on.
+pub const SYNC_OPERATIONS: [&str; 3] = [ALL_REDUCE, "reduce_scatter", "all_gather"];

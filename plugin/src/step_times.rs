@@ -57,7 +57,8 @@ impl StepTimes {
             match phase {
                 Some(phase) if name == sum => self.ranks.entry(rank).or_default().phases[phase] = value,
                 Some(0) if name == count => self.ranks.entry(rank).or_default().steps = value,
-                _ if is_total => self.ranks.entry(rank).or_default().communication = value,
+                // One of each operation.
+                _ if is_total => self.ranks.entry(rank).or_default().communication += value,
                 _ => {}
             }
         }
@@ -147,12 +148,13 @@ mod tests {
                 steps * seconds
             );
         }
-        text + &format!(
-            "vit_sync_seconds_total{} {}\nvit_loss{} 2.5\n",
-            labels("kind=\"total\","),
-            steps * 0.25,
-            labels("")
-        )
+        let total = |operation: &str, seconds: f64| {
+            let labels = labels(&format!("kind=\"total\",operation=\"{operation}\","));
+            format!("vit_sync_seconds_total{labels} {}\n", steps * seconds)
+        };
+        text += &total("reduce_scatter", 0.15);
+        text += &total("all_gather", 0.1);
+        text + &format!("vit_loss{} 2.5\n", labels(""))
     }
 
     #[test]

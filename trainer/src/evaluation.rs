@@ -1,6 +1,6 @@
 //! How images are classified, and how many of them right: held-out ones over all ranks, or in `vit-trainer eval`.
 
-use tch::{Kind, TchError, Tensor};
+use tch::{Device, Kind, TchError, Tensor};
 
 use crate::data::DataSet;
 use crate::distributed::World;
@@ -23,10 +23,11 @@ impl Counts {
 
 /// Classifies every image of `data` exactly once over all ranks. `stop` rides along, so that ranks agree on stopping
 /// after an evaluation without a collective of its own. `gets_on` is called after each batch.
+///
+/// Every rank runs as many forward passes as every other: where weights are divided, each gathers them.
 pub(crate) fn evaluate(
     world: &World,
-    model: &VisionTransformer,
-    precision: Precision,
+    (model, precision): (&VisionTransformer, Precision),
     data: &DataSet,
     batch_size: u32,
     stop: bool,
@@ -40,12 +41,18 @@ pub(crate) fn evaluate(
     // Adds up on the device, so that no batch waits for the one before.
     let mut right = Tensor::zeros([0_i64; 0], (Kind::Int64, data.device()));
     let mut counted = 0;
+    let mut missing = part.most_batches(data.len());
     let left_out = classify(model, precision, data, part, |logits, labels| {
         counted += labels.size()[0].cast_unsigned();
         right = right.f_add(&correct(logits, labels)?)?;
+        missing -= 1;
         gets_on();
         Ok(())
     })?;
+    for _ in 0..missing {
+        run_blank(model, precision, data.device())?;
+        gets_on();
+    }
     let right = right.f_int64_value(&[])?.cast_unsigned();
     let own = [right, counted, u64::from(stop), left_out];
     let [correct, counted, stop_requests, left_out] = world.sum(own)?;
@@ -72,6 +79,26 @@ pub(crate) struct Part {
     pub(crate) rank: u32,
     pub(crate) ranks: u32,
     pub(crate) batch_size: u32,
+}
+
+impl Part {
+    /// Batches of the rank that has the most.
+    fn most_batches(self, images: u64) -> u64 {
+        images
+            .div_ceil(u64::from(self.ranks))
+            .div_ceil(u64::from(self.batch_size))
+    }
+}
+
+/// A forward pass of no image in particular.
+fn run_blank(model: &VisionTransformer, precision: Precision, device: Device) -> Result<(), TrainError> {
+    let model_config = model.config();
+    let (channels, side) = (model_config.channels, model_config.image_size);
+    let shape = [1, channels, side, side].map(i64::from);
+    tch::no_grad(|| {
+        let image = Tensor::f_zeros(shape, (Kind::Float, device))?;
+        precision.forward(model, &image, Mode::Evaluate).map(drop)
+    })
 }
 
 /// Gives `visit` the logits BK in 32 bits and the labels B of every image of a rank's part, in order. Gives

@@ -5,7 +5,7 @@
 //!     launch/      a job's agents as local processes
 //!       agent/     a pod's first process
 //!         rank     one worker process
-//!           train/   data -> model -> gradients averaged -> optimizer  (data/, model/, distributed, optim/)
+//!           train/   data -> model -> gradients averaged -> optimizer  (data/, model/, parallel/, distributed, optim/)
 //!                    checkpoints, evaluation, measurements             (checkpoint/, evaluation, metrics/)
 //! ```
 //! Sibling modules do not depend on each other in circles.
@@ -27,6 +27,7 @@ mod metrics;
 mod model;
 mod optim;
 mod output;
+mod parallel;
 mod precision;
 mod pulse;
 mod random;

@@ -16,6 +16,8 @@ const SOURCES: &[&str] = &[
     "readback.cpp",
     "recompute.cpp",
     "reducer.cpp",
+    "sharded.cpp",
+    "sync_step.cpp",
     "trace.cpp",
     "transfer.cpp",
     "tree_reduce.cpp",

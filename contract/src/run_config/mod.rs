@@ -174,6 +174,11 @@ training.schedule.course = {"name": "step", "decayEpochs": 0.0, "decayRate": 0.1
   training.schedule.decayEpochs is 0: must be above 0
 training.schedule.course = {"name": "step", "decayEpochs": 1.0, "decayRate": 2.0}
   training.schedule.decayRate is 2: must be above 0 and at most 1
+parallelism.zeroStage = 4
+  parallelism.zeroStage is 4: must be between 0 and 3
+parallelism.zeroStage = 2
+parallelism.reshardAfterForward = false
+  parallelism.reshardAfterForward is false: needs parallelism.zeroStage 3: at the other stages weights are never given back
 training.masterWeights = true
   training.masterWeights is true: needs training.precision bf16 or fp16: fp32 weights are their own masters
 training.precision = "bf16"

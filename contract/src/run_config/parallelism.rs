@@ -1,14 +1,21 @@
-//! Devices, and how gradients are reduced over them.
+//! Devices, and what is divided among them.
 
 use serde::{Deserialize, Serialize};
 
 use super::rules::Rules;
 
-/// How gradients are reduced over the ranks.
+/// What is divided among the ranks, and how gradients are reduced over them.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Parallelism {
-    /// Largest size of a bucket of gradients, at which it is reduced, in MiB (`bucket_cap_mb` of PyTorch's DDP).
+    /// Stage of ZeRO, 0 to 3 (`zero_optimization.stage` of DeepSpeed): what is divided among the ranks.
+    #[serde(default)]
+    pub zero_stage: u8,
+    /// Whether a block's weights are given back between its forward and its backward pass; only at stage 3, which is the only
+    /// one that gives them back at all.
+    #[serde(default = "yes")]
+    pub reshard_after_forward: bool,
+    /// Largest size of a bucket of gradients at stage 0, at which it is reduced, in MiB (`bucket_cap_mb` of PyTorch's DDP).
     pub bucket_megabytes: u32,
     /// In what form gradients are sent.
     #[serde(default)]
@@ -42,8 +49,27 @@ pub enum Device {
     Cpu,
 }
 
+fn yes() -> bool {
+    true
+}
+
+/// The highest stage of ZeRO.
+const LAST_ZERO_STAGE: u8 = 3;
+
 impl Parallelism {
     pub(super) fn check(&self, rules: &mut Rules) {
         rules.positive("parallelism.bucketMegabytes", self.bucket_megabytes);
+        rules.require(
+            self.zero_stage <= LAST_ZERO_STAGE,
+            "parallelism.zeroStage",
+            self.zero_stage,
+            "must be between 0 and 3",
+        );
+        rules.require(
+            self.reshard_after_forward || self.zero_stage == LAST_ZERO_STAGE,
+            "parallelism.reshardAfterForward",
+            self.reshard_after_forward,
+            "needs parallelism.zeroStage 3: at the other stages weights are never given back",
+        );
     }
 }

@@ -80,7 +80,7 @@ pub struct ViTTrainingJobSpec {
     pub data: Data,
     /// training sets epochs, batches and the optimizer.
     pub training: Training,
-    /// parallelism sets how gradients are reduced over the ranks.
+    /// parallelism sets what is divided among the ranks, and how gradients are reduced over them.
     #[serde(default)]
     pub parallelism: Parallelism,
     /// workers sets how many pods there are, with how many GPUs each, and what else they get.
@@ -141,24 +141,50 @@ pub fn is_for_vit_operator(managed_by: Option<&str>) -> bool {
     managed_by.is_none_or(|controller| controller == CONTROLLER)
 }
 
-/// Parallelism sets how gradients are reduced over the ranks.
-#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+/// Parallelism sets what is divided among the ranks, and how gradients are reduced over them.
+#[derive(KubeSchema, Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[x_kube(
+    validation = Rule::new("self.reshardAfterForward || self.zeroStage == 3").message("parallelism.reshardAfterForward false needs parallelism.zeroStage 3: at the other stages weights are never given back"),
+)]
 pub struct Parallelism {
-    /// bucketMegabytes is the largest size in MiB of a bucket of gradients, each of which is reduced while backward
-    /// goes on (bucket_cap_mb of PyTorch's DDP): smaller buckets start earlier, larger ones use the network better.
-    /// Where it would make fewer than 16 buckets, they are a sixteenth of the gradients instead, and at least 1 MiB.
+    /// zeroStage says what is divided among the ranks, as DeepSpeed's stage of the same name: 0 nothing, 1 optimizer state and
+    /// fp32 master weights, 2 gradients too, 3 weights too (PyTorch's FSDP). Each stage takes less memory than the one before
+    /// and trains the same model. Checkpoints are the same at any stage.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 3))]
+    pub zero_stage: i32,
+    /// reshardAfterForward says at zeroStage 3 whether a block's weights are given back after its forward pass and gathered
+    /// again for its backward pass, which takes less memory and more communication than to keep them.
+    #[serde(default = "yes")]
+    pub reshard_after_forward: bool,
+    /// bucketMegabytes is, at zeroStage 0, the largest size in MiB of a bucket of gradients, each of which is reduced while
+    /// backward goes on (bucket_cap_mb of PyTorch's DDP): smaller buckets start earlier, larger ones use the network better.
+    /// Where it would make fewer than 16 buckets, they are a sixteenth of the gradients instead, and at least 1 MiB. At the
+    /// other stages a bucket is a block of the model.
+    #[serde(default = "default_bucket_megabytes")]
     #[schemars(range(min = 1, max = 1024))]
     pub bucket_megabytes: i32,
     /// compressGradients is the form in which gradients are sent: none (their own type), or bf16, which halves the bytes
     /// of fp32 gradients and rounds them to 8 bits of mantissa; weights and moments keep their precision.
+    #[serde(default)]
     pub compress_gradients: GradientCompression,
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn default_bucket_megabytes() -> i32 {
+    25
 }
 
 impl Default for Parallelism {
     fn default() -> Self {
         Self {
-            bucket_megabytes: 25,
+            zero_stage: 0,
+            reshard_after_forward: yes(),
+            bucket_megabytes: default_bucket_megabytes(),
             compress_gradients: GradientCompression::default(),
         }
     }

@@ -196,6 +196,8 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
         data: data::data(&spec.data, &mut errors),
         training: training::training(&spec.training, &mut errors),
         parallelism: contract::Parallelism {
+            zero_stage: u8::try_from(spec.parallelism.zero_stage).unwrap_or(u8::MAX),
+            reshard_after_forward: spec.parallelism.reshard_after_forward,
             bucket_megabytes: count(spec.parallelism.bucket_megabytes),
             compress_gradients: spec.parallelism.compress_gradients,
         },

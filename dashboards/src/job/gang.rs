@@ -37,6 +37,12 @@ fn sync(layout: Layout) -> Layout {
         let all = job(step_seconds()).rate().sum();
         job(sync_seconds(kind)).rate().sum().over(all)
     };
+    let waits = Series::of(of::SYNC_SECONDS_TOTAL).matching(of::LABEL_KIND, &[EXPOSED, STRAGGLER].join("|"));
+    let all = job(step_seconds()).rate().sum();
+    let by_operation = job(waits).rate().sum_by(&[of::LABEL_OPERATION]).over_all(all);
+    let bytes = ranks(Series::of(of::SYNC_BYTES_TOTAL))
+        .rate()
+        .sum_by(&[of::LABEL_OPERATION]);
     let total = job(sync_seconds(TOTAL)).rate().sum();
     let hidden = job(sync_seconds(EXPOSED))
         .rate()
@@ -48,10 +54,10 @@ fn sync(layout: Layout) -> Layout {
         8,
         [
             time_series(
-                10,
+                9,
                 "Share of step time spent waiting",
                 Unit::Share,
-                "exposed: waiting for communication that the backward pass does not hide. \
+                "exposed: waiting for communication that computation does not hide. \
                  straggler: waiting for slower ranks. Above the line together for half an hour: see \
                  ViTSyncShareHigh in docs/operations.md.",
             )
@@ -62,27 +68,31 @@ fn sync(layout: Layout) -> Layout {
             .reaches(0.5)
             .colors([(EXPOSED, "orange"), (STRAGGLER, "red")]),
             time_series(
-                7,
-                "Communication hidden behind the backward pass",
+                5,
+                "The same, by operation",
                 Unit::Share,
-                "Share of all-reduce time that no step waited for. More images a rank, or fewer and \
-                 larger buckets, hide more of it.",
+                "all_reduce: gradients at parallelism.zeroStage 0. reduce_scatter: gradients at the other stages. \
+                 all_gather: weights at those.",
+            )
+            .query(by_operation, "{{operation}}")
+            .stacked(),
+            time_series(
+                5,
+                "Communication hidden",
+                Unit::Share,
+                "Share of communication that no step waited for, because computation went on beside it. More \
+                 images a rank hide more of it.",
             )
             .query(hidden, "hidden")
             .up_to_one()
             .color("hidden", "green"),
             time_series(
-                7,
-                "Gradients handed to all-reduce",
+                5,
+                "Gradients reduced and weights gathered",
                 Unit::BytesPerSecond,
-                "By rank. parallelism.compressGradients: bf16 halves it.",
+                "By all ranks that are chosen. parallelism.compressGradients: bf16 halves the gradients.",
             )
-            .query(
-                ranks(Series::of(of::SYNC_BYTES_TOTAL))
-                    .rate()
-                    .sum_by(&[of::LABEL_RANK]),
-                "rank {{rank}}",
-            ),
+            .query(bytes, "{{operation}}"),
         ],
     )
 }

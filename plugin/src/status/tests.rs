@@ -26,7 +26,9 @@ pub(crate) fn times(steps: u32) -> StepTimes {
                 &format!("vit_step_seconds_sum{labels} {total}\nvit_step_seconds_count{labels} {steps}\n");
         }
         let total = f64::from(steps) * 0.2;
-        text += &format!("vit_sync_seconds_total{{kind=\"total\",rank=\"{rank}\"}} {total}\n");
+        text += &format!(
+            "vit_sync_seconds_total{{kind=\"total\",operation=\"all_reduce\",rank=\"{rank}\"}} {total}\n"
+        );
         times.add(&text);
     }
     times

@@ -67,7 +67,9 @@ pub(crate) fn truncated_record_is_named_by_file_and_offset(context: &Context<'_>
 
 pub(crate) fn killed_rank_restarts_the_gang_from_its_checkpoint(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("killed")?;
-    namespace.create("digits", json!({"training": {"epochs": 24}}))?;
+    // With a rank goes its shard of weights and optimizer state: checkpoints have all of them.
+    let divided = json!({"training": {"epochs": 24}, "parallelism": {"zeroStage": 3}});
+    namespace.create("digits", divided)?;
     let first = namespace.wait_checkpoint("digits")?;
     let saved = saved_step(&first)?;
     let node = nodes_of(&first)?[1].clone();

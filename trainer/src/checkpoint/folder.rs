@@ -8,7 +8,7 @@ use fs_err as fs;
 use super::checksums::Checksums;
 use super::ownership::{Claim, Owner};
 use super::restore::{Loaded, load};
-use super::{CheckpointError, Part, Run, STATE_FILE, Snapshot};
+use super::{CheckpointError, Expected, Run, STATE_FILE, Snapshot};
 use crate::tensor_file;
 
 /// Half written or half removed.
@@ -92,7 +92,9 @@ impl CheckpointFolder {
         let mut checksums = Checksums::default();
         let metadata = snapshot.metadata();
         for (file, values) in &snapshot.files {
-            checksums.write(partial, file, |out| tensor_file::write(out, values, &metadata))?;
+            checksums.write(partial, file.file(), |out| {
+                tensor_file::write(out, values, &metadata)
+            })?;
         }
         let state = snapshot.state.to_json()?;
         checksums.write(partial, STATE_FILE, |out| out.write_all(&state))?;
@@ -137,13 +139,13 @@ impl CheckpointFolder {
         }
     }
 
-    /// The newest checkpoint that can be read, loaded into the given parts. One that is damaged is passed over with
+    /// The newest checkpoint that can be read, with the values of the parts. One that is damaged is passed over with
     /// a warning; one that does not fit, or that this run may not continue from, is an error. `None` where there is
     /// none at all.
     pub(crate) fn load_newest(
         &self,
         run: Run<'_>,
-        parts: &[Part<'_>],
+        parts: &[Expected],
     ) -> Result<Option<Loaded>, CheckpointError> {
         let steps = self.steps()?;
         let mut newest_error = None;

@@ -45,30 +45,30 @@ const MODEL_FILE: &str = "model.safetensors";
 const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 const AVERAGE_FILE: &str = "ema.safetensors";
 
-/// Named tensors of a model or an optimizer: handles to the live values.
-pub(crate) type Named = [(String, Tensor)];
+/// Named tensors, whole.
+pub(crate) type Named = Vec<(String, Tensor)>;
 
 /// A file of tensors in every checkpoint of a run.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Part<'a> {
-    file: &'static str,
-    tensors: &'a Named,
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Part {
+    Model,
+    Optimizer,
+    Average,
 }
 
-impl<'a> Part<'a> {
-    fn of(file: &'static str, tensors: &'a Named) -> Self {
-        Self { file, tensors }
+impl Part {
+    fn file(self) -> &'static str {
+        match self {
+            Self::Model => MODEL_FILE,
+            Self::Optimizer => OPTIMIZER_FILE,
+            Self::Average => AVERAGE_FILE,
+        }
     }
+}
 
-    pub(crate) fn model(tensors: &'a Named) -> Self {
-        Self::of(MODEL_FILE, tensors)
-    }
-
-    pub(crate) fn optimizer(tensors: &'a Named) -> Self {
-        Self::of(OPTIMIZER_FILE, tensors)
-    }
-
-    pub(crate) fn average(tensors: &'a Named) -> Self {
-        Self::of(AVERAGE_FILE, tensors)
-    }
+/// Names and shapes of the tensors of a part.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Expected {
+    pub(crate) part: Part,
+    pub(crate) tensors: Vec<(String, Vec<i64>)>,
 }

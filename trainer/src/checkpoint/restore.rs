@@ -1,4 +1,4 @@
-//! A checkpoint put into the live tensors of a run that continues from it, exactly, if it may.
+//! The values of a checkpoint for a run that continues from it, exactly, if it may.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,7 @@ use safetensors::SafeTensors;
 use tch::{Kind, Tensor};
 
 use super::checksums::Checksums;
-use super::{AVERAGE_FILE, CheckpointError, Named, Part, STATE_FILE, State};
+use super::{AVERAGE_FILE, CheckpointError, Expected, Part, STATE_FILE, State};
 use crate::tensor_file::tensor_of;
 
 /// So many differences are told one by one.
@@ -21,11 +21,13 @@ pub(crate) struct Run<'a> {
     pub(crate) resume: Resume,
 }
 
-/// A checkpoint whose values are in the live tensors.
+/// A checkpoint that was read.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub(crate) state: State,
     pub(crate) path: PathBuf,
+    /// The whole tensors of each part, in the order in which they were expected.
+    pub(crate) values: Vec<(Part, Vec<Tensor>)>,
     pub(crate) average: SavedAverage,
 }
 
@@ -33,36 +35,35 @@ pub(crate) struct Loaded {
 /// at any checkpoint.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum SavedAverage {
-    /// Both have one, which was loaded, or neither has one.
+    /// Both have one, or neither has one.
     Fits,
-    /// The run keeps one and the checkpoint has none: its tensors are as they were.
+    /// The run keeps one and the checkpoint has none.
     Missing,
     /// The checkpoint has one and the run keeps none.
     Unused,
 }
 
-/// Loads the checkpoint in `folder`, or leaves the parts as they were.
-pub(super) fn load(folder: &Path, run: Run<'_>, parts: &[Part<'_>]) -> Result<Loaded, CheckpointError> {
+/// Reads the checkpoint in `folder`.
+pub(super) fn load(folder: &Path, run: Run<'_>, parts: &[Expected]) -> Result<Loaded, CheckpointError> {
     let checksums = Checksums::open(folder)?;
     let state_path = folder.join(STATE_FILE);
     let state = State::parse(&state_path, &checksums.read(folder, STATE_FILE)?)?;
     may_continue(run, &state.job, folder)?;
     let other_model = state.model.difference(run.model);
-    let is_kept = parts.iter().any(|part| part.file == AVERAGE_FILE);
+    let is_kept = parts.iter().any(|expected| expected.part == Part::Average);
     // The list of files tells an average that was never saved from one that is lost.
     let average = match (is_kept, checksums.knows(AVERAGE_FILE)) {
         (true, false) => SavedAverage::Missing,
         (false, true) => SavedAverage::Unused,
         (true, true) | (false, false) => SavedAverage::Fits,
     };
-    let is_saved = |part: &&Part<'_>| part.file != AVERAGE_FILE || average == SavedAverage::Fits;
-    // All files are checked whole before a value is changed.
+    let is_saved = |expected: &&Expected| expected.part != Part::Average || average == SavedAverage::Fits;
     let mut values = Vec::new();
-    for part in parts.iter().filter(is_saved) {
-        let path = folder.join(part.file);
-        let content = checksums.read(folder, part.file)?;
-        match read(&path, &content, part.tensors)? {
-            Read::Values(read) => values.push(read),
+    for Expected { part, tensors } in parts.iter().filter(is_saved) {
+        let path = folder.join(part.file());
+        let content = checksums.read(folder, part.file())?;
+        match read(&path, &content, tensors)? {
+            Read::Values(read) => values.push((*part, read)),
             Read::Differs(tensors) => {
                 let difference = match other_model {
                     Some(model) => format!("its model's {model}; {tensors}"),
@@ -79,12 +80,10 @@ pub(super) fn load(folder: &Path, run: Run<'_>, parts: &[Part<'_>]) -> Result<Lo
             difference: format!("its model's {model}"),
         });
     }
-    for (values, part) in values.iter().zip(parts.iter().filter(is_saved)) {
-        copy(values, part.tensors);
-    }
     Ok(Loaded {
         state,
         path: folder.into(),
+        values,
         average,
     })
 }
@@ -127,19 +126,18 @@ enum Read {
 }
 
 /// Reads the values of exactly the tensors in `expected` from the content of the file `path`.
-fn read(path: &Path, content: &[u8], expected: &Named) -> Result<Read, CheckpointError> {
+fn read(path: &Path, content: &[u8], expected: &[(String, Vec<i64>)]) -> Result<Read, CheckpointError> {
     let file = SafeTensors::deserialize(content).map_err(|error| CheckpointError::Corrupt {
         path: path.into(),
         message: error.to_string(),
     })?;
     let mut differences = Vec::new();
     let mut values = Vec::new();
-    for (name, target) in expected {
-        let shape = target.size();
+    for (name, shape) in expected {
         match file.tensor(name) {
             Err(_) => differences.push(format!("it has no {name} {shape:?}")),
             Ok(view) => match tensor_of(&view) {
-                Some(value) if value.kind() == Kind::Float && value.size() == shape => values.push(value),
+                Some(value) if value.kind() == Kind::Float && value.size() == *shape => values.push(value),
                 _ => differences.push(format!(
                     "{name} is {} {:?} instead of F32 {shape:?}",
                     view.dtype(),
@@ -171,15 +169,6 @@ fn tell(differences: &[String]) -> String {
     }
 }
 
-/// Copies values into live tensors, in order.
-fn copy(values: &[Tensor], targets: &Named) {
-    tch::no_grad(|| {
-        for (value, (_, target)) in values.iter().zip(targets) {
-            target.shallow_clone().copy_(value);
-        }
-    });
-}
-
 #[cfg(test)]
 mod tests {
     use tch::Device;
@@ -187,24 +176,26 @@ mod tests {
     use super::*;
     use crate::tensor_file::Metadata;
 
-    fn named(shapes: &[(&str, &[i64])]) -> Vec<(String, Tensor)> {
+    fn expected(shapes: &[(&str, &[i64])]) -> Vec<(String, Vec<i64>)> {
         shapes
             .iter()
-            .map(|(name, shape)| ((*name).into(), Tensor::rand(*shape, (Kind::Float, Device::Cpu))))
+            .map(|(name, shape)| ((*name).into(), shape.to_vec()))
             .collect()
     }
 
-    fn written(tensors: &Named) -> Vec<u8> {
+    fn written(tensors: &[(String, Vec<i64>)]) -> Vec<u8> {
+        let random = |shape: &Vec<i64>| Tensor::rand(shape.as_slice(), (Kind::Float, Device::Cpu));
+        let values = tensors.iter().map(|(name, shape)| (name.clone(), random(shape)));
         let mut bytes = Vec::new();
-        crate::tensor_file::write(&mut bytes, tensors, &Metadata::new()).expect("writes");
+        crate::tensor_file::write(&mut bytes, &values.collect::<Vec<_>>(), &Metadata::new()).expect("writes");
         bytes
     }
 
     #[test]
     fn each_difference_is_named_with_both_shapes_and_the_list_is_short() {
-        let found = named(&[("a", &[2, 3]), ("b", &[4]), ("old", &[1])]);
-        let expected = named(&[("a", &[2, 4]), ("b", &[4]), ("c", &[]), ("d", &[9]), ("e", &[9])]);
-        let Ok(Read::Differs(difference)) = read(Path::new("file"), &written(&found), &expected) else {
+        let found = expected(&[("a", &[2, 3]), ("b", &[4]), ("old", &[1])]);
+        let wanted = expected(&[("a", &[2, 4]), ("b", &[4]), ("c", &[]), ("d", &[9]), ("e", &[9])]);
+        let Ok(Read::Differs(difference)) = read(Path::new("file"), &written(&found), &wanted) else {
             panic!("it does not fit");
         };
         assert_eq!(

@@ -1,10 +1,8 @@
-//! A copy of everything that a checkpoint holds, taken between two steps, so that training may go on while it is
+//! A copy of everything that a checkpoint holds, made between two steps, so that training may go on while it is
 //! written.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
-
-use tch::{Device, Kind, Tensor};
+use std::time::Duration;
 
 use super::{Named, Part, State};
 use crate::tensor_file::{self, Metadata, PRODUCER};
@@ -13,24 +11,15 @@ use crate::tensor_file::{self, Metadata, PRODUCER};
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     pub(super) state: State,
-    pub(super) files: Vec<(&'static str, Vec<(String, Tensor)>)>,
+    pub(super) files: Vec<(Part, Named)>,
     /// How long training stood still for it.
     pub(super) took: Duration,
 }
 
 impl Snapshot {
-    pub(crate) fn take(state: State, parts: &[Part<'_>]) -> Result<Self, tch::TchError> {
-        let start = Instant::now();
-        let files = parts
-            .iter()
-            .map(|part| Ok((part.file, copy(part.tensors)?)))
-            .collect::<Result<_, tch::TchError>>()?;
-        wait(parts)?;
-        Ok(Self {
-            state,
-            files,
-            took: start.elapsed(),
-        })
+    /// Of these tensors in host memory, for which training stood still so long.
+    pub(crate) fn new(state: State, files: Vec<(Part, Named)>, took: Duration) -> Self {
+        Self { state, files, took }
     }
 
     /// Bytes of all tensors. Headers and the other files are small beside them.
@@ -53,28 +42,4 @@ impl Snapshot {
             ("epoch", position.epoch.to_string()),
         ])
     }
-}
-
-/// Queues the copies, of tensors on a GPU into pinned memory.
-fn copy(tensors: &Named) -> Result<Vec<(String, Tensor)>, tch::TchError> {
-    tch::no_grad(|| {
-        tensors
-            .iter()
-            .map(|(name, live)| {
-                Ok((
-                    name.clone(),
-                    live.f_to_device_(Device::Cpu, Kind::Float, true, true)?,
-                ))
-            })
-            .collect()
-    })
-}
-
-/// Returns once what is queued before on the device of these tensors is done.
-fn wait(parts: &[Part<'_>]) -> Result<(), tch::TchError> {
-    let live = parts.iter().flat_map(|part| part.tensors);
-    for (_, tensor) in live.filter(|(_, tensor)| tensor.device() != Device::Cpu).take(1) {
-        tensor.f_flatten(0, -1)?.f_get(0)?.f_double_value(&[])?;
-    }
-    Ok(())
 }

@@ -1,6 +1,7 @@
 //! Checkpoints from their snapshot to their values in another run's tensors.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use contract::{JobIdentity, ModelConfig, Pooling, Resume};
 use fs_err as fs;
@@ -46,21 +47,39 @@ fn run<'a>(job: &'a JobIdentity, model: &'a ModelConfig, resume: Resume) -> Run<
     Run { job, model, resume }
 }
 
-fn named(value: f64) -> Vec<(String, Tensor)> {
+fn named(value: f64) -> Named {
     vec![(
         "a".into(),
         Tensor::full([2, 3], value, (Kind::Float, Device::Cpu)),
     )]
 }
 
-fn value(tensors: &Named) -> f64 {
-    tensors[0].1.double_value(&[1, 2])
+/// The parts of which every run is.
+fn expected() -> [Expected; 2] {
+    [Part::Model, Part::Optimizer].map(|part| Expected {
+        part,
+        tensors: vec![("a".into(), vec![2, 3])],
+    })
+}
+
+fn average() -> Expected {
+    Expected {
+        part: Part::Average,
+        ..expected()[0].clone()
+    }
+}
+
+/// A value of each part that was loaded.
+fn values(loaded: &Loaded) -> Vec<f64> {
+    let parts = loaded.values.iter();
+    parts
+        .map(|(_, tensors)| tensors[0].double_value(&[1, 2]))
+        .collect()
 }
 
 fn snapshot_of(step: u64, weight: f64, moment: f64) -> Snapshot {
-    let (weights, moments) = (named(weight), named(moment));
-    let parts = [Part::model(&weights), Part::optimizer(&moments)];
-    Snapshot::take(state(step), &parts).expect("copies")
+    let files = vec![(Part::Model, named(weight)), (Part::Optimizer, named(moment))];
+    Snapshot::new(state(step), files, Duration::ZERO)
 }
 
 pub(super) fn snapshot(step: u64) -> Snapshot {
@@ -97,11 +116,13 @@ fn save(folder: &CheckpointFolder, step: u64) -> PathBuf {
 }
 
 pub(super) fn load_into(folder: &CheckpointFolder) -> Result<Option<(u64, f64, f64)>, CheckpointError> {
-    let (weights, moments) = (named(-1.0), named(-1.0));
     let (job, model) = (job("research", Some("second")), model());
     let run = run(&job, &model, Resume::Auto);
-    let found = folder.load_newest(run, &[Part::model(&weights), Part::optimizer(&moments)])?;
-    Ok(found.map(|found| (found.state.position.step, value(&weights), value(&moments))))
+    let found = folder.load_newest(run, &expected())?;
+    Ok(found.map(|found| {
+        let values = values(&found);
+        (found.state.position.step, values[0], values[1])
+    }))
 }
 
 #[test]
@@ -197,13 +218,13 @@ fn no_readable_checkpoint_left_is_an_error() {
 }
 
 #[test]
-fn another_model_is_told_by_its_tensors_and_nothing_is_overwritten() {
+fn another_model_is_told_by_its_tensors() {
     let (_place, folder) = folder(3);
     save(&folder, 1);
     let job = job("research", Some("first"));
-    let weights = named(-1.0);
-    let mut deeper = named(-1.0);
-    deeper.push(("b".into(), Tensor::zeros([7], (Kind::Float, Device::Cpu))));
+    let [weights, moments] = expected();
+    let mut deeper = moments.clone();
+    deeper.tensors.push(("b".into(), vec![7]));
     let heads = ModelConfig { heads: 4, ..model() };
     let depth = ModelConfig { depth: 2, ..model() };
     let no_b = "it has no b [7]; use another checkpoint folder, or the model and the optimizer";
@@ -222,17 +243,16 @@ fn another_model_is_told_by_its_tensors_and_nothing_is_overwritten() {
         ),
         (
             heads,
-            &named(-1.0),
+            &moments,
             "state.json does not fit this run: its model's heads is 2 instead of 4; ".into(),
         ),
     ] {
         let run = run(&job, &model, Resume::Auto);
         let error = folder
-            .load_newest(run, &[Part::model(&weights), Part::optimizer(moments)])
+            .load_newest(run, &[weights.clone(), moments.clone()])
             .expect_err("refused");
         assert!(error.is_refusal());
         assert!(error.to_string().contains(&difference), "{error}");
-        assert!((value(&weights) + 1.0).abs() < f64::EPSILON);
     }
 }
 
@@ -317,7 +337,7 @@ fn continued(job: JobIdentity, resume: Resume) -> Result<u64, String> {
     save(&folder, 3);
     let model = model();
     let run = run(&job, &model, resume);
-    let found = folder.load_newest(run, &[Part::model(&named(0.0)), Part::optimizer(&named(0.0))]);
+    let found = folder.load_newest(run, &expected());
     found
         .map(|found| found.expect("a checkpoint").state.position.step)
         .map_err(|error| error.to_string())
@@ -340,9 +360,7 @@ fn never_resuming_goes_by_the_jobs_uid() {
     let (_place, folder) = folder(3);
     let (job, model) = (job("research", None), model());
     let run = run(&job, &model, Resume::Never);
-    let found = folder
-        .load_newest(run, &[Part::model(&named(0.0)), Part::optimizer(&named(0.0))])
-        .expect("empty");
+    let found = folder.load_newest(run, &expected()).expect("empty");
     assert!(found.is_none());
 }
 
@@ -359,45 +377,28 @@ fn a_checkpoint_of_another_namespace_is_refused_and_a_local_one_is_not() {
 }
 
 #[test]
-fn a_snapshot_keeps_the_values_of_its_moment() {
-    let (_place, folder) = folder(3);
-    let (mut weights, moments) = (named(1.0), named(2.0));
-    let snapshot = Snapshot::take(state(1), &[Part::model(&weights), Part::optimizer(&moments)]);
-    let _ = weights[0].1.fill_(9.0);
-    folder.save(&snapshot.expect("copies")).expect("saves");
-    assert_eq!(load_into(&folder).expect("reads"), Some((1, 1.0, 2.0)));
-}
-
-#[test]
 fn an_average_that_was_never_saved_is_no_damage_and_one_that_is_lost_is() {
     let (_place, folder) = folder(3);
     save(&folder, 1);
-    let (weights, moments, average) = (named(-1.0), named(-1.0), named(-1.0));
-    let [model_part, optimizer_part] = [Part::model(&weights), Part::optimizer(&moments)];
-    let all = [model_part, optimizer_part, Part::average(&average)];
-    let load = |parts: &[Part<'_>]| {
+    let without = expected();
+    let all = [without[0].clone(), without[1].clone(), average()];
+    let load = |parts: &[Expected]| {
         let (job, model) = (job("research", Some("first")), model());
         let run = run(&job, &model, Resume::Auto);
         let loaded = folder
             .load_newest(run, parts)
             .expect("loads")
             .expect("a checkpoint");
-        (loaded.state.position.step, loaded.average)
+        (loaded.state.position.step, loaded.average, values(&loaded))
     };
-    assert_eq!(load(&all), (1, SavedAverage::Missing));
-    assert!(
-        value(&weights) > 0.0 && value(&average) < 0.0,
-        "the rest is loaded"
-    );
+    assert_eq!(load(&all), (1, SavedAverage::Missing, vec![1.0, 1.5]));
 
-    let saved = named(7.0);
-    let with_average = [model_part, optimizer_part, Part::average(&saved)];
-    let snapshot = Snapshot::take(state(2), &with_average).expect("copies");
+    let files = [Part::Model, Part::Optimizer, Part::Average].map(|part| (part, named(7.0)));
+    let snapshot = Snapshot::new(state(2), files.into(), Duration::ZERO);
     let path = folder.save(&snapshot).expect("saves").0;
-    assert_eq!(load(&[model_part, optimizer_part]), (2, SavedAverage::Unused));
-    assert_eq!(load(&all), (2, SavedAverage::Fits));
-    assert!((value(&average) - 7.0).abs() < f64::EPSILON);
+    assert_eq!(load(&without), (2, SavedAverage::Unused, vec![7.0; 2]));
+    assert_eq!(load(&all), (2, SavedAverage::Fits, vec![7.0; 3]));
 
     fs::remove_file(path.join("ema.safetensors")).expect("removes");
-    assert_eq!(load(&all), (1, SavedAverage::Missing), "the one before is taken");
+    assert_eq!(load(&all).0, 1, "the one before is taken");
 }

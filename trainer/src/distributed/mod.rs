@@ -2,6 +2,7 @@
 
 mod accelerator;
 mod peers;
+mod state;
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -9,7 +10,9 @@ use std::time::{Duration, Instant};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tch::{Kind, Tensor};
-use torch_ext::{ArrivalOver, Compression, ProcessGroup, Reducer, Rendezvous, Store};
+use torch_ext::optim::global_norm;
+use torch_ext::sharded::Stage;
+use torch_ext::{ArrivalOver, Compression, ProcessGroup, Reducer, Rendezvous, Sharded, Store};
 
 use crate::error::TrainError;
 use peers::{Door, Peers};
@@ -175,19 +178,49 @@ impl World {
         parameters: &[Tensor],
         settings: &contract::Parallelism,
     ) -> Result<Reducer, TrainError> {
-        let compression = match settings.compress_gradients {
-            contract::GradientCompression::None => Compression::None,
-            contract::GradientCompression::Bf16 => Compression::Bf16,
-        };
         let bytes = parameters.iter().map(bytes_of).sum();
         Ok(Reducer::new(
             parameters,
             &self.gradients,
             &self.control,
             bucket_bytes(bytes, settings.bucket_megabytes as usize * MEBIBYTE),
-            compression,
+            compression(settings),
             self.arrival,
         )?)
+    }
+
+    /// What divides training state among the ranks, as yet without parameters.
+    pub(crate) fn sharded(
+        &self,
+        stage: Stage,
+        settings: &contract::Parallelism,
+    ) -> Result<Sharded, TrainError> {
+        Ok(Sharded::new(
+            stage,
+            &self.gradients,
+            &self.control,
+            compression(settings),
+            self.arrival,
+        )?)
+    }
+
+    /// The ranks among which tensors on the device are divided.
+    pub(crate) fn ranks(&self) -> &ProcessGroup {
+        &self.gradients
+    }
+
+    /// The Euclidean norm over all elements of all tensors of which every rank has a part: a float scalar on their device.
+    pub(crate) fn norm_of_parts(&self, tensors: &[Tensor]) -> Result<Tensor, TrainError> {
+        let mut square = global_norm(tensors)?.to_kind(Kind::Double).f_square()?;
+        self.gradients.all_reduce_sum(&mut square)?;
+        Ok(square.f_sqrt()?.to_kind(Kind::Float))
+    }
+}
+
+fn compression(settings: &contract::Parallelism) -> Compression {
+    match settings.compress_gradients {
+        contract::GradientCompression::None => Compression::None,
+        contract::GradientCompression::Bf16 => Compression::Bf16,
     }
 }
 

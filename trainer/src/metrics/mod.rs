@@ -10,7 +10,7 @@ mod window;
 
 use contract::{Activity, FailureRecord, Progress};
 use serde::{Deserialize, Serialize};
-use torch_ext::SyncTimes;
+use torch_ext::{SyncCost, SyncTimes};
 
 pub(crate) use observer::{Observer, RunShape};
 pub(crate) use reporter::Reporter;
@@ -95,11 +95,11 @@ pub(crate) struct Phases {
     /// Images into tensors.
     pub(crate) data: f64,
     pub(crate) forward: f64,
-    /// Backward pass without waiting for synchronisation.
+    /// Without waiting for synchronisation, as the forward pass.
     pub(crate) backward: f64,
-    /// Waiting for all-reduces after every rank had its gradients.
+    /// Waiting for collectives that every rank had begun: above all for gradients after every rank had its own.
     pub(crate) sync_exposed: f64,
-    /// Waiting for the last rank's gradients.
+    /// Waiting for ranks that had not begun: above all for the last rank's gradients.
     pub(crate) sync_straggler: f64,
     /// Checks, clipping and the optimizer.
     pub(crate) optimizer: f64,
@@ -153,8 +153,13 @@ impl std::ops::AddAssign for Phases {
 }
 
 /// Seconds in the order of [`contract::metrics::SYNC_KINDS`].
-fn sync_seconds(times: &SyncTimes) -> [f64; 3] {
-    [times.total, times.exposed, times.straggler]
+fn sync_seconds(cost: &SyncCost) -> [f64; 3] {
+    [cost.total, cost.exposed, cost.straggler]
+}
+
+/// Costs in the order of [`contract::metrics::SYNC_OPERATIONS`].
+fn sync_operations(times: &SyncTimes) -> [SyncCost; 3] {
+    [times.all_reduce, times.reduce_scatter, times.all_gather]
 }
 
 /// The present time, RFC 3339 in UTC.
@@ -181,7 +186,7 @@ fn bytes_of_status(field: &str) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
-    use contract::metrics::{STEP_PHASES, SYNC_KINDS};
+    use contract::metrics::{STEP_PHASES, SYNC_KINDS, SYNC_OPERATIONS};
 
     use super::*;
 
@@ -199,16 +204,33 @@ mod tests {
         for (name, value) in STEP_PHASES.iter().zip(phases.values()) {
             assert_eq!(json[name], value, "{name}");
         }
-        let sync = SyncTimes {
+        let cost = SyncCost {
             total: 1.0,
             exposed: 2.0,
             straggler: 3.0,
             bytes: 4,
         };
-        let json = serde_json::to_value(sync).expect("serializes");
-        for (name, value) in SYNC_KINDS.iter().zip(sync_seconds(&sync)) {
+        let json = serde_json::to_value(cost).expect("serializes");
+        for (name, value) in SYNC_KINDS.iter().zip(sync_seconds(&cost)) {
             assert_eq!(json[name], value, "{name}");
         }
+        let of_bytes = |bytes| SyncCost { bytes, ..cost };
+        let times = SyncTimes {
+            all: of_bytes(9),
+            all_reduce: of_bytes(1),
+            reduce_scatter: of_bytes(2),
+            all_gather: of_bytes(3),
+            waited_in_forward: 0.5,
+        };
+        let json = serde_json::to_value(times).expect("serializes");
+        assert_eq!(json["bytes"], 9, "{json}");
+        for (name, value) in SYNC_OPERATIONS.iter().zip(sync_operations(&times)) {
+            assert_eq!(json[name]["bytes"], value.bytes, "{name}");
+        }
+        assert_eq!(
+            serde_json::from_value::<SyncTimes>(json).expect("reads back"),
+            times
+        );
     }
 
     #[test]

@@ -3,14 +3,14 @@
 use std::collections::BTreeMap;
 
 use contract::metrics as names;
-use contract::{Progress, RunConfig};
+use contract::{Parallelism, Progress, RunConfig};
 use prometheus::core::Collector;
 use prometheus::{
-    Counter, CounterVec, Encoder as _, GaugeVec, HistogramOpts, HistogramVec, IntCounter, Opts, Registry,
-    TextEncoder,
+    Counter, CounterVec, Encoder as _, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
+    Opts, Registry, TextEncoder,
 };
 
-use super::{CheckpointCost, StepReport, sync_seconds};
+use super::{CheckpointCost, StepReport, sync_operations, sync_seconds};
 use crate::flops::flops_per_image;
 
 /// From a tenth of a millisecond to some 50 seconds.
@@ -28,14 +28,21 @@ pub(crate) struct Metrics {
 struct RankMetrics {
     images: IntCounter,
     step_seconds: HistogramVec,
-    sync_seconds: [Counter; 3],
-    sync_bytes: IntCounter,
+    /// A place for each of [`names::SYNC_OPERATIONS`]; those that the job does not use have no series.
+    sync: [Option<SyncMetrics>; 3],
     accuracy: GaugeVec,
     /// Gauges that have no series until their value is known: a 0 would be drawn as one, and counted as a change after a
     /// restart.
     figures: BTreeMap<&'static str, GaugeVec>,
     /// Of rank 0 alone, so that no other rank shows a 0 that means nothing.
     checkpoints: Option<CheckpointMetrics>,
+}
+
+/// Of one operation.
+#[derive(Debug)]
+struct SyncMetrics {
+    seconds: [Counter; 3],
+    bytes: IntCounter,
 }
 
 /// Names and descriptions of every rank's figures.
@@ -97,10 +104,13 @@ impl Metrics {
         for (phase, seconds) in names::STEP_PHASES.iter().zip(step.phases.values()) {
             rank.step_seconds.with_label_values(&[phase]).observe(seconds);
         }
-        for (counter, seconds) in rank.sync_seconds.iter().zip(sync_seconds(&step.sync)) {
-            counter.inc_by(seconds);
+        for (metrics, cost) in rank.sync.iter().zip(sync_operations(&step.sync)) {
+            let Some(metrics) = metrics else { continue };
+            for (counter, seconds) in metrics.seconds.iter().zip(sync_seconds(&cost)) {
+                counter.inc_by(seconds);
+            }
+            metrics.bytes.inc_by(cost.bytes);
         }
-        rank.sync_bytes.inc_by(step.sync.bytes);
         rank.set(names::LOSS, step.loss);
         rank.classifies(names::SPLIT_TRAIN, Some(step.train_accuracy));
         rank.set(names::LEARNING_RATE, step.learning_rate);
@@ -191,8 +201,8 @@ impl RankMetrics {
             registered(Box::new(counter.clone()))?;
             Ok(counter)
         };
-        let seconds = |name: &str, help: &str, label: &str| -> prometheus::Result<CounterVec> {
-            let counters = CounterVec::new(options(name, help), &[label])?;
+        let seconds = |name: &str, help: &str, labels: &[&str]| -> prometheus::Result<CounterVec> {
+            let counters = CounterVec::new(options(name, help), labels)?;
             registered(Box::new(counters.clone()))?;
             Ok(counters)
         };
@@ -206,9 +216,17 @@ impl RankMetrics {
         registered(Box::new(step_seconds.clone()))?;
         let sync_seconds = seconds(
             names::SYNC_SECONDS_TOTAL,
-            "Seconds of gradient synchronisation; a step waits for exposed and straggler.",
-            names::LABEL_KIND,
+            "Seconds of synchronisation; a step waits for exposed and straggler.",
+            &[names::LABEL_KIND, names::LABEL_OPERATION],
         )?;
+        let sync_bytes = IntCounterVec::new(
+            options(
+                names::SYNC_BYTES_TOTAL,
+                "Bytes of gradients that were reduced and of weights that were gathered.",
+            ),
+            &[names::LABEL_OPERATION],
+        )?;
+        registered(Box::new(sync_bytes.clone()))?;
         gauges(
             names::MODEL_FLOPS_PER_IMAGE,
             "Floating-point operations of the model for one training image, forward and backward pass.",
@@ -237,7 +255,7 @@ impl RankMetrics {
             let seconds = seconds(
                 names::CHECKPOINT_SECONDS_TOTAL,
                 "Seconds of checkpointing; training stands still for the snapshot only.",
-                names::LABEL_PHASE,
+                &[names::LABEL_PHASE],
             )?;
             checkpoints = Some(CheckpointMetrics {
                 count: count(names::CHECKPOINTS_TOTAL, "Checkpoints completed on storage.")?,
@@ -252,11 +270,12 @@ impl RankMetrics {
             images: count(names::IMAGES_TOTAL, "Training images this rank has processed.")?,
             step_seconds,
             // Made at once, so that a rank that never waited shows a 0.
-            sync_seconds: names::SYNC_KINDS.map(|kind| sync_seconds.with_label_values(&[kind])),
-            sync_bytes: count(
-                names::SYNC_BYTES_TOTAL,
-                "Bytes of gradients this rank has handed to all-reduce.",
-            )?,
+            sync: names::SYNC_OPERATIONS.map(|operation| {
+                uses(&config.parallelism, operation).then(|| SyncMetrics {
+                    seconds: names::SYNC_KINDS.map(|kind| sync_seconds.with_label_values(&[kind, operation])),
+                    bytes: sync_bytes.with_label_values(&[operation]),
+                })
+            }),
             accuracy: gauges(
                 names::ACCURACY_RATIO,
                 "Share of images classified right.",
@@ -268,11 +287,16 @@ impl RankMetrics {
     }
 }
 
+/// Whether a job's ranks take part in an operation.
+fn uses(parallelism: &Parallelism, operation: &str) -> bool {
+    (parallelism.zero_stage == 0) == (operation == names::ALL_REDUCE)
+}
+
 #[cfg(test)]
 mod tests {
     use contract::{CheckpointRecord, JobIdentity};
 
-    use torch_ext::SyncTimes;
+    use torch_ext::{SyncCost, SyncTimes};
 
     use super::super::{DeviceReport, Phases};
     use super::*;
@@ -290,6 +314,15 @@ mod tests {
         }
     }
 
+    fn cost(bytes: u64) -> SyncCost {
+        SyncCost {
+            total: 0.5,
+            exposed: 0.25,
+            straggler: 0.125,
+            bytes,
+        }
+    }
+
     fn step() -> StepReport {
         StepReport {
             step: 7,
@@ -300,10 +333,9 @@ mod tests {
                 ..Phases::default()
             },
             sync: SyncTimes {
-                total: 0.5,
-                exposed: 0.25,
-                straggler: 0.125,
-                bytes: 1000,
+                all_reduce: cost(1000),
+                reduce_scatter: cost(2000),
+                ..SyncTimes::default()
             },
             loss: 1.5,
             train_accuracy: 0.75,
@@ -329,6 +361,22 @@ mod tests {
     }
 
     #[test]
+    fn a_job_shows_the_operations_of_its_stage_and_no_other() {
+        for (stage, operations) in [(0, &["all_reduce"][..]), (1, &["reduce_scatter", "all_gather"])] {
+            let mut config = config(1);
+            config.parallelism.zero_stage = stage;
+            let metrics = Metrics::new(&config, 0, None).expect("registers");
+            metrics.step(0, &step());
+            let text = text(&metrics);
+            for operation in names::SYNC_OPERATIONS {
+                let shown = text.matches(&format!("operation=\"{operation}\"")).count();
+                let expected = if operations.contains(&operation) { 4 } else { 0 };
+                assert_eq!(shown, expected, "{operation} at stage {stage}:\n{text}");
+            }
+        }
+    }
+
+    #[test]
     fn every_rank_shows_its_steps_under_the_contracts_names() {
         let metrics = Metrics::new(&config(2), 1, Some("gpu-7")).expect("registers");
         let step = step();
@@ -340,9 +388,10 @@ mod tests {
             &text,
             &[
                 format!("vit_images_total{{{labels}}} 64"),
-                r#"vit_sync_seconds_total{job_name="digits",kind="exposed",namespace="vision",rank="3"} 0.5"#
+                r#"vit_sync_seconds_total{job_name="digits",kind="exposed",namespace="vision",operation="all_reduce",rank="3"} 0.5"#
                     .to_owned(),
-                format!("vit_sync_bytes_total{{{labels}}} 2000"),
+                r#"vit_sync_bytes_total{job_name="digits",namespace="vision",operation="all_reduce",rank="3"} 2000"#
+                    .to_owned(),
                 r#"vit_step_seconds_sum{job_name="digits",namespace="vision",phase="forward",rank="3"} 0.5"#
                     .to_owned(),
                 format!("vit_step{{{labels}}} 7"),
@@ -413,8 +462,11 @@ mod tests {
             }),
             ..Progress::default()
         });
-        let text = text(&metrics);
-        let table = crds::reference::metrics(&text);
+        // One job uses some operations only.
+        let mut operations = names::SYNC_OPERATIONS;
+        operations.sort_unstable();
+        let all = format!("`operation`: `{}`", operations.join("`, `"));
+        let table = crds::reference::metrics(&text(&metrics)).replace("`operation`: `all_reduce`", &all);
         let page = include_str!("../../../docs/reference/metrics.md");
         assert!(
             page.contains(&table),

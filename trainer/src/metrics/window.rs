@@ -71,17 +71,25 @@ impl Window {
             step_seconds: seconds / count,
             phases: done.phases.mean(count),
             sync: done.sync.mean(count),
-            sync_share: (done.sync.exposed + done.sync.straggler) / seconds,
+            sync_share: (done.sync.all.exposed + done.sync.all.straggler) / seconds,
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use torch_ext::SyncCost;
+
     use super::*;
 
     #[test]
     fn a_window_gives_means_and_starts_anew() {
+        let cost = |exposed| SyncCost {
+            total: 2.0 * exposed,
+            exposed,
+            straggler: 0.0,
+            bytes: 100,
+        };
         let step = |loss, backward, sync_exposed| StepReport {
             step: 1,
             epoch: 0,
@@ -92,10 +100,9 @@ mod tests {
                 ..Phases::default()
             },
             sync: SyncTimes {
-                total: 2.0 * sync_exposed,
-                exposed: sync_exposed,
-                straggler: 0.0,
-                bytes: 100,
+                all: cost(sync_exposed),
+                all_gather: cost(sync_exposed),
+                ..SyncTimes::default()
             },
             loss,
             train_accuracy: 0.5,
@@ -117,10 +124,9 @@ mod tests {
         assert_eq!(
             summary.sync,
             SyncTimes {
-                total: 2.0,
-                exposed: 1.0,
-                straggler: 0.0,
-                bytes: 100
+                all: cost(1.0),
+                all_gather: cost(1.0),
+                ..SyncTimes::default()
             }
         );
         assert_eq!(window.take(), None);

@@ -4,6 +4,8 @@ use tch::{Kind, Tensor};
 
 #[derive(Debug)]
 pub(crate) struct Parameter {
+    /// The part of the model that uses it: 0 is the embedding, then come the blocks, and what is after them is the last.
+    pub(crate) unit: usize,
     /// timm's name, for example `blocks.0.attn.qkv.weight`.
     pub(crate) name: String,
     /// The values; shared with the layer that uses them.
@@ -15,24 +17,38 @@ pub(crate) struct Parameter {
 
 /// All trained tensors of a model in the order in which the forward pass uses them, which is the same on every rank.
 #[derive(Debug, Default)]
-pub(crate) struct Parameters(Vec<Parameter>);
+pub(crate) struct Parameters {
+    list: Vec<Parameter>,
+    /// Of those that come next.
+    unit: usize,
+}
 
 impl Parameters {
+    /// What is added from now on belongs to the next unit.
+    pub(super) fn begin_unit(&mut self) {
+        self.unit += 1;
+    }
+
     /// Registers `values` as a trained tensor and gives the layer's handle to it.
     pub(super) fn add(&mut self, name: String, values: Tensor) -> Tensor {
         let tensor = values.set_requires_grad(true);
         let decays = tensor.dim() > 1 && !["cls_token", "reg_token", "pos_embed"].contains(&name.as_str());
         let handle = tensor.shallow_clone();
-        self.0.push(Parameter { name, tensor, decays });
+        self.list.push(Parameter {
+            unit: self.unit,
+            name,
+            tensor,
+            decays,
+        });
         handle
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Parameter> {
-        self.0.iter()
+        self.list.iter()
     }
 
     pub(crate) fn tensors(&self) -> Vec<Tensor> {
-        self.0
+        self.list
             .iter()
             .map(|parameter| parameter.tensor.shallow_clone())
             .collect()

@@ -5,8 +5,11 @@
 //! Suffixes name the dimensions of a tensor: B images, C channels, H height, W width (pixels), N tokens, D width of
 //! the residual stream, h heads, d width of a head, P values of a patch, K classes.
 
+use std::rc::Rc;
+
 use contract::{ActivationCheckpointing, ModelConfig, Pooling};
 use tch::{Device, Tensor};
+use torch_ext::Sharded;
 
 use super::block::{Block, Wanted};
 use super::drop_path::{self, DropSeed};
@@ -36,6 +39,8 @@ pub(crate) struct VisionTransformer {
     norm: LayerNorm,
     head: Linear,
     checkpointing: ActivationCheckpointing,
+    /// Where weights are divided among ranks: what has them there when they are used.
+    sharded: Option<Rc<Sharded>>,
 }
 
 impl VisionTransformer {
@@ -67,8 +72,12 @@ impl VisionTransformer {
             uniform_fan_in(&[hidden], fan_in, device),
         );
         let blocks = (0..config.depth as usize)
-            .map(|index| Block::new(&mut builder, index, config))
+            .map(|index| {
+                builder.parameters.begin_unit();
+                Block::new(&mut builder, index, config)
+            })
             .collect();
+        builder.parameters.begin_unit();
         let norm = match config.pooling {
             Pooling::Token => builder.layer_norm("norm", hidden),
             Pooling::Average => builder.layer_norm("fc_norm", hidden),
@@ -87,7 +96,28 @@ impl VisionTransformer {
             norm,
             head,
             checkpointing: ActivationCheckpointing::None,
+            sharded: None,
         }
+    }
+
+    /// From now on the weights are only there where `sharded` is told that they are used, unit by unit.
+    pub(crate) fn shard(&mut self, sharded: Rc<Sharded>) {
+        self.sharded = Some(sharded);
+    }
+
+    /// What `compute` makes with the weights of a unit.
+    fn in_unit(
+        &self,
+        unit: usize,
+        compute: impl FnOnce() -> Result<Tensor, TrainError>,
+    ) -> Result<Tensor, TrainError> {
+        let Some(sharded) = &self.sharded else {
+            return compute();
+        };
+        sharded.enter(unit)?;
+        let output = compute()?;
+        sharded.leave(unit, &output)?;
+        Ok(output)
     }
 
     /// Sets what the backward pass computes again in place of keeping it.
@@ -110,7 +140,7 @@ impl VisionTransformer {
 
     /// Logits BK of normalised images BCHW of the configured size.
     pub(crate) fn forward(&self, images_bchw: &Tensor, mode: Mode) -> Result<Tensor, TrainError> {
-        let mut x_bnd = self.embed(images_bchw)?;
+        let mut x_bnd = self.in_unit(0, || self.embed(images_bchw))?;
         // Drawn before the blocks run, so that recomputation drops the same images.
         let (kept, checkpointing) = match mode {
             Mode::Train(seed) => (
@@ -128,7 +158,7 @@ impl VisionTransformer {
             } else {
                 Wanted::All
             };
-            x_bnd = block.forward(&x_bnd, kept, wanted, checkpointing)?;
+            x_bnd = self.in_unit(index + 1, || block.forward(&x_bnd, kept, wanted, checkpointing))?;
         }
         // timm norms before taking the class token and after averaging; norming a token alone is the same.
         let pooled_bd = match self.config.pooling {
@@ -139,7 +169,9 @@ impl VisionTransformer {
                 patches_bnd.f_mean_dim([1].as_slice(), false, x_bnd.kind())?
             }
         };
-        self.head.forward(&self.norm.forward(&pooled_bd)?)
+        self.in_unit(self.blocks.len() + 1, || {
+            self.head.forward(&self.norm.forward(&pooled_bd)?)
+        })
     }
 
     /// Tokens BND of images: each patch through one linear map (equal to timm's strided convolution, but one matrix

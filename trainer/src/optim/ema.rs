@@ -1,32 +1,28 @@
 //! The exponential moving average of the weights.
 
-use contract::{Ema, ModelConfig};
-use tch::{Device, Tensor};
+use contract::Ema;
+use tch::Tensor;
 use torch_ext::Error;
 use torch_ext::optim::lerp;
 
-use crate::model::VisionTransformer;
-use crate::precision::TrainedWeights;
+use crate::parallel::TrainedWeights;
 
 /// Power of the decay's warm-up in timm's `ModelEmaV3`.
 const WARMUP_POWER: f64 = -2.0 / 3.0;
 
-/// A model whose weights are the average, in 32 bits; the rule is that of timm's `ModelEmaV3`.
+/// The average of weights in 32 bits, divided among ranks as they are; the rule is that of timm's `ModelEmaV3`.
 #[derive(Debug)]
 pub(crate) struct Average {
     settings: Ema,
-    model: VisionTransformer,
     weights: Vec<Tensor>,
 }
 
 impl Average {
     /// An average of weights to come: [`Average::update`] starts it.
-    pub(crate) fn new(settings: Ema, config: &ModelConfig, device: Device) -> Self {
-        let model = VisionTransformer::new(config, 0, device);
+    pub(crate) fn new(settings: Ema, weights: &TrainedWeights) -> Self {
         Self {
             settings,
-            weights: model.parameters().tensors(),
-            model,
+            weights: weights.masters().iter().map(Tensor::zeros_like).collect(),
         }
     }
 
@@ -47,16 +43,8 @@ impl Average {
         }
     }
 
-    pub(crate) fn model(&self) -> &VisionTransformer {
-        &self.model
-    }
-
-    /// The averaged weights under the model's names, with handles to the live tensors.
-    pub(crate) fn named(&self) -> Vec<(String, Tensor)> {
-        self.model
-            .parameters()
-            .iter()
-            .map(|parameter| (parameter.name.clone(), parameter.tensor.shallow_clone()))
-            .collect()
+    /// In the order of the model's parameters.
+    pub(crate) fn weights(&self) -> &[Tensor] {
+        &self.weights
     }
 }

@@ -2,13 +2,14 @@
 //! `param_groups_layer_decay` group them.
 
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use contract::TrainingConfig;
 use tch::Tensor;
-use torch_ext::optim::sizes;
+use torch_ext::optim::Sizes;
 
 use crate::model::Parameters;
-use crate::precision::TrainedWeights;
+use crate::parallel::{Division, StateTensor, TrainedWeights};
 
 /// What is the same for all parameters of a group, and which they are.
 #[derive(Debug, PartialEq)]
@@ -24,10 +25,10 @@ pub(super) struct Members {
 #[derive(Debug)]
 pub(super) struct Group {
     pub(super) members: Members,
-    /// In 32 bits; the model's own, or masters.
+    /// In 32 bits; the model's own, or masters; this rank's part of them.
     pub(super) weights: Vec<Tensor>,
-    /// Numbers of elements of the weights, on their device.
-    pub(super) sizes: Tensor,
+    pub(super) sizes: Sizes,
+    divisions: Vec<Rc<Division>>,
     /// A list a kind of state, each with a tensor a weight.
     pub(super) state: Vec<Vec<Tensor>>,
 }
@@ -40,6 +41,12 @@ impl Group {
             .iter()
             .map(|index| all.masters()[*index].shallow_clone())
             .collect();
+        let divisions: Vec<Rc<Division>> = members
+            .indices
+            .iter()
+            .map(|index| Rc::clone(&all.divisions()[*index]))
+            .collect();
+        let whole = divisions.iter().map(|division| division.numel()).collect();
         let zeros = || {
             weights
                 .iter()
@@ -47,7 +54,8 @@ impl Group {
                 .collect()
         };
         Self {
-            sizes: sizes(&weights),
+            sizes: Sizes::new(&weights, whole),
+            divisions,
             state: state_names.iter().map(|_| zeros()).collect(),
             weights,
             members,
@@ -62,12 +70,16 @@ impl Group {
             .collect()
     }
 
-    /// Names and handles of the state's tensors.
-    pub(super) fn state(&self, state_names: &[&str]) -> Vec<(String, Tensor)> {
+    /// The state's tensors.
+    pub(super) fn state(&self, state_names: &[&str]) -> Vec<StateTensor> {
         let mut state = Vec::new();
         for (kind, tensors) in state_names.iter().zip(&self.state) {
-            let named = self.members.names.iter().zip(tensors);
-            state.extend(named.map(|(name, tensor)| (format!("{kind}.{name}"), tensor.shallow_clone())));
+            let named = self.members.names.iter().zip(tensors).zip(&self.divisions);
+            state.extend(named.map(|((name, tensor), division)| StateTensor {
+                name: format!("{kind}.{name}"),
+                local: tensor.shallow_clone(),
+                division: Rc::clone(division),
+            }));
         }
         state
     }

@@ -1,7 +1,8 @@
 //! Optimizers over all parameters at once: a few calls into libtorch a step, however many parameters there are.
 //!
 //! Weights here are always in 32 bits: the model's own, or the masters of a model in half precision
-//! (see [`crate::precision`]).
+//! (see [`crate::precision`]). They, and the state, are this rank's part where they are divided among ranks (see
+//! [`crate::parallel`]).
 
 mod ema;
 mod gate;
@@ -10,11 +11,11 @@ mod strategy;
 
 use contract::TrainingConfig;
 use tch::Tensor;
-use torch_ext::Error;
 use torch_ext::optim::Gate;
+use torch_ext::{Error, ProcessGroup};
 
 use crate::model::Parameters;
-use crate::precision::TrainedWeights;
+use crate::parallel::{StateTensor, TrainedWeights};
 use groups::Group;
 use strategy::Strategy;
 
@@ -43,24 +44,24 @@ impl Optimizer {
     }
 
     /// One step with `gradients` in 32 bits, in the order of the model's parameters, where the `gate` lets it through.
-    /// `update` counts such steps, this one too: a float scalar on the weights' device.
+    /// `update` counts such steps, this one too: a float scalar on the weights' device. Where weights are divided among
+    /// `ranks`, each of them calls this.
     pub(crate) fn step(
         &self,
         gradients: &[Tensor],
         learning_rate: f64,
-        update: &Tensor,
-        gate: &Gate,
+        (update, gate): (&Tensor, &Gate),
+        ranks: Option<&ProcessGroup>,
     ) -> Result<(), Error> {
         for group in &self.groups {
             self.strategy
-                .step(group, gradients, learning_rate, update, gate)?;
+                .step(group, gradients, learning_rate, (update, gate), ranks)?;
         }
         Ok(())
     }
 
-    /// The state under the names that PyTorch gives to it, for example `exp_avg.<parameter>`, with handles to the live
-    /// tensors.
-    pub(crate) fn state(&self) -> Vec<(String, Tensor)> {
+    /// The state under the names that PyTorch gives to it, for example `exp_avg.<parameter>`.
+    pub(crate) fn state(&self) -> Vec<StateTensor> {
         self.groups
             .iter()
             .flat_map(|group| group.state(self.strategy.state_names()))

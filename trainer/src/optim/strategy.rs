@@ -2,8 +2,8 @@
 
 use contract::Optimizer as Settings;
 use tch::Tensor;
-use torch_ext::Error;
 use torch_ext::optim::{AdamNumbers, Gate, SgdNumbers, fused_adamw, fused_sgd, lamb};
+use torch_ext::{Error, ProcessGroup};
 
 use super::groups::Group;
 
@@ -43,14 +43,15 @@ impl Strategy {
         matches!(self, Self::Lamb { .. }).then_some(LAMB_GRADIENT_NORM)
     }
 
-    /// Changes a group's weights and state where the `gate` lets it; `update` is a float scalar, 1 for the first step.
+    /// Changes a group's weights and state where the `gate` lets it; `update` is a float scalar, 1 for the first step. Where
+    /// weights are divided among `ranks`, each of them calls this.
     pub(super) fn step(
         &self,
         group: &Group,
         gradients: &[Tensor],
         learning_rate: f64,
-        update: &Tensor,
-        gate: &Gate,
+        (update, gate): (&Tensor, &Gate),
+        ranks: Option<&ProcessGroup>,
     ) -> Result<(), Error> {
         let weights = &group.weights;
         let gradients = group.own(gradients);
@@ -79,7 +80,7 @@ impl Strategy {
             }
             Self::Lamb { betas, epsilon } => {
                 let numbers = adam(betas, epsilon);
-                let (moments, sizes) = (moments(group), &group.sizes);
+                let (moments, sizes) = (moments(group), (&group.sizes, ranks));
                 lamb(weights, &gradients, moments, sizes, update, gate, numbers)
             }
         }

@@ -4,13 +4,15 @@
 use contract::{Ema, Optimizer as Settings, Pooling, TrainingConfig};
 use serde::Deserialize;
 use tch::{Device, Kind, Reduction, Tensor};
+use torch_ext::Error;
 use torch_ext::optim::global_norm;
 
 use super::{Average, Optimizer};
 use crate::data::fixtures::config;
 use crate::model::fixtures::small;
 use crate::model::{DropSeed, Mode, VisionTransformer};
-use crate::precision::{Precision, TrainedWeights};
+use crate::parallel::TrainedWeights;
+use crate::precision::Precision;
 
 const LEARNING_RATE: f64 = 0.02;
 const WEIGHT_DECAY: f64 = 0.1;
@@ -96,14 +98,14 @@ fn loss(model: &VisionTransformer, precision: Precision) -> Tensor {
 /// Ten losses, and then that of the averaged weights.
 fn losses(golden: &Golden, precision: Precision) -> (Vec<f64>, f64) {
     let model = model();
-    let weights = TrainedWeights::new(model.parameters(), precision);
+    let weights = TrainedWeights::whole(model.parameters(), precision);
     let training = training(settings(&golden.optimizer), golden.layer_decay);
     let optimizer = Optimizer::new(&training, model.parameters(), &weights);
     let ema = Ema {
         decay: 0.9,
         warmup: false,
     };
-    let average = Average::new(ema, &small(Pooling::Token), Device::Cpu);
+    let average = Average::new(ema, &weights);
     let mut found = Vec::new();
     for update in 1..=golden.losses.len() as u64 {
         let loss = loss(&model, precision);
@@ -118,17 +120,17 @@ fn losses(golden: &Golden, precision: Precision) -> (Vec<f64>, f64) {
         let gate = super::gate(&norm, &norm.isfinite(), limits, None);
         let count = Tensor::from(update as f32);
         optimizer
-            .step(&gradients, LEARNING_RATE, &count, &gate)
+            .step(&gradients, LEARNING_RATE, (&count, &gate), None)
             .expect("steps");
         weights.publish().expect("publishes");
         average.update(&weights, update).expect("averages");
     }
-    let of_average = loss_of(average.model());
+    let of_average = weights
+        .with_values(average.weights(), || {
+            Ok::<_, Error>(loss(&model, precision).double_value(&[]))
+        })
+        .expect("swaps");
     (found, of_average)
-}
-
-fn loss_of(model: &VisionTransformer) -> f64 {
-    loss(model, Precision::Full).double_value(&[])
 }
 
 #[test]
@@ -175,7 +177,8 @@ fn half_precision_with_masters_follows_the_losses_of_32_bits() {
 fn the_decay_of_an_average_warms_up_as_in_timm() {
     let average = |warmup| {
         let ema = Ema { decay: 0.99, warmup };
-        Average::new(ema, &small(Pooling::Token), Device::Cpu)
+        let model = model();
+        Average::new(ema, &TrainedWeights::whole(model.parameters(), Precision::Full))
     };
     // From timm 1.0.31: ModelEmaV3(model, decay=0.99, use_warmup=...).get_decay(step).
     for (update, plain, warm) in [

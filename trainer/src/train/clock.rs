@@ -56,29 +56,28 @@ impl StepClock {
         Ok(())
     }
 
-    /// The phases of the step, which the device has come to the end of. In its last backward pass the rank waited for others
-    /// as `sync` says.
+    /// The phases of the step, which the device has come to the end of. In its forward and backward passes the rank waited for
+    /// others as `sync` says.
     pub(super) fn end(&self, sync: &SyncTimes) -> Result<Phases, Error> {
         let mut phases = Phases {
-            sync_exposed: sync.exposed,
-            sync_straggler: sync.straggler,
+            sync_exposed: sync.all.exposed,
+            sync_straggler: sync.all.straggler,
             ..Phases::default()
         };
-        let (mut last, mut last_backward) = (&self.start, 0.0);
+        let mut last = &self.start;
         for (lap, end) in &self.laps {
             let seconds = end.seconds_since(last)?;
             last = end;
             match lap {
                 Lap::Data => phases.data += seconds,
                 Lap::Forward => phases.forward += seconds,
+                Lap::Backward => phases.backward += seconds,
                 Lap::Optimizer => phases.optimizer += seconds,
-                Lap::Backward => {
-                    phases.backward += seconds;
-                    last_backward = seconds;
-                }
             }
         }
-        phases.backward -= (sync.exposed + sync.straggler).min(last_backward);
+        let waited = sync.all.exposed + sync.all.straggler;
+        phases.forward -= sync.waited_in_forward.min(phases.forward);
+        phases.backward -= (waited - sync.waited_in_forward).clamp(0.0, phases.backward);
         Ok(phases)
     }
 }

@@ -181,7 +181,7 @@ impl Trainer {
             phases: phases.mean(count),
             sync: sync.mean(count),
             input,
-            exposed_sync_share_in_place: sync.exposed / seconds,
+            exposed_sync_share_in_place: sync.all.exposed / seconds,
             exposed_sync_share,
             seconds_to_first_step,
             host_stops,
@@ -233,9 +233,10 @@ impl Trainer {
 }
 
 /// The difference to steps that do not reduce gradients, as a share of those that do. Each kind comes first in every
-/// other pair. `None` without pairs, or without other ranks.
+/// other pair. `None` without pairs, or without other ranks, and where a rank has no gradients of its own to go on with.
 fn exposed_share(steps: &mut Steps<'_>, pairs: u32) -> Result<Option<f64>, Interruption> {
-    if pairs == 0 || steps.trainer.world.size == 1 {
+    let has_all_gradients = !steps.trainer.trained.weights.are_sharded();
+    if pairs == 0 || steps.trainer.world.size == 1 || !has_all_gradients {
         return Ok(None);
     }
     let (mut with, mut without) = (Vec::new(), Vec::new());

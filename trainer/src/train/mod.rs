@@ -3,6 +3,7 @@
 mod arrival;
 mod clock;
 mod measure;
+mod parallelize;
 mod plan;
 mod saving;
 mod start;
@@ -30,7 +31,7 @@ use crate::model::{DropSeed, Mode};
 use saving::Saver;
 use start::{Start, total_steps};
 use step::Launched;
-use sync::GradientSync;
+use sync::StepSync;
 use trained::Trained;
 use update::Updates;
 
@@ -50,13 +51,15 @@ pub(crate) struct Trainer {
     accelerator: Accelerator,
     data: Splits,
     trained: Trained,
-    sync: GradientSync,
+    sync: StepSync,
     updates: Updates,
     /// The last step, until it is settled.
     launched: Option<Launched>,
     /// Only rank 0 touches storage.
     saver: Option<Saver>,
     position: Position,
+    /// Of the newest snapshot, or of the checkpoint that training continued from.
+    saved: Option<Position>,
     validation_accuracy: Option<f64>,
     observer: Observer,
     stop: Arc<AtomicBool>,
@@ -86,9 +89,8 @@ impl Trainer {
         let to_agent = reporter.clone();
         let tell = move |peer| to_agent.send(&Report::LostPeer { peer });
         let world = World::join(place, accelerator, lost, tell)?;
-        let trained = Trained::new(&config, device, world.is_first())?;
+        let (trained, sync) = Trained::new(&config, device, &world)?;
         let start = Start::find(&world, &config, place.attempt, &trained)?;
-        let reducer = world.reducer(trained.weights.model(), &config.parallelism)?;
         let observer = observer(&config, place.attempt, data.train.len(), &start, reporter)?;
         let mut trainer = Self {
             config,
@@ -96,11 +98,12 @@ impl Trainer {
             accelerator,
             data,
             trained,
-            sync: GradientSync::new(reducer),
+            sync,
             updates: Updates::new(&start.position, device),
             launched: None,
             saver: start.saver,
             position: start.position,
+            saved: start.is_restored.then_some(start.position),
             validation_accuracy: start.validation_accuracy,
             observer,
             stop,
@@ -203,6 +206,7 @@ impl Trainer {
         let shape = [2, model.channels, model.image_size, model.image_size].map(i64::from);
         let images = Tensor::zeros(shape, (Kind::Float, self.accelerator.device()));
         for _ in 0..2 {
+            self.sync.begin()?;
             let arrival = Tensor::zeros([1], (Kind::Double, tch::Device::Cpu));
             self.sync.prepare(arrival)?;
             let mode = Mode::Train(DropSeed::default());
@@ -220,18 +224,19 @@ impl Trainer {
         };
         self.observer.turn_to(Activity::Evaluating);
         let start = Instant::now();
-        let evaluate = |model, precision, stop| {
-            let training = &self.config.training;
-            let batch_size = training.micro_batch_size;
-            evaluate(&self.world, model, precision, data, batch_size, stop, || {
+        let evaluate = |stop| {
+            let model = (&self.trained.model, self.trained.precision);
+            let batch_size = self.config.training.micro_batch_size;
+            evaluate(&self.world, model, data, batch_size, stop, || {
                 self.observer.turn_to(Activity::Evaluating);
             })
         };
-        let stop = self.stop.load(Ordering::Relaxed);
-        let Trained { model, precision, .. } = &self.trained;
-        let counts = evaluate(model, *precision, stop)?;
+        let counts = evaluate(self.stop.load(Ordering::Relaxed))?;
         let of_average = match &self.trained.average {
-            Some(average) => Some(evaluate(average.model(), precision.of_full_weights(), false)?),
+            Some(average) => {
+                let weights = &self.trained.weights;
+                Some(weights.with_values(average.weights(), || evaluate(false))?)
+            }
             None => None,
         };
         self.validation_accuracy = Some(counts.accuracy());

@@ -1,10 +1,13 @@
 //! Checkpoints during training: when one is taken, and that training does not wait for its writing.
 //!
-//! Every rank holds the same weights and moments, so rank 0 alone copies and writes them; the others wait for it at the
-//! end of an epoch and of training. One write is under way at a time. A checkpoint that becomes due meanwhile by
+//! Rank 0 alone writes; the others wait for it at the end of an epoch and of training. Where every rank holds the same
+//! weights and moments it copies its own; where they are divided it collects the parts, and every rank takes part in the
+//! snapshot. One write is under way at a time. A checkpoint that becomes due meanwhile by
 //! `checkpoint.everySteps` or `everySeconds` is put off to the first step after that write; the end of an epoch and the
 //! end of training wait for it. Rank 0 tells a step ahead that one is due, so that all ranks settle the step whose state it
 //! holds.
+
+use std::time::Instant;
 
 use contract::Activity;
 
@@ -17,8 +20,6 @@ use crate::error::TrainError;
 pub(super) struct Saver {
     writer: Writer,
     cadence: Cadence,
-    /// Of the newest snapshot, or of the checkpoint that training continued from.
-    newest: Option<Position>,
 }
 
 impl Saver {
@@ -26,12 +27,10 @@ impl Saver {
         folder: CheckpointFolder,
         config: &contract::CheckpointConfig,
         start: Position,
-        restored: bool,
     ) -> Self {
         Self {
             writer: Writer::new(folder),
             cadence: Cadence::new(config, start.step),
-            newest: restored.then_some(start),
         }
     }
 }
@@ -50,9 +49,6 @@ impl Trainer {
 
     /// Within an epoch: begins to save the state after the step that was settled last.
     pub(super) fn save(&mut self) -> Result<(), TrainError> {
-        if self.saver.is_none() {
-            return Ok(());
-        }
         self.observer.turn_to(Activity::Checkpointing);
         self.begin_save()?;
         self.observer.turn_to(Activity::Training);
@@ -71,24 +67,28 @@ impl Trainer {
 
     /// Copies the present state and begins to write it, once the write before has ended.
     fn begin_save(&mut self) -> Result<(), TrainError> {
-        let Some(saver) = &mut self.saver else {
-            return Ok(());
-        };
-        if saver.newest == Some(self.position) {
+        if self.saved == Some(self.position) {
             return Ok(());
         }
+        self.saved = Some(self.position);
         // Before the copy: two at a time would take twice the memory.
-        let before = saver.writer.wait()?;
-        let state = State::new(
-            self.config.job.clone(),
-            self.position,
-            self.config.model.clone(),
-            self.validation_accuracy,
-        );
-        let snapshot = Snapshot::take(state, &self.trained.tensors().parts())?;
-        saver.writer.begin(snapshot, self.observer.writes())?;
-        saver.cadence.taken(self.position.step);
-        saver.newest = Some(self.position);
+        let before = match &mut self.saver {
+            Some(saver) => saver.writer.wait()?,
+            None => None,
+        };
+        let start = Instant::now();
+        let files = self.trained.state().collect(&self.world)?;
+        if let (Some(saver), Some(files)) = (&mut self.saver, files) {
+            let state = State::new(
+                self.config.job.clone(),
+                self.position,
+                self.config.model.clone(),
+                self.validation_accuracy,
+            );
+            let snapshot = Snapshot::new(state, files, start.elapsed());
+            saver.writer.begin(snapshot, self.observer.writes())?;
+            saver.cadence.taken(self.position.step);
+        }
         self.tell(before);
         Ok(())
     }

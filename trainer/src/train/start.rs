@@ -3,10 +3,11 @@
 use std::path::PathBuf;
 
 use contract::{Precision, RunConfig};
+use tch::Tensor;
 
 use super::saving::Saver;
-use super::trained::{Tensors, Trained};
-use crate::checkpoint::{CheckpointFolder, Loaded, Owner, Position, Run, SavedAverage, State};
+use super::trained::{Trained, TrainingState};
+use crate::checkpoint::{CheckpointFolder, Loaded, Owner, Part, Position, Run, SavedAverage, State};
 use crate::distributed::World;
 use crate::error::TrainError;
 use crate::loss_scale::LossScale;
@@ -15,6 +16,8 @@ use crate::loss_scale::LossScale;
 #[derive(Debug)]
 pub(super) struct Start {
     pub(super) position: Position,
+    /// Whether it is a checkpoint's.
+    pub(super) is_restored: bool,
     /// Only rank 0 touches storage.
     pub(super) saver: Option<Saver>,
     /// Of the checkpoint that rank 0 continues from, as is its folder.
@@ -23,49 +26,68 @@ pub(super) struct Start {
 }
 
 impl Start {
-    /// Rank 0 takes the folder of checkpoints, loads the newest one if there is one, and gives every rank its position and
-    /// tensors.
+    /// Rank 0 takes the folder of checkpoints and reads the newest one if there is one; every rank gets its position, and its
+    /// part of the tensors.
     pub(super) fn find(
         world: &World,
         config: &RunConfig,
         attempt: u32,
         trained: &Trained,
     ) -> Result<Self, TrainError> {
-        let tensors = trained.tensors();
+        let training_state = trained.state();
         let (mut folder, mut restored) = (None, None);
         if world.is_first() {
             let owner = Owner::new(config.job.uid.clone(), attempt);
             let opened = CheckpointFolder::open(&config.checkpoint.path, config.checkpoint.keep, owner)?;
-            restored = restore(&opened, config, &tensors)?;
+            restored = restore(&opened, config, &training_state)?;
             folder = Some(opened);
         }
-        let found = restored.as_ref().map(|(state, _)| state.position);
-        let position = share(world, found.unwrap_or_default(), config, trained, &tensors)?;
-        let saver = folder.map(|folder| Saver::new(folder, &config.checkpoint, position, found.is_some()));
-        let (state, resumed_from) = restored.unzip();
+        let found = restored.as_ref().map(|restored| restored.state.position);
+        let found: Option<Position> = world.broadcast_value(&found)?;
+        if found.is_some() {
+            let values = restored.as_ref().map(|restored| &restored.values[..]);
+            training_state.spread(world, values)?;
+        }
+        trained.weights.publish()?;
+        let (state, resumed_from) = restored.map(|restored| (restored.state, restored.path)).unzip();
         Ok(Self {
-            position,
-            saver,
+            position: with_loss_scale(found.unwrap_or_default(), config),
+            is_restored: found.is_some(),
+            saver: folder.map(|folder| Saver::new(folder, &config.checkpoint, found.unwrap_or_default())),
             validation_accuracy: state.and_then(|state| state.validation_accuracy),
             resumed_from,
         })
     }
 }
 
+/// What rank 0 continues from.
+struct Restored {
+    state: State,
+    path: PathBuf,
+    /// Of each part.
+    values: Vec<(Part, Vec<Tensor>)>,
+}
+
 /// What rank 0 finds to continue from.
 fn restore(
     folder: &CheckpointFolder,
     config: &RunConfig,
-    tensors: &Tensors,
-) -> Result<Option<(State, PathBuf)>, TrainError> {
+    training_state: &TrainingState,
+) -> Result<Option<Restored>, TrainError> {
     let run = Run {
         job: &config.job,
         model: &config.model,
         resume: config.checkpoint.resume,
     };
-    let Some(Loaded { state, path, average }) = folder.load_newest(run, &tensors.parts())? else {
+    let Some(loaded) = folder.load_newest(run, &training_state.expected())? else {
         return Ok(None);
     };
+    let Loaded {
+        state,
+        path,
+        mut values,
+        average,
+    } = loaded;
     tracing::info!(
         "continuing after step {} from {}",
         state.position.step,
@@ -74,7 +96,10 @@ fn restore(
     match average {
         SavedAverage::Fits => {}
         SavedAverage::Missing => {
-            tensors.start_average_from_weights();
+            // As timm does.
+            let weights = values.iter().find(|(part, _)| *part == Part::Model);
+            let (_, weights) = weights.expect("every checkpoint has weights");
+            values.push((Part::Average, weights.iter().map(Tensor::shallow_clone).collect()));
             tracing::info!(
                 "training.ema is set and the checkpoint has no average of the weights: it starts from the weights"
             );
@@ -85,27 +110,21 @@ fn restore(
             );
         }
     }
-    Ok(Some((state, path)))
+    Ok(Some(Restored { state, path, values }))
 }
 
-/// Gives every rank rank 0's position and tensors.
-fn share(
-    world: &World,
-    start: Position,
-    config: &RunConfig,
-    trained: &Trained,
-    tensors: &Tensors,
-) -> Result<Position, TrainError> {
-    let mut position = world.broadcast_value(&start)?;
-    position.loss_scale = match config.training.precision {
+/// With the loss scale of fp16 where the run has one.
+fn with_loss_scale(position: Position, config: &RunConfig) -> Position {
+    let loss_scale = match config.training.precision {
         Precision::Fp16 => position
             .loss_scale
             .or_else(|| Some(LossScale::new(&config.training.loss_scale))),
         Precision::Fp32 | Precision::Bf16 => None,
     };
-    tch::no_grad(|| world.broadcast(&tensors.shared(position.step)))?;
-    trained.weights.publish()?;
-    Ok(position)
+    Position {
+        loss_scale,
+        ..position
+    }
 }
 
 /// Steps of the whole run, given where it stands.

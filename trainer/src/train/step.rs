@@ -3,7 +3,6 @@
 use std::sync::atomic::Ordering;
 
 use tch::{Kind, Tensor};
-use torch_ext::optim::zero;
 use torch_ext::{Measurement, Readback};
 
 use super::Trainer;
@@ -43,6 +42,7 @@ impl Trainer {
     /// Launches an optimizer step over all ranks, and settles the one before: the host runs one step ahead of the device.
     pub(super) fn step(&mut self, batches: &mut Batches) -> Result<Option<Settled>, TrainError> {
         let mut clock = StepClock::start(self.accelerator.device())?;
+        self.sync.begin()?;
         self.accumulate_gradients(batches, &mut clock)?;
         let (sums, measurement) = self.sync.finish()?;
         clock.backward()?;
@@ -124,7 +124,7 @@ impl Trainer {
         batches: &mut Batches,
         clock: &mut StepClock,
     ) -> Result<(), TrainError> {
-        zero(&self.trained.weights.raw_gradients())?;
+        self.trained.weights.zero_gradients()?;
         let mut loss_sum = Tensor::zeros([], (Kind::Double, self.accelerator.device()));
         let mut correct = Tensor::zeros([], (Kind::Int64, self.accelerator.device()));
         let micro_batches = self.config.training.gradient_accumulation_steps;

@@ -1,39 +1,87 @@
 //! Gradients averaged over the ranks, with what the ranks tell each other beside them.
 
-use tch::Tensor;
-use torch_ext::{Error, Measurement, Reducer};
+use std::fmt::Debug;
+use std::rc::Rc;
 
-/// Averages the gradients of the backward pass between [`GradientSync::prepare`] and [`GradientSync::finish`].
+use tch::Tensor;
+use torch_ext::{Error, Measurement, Reducer, Sharded};
+
+/// How gradients of all ranks become the mean that each rank's optimizer takes, or its part of it.
+pub(super) trait GradientSync: Debug {
+    /// Before the first micro-batch of a step.
+    fn begin(&mut self) -> Result<(), Error>;
+    /// Before the backward pass of the last one; `arrival` is added up over the ranks beside it.
+    fn prepare(&mut self, arrival: &Tensor) -> Result<(), Error>;
+    /// After it: the sums of the arrival, and what was measured.
+    fn finish(&mut self) -> Result<(Tensor, Measurement), Error>;
+}
+
+/// Every rank has all gradients, and gets the mean of all.
+impl GradientSync for Reducer {
+    fn begin(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn prepare(&mut self, arrival: &Tensor) -> Result<(), Error> {
+        Self::prepare(self, arrival)
+    }
+
+    fn finish(&mut self) -> Result<(Tensor, Measurement), Error> {
+        Self::finish(self)
+    }
+}
+
+/// Every rank gets its shard of the mean.
+impl GradientSync for Rc<Sharded> {
+    fn begin(&mut self) -> Result<(), Error> {
+        Sharded::begin(self)
+    }
+
+    fn prepare(&mut self, arrival: &Tensor) -> Result<(), Error> {
+        Sharded::prepare(self, arrival)
+    }
+
+    fn finish(&mut self) -> Result<(Tensor, Measurement), Error> {
+        Sharded::finish(self)
+    }
+}
+
+/// A [`GradientSync`] that can be left out, to measure what it costs.
 #[derive(Debug)]
-pub(super) struct GradientSync {
-    reducer: Reducer,
-    /// Without it a step takes this rank's own gradients and numbers, to measure what averaging costs.
+pub(super) struct StepSync {
+    ranks: Box<dyn GradientSync>,
+    /// Without it a step takes this rank's own gradients and numbers.
     pub(super) is_on: bool,
     arrival: Tensor,
 }
 
-impl GradientSync {
-    pub(super) fn new(reducer: Reducer) -> Self {
+impl StepSync {
+    pub(super) fn new(ranks: impl GradientSync + 'static) -> Self {
         Self {
-            reducer,
+            ranks: Box::new(ranks),
             is_on: true,
             arrival: Tensor::new(),
         }
     }
 
-    /// Before the backward pass; `arrival` is added up over the ranks beside it.
+    /// See [`GradientSync::begin`].
+    pub(super) fn begin(&mut self) -> Result<(), Error> {
+        self.ranks.begin()
+    }
+
+    /// See [`GradientSync::prepare`].
     pub(super) fn prepare(&mut self, arrival: Tensor) -> Result<(), Error> {
         self.arrival = arrival;
         if self.is_on {
-            self.reducer.prepare(&self.arrival)?;
+            self.ranks.prepare(&self.arrival)?;
         }
         Ok(())
     }
 
-    /// After the backward pass: the sums of the arrival, and what was measured where gradients were averaged.
+    /// See [`GradientSync::finish`]; nothing is measured where gradients were not averaged.
     pub(super) fn finish(&mut self) -> Result<(Tensor, Option<Measurement>), Error> {
         if self.is_on {
-            let (sums, measurement) = self.reducer.finish()?;
+            let (sums, measurement) = self.ranks.finish()?;
             return Ok((sums, Some(measurement)));
         }
         Ok((self.arrival.shallow_clone(), None))

@@ -3,13 +3,15 @@
 use contract::RunConfig;
 use tch::{Device, Tensor};
 
-use crate::checkpoint::{Part, has_checkpoints};
+use super::parallelize::parallelize;
+use super::sync::StepSync;
+use crate::checkpoint::{Expected, Named, Part, has_checkpoints};
+use crate::distributed::World;
 use crate::error::TrainError;
 use crate::model::{Fit, Mode, VisionTransformer, Weights};
 use crate::optim::{Average, Optimizer};
-use crate::precision::{Precision, TrainedWeights};
-
-type Named = Vec<(String, Tensor)>;
+use crate::parallel::{StateTensor, TrainedWeights};
+use crate::precision::Precision;
 
 /// A model with its weights in every format, its optimizer, and their average.
 #[derive(Debug)]
@@ -22,23 +24,28 @@ pub(super) struct Trained {
 }
 
 impl Trained {
-    /// At random weights, or on the first rank at pretrained ones if the configuration names some.
-    pub(super) fn new(config: &RunConfig, device: Device, is_first: bool) -> Result<Self, TrainError> {
+    /// At random weights, or at rank 0's pretrained ones if the configuration names some.
+    pub(super) fn new(
+        config: &RunConfig,
+        device: Device,
+        world: &World,
+    ) -> Result<(Self, StepSync), TrainError> {
         let training = &config.training;
         let mut model = VisionTransformer::new(&config.model, training.seed, device);
         model.checkpoint_activations(training.activation_checkpointing);
-        if is_first {
+        if world.is_first() {
             start_from_pretrained(config, &model)?;
         }
         let precision = Precision::begin(training)?;
-        let weights = TrainedWeights::new(model.parameters(), precision);
-        Ok(Self {
+        let (weights, sync) = parallelize(&mut model, precision, world, &config.parallelism)?;
+        let trained = Self {
             optimizer: Optimizer::new(training, model.parameters(), &weights),
-            average: training.ema.map(|ema| Average::new(ema, &config.model, device)),
+            average: training.ema.map(|ema| Average::new(ema, &weights)),
             model,
             precision,
             weights,
-        })
+        };
+        Ok((trained, sync))
     }
 
     /// Logits of training images.
@@ -46,12 +53,15 @@ impl Trained {
         self.precision.forward(&self.model, images_bchw, mode)
     }
 
-    pub(super) fn tensors(&self) -> Tensors {
-        Tensors {
-            weights: self.weights.named(),
-            optimizer: self.optimizer.state(),
-            average: self.average.as_ref().map(Average::named),
-        }
+    /// Every tensor that training goes on from.
+    pub(super) fn state(&self) -> TrainingState {
+        let average = |average: &Average| self.weights.name(average.weights());
+        let always = [
+            (Part::Model, self.weights.named()),
+            (Part::Optimizer, self.optimizer.state()),
+        ];
+        let average = self.average.iter().map(|found| (Part::Average, average(found)));
+        TrainingState(always.into_iter().chain(average).collect())
     }
 }
 
@@ -66,38 +76,46 @@ fn start_from_pretrained(config: &RunConfig, model: &VisionTransformer) -> Resul
     Ok(())
 }
 
-/// Handles to every tensor that training goes on from, under its name.
+/// Handles to every tensor that training goes on from, by the file that a checkpoint has it in.
 #[derive(Debug)]
-pub(super) struct Tensors {
-    /// In 32 bits.
-    weights: Named,
-    optimizer: Named,
-    average: Option<Named>,
-}
+pub(super) struct TrainingState(Vec<(Part, Vec<StateTensor>)>);
 
-impl Tensors {
-    /// The files of a checkpoint.
-    pub(super) fn parts(&self) -> Vec<Part<'_>> {
-        let always = [Part::model(&self.weights), Part::optimizer(&self.optimizer)];
-        let average = self.average.as_deref().map(Part::average);
-        always.into_iter().chain(average).collect()
-    }
-
-    /// What ranks need of rank 0 after that many steps. Before the first one, state and average hold nothing yet.
-    pub(super) fn shared(&self, steps: u64) -> Vec<Tensor> {
-        let grown = [Some(&self.optimizer), self.average.as_ref()];
-        let grown = grown.into_iter().flatten().filter(|_| steps > 0);
-        let named = std::iter::once(&self.weights).chain(grown).flatten();
-        named.map(|(_, tensor)| tensor.shallow_clone()).collect()
-    }
-
-    /// Gives the average the values of the weights, as timm does with a checkpoint that has none.
-    pub(super) fn start_average_from_weights(&self) {
-        let Some(average) = &self.average else { return };
-        tch::no_grad(|| {
-            for ((_, average), (_, weight)) in average.iter().zip(&self.weights) {
-                average.shallow_clone().copy_(weight);
-            }
+impl TrainingState {
+    /// What a checkpoint that fits holds.
+    pub(super) fn expected(&self) -> Vec<Expected> {
+        let shape = |tensor: &StateTensor| (tensor.name.clone(), tensor.division.shape().to_vec());
+        let parts = self.0.iter().map(|(part, tensors)| Expected {
+            part: *part,
+            tensors: tensors.iter().map(shape).collect(),
         });
+        parts.collect()
+    }
+
+    /// Whole copies in rank 0's host memory; `None` on the other ranks.
+    pub(super) fn collect(&self, world: &World) -> Result<Option<Vec<(Part, Named)>>, TrainError> {
+        let mut files = Vec::new();
+        for (part, tensors) in &self.0 {
+            let whole = world.collect(tensors)?;
+            files.extend(whole.map(|whole| (*part, whole)));
+        }
+        Ok(world.is_first().then_some(files))
+    }
+
+    /// Gives every rank its part of rank 0's `values` of a checkpoint.
+    pub(super) fn spread(
+        &self,
+        world: &World,
+        values: Option<&[(Part, Vec<Tensor>)]>,
+    ) -> Result<(), TrainError> {
+        for (part, tensors) in &self.0 {
+            let found =
+                |values: &'_ [(Part, Vec<Tensor>)]| values.iter().position(|(found, _)| found == part);
+            let values = values.map(|values| {
+                let index = found(values).expect("a value for each part");
+                &values[index].1[..]
+            });
+            world.spread(tensors, values)?;
+        }
+        Ok(())
     }
 }

@@ -80,7 +80,12 @@ impl Trainer {
     pub(super) fn update_weights(&mut self, learning_rate: f64, sums: &Tensor) -> Result<Tensor, TrainError> {
         let Updates { count, loss_scale } = &mut self.updates;
         let gradients = self.trained.weights.gradients()?;
-        let mut norm = global_norm(&gradients)?;
+        let weights_are_sharded = self.trained.weights.are_sharded();
+        let mut norm = if weights_are_sharded {
+            self.world.norm_of_parts(&gradients)?
+        } else {
+            global_norm(&gradients)?
+        };
         if let Some(scale) = loss_scale {
             norm /= scale.scale();
         }
@@ -94,9 +99,10 @@ impl Trainer {
         let scale = loss_scale.as_ref().map(DeviceLossScale::scale);
         let gate = gate(&norm, &is_finite, limits, scale);
         *count += &is_finite;
+        let ranks = weights_are_sharded.then(|| self.world.ranks());
         self.trained
             .optimizer
-            .step(&gradients, learning_rate, count, &gate)?;
+            .step(&gradients, learning_rate, (count, &gate), ranks)?;
         self.trained.weights.publish()?;
         if let Some(average) = &self.trained.average {
             average.update(&self.trained.weights, self.position.step + 1)?;

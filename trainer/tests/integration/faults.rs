@@ -5,7 +5,9 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use crate::agent::{free_port, run_config};
-use crate::common::{Job, all_gone, await_condition, descendants, process_of_rank, write_arrays};
+use crate::common::{
+    Job, all_gone, assert_same_files, await_condition, descendants, process_of_rank, write_arrays,
+};
 use crate::machine::trainer_on_machine_with;
 use crate::rank::Rank;
 use nix::sys::signal::{Signal, kill};
@@ -37,6 +39,42 @@ fn a_killed_rank_ends_the_attempt_and_the_next_one_continues() {
         "later attempts continue from checkpoints: {starts:?}"
     );
     assert_eq!(job.log("train").last().expect("a line")["step"], 60 * 25);
+}
+
+/// Ranks collect a checkpoint together, and each step is one.
+#[test]
+fn ranks_with_divided_weights_may_be_killed_at_any_moment() {
+    const KILLS: u64 = 8;
+    let job = || {
+        let mut job = Job::new(100);
+        (job.epochs, job.every_steps, job.parallelism) = (60, Some(1), "{zeroStage: 3}");
+        job
+    };
+    let (straight, killed) = (job(), job());
+    straight.run_well();
+    for kill_number in 0..KILLS {
+        let mut running = killed.start();
+        running.await_progress(1);
+        let all = descendants(running.pid());
+        // A different moment of a step each time; nothing is waited for.
+        std::thread::sleep(Duration::from_micros(kill_number * 3_100));
+        let rank = u32::try_from(kill_number % 2).expect("a rank");
+        kill(
+            Pid::from_raw(process_of_rank(running.pid(), rank)),
+            Signal::SIGKILL,
+        )
+        .expect("kills");
+        running.ends(137, &[&format!("rank {rank} was ended by signal 9 (SIGKILL)")]);
+        assert!(all_gone(&all), "no agent and no rank is left");
+    }
+    killed.run_well();
+    let start = killed
+        .log("start")
+        .last()
+        .and_then(|record| record["step"].as_u64());
+    assert!(start > Some(0), "it continued from a checkpoint");
+    let files = ["model.safetensors", "optimizer.safetensors", "state.json"];
+    assert_same_files(&straight, &killed, &files, "killed and continued");
 }
 
 #[test]
@@ -129,11 +167,21 @@ fn a_loss_that_is_not_a_number_ends_all_ranks_and_says_where() {
 
 #[test]
 fn all_ranks_skip_the_same_steps_where_gradients_of_some_overflow() {
+    check_that_ranks_skip_together(0);
+}
+
+#[test]
+fn all_ranks_skip_the_same_steps_where_each_sees_a_shard_of_the_gradients() {
+    check_that_ranks_skip_together(3);
+}
+
+fn check_that_ranks_skip_together(zero_stage: u8) {
     let place = tempfile::tempdir().expect("a folder");
     let folder = place.path();
     let mut config = run_config(folder, 1);
     config["data"]["syntheticImages"] = json!(1600);
     config["training"]["precision"] = json!("fp16");
+    config["parallelism"]["zeroStage"] = json!(zero_stage);
     // The scale comes back every few steps to where it depends on a rank's own images whether its gradients overflow.
     config["training"]["lossScale"] =
         json!({"initialScalePower": 20, "lossScaleWindow": 2, "hysteresis": 1, "minLossScale": 1});
@@ -186,11 +234,12 @@ fn storage_that_cannot_be_written_is_named_and_ends_the_run() {
 #[test]
 fn the_rank_that_was_lost_is_named_by_all_others() {
     // Rank 0, through which the others hear of it, and another one.
-    for victim in [1, 0] {
+    for (victim, zero_stage) in [(1, 0), (0, 0), (1, 1), (1, 3), (0, 3)] {
         let place = tempfile::tempdir().expect("a folder");
         let folder = place.path();
         let mut config = run_config(folder, 1_000_000);
         config["ranksPerNode"] = json!(4);
+        config["parallelism"]["zeroStage"] = json!(zero_stage);
         fs_err::write(folder.join("run.json"), config.to_string()).expect("writes");
         let port = free_port();
         let (trains, all_train) = mpsc::channel();

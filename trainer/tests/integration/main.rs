@@ -13,5 +13,6 @@ mod optimization;
 mod preflight;
 mod pretrained;
 mod rank;
+mod sharding;
 mod storage;
 mod training;

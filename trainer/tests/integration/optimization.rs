@@ -24,7 +24,7 @@ const FP16: &str = "precision: fp16; lossScale: {initialScalePower: 8}";
 const FP16_WEIGHTS: &str = "precision: fp16; masterWeights: true; lossScale: {initialScalePower: 8}";
 
 /// How far two jobs' weights are apart, as a share of how far the first one has moved them from where all start.
-fn share_of_movement(one: &Job, other: &Job) -> f64 {
+pub(crate) fn share_of_movement(one: &Job, other: &Job) -> f64 {
     let mut untrained = Job::new(50);
     (untrained.nodes, untrained.epochs, untrained.learning_rate) = (1, 1, 1e-9);
     untrained.run_well();

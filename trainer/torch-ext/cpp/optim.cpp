@@ -4,6 +4,7 @@
 #include <ATen/ATen.h>
 
 #include "error.hpp"
+#include "process_group.hpp"
 #include "tensors.hpp"
 
 using vit::guarded;
@@ -65,10 +66,21 @@ at::Tensor bias_correction(double beta, const at::Tensor& step) {
   return 1.0 - at::pow(beta, step.to(at::kDouble).clamp_min(1.0));
 }
 
+// The Euclidean norms of the tensors that these are, or that they are the pieces of on this one of `ranks`.
+at::Tensor norms_of(const std::vector<at::Tensor>& tensors, const vit::Group* ranks) {
+  auto norms = at::stack(at::_foreach_norm(tensors, 2));
+  if (ranks == nullptr) {
+    return norms;
+  }
+  std::vector<at::Tensor> squares{norms.to(at::kDouble).square()};
+  ranks->group->allreduce(squares)->wait();
+  return squares[0].sqrt().to(norms.scalar_type());
+}
+
 // `step` and the gate are scalars on the device: the host does not know whether the step is taken.
 void lamb(const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>& gradients,
           const std::vector<at::Tensor>& first, const std::vector<at::Tensor>& second, const at::Tensor& sizes,
-          const at::Tensor& step, const vit::Gate& gate, const vit::AdamNumbers& numbers) {
+          const vit::Group* ranks, const at::Tensor& step, const vit::Gate& gate, const vit::AdamNumbers& numbers) {
   auto [flat, updates] = flat_like(weights);
   const auto type = flat.scalar_type();
   const auto is_skipped = gate.found_inf->to(at::kBool);
@@ -93,8 +105,8 @@ void lamb(const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>&
   at::_foreach_div_(updates, denominators);
   if (numbers.weight_decay != 0.0) {
     at::_foreach_add_(updates, weights, numbers.weight_decay);
-    const auto weight_norms = at::stack(at::_foreach_norm(weights, 2));
-    const auto update_norms = at::stack(at::_foreach_norm(updates, 2));
+    const auto weight_norms = norms_of(weights, ranks);
+    const auto update_norms = norms_of(updates, ranks);
     const auto is_usable = (weight_norms > 0).logical_and_(update_norms > 0);
     const auto ratios = at::where(is_usable, weight_norms / update_norms, 1.0).to(type) * taken;
     // One multiplication over the flat memory, where a factor for each tensor would be a launch for each.
@@ -144,20 +156,22 @@ vit::Status vit_fused_sgd(at::Tensor* const* parameters, at::Tensor* const* grad
 
 // One LAMB step of all parameters; as timm's Lamb, the trust ratio is applied where there is weight decay. `step` is a
 // scalar on their device, 1 for the first. `sizes` holds the numbers of elements of the parameters, int32 on their device.
+// Where there are `ranks`, each of which calls this, the parameters are this one's pieces of parameters with
+// `whole_sizes` elements, and may be empty.
 vit::Status vit_lamb(at::Tensor* const* parameters, at::Tensor* const* gradients, at::Tensor* const* first_moments,
-                     at::Tensor* const* second_moments, size_t count, at::Tensor* sizes, at::Tensor* step,
-                     const vit::Gate* gate, const vit::AdamNumbers* numbers) {
+                     at::Tensor* const* second_moments, size_t count, at::Tensor* sizes, const int64_t* whole_sizes,
+                     const vit::Group* ranks, at::Tensor* step, const vit::Gate* gate, const vit::AdamNumbers* numbers) {
   return guarded([&] {
     c10::NoGradGuard no_grad;
     for (size_t start = 0; start < count;) {
       size_t end = start;
-      for (int64_t elements = 0; end < count && (end == start || elements + parameters[end]->numel() <= kLambElements);
-           ++end) {
-        elements += parameters[end]->numel();
+      // Of whole sizes, so that all ranks take the same parameters at a time.
+      for (int64_t elements = 0; end < count && (end == start || elements + whole_sizes[end] <= kLambElements); ++end) {
+        elements += whole_sizes[end];
       }
       const auto part = [&](at::Tensor* const* list) { return tensor_list(list + start, end - start); };
       lamb(part(parameters), part(gradients), part(first_moments), part(second_moments),
-           sizes->narrow(0, static_cast<int64_t>(start), static_cast<int64_t>(end - start)), *step, *gate, *numbers);
+           sizes->narrow(0, static_cast<int64_t>(start), static_cast<int64_t>(end - start)), ranks, *step, *gate, *numbers);
       start = end;
     }
   });

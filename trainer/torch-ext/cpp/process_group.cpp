@@ -23,7 +23,8 @@ vit::Group* wrap(const c10::intrusive_ptr<c10d::Store>& store, int rank, int wor
   auto group = c10::make_intrusive<c10d::ProcessGroup>(store, rank, world_size);
   group->setBackend(device, type, backend);
   group->setDefaultBackend(type);
-  return new vit::Group{group, /*averages=*/type == c10d::ProcessGroup::BackendType::NCCL};
+  const bool is_nccl = type == c10d::ProcessGroup::BackendType::NCCL;
+  return new vit::Group{group, /*averages=*/is_nccl, /*scatters=*/is_nccl};
 }
 
 }  // namespace
@@ -91,6 +92,22 @@ vit::Status vit_group_all_reduce_sum(vit::Group* group, at::Tensor* tensor) {
     c10::NoGradGuard no_grad;
     std::vector<at::Tensor> tensors{*tensor};
     group->group->allreduce(tensors)->wait();
+  });
+}
+
+// Sends a tensor to another rank, or receives one from it. Those between two ranks come in the order in which both ask.
+vit::Status vit_group_send(vit::Group* group, at::Tensor* tensor, int to) {
+  return guarded([&] {
+    std::vector<at::Tensor> tensors{*tensor};
+    group->group->send(tensors, to, /*tag=*/0)->wait();
+  });
+}
+
+vit::Status vit_group_receive(vit::Group* group, at::Tensor* tensor, int from) {
+  return guarded([&] {
+    c10::NoGradGuard no_grad;
+    std::vector<at::Tensor> tensors{*tensor};
+    group->group->recv(tensors, from, /*tag=*/0)->wait();
   });
 }
 

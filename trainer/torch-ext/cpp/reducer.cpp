@@ -2,78 +2,25 @@
 //
 // The hook does what AllReduceCommHook does (torch/csrc/distributed/c10d/default_comm_hooks.hpp): averages a bucket
 // over all ranks without waiting; where asked to, in bf16, as bf16_compress_hook of PyTorch's Python side does. Besides,
-// it notes when each bucket's all-reduce starts and ends, and just before the step's last bucket it starts the
-// *arrival*: a sum of a few numbers over all ranks, which ends when the last rank has its last gradient. On the CPU a
-// group of its own adds it up. On another device it stays there, in the queue of the gradients, and the host waits for
-// nothing.
-//
-// An all-reduce ends no sooner than its last rank has begun it, so its duration on one rank is communication and wait.
-// The rank that came last did not wait: the least duration over the ranks is what communication took, and what other
-// all-reduces before it in the same queue took. Once their durations are known the ranks exchange them (a few numbers
-// that no step waits for), and each takes from its own ones what was wait. No clocks are compared. See
-// vit_measurement_times for what follows.
+// it notes when each bucket's all-reduce starts and ends, and starts the arrival just before the step's last bucket.
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 #include "error.hpp"
-#include "moment.hpp"
-#include "process_group.hpp"
+#include "sync_step.hpp"
 #include "tensors.hpp"
-#include "tree_reduce.hpp"
 
 using vit::guarded;
-using vit::Moment;
+using vit::FuturePtr;
+using vit::Interval;
+using vit::Operation;
+using vit::SyncStep;
 using vit::TreeReduce;
 
 namespace {
-
-using Future = c10::ivalue::Future;
-using FuturePtr = c10::intrusive_ptr<Future>;
-
-// The end is noted before the future completes that the reader waits for, if need be by a process group's thread.
-struct Interval {
-  Moment start;
-  std::optional<Moment> end;
-
-  double seconds() const { return std::max(0.0, end->seconds_since(start)); }
-};
-
-// What one step's backward pass noted.
-struct Step {
-  Moment began;
-  std::vector<std::shared_ptr<Interval>> buckets;
-  uint64_t bytes = 0;
-  at::Tensor arrival;
-  // Whether the backward pass came to its last bucket.
-  bool is_reduced = false;
-  FuturePtr arrived;
-  // From the own last gradient to every rank's.
-  std::shared_ptr<Interval> meeting;
-  std::optional<Moment> usable;
-  // Durations of the meeting and of each bucket's all-reduce, the least over the ranks once `exchanged`.
-  at::Tensor least;
-  FuturePtr exchanged;
-
-  // Seconds in which some bucket was under way, where each took no longer than the duration given for it.
-  double under_way(const double* durations) const {
-    std::vector<std::pair<double, double>> spans;
-    for (const auto& bucket : buckets) {
-      const double end = bucket->end->seconds_since(began);
-      spans.emplace_back(std::max(bucket->start.seconds_since(began), end - *durations++), end);
-    }
-    std::sort(spans.begin(), spans.end());
-    double sum = 0.0, reached = 0.0;
-    for (const auto& [start, end] : spans) {
-      sum += std::max(0.0, end - std::max(start, reached));
-      reached = std::max(reached, end);
-    }
-    return sum;
-  }
-};
 
 class TimedAllReduce : public c10d::CommHookInterface {
  public:
@@ -83,9 +30,11 @@ class TimedAllReduce : public c10d::CommHookInterface {
 
   FuturePtr runHook(c10d::GradBucket& bucket) override {
     auto& buffer = bucket.getBufferRef();
-    step->is_reduced |= bucket.isLast();
+    if (bucket.isLast()) {
+      step->set_reduced();
+    }
     if (gradients_.group->getSize() == 1) {
-      auto done = c10::make_intrusive<Future>(c10::TensorType::get());
+      auto done = c10::make_intrusive<vit::Future>(c10::TensorType::get());
       done->markCompleted(buffer);
       return done;
     }
@@ -96,15 +45,15 @@ class TimedAllReduce : public c10d::CommHookInterface {
       buffer.div_(gradients_.group->getSize());
     }
     if (bucket.isLast()) {
-      start_arrival(buffer.device());
+      step->arrive(Operation::kAllReduce, gradients_, arrivals_.get());
     }
     const bool compress = in_bf16_ && buffer.scalar_type() != at::kBFloat16;
     const auto sent = compress ? buffer.to(at::kBFloat16) : buffer;
-    step->bytes += sent.nbytes();
-    step->buckets.push_back(begin(buffer.device()));
+    const auto interval = Interval::begin(Operation::kAllReduce, sent.nbytes(), buffer.device());
+    step->add(interval);
     std::vector<at::Tensor> tensors{sent};
     const auto queued = gradients_.group->allreduce(tensors, options)->getFuture();
-    const auto reduced = noting_end(queued, buffer.device(), step->buckets.back());
+    const auto reduced = vit::noting_end(queued, buffer.device(), interval);
     return compress ? copied_back(reduced, sent, buffer) : reduced;
   }
 
@@ -112,28 +61,13 @@ class TimedAllReduce : public c10d::CommHookInterface {
     return c10d::detail::parseCppCommHookResult(result);
   }
 
-  std::shared_ptr<Step> step;
+  std::shared_ptr<SyncStep> step;
 
  private:
-  static std::shared_ptr<Interval> begin(at::Device device) {
-    return std::make_shared<Interval>(Interval{Moment::now(device), std::nullopt});
-  }
-
-  // A future that completes like `future`, after the end of `interval` is noted. On CUDA a callback runs on a stream
-  // that waits for the future's kernels, and those that wait for the result wait for this stream.
-  static FuturePtr noting_end(const FuturePtr& future, at::Device device, std::shared_ptr<Interval> interval) {
-    return future->then(
-        [device, interval = std::move(interval)](Future& done) {
-          interval->end.emplace(Moment::now(device));
-          return done.value();
-        },
-        future->elementType());
-  }
-
   // A future of `buffer` once it has the values of `sent`.
   static FuturePtr copied_back(const FuturePtr& future, at::Tensor sent, at::Tensor buffer) {
     return future->then(
-        [sent = std::move(sent), buffer = std::move(buffer)](Future& done) -> c10::IValue {
+        [sent = std::move(sent), buffer = std::move(buffer)](vit::Future& done) -> c10::IValue {
           c10::NoGradGuard no_grad;
           TORCH_CHECK(!done.hasError(), done.tryRetrieveErrorMessage());
           return buffer.copy_(sent);
@@ -141,29 +75,10 @@ class TimedAllReduce : public c10d::CommHookInterface {
         c10::TensorType::get());
   }
 
-  void start_arrival(at::Device device) {
-    step->meeting = begin(device);
-    step->arrival = step->arrival.to(at::kDouble).clone();
-    std::vector<at::Tensor> tensors{step->arrival};
-    const auto arrived = arrivals_ ? arrivals_->start(step->arrival, TreeReduce::Op::kSum)
-                                   : gradients_.group->allreduce(tensors)->getFuture();
-    step->arrived = noting_end(arrived, device, step->meeting);
-  }
-
   vit::Group gradients_;
   std::shared_ptr<TreeReduce> arrivals_;
   bool in_bf16_;
 };
-
-// Starts to find the least of the ranks' durations, which must be known.
-void exchange(Step& step, TreeReduce& control) {
-  std::vector<double> durations{step.meeting->seconds()};
-  for (const auto& bucket : step.buckets) {
-    durations.push_back(bucket->seconds());
-  }
-  step.least = at::tensor(durations, at::kDouble);
-  step.exchanged = control.start(step.least, TreeReduce::Op::kMin);
-}
 
 }  // namespace
 
@@ -174,18 +89,6 @@ struct Reducer {
   TimedAllReduce* hook;  // owned by `reducer`
   std::shared_ptr<TreeReduce> control;
   at::Device device;
-};
-
-struct Measurement {
-  std::shared_ptr<Step> step;
-  std::shared_ptr<TreeReduce> control;
-};
-
-struct SyncTimes {
-  double total;
-  double exposed;
-  double straggler;
-  uint64_t bytes;
 };
 
 }  // namespace vit
@@ -230,8 +133,8 @@ vit::Status vit_reducer_prepare(vit::Reducer* reducer, at::Tensor* arrival) {
     if (reducer->reducer->should_rebuild_buckets()) {
       reducer->reducer->rebuild_buckets();
     }
-    reducer->hook->step = std::make_shared<Step>(Step{Moment::now(reducer->device)});
-    reducer->hook->step->arrival = arrival->detach();
+    reducer->hook->step = std::make_shared<SyncStep>(reducer->device);
+    reducer->hook->step->set_arrival(*arrival);
     reducer->reducer->prepare_for_backward({});
   });
 }
@@ -242,47 +145,8 @@ vit::Status vit_reducer_finish(vit::Reducer* reducer, at::Tensor** sums, vit::Me
   return guarded([&] {
     const auto step = std::move(reducer->hook->step);
     TORCH_CHECK(step != nullptr, "the step was not prepared");
-    if (step->arrived) {
-      step->arrived->waitAndThrow();
-      step->usable.emplace(Moment::now(reducer->device));
-      if (reducer->device.is_cpu()) {
-        exchange(*step, *reducer->control);
-      }
-    }
-    TORCH_CHECK(step->is_reduced, "the backward pass reduced no gradients");
-    *sums = new at::Tensor(step->arrival);
+    *sums = new at::Tensor(step->finish(*reducer->control));
     *measurement = new vit::Measurement{step, reducer->control};
-  });
-}
-
-void vit_measurement_free(vit::Measurement* measurement) {
-  guarded([&] { delete measurement; });
-}
-
-// The times of a step that the device has come to the end of. Called some work after its end, it waits for nothing but,
-// on a device other than the CPU, for the other ranks to call it too.
-//
-// straggler: own last gradient ready -> every rank's last gradient ready.
-// exposed:   from then -> averaged gradients usable, and the arrival known.
-// total:     time in which any gradient all-reduce was under way that every rank had begun, and at least `exposed`.
-//
-// A rank that is late by D lengthens the others' straggler by D and nothing else. A slower network lengthens total, and
-// exposed where no computation hides it, and not straggler: the arrival, slower too, is as slow on every rank.
-vit::Status vit_measurement_times(const vit::Measurement* measurement, vit::SyncTimes* times) {
-  return guarded([&] {
-    const auto& step = measurement->step;
-    *times = {0.0, 0.0, 0.0, step->bytes};
-    if (!step->arrived) {
-      return;
-    }
-    if (!step->exchanged) {
-      exchange(*step, *measurement->control);
-    }
-    step->exchanged->waitAndThrow();
-    const auto* least = step->least.const_data_ptr<double>();
-    times->straggler = std::max(0.0, step->meeting->seconds() - least[0]);
-    times->exposed = std::max(0.0, step->usable->seconds_since(step->meeting->start) - times->straggler);
-    times->total = std::max(step->under_way(least + 1), times->exposed);
   });
 }
 }

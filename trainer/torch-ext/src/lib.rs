@@ -1,5 +1,5 @@
 //! Safe wrappers over the parts of libtorch that tch lacks: process groups and the gradient reducer of c10d,
-//! optimizer steps over all parameters at once, activation checkpointing, and copies to a device that nobody waits for.
+//! divided training state, optimizer steps over all parameters at once, activation checkpointing, and copies to a device that nobody waits for.
 //!
 //! The only unsafe code of the workspace is here. Each C++ function (folder `cpp`, a file a concern) catches every
 //! exception and returns a status; each has one safe wrapper. Handles are freed when dropped.
@@ -19,6 +19,8 @@ mod profile;
 mod readback;
 pub mod recompute;
 pub mod reducer;
+pub mod sharded;
+mod sync_step;
 mod sys;
 mod trace;
 mod transfer;
@@ -32,6 +34,8 @@ pub use moment::Moment;
 pub use process_group::{Aborter, ProcessGroup, Rendezvous, Store};
 pub use profile::Profile;
 pub use readback::Readback;
-pub use reducer::{ArrivalOver, Compression, Measurement, Reducer, SyncTimes};
+pub use reducer::Reducer;
+pub use sharded::Sharded;
+pub use sync_step::{ArrivalOver, Compression, Measurement, SyncCost, SyncTimes};
 pub use trace::Trace;
 pub use transfer::Transfer;

@@ -3,6 +3,7 @@
 use tch::{Kind, Tensor};
 
 use crate::error::{Error, check};
+use crate::process_group::ProcessGroup;
 use crate::sys::{self, RawGate};
 
 pub use crate::sys::{AdamNumbers, SgdNumbers};
@@ -106,22 +107,39 @@ pub fn fused_sgd(
     check(status, || "failed to take an SGD step".into())
 }
 
-/// Numbers of elements of `parameters`, as [`lamb`] wants them.
-///
-/// # Panics
-/// Where a parameter has 2^31 elements or more.
-pub fn sizes(parameters: &[Tensor]) -> Tensor {
-    let sizes: Vec<i32> = parameters
-        .iter()
-        .map(|parameter| i32::try_from(parameter.numel()).expect("fewer than 2^31 elements"))
-        .collect();
-    let device = parameters.first().map_or(tch::Device::Cpu, Tensor::device);
-    Tensor::from_slice(&sizes).to_device(device)
+/// Numbers of elements of parameters, as [`lamb`] wants them.
+#[derive(Debug)]
+pub struct Sizes {
+    /// Of the tensors, int32 on their device.
+    own: Tensor,
+    /// Of what they are pieces of; else the same.
+    whole: Vec<i64>,
+}
+
+impl Sizes {
+    /// Of `parameters` that are pieces of ones with `whole` elements, or the whole.
+    ///
+    /// # Panics
+    /// Where a parameter has 2^31 elements or more.
+    #[must_use]
+    pub fn new(parameters: &[Tensor], whole: Vec<i64>) -> Self {
+        assert_eq!(parameters.len(), whole.len(), "a size for each parameter");
+        let own: Vec<i32> = parameters
+            .iter()
+            .map(|parameter| i32::try_from(parameter.numel()).expect("fewer than 2^31 elements"))
+            .collect();
+        let device = parameters.first().map_or(tch::Device::Cpu, Tensor::device);
+        Self {
+            own: Tensor::from_slice(&own).to_device(device),
+            whole,
+        }
+    }
 }
 
 /// One LAMB step of `parameters`, equal to that of timm's `Lamb`, in a number of kernels that does not grow with the
-/// number of parameters. `sizes` is what [`sizes`] gives for them; `step` is a float scalar on their device that counts
-/// this step already: 1 for the first.
+/// number of parameters. `step` is a float scalar on their device that counts this step already: 1 for the first.
+///
+/// Where there are `ranks`, each of which calls this, the parameters are this one's pieces, and may be empty.
 ///
 /// # Panics
 /// Where the lists differ in length.
@@ -129,17 +147,18 @@ pub fn lamb(
     parameters: &[Tensor],
     gradients: &[Tensor],
     [first_moments, second_moments]: [&[Tensor]; 2],
-    sizes: &Tensor,
+    (sizes, ranks): (&Sizes, Option<&ProcessGroup>),
     step: &Tensor,
     gate: &Gate,
     numbers: AdamNumbers,
 ) -> Result<(), Error> {
     let lists = [parameters, gradients, first_moments, second_moments];
     assert_same_length(&lists);
+    assert_eq!(parameters.len(), sizes.whole.len(), "a size for each parameter");
     let [parameters, gradients, first_moments, second_moments] = lists.map(sys::pointers);
     let gate = gate.raw();
-    // SAFETY: all four lists hold as many pointers to tensors, which are borrowed for the call, as are sizes, step and
-    // gate; gate and numbers have the layout of the C++ structs.
+    // SAFETY: all lists hold as many pointers to tensors, which are borrowed for the call, as are sizes, group, step and
+    // gate; without a group its pointer is null; gate and numbers have the layout of the C++ structs.
     let status = unsafe {
         sys::vit_lamb(
             parameters.as_ptr(),
@@ -147,7 +166,9 @@ pub fn lamb(
             first_moments.as_ptr(),
             second_moments.as_ptr(),
             parameters.len(),
-            sizes.as_ptr().cast(),
+            sizes.own.as_ptr().cast(),
+            sizes.whole.as_ptr(),
+            ranks.map_or(std::ptr::null(), |group| group.handle.as_ptr().cast_const()),
             step.as_ptr().cast(),
             &raw const gate,
             &raw const numbers,
@@ -233,6 +254,11 @@ mod tests {
         parameters().iter().map(Tensor::zeros_like).collect()
     }
 
+    fn whole(parameters: &[Tensor]) -> Sizes {
+        let sizes = parameters.iter().map(|parameter| parameter.numel() as i64);
+        Sizes::new(parameters, sizes.collect())
+    }
+
     fn open_gate() -> Gate {
         Gate {
             grad_scale: None,
@@ -258,12 +284,12 @@ mod tests {
                 "adamw" => fused_adamw(&weights, gradients, [&first, &second], &step, gate, NUMBERS),
                 "sgd" => fused_sgd(&weights, gradients, &first, gate, sgd_numbers),
                 _ => {
-                    let sizes = sizes(&weights);
+                    let sizes = whole(&weights);
                     lamb(
                         &weights,
                         gradients,
                         [&first, &second],
-                        &sizes,
+                        (&sizes, None),
                         &step,
                         gate,
                         NUMBERS,
@@ -378,7 +404,7 @@ mod tests {
             &parameters,
             &gradients(),
             [&first, &second],
-            &sizes(&parameters),
+            (&whole(&parameters), None),
             &Tensor::from(1.0_f32),
             &open_gate(),
             NUMBERS,

@@ -188,6 +188,24 @@ impl ProcessGroup {
         check(status, || "failed to add up a tensor over the ranks".into())
     }
 
+    /// Sends a contiguous tensor to another rank, which receives it into one of the same kind and size. Those between two
+    /// ranks arrive in the order in which they are sent.
+    pub fn send(&self, tensor: &Tensor, to: u32) -> Result<(), Error> {
+        // SAFETY: group and tensor are valid and borrowed for the call, which returns when the tensor is sent.
+        let status =
+            unsafe { sys::vit_group_send(self.handle.as_ptr(), tensor.as_ptr().cast(), to.cast_signed()) };
+        check(status, || format!("failed to send a tensor to rank {to}"))
+    }
+
+    /// Receives a contiguous tensor's values from another rank.
+    pub fn receive(&self, tensor: &mut Tensor, from: u32) -> Result<(), Error> {
+        // SAFETY: group and tensor are valid and borrowed for the call, which returns when the values are there.
+        let status = unsafe {
+            sys::vit_group_receive(self.handle.as_ptr(), tensor.as_ptr().cast(), from.cast_signed())
+        };
+        check(status, || format!("failed to receive a tensor from rank {from}"))
+    }
+
     /// Replaces `tensors` by those of rank `root`. They may differ in type and shape, not in device.
     pub fn broadcast(&self, tensors: &[Tensor], root: u32) -> Result<(), Error> {
         let pointers = sys::pointers(tensors);

@@ -3,55 +3,12 @@
 use tch::Tensor;
 
 use crate::error::{Error, check};
-use crate::handle::{Handle, tensor_of};
+use crate::handle::Handle;
 use crate::process_group::ProcessGroup;
-use crate::sys::{self, RawMeasurement, RawReducer};
+use crate::sync_step::{ArrivalOver, Compression, Measurement};
+use crate::sys::{self, RawReducer};
 
-pub use crate::sys::SyncTimes;
-
-impl SyncTimes {
-    /// The mean, where this is the sum over `count` steps.
-    #[must_use]
-    pub fn mean(&self, count: f64) -> Self {
-        Self {
-            total: self.total / count,
-            exposed: self.exposed / count,
-            straggler: self.straggler / count,
-            bytes: (self.bytes as f64 / count) as u64,
-        }
-    }
-}
-
-impl std::ops::AddAssign for SyncTimes {
-    fn add_assign(&mut self, other: Self) {
-        self.total += other.total;
-        self.exposed += other.exposed;
-        self.straggler += other.straggler;
-        self.bytes += other.bytes;
-    }
-}
-
-/// In what form gradients are added up over the ranks. Parameters keep gradients of their own type either way.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub enum Compression {
-    /// In their own type.
-    #[default]
-    None,
-    /// In bf16, which halves the bytes of fp32 gradients and keeps 8 bits of their mantissa.
-    Bf16,
-}
-
-/// What adds up the numbers of an arrival.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum ArrivalOver {
-    /// The group of CPU tensors, beside the gradients. Only where those are on the CPU too: of a GPU's numbers it would know
-    /// nothing before the host had waited for them.
-    Control,
-    /// The group of the gradients, in their queue.
-    Gradients,
-}
-
-/// The Reducer of PyTorch's `DistributedDataParallel` with a communication hook that measures [`SyncTimes`].
+/// The Reducer of PyTorch's `DistributedDataParallel` with a communication hook that measures [`SyncTimes`](crate::SyncTimes).
 ///
 /// Sources: `torch/csrc/distributed/c10d/{reducer,comm,default_comm_hooks}.hpp` of PyTorch 2.11. Gradients are views
 /// into the buckets (`gradient_as_bucket_view`), so they must be zeroed in place, not dropped.
@@ -59,10 +16,6 @@ pub enum ArrivalOver {
 pub struct Reducer {
     handle: Handle<RawReducer>,
 }
-
-/// What was measured of a step.
-#[derive(Debug)]
-pub struct Measurement(Handle<RawMeasurement>);
 
 impl Reducer {
     /// Hooks into the gradients of `parameters`, which are all on one device and the same on every rank in number,
@@ -110,31 +63,11 @@ impl Reducer {
     /// Ends the step whose backward pass has just returned: the sums of its arrival tensor, in double precision, and what was
     /// measured. On a GPU neither gradients nor sums need be there yet; what is queued from now on waits for them.
     pub fn finish(&mut self) -> Result<(Tensor, Measurement), Error> {
-        let mut sums = None;
-        let measurement = Handle::new(sys::vit_measurement_free, |measurement| {
-            // SAFETY: the reducer is valid; where the call succeeds it has written a tensor and an object that it gives away.
-            let finished = unsafe {
-                tensor_of("failed to average gradients over the ranks", |sums| {
-                    sys::vit_reducer_finish(self.handle.as_ptr(), sums, measurement)
-                })
-            };
-            sums = Some(finished?);
-            Ok(())
-        })?;
-        Ok((sums.expect("the call succeeded"), Measurement(measurement)))
-    }
-}
-
-impl Measurement {
-    /// What synchronisation cost in the step, which the device must have come to the end of. The ranks compare their
-    /// measurements beside what follows the step on the CPU, where a call at once waits for that, and with this call on a GPU.
-    pub fn times(self) -> Result<SyncTimes, Error> {
-        let mut times = SyncTimes::default();
-        // SAFETY: the measurement is valid and `times` has the layout of the C++ struct.
-        let status = unsafe { sys::vit_measurement_times(self.0.as_ptr(), &raw mut times) };
-        check(status, || {
-            "failed to compare the times of synchronisation over the ranks".into()
-        })?;
-        Ok(times)
+        // SAFETY: the reducer is valid; where the call succeeds it has written a tensor and an object that it gives away.
+        unsafe {
+            Measurement::of_step(|sums, measurement| {
+                sys::vit_reducer_finish(self.handle.as_ptr(), sums, measurement)
+            })
+        }
     }
 }

@@ -19,6 +19,7 @@ pub(crate) enum MeasurementName {}
 pub(crate) enum MeterName {}
 pub(crate) enum MomentName {}
 pub(crate) enum ReadbackName {}
+pub(crate) enum ShardedName {}
 pub(crate) enum TraceName {}
 pub(crate) enum TransferName {}
 pub(crate) type RawStore = Opaque<StoreName>;
@@ -28,24 +29,47 @@ pub(crate) type RawMeasurement = Opaque<MeasurementName>;
 pub(crate) type RawMeter = Opaque<MeterName>;
 pub(crate) type RawMoment = Opaque<MomentName>;
 pub(crate) type RawReadback = Opaque<ReadbackName>;
+pub(crate) type RawSharded = Opaque<ShardedName>;
 pub(crate) type RawTrace = Opaque<TraceName>;
 pub(crate) type RawTransfer = Opaque<TransferName>;
 
 /// `at::Tensor*`, as tch hands it out.
 pub(crate) type RawTensor = *const c_void;
 
-/// What gradient synchronisation cost one rank in one step, seconds. The step waited `exposed + straggler`.
+/// What collectives cost one rank in one step, seconds.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SyncCost {
+    /// Time in which a collective was under way that every rank had begun; at least `exposed`.
+    pub total: f64,
+    /// Waiting for collectives that every rank had begun: above all from the moment every rank had its last gradient until
+    /// reduced gradients were usable.
+    pub exposed: f64,
+    /// Waiting for ranks that had not begun a collective: above all from the own last gradient to the last rank's.
+    pub straggler: f64,
+    /// Bytes of the largest tensor of each collective: what is reduced, or what is there once it is gathered.
+    pub bytes: u64,
+}
+
+/// What synchronisation cost one rank in one step. The step waited `all.exposed + all.straggler`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SyncTimes {
-    /// Time in which a gradient all-reduce was under way that every rank had begun; at least `exposed`.
-    pub total: f64,
-    /// From the moment every rank had its last gradient until averaged gradients were usable.
-    pub exposed: f64,
-    /// From the own last gradient to the last rank's last gradient.
-    pub straggler: f64,
-    /// Bytes of gradients handed to all-reduce.
-    pub bytes: u64,
+    /// Of all collectives; `total` counts time in which several were under way once.
+    #[serde(flatten)]
+    pub all: SyncCost,
+    /// Of gradients that every rank gets whole.
+    #[serde(default, skip_serializing_if = "SyncCost::is_zero")]
+    pub all_reduce: SyncCost,
+    /// Of gradients of which every rank gets its shard.
+    #[serde(default, skip_serializing_if = "SyncCost::is_zero")]
+    pub reduce_scatter: SyncCost,
+    /// Of weights that every rank has a shard of.
+    #[serde(default, skip_serializing_if = "SyncCost::is_zero")]
+    pub all_gather: SyncCost,
+    /// The part of the waiting that was before the step's last backward pass, or between others: in forward passes.
+    #[serde(default)]
+    pub waited_in_forward: f64,
 }
 
 /// Numbers of a step of AdamW (arXiv 1711.05101) or LAMB (arXiv 1904.00962).
@@ -127,6 +151,8 @@ unsafe extern "C" {
     ) -> c_int;
     pub(crate) fn vit_group_free(group: *mut RawGroup);
     pub(crate) fn vit_group_all_reduce_sum(group: *mut RawGroup, tensor: RawTensor) -> c_int;
+    pub(crate) fn vit_group_send(group: *mut RawGroup, tensor: RawTensor, to: c_int) -> c_int;
+    pub(crate) fn vit_group_receive(group: *mut RawGroup, tensor: RawTensor, from: c_int) -> c_int;
     pub(crate) fn vit_group_broadcast(
         group: *mut RawGroup,
         tensors: *const RawTensor,
@@ -162,6 +188,37 @@ unsafe extern "C" {
         sums: *mut *mut c_void,
         measurement: *mut *mut RawMeasurement,
     ) -> c_int;
+    pub(crate) fn vit_sharded_new(
+        group: *mut RawGroup,
+        control: *mut RawGroup,
+        stage: c_int,
+        reshards: bool,
+        in_bf16: bool,
+        arrives_with_gradients: bool,
+        out: *mut *mut RawSharded,
+    ) -> c_int;
+    pub(crate) fn vit_sharded_free(sharded: *mut RawSharded);
+    pub(crate) fn vit_sharded_add(
+        sharded: *mut RawSharded,
+        unit: usize,
+        parameters: *const RawTensor,
+        offsets: *const i64,
+        count: usize,
+        full: RawTensor,
+        master: RawTensor,
+        gradient: RawTensor,
+    ) -> c_int;
+    pub(crate) fn vit_sharded_begin(sharded: *mut RawSharded) -> c_int;
+    pub(crate) fn vit_sharded_prepare(sharded: *mut RawSharded, arrival: RawTensor) -> c_int;
+    pub(crate) fn vit_sharded_finish(
+        sharded: *mut RawSharded,
+        sums: *mut *mut c_void,
+        measurement: *mut *mut RawMeasurement,
+    ) -> c_int;
+    pub(crate) fn vit_sharded_publish(sharded: *mut RawSharded) -> c_int;
+    pub(crate) fn vit_sharded_enter(sharded: *mut RawSharded, unit: usize) -> c_int;
+    pub(crate) fn vit_sharded_leave(sharded: *mut RawSharded, unit: usize, output: RawTensor) -> c_int;
+
     pub(crate) fn vit_measurement_free(measurement: *mut RawMeasurement);
     pub(crate) fn vit_measurement_times(measurement: *const RawMeasurement, times: *mut SyncTimes) -> c_int;
 
@@ -237,6 +294,8 @@ unsafe extern "C" {
         second_moments: *const RawTensor,
         count: usize,
         sizes: RawTensor,
+        whole_sizes: *const i64,
+        ranks: *const RawGroup,
         step: RawTensor,
         gate: *const RawGate,
         numbers: *const AdamNumbers,

@@ -7,7 +7,8 @@ use super::section::Fate::{self, NoEffect, NoKey, Off};
 
 const MEASURED: &str =
     "progress, metrics and log.jsonl are always there; see metrics in the trainer's documentation";
-const STAGE_ZERO: &str = "no effect at stage 0";
+const OWN_WAY: &str =
+    "a block of the model is reduced and gathered at a time, the next one ahead, at any size";
 
 pub(super) const TOP: &[(&str, Fate)] = &[
     (
@@ -41,7 +42,7 @@ pub(super) const TOP: &[(&str, Fate)] = &[
     ),
     (
         "disable_allgather",
-        NoEffect("it concerns DeepSpeed's sharded optimizers only"),
+        NoEffect("ranks get weights as parallelism.zeroStage says"),
     ),
     (
         "memory_breakdown tensorboard wandb csv_monitor comet timers",
@@ -72,7 +73,10 @@ pub(super) const TOP: &[(&str, Fate)] = &[
         "dataloader_drop_last",
         NoEffect("the last images of an epoch that do not fill a step are always left out"),
     ),
-    ("zero_allow_untested_optimizer", NoEffect("it concerns ZeRO only")),
+    (
+        "zero_allow_untested_optimizer",
+        NoEffect("every optimizer works at every stage"),
+    ),
     (
         "zero_force_ds_cpu_optimizer",
         NoEffect("it concerns offloading only"),
@@ -119,7 +123,10 @@ pub(super) const TOP: &[(&str, Fate)] = &[
         Off("the batch size of a step follows workers.nodes; kubectl scale changes them"),
     ),
     ("compile", Off("there is no compiler for the graph")),
-    ("tensor_parallel", Off("only data parallelism is there")),
+    (
+        "tensor_parallel",
+        Off("only data is divided, and with parallelism.zeroStage the training state"),
+    ),
     ("expert_parallel", Off("there are no experts")),
 ];
 
@@ -143,7 +150,7 @@ pub(super) const ZERO: &[(&str, Fate)] = &[
          stage3_gather_fp16_weights_on_model_save stage3_module_granularity_threshold \
          stage3_use_all_reduce_for_fetch_params stage3_allgather_sequential \
          stage3_partition_stream_chunk_size",
-        NoEffect(STAGE_ZERO),
+        NoEffect(OWN_WAY),
     ),
     (
         "overlap_comm",
@@ -152,7 +159,7 @@ pub(super) const ZERO: &[(&str, Fate)] = &[
     (
         "reduce_bucket_size",
         NoEffect(
-            "parallelism.bucketMegabytes sets the largest size of buckets; DeepSpeed's at stage 0 is fixed",
+            "parallelism.bucketMegabytes sets the largest size of buckets at stage 0, where DeepSpeed's is fixed; at the others a bucket is a block of the model",
         ),
     ),
     (

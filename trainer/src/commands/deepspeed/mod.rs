@@ -182,11 +182,12 @@ fn zero(root: &mut Section, findings: &mut Findings) {
         Some(0) | None => findings
             .without_effect
             .push("zero_optimization.stage: 0 is data parallelism, as here".into()),
-        Some(stage) => findings.refuse(
+        Some(stage @ 1..=3) => findings.field(
+            &["parallelism", "zeroStage"],
+            Node::Integer(stage.cast_signed()),
             "zero_optimization.stage",
-            stage,
-            "every rank keeps whole parameters and optimizer state here, as in stage 0; the training is the same, the memory is not: --set zero_optimization.stage=0 takes the rest over",
         ),
+        Some(stage) => findings.refuse("zero_optimization.stage", stage, "must be between 0 and 3"),
     }
     section.finish(keys::ZERO, findings);
 }

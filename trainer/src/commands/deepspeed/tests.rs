@@ -111,14 +111,14 @@ fn sizes_that_are_left_out_follow_from_the_others() {
 fn what_is_not_known_or_not_here_is_refused_by_path_and_all_at_once() {
     let message = errors(
         r#"{"train_batch_size": 8, "zero_optimisation": {}, "fp16": {"enabled": true, "loss_scale": 128, "fp16_master_weights_and_grads": true},
-            "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "stage3_typo": 1},
+            "zero_optimization": {"stage": 4, "offload_optimizer": {"device": "cpu"}, "stage3_typo": 1},
             "optimizer": {"type": "OneBitAdam"}, "elasticity": {"enabled": true}, "sparse_gradients": true,
             "gradient_clipping": "auto"}"#,
         &[],
     );
     for part in [
         "zero_optimisation is {}: no key that is known",
-        "zero_optimization.stage is 2: ",
+        "zero_optimization.stage is 4: must be between 0 and 3",
         "zero_optimization.offload_optimizer is {device: \"cpu\"}: ",
         "zero_optimization.stage3_typo is 1: no key that is known",
         "optimizer.type is \"OneBitAdam\": ",
@@ -130,6 +130,18 @@ fn what_is_not_known_or_not_here_is_refused_by_path_and_all_at_once() {
     ] {
         assert!(message.contains(part), "{part} is not in\n{message}");
     }
+}
+
+#[test]
+fn stages_of_zero_are_taken_over() {
+    for stage in 1..=3 {
+        let text = format!(
+            r#"{{"train_batch_size": 8, "zero_optimization": {{"stage": {stage}, "stage3_prefetch_bucket_size": 5e7}}}}"#
+        );
+        assert_eq!(job(&text, &[]).spec.parallelism.zero_stage, stage);
+    }
+    let text = r#"{"train_batch_size": 8, "zero_optimization": {"stage": 0}}"#;
+    assert_eq!(job(text, &[]).spec.parallelism.zero_stage, 0);
 }
 
 #[test]

@@ -17,7 +17,6 @@ use std::time::Instant;
 use contract::{Device, ExitCode, RunConfig};
 use tch::{Kind, Tensor};
 
-use crate::checkpoint::WeightsKind;
 use crate::config;
 use crate::data::DataSet;
 use crate::distributed::Accelerator;
@@ -25,7 +24,8 @@ use crate::error::{TrainError, catching};
 use crate::evaluation::{Part, classify};
 use crate::model::{Fit, VisionTransformer};
 use crate::output::write_line;
-use crate::precision::{Precision, TrainedWeights};
+use crate::parallel::TrainedWeights;
+use crate::precision::Precision;
 use crate::tensor_file::{self, Existing, Metadata};
 use crate::{manifest, threads};
 use progress::Display;
@@ -91,7 +91,7 @@ fn eval(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     let model = VisionTransformer::new(&config.model, config.training.seed, device);
     weights.load_into(&model, Fit::Exact)?;
     drop(weights);
-    let precision = in_precision(&config, &source, &model)?;
+    let precision = in_precision(&config, &model)?;
     let data = crate::data::load(&config, device)?.held_out(config.data.format)?;
 
     let start = Instant::now();
@@ -146,18 +146,11 @@ fn configure(arguments: &Arguments) -> Result<RunConfig, TrainError> {
     Ok(config)
 }
 
-/// Puts the model into the precision that the job evaluates these weights in.
-fn in_precision(
-    config: &RunConfig,
-    source: &Source,
-    model: &VisionTransformer,
-) -> Result<Precision, TrainError> {
+/// Puts the model into the precision that the job evaluates in.
+fn in_precision(config: &RunConfig, model: &VisionTransformer) -> Result<Precision, TrainError> {
     let precision = Precision::begin(&config.training)?;
-    if source.kind() == Some(WeightsKind::Ema) {
-        return Ok(precision.of_full_weights());
-    }
     // Where weights are in half precision, the masters are only needed to train.
-    drop(TrainedWeights::new(model.parameters(), precision));
+    drop(TrainedWeights::whole(model.parameters(), precision));
     Ok(precision)
 }
 

@@ -74,9 +74,9 @@ fn check_means_and_sums(ranks: u32, train: impl Fn(Worker) -> Trained + Sync) {
             "all ranks, and their number"
         );
         assert!(
-            times
-                .iter()
-                .all(|sync| sync.bytes == 8000 && sync.total >= sync.exposed),
+            times.iter().all(|sync| sync.all.bytes == 8000
+                && sync.all.total >= sync.all.exposed
+                && sync.all == sync.all_reduce),
             "{times:?}"
         );
     }
@@ -165,7 +165,7 @@ fn gradients_sent_in_bf16_are_half_the_bytes_and_nearly_the_mean() {
         assert_eq!(sums, Tensor::from_slice(&[3.0_f64]), "the arrival stays exact");
         let gradient = parameters[0].grad();
         assert_eq!(gradient.kind(), Kind::Float);
-        (gradient, measurement.times().expect("compares").bytes)
+        (gradient, measurement.times().expect("compares").all.bytes)
     });
     let mean = (own(0) + own(1) + own(2)) / 3.0;
     for (gradient, bytes) in &ranks {

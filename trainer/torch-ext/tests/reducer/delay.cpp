@@ -39,8 +39,11 @@ class DelayedWork : public c10d::Work {
 
 class DelayedBackend : public c10d::Backend {
  public:
-  DelayedBackend(c10::intrusive_ptr<c10d::Backend> inner, Milliseconds delay)
-      : Backend(inner->getRank(), inner->getSize()), inner_(std::move(inner)), delay_(delay) {}
+  DelayedBackend(c10::intrusive_ptr<c10d::Backend> inner, Milliseconds delay, Milliseconds gathers_delay)
+      : Backend(inner->getRank(), inner->getSize()),
+        inner_(std::move(inner)),
+        delay_(delay),
+        gathers_delay_(gathers_delay) {}
 
   const std::string getBackendName() const override { return "delayed"; }
 
@@ -51,7 +54,12 @@ class DelayedBackend : public c10d::Backend {
 
   c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
                                            const c10d::AllreduceOptions& options) override {
-    return later(inner_->allreduce(tensors, options), tensors);
+    return later(inner_->allreduce(tensors, options), tensors, delay_);
+  }
+
+  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
+                                                 const c10d::AllgatherOptions& options) override {
+    return later(inner_->_allgather_base(output, input, options), {output}, gathers_delay_);
   }
 
   c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int to, int tag) override {
@@ -59,14 +67,15 @@ class DelayedBackend : public c10d::Backend {
   }
 
   c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int from, int tag) override {
-    return later(inner_->recv(tensors, from, tag), tensors);
+    return later(inner_->recv(tensors, from, tag), tensors, delay_);
   }
 
  private:
   // Work on these tensors that ends so much later.
-  c10::intrusive_ptr<c10d::Work> later(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> tensors) const {
+  static c10::intrusive_ptr<c10d::Work> later(c10::intrusive_ptr<c10d::Work> work, std::vector<at::Tensor> tensors,
+                                              Milliseconds delay) {
     auto done = c10::make_intrusive<Future>(c10::ListType::create(c10::TensorType::get()));
-    std::thread([work, done, tensors, delay = delay_]() mutable {
+    std::thread([work, done, tensors, delay]() mutable {
       work->wait();
       // The group may be gone, and the process about to end, once the work is marked as done.
       work.reset();
@@ -78,6 +87,7 @@ class DelayedBackend : public c10d::Backend {
 
   c10::intrusive_ptr<c10d::Backend> inner_;
   Milliseconds delay_;
+  Milliseconds gathers_delay_;
 };
 
 // Does not reduce: what it gives is complete at once, as NCCL's is when its kernels are queued.
@@ -99,7 +109,7 @@ class QueuedBackend : public c10d::Backend {
   std::atomic<bool> aborted{false};
 };
 
-// Averages by adding up and dividing.
+// Averages by adding up and dividing, and gives each rank its part of that where it is asked to.
 class AveragingBackend : public c10d::Backend {
  public:
   explicit AveragingBackend(c10::intrusive_ptr<c10d::Backend> inner)
@@ -120,12 +130,31 @@ class AveragingBackend : public c10d::Backend {
     if (options.reduceOp == c10d::ReduceOp::AVG) {
       tensors.at(0).div_(getSize());
     }
-    auto done = c10::make_intrusive<Future>(c10::ListType::create(c10::TensorType::get()));
-    done->markCompleted(c10::IValue(tensors));
-    return c10::make_intrusive<DelayedWork>(done);
+    return done(tensors);
+  }
+
+  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                                                      const c10d::ReduceScatterOptions& options) override {
+    c10d::AllreduceOptions whole;
+    whole.reduceOp = options.reduceOp;
+    std::vector<at::Tensor> tensors{input.clone()};
+    allreduce(tensors, whole);
+    output.copy_(tensors.at(0).chunk(getSize()).at(getRank()));
+    return done({output});
+  }
+
+  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
+                                                 const c10d::AllgatherOptions& options) override {
+    return inner_->_allgather_base(output, input, options);
   }
 
  private:
+  static c10::intrusive_ptr<c10d::Work> done(std::vector<at::Tensor> tensors) {
+    auto future = c10::make_intrusive<Future>(c10::ListType::create(c10::TensorType::get()));
+    future->markCompleted(c10::IValue(std::move(tensors)));
+    return c10::make_intrusive<DelayedWork>(future);
+  }
+
   c10::intrusive_ptr<c10d::Backend> inner_;
 };
 
@@ -141,11 +170,11 @@ void replace(vit::Group& group, const c10::intrusive_ptr<c10d::Backend>& backend
 
 extern "C" {
 
-// Makes every all-reduce of the group end so much later, and every message arrive so.
-vit::Status vit_group_delay(vit::Group* group, int64_t delay_ms) {
+// Makes every all-reduce of the group end so much later, and every message arrive so; and every gather end so much later.
+vit::Status vit_group_delay(vit::Group* group, int64_t delay_ms, int64_t gathers_delay_ms) {
   return guarded([&] {
     auto inner = group->group->getDefaultBackend();
-    replace(*group, c10::make_intrusive<DelayedBackend>(inner, Milliseconds(delay_ms)));
+    replace(*group, c10::make_intrusive<DelayedBackend>(inner, Milliseconds(delay_ms), Milliseconds(gathers_delay_ms)));
   });
 }
 
@@ -154,11 +183,12 @@ vit::Status vit_group_queue(vit::Group* group) {
   return guarded([&] { replace(*group, c10::make_intrusive<QueuedBackend>(*group->group->getDefaultBackend())); });
 }
 
-// Makes the group average where it is asked to.
+// Makes the group average where it is asked to, and scatter.
 vit::Status vit_group_average(vit::Group* group) {
   return guarded([&] {
     replace(*group, c10::make_intrusive<AveragingBackend>(group->group->getDefaultBackend()));
     group->averages = true;
+    group->scatters = true;
   });
 }
 

@@ -1,7 +1,8 @@
-//! The reducer over ranks that are threads of one process.
+//! Synchronisation over ranks that are threads of one process.
 #![allow(missing_docs, reason = "tests say what they show by their names")]
 
 mod averaging;
 mod lost_peer;
 mod ranks;
+mod sharding;
 mod sync_cost;

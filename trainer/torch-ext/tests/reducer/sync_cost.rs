@@ -7,9 +7,11 @@ use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
 use tch::{Device, Kind, Tensor};
-use torch_ext::{ArrivalOver, Compression, ProcessGroup, SyncTimes};
+use torch_ext::sharded::Stage;
+use torch_ext::{ArrivalOver, Compression, ProcessGroup, SyncCost, SyncTimes};
 
 use crate::ranks::{Worker, on_ranks};
+use crate::sharding::Model;
 
 /// Far above what a busy machine adds by itself.
 const DELAY: Duration = Duration::from_millis(600);
@@ -21,14 +23,20 @@ const WARM_UP: usize = 2;
 
 unsafe extern "C" {
     /// `tests/reducer/delay.cpp`.
-    fn vit_group_delay(group: *mut c_void, delay_ms: i64) -> c_int;
+    fn vit_group_delay(group: *mut c_void, delay_ms: i64, gathers_delay_ms: i64) -> c_int;
 }
 
-/// Makes every all-reduce of the group end `delay` later.
+/// Makes every reduction of the group, and every message, end `delay` later.
 fn delay(group: &ProcessGroup, delay: Duration) {
-    let milliseconds = i64::try_from(delay.as_millis()).expect("a short delay");
+    delay_apart(group, delay, Duration::ZERO);
+}
+
+/// Makes reductions and messages end so much later, and gathers so much.
+fn delay_apart(group: &ProcessGroup, reductions: Duration, gathers: Duration) {
+    let [reductions, gathers] =
+        [reductions, gathers].map(|delay| i64::try_from(delay.as_millis()).expect("a short delay"));
     // SAFETY: the pointer is that of a live group, and the function takes such a one.
-    assert_eq!(unsafe { vit_group_delay(group.as_raw(), milliseconds) }, 0);
+    assert_eq!(unsafe { vit_group_delay(group.as_raw(), reductions, gathers) }, 0);
 }
 
 /// Where a delay is put in.
@@ -72,7 +80,7 @@ impl Layers {
 }
 
 /// The median over steps of what synchronisation costs this rank.
-fn cost(rank: &Worker, layers: &Layers, delayed: Delayed, arrival: ArrivalOver) -> SyncTimes {
+fn cost(rank: &Worker, layers: &Layers, delayed: Delayed, arrival: ArrivalOver) -> SyncCost {
     if matches!(delayed, Delayed::Gradients | Delayed::Network) {
         delay(&rank.gradients, DELAY);
     }
@@ -100,16 +108,21 @@ fn cost(rank: &Worker, layers: &Layers, delayed: Delayed, arrival: ArrivalOver) 
         let (_, measurement) = reducer.finish().expect("finishes");
         steps.push(measurement.times().expect("compares"));
     }
-    let median = |seconds: fn(&SyncTimes) -> f64| {
-        let mut sorted: Vec<f64> = steps[WARM_UP..].iter().map(seconds).collect();
+    median(&steps, |times| times.all)
+}
+
+/// Medians over the steps after the first ones.
+fn median(steps: &[SyncTimes], cost: fn(&SyncTimes) -> SyncCost) -> SyncCost {
+    let median = |seconds: fn(&SyncCost) -> f64| {
+        let mut sorted: Vec<f64> = steps[WARM_UP..].iter().map(|step| seconds(&cost(step))).collect();
         sorted.sort_by(f64::total_cmp);
         sorted[STEPS / 2]
     };
-    SyncTimes {
+    SyncCost {
         total: median(|times| times.total),
         exposed: median(|times| times.exposed),
         straggler: median(|times| times.straggler),
-        bytes: steps[0].bytes,
+        bytes: cost(&steps[0]).bytes,
     }
 }
 
@@ -124,15 +137,18 @@ fn added(layers: usize, size: i64, delayed: Delayed, arrival: ArrivalOver) -> Ve
     plain
         .iter()
         .zip(&late)
-        .map(|(plain, late)| {
-            [
-                late.total - plain.total,
-                late.exposed - plain.exposed,
-                late.straggler - plain.straggler,
-            ]
-            .map(|seconds| seconds / DELAY.as_secs_f64())
-        })
+        .map(|(plain, late)| shares(plain, late))
         .collect()
+}
+
+/// What the second cost is above the first, as shares of the delay.
+fn shares(plain: &SyncCost, late: &SyncCost) -> [f64; 3] {
+    [
+        late.total - plain.total,
+        late.exposed - plain.exposed,
+        late.straggler - plain.straggler,
+    ]
+    .map(|seconds| seconds / DELAY.as_secs_f64())
 }
 
 #[track_caller]
@@ -189,5 +205,101 @@ fn communication_that_computation_hides_is_not_exposed() {
     });
     for cost in costs {
         assert!(cost.total > 4.0 * cost.exposed, "{cost:?}");
+    }
+}
+
+/// Where a delay is put in while two ranks train two units whose weights are divided.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum DelayedPart {
+    Nothing,
+    Gathers,
+    Reductions,
+    /// The last rank begins its forward pass late.
+    LastRankForward,
+    /// The last rank begins its backward pass late.
+    LastRankBackward,
+}
+
+/// The medians of the costs of weights gathered and of gradients reduced, and of the seconds waited in forward passes.
+fn cost_of_divided(rank: &Worker, delayed: DelayedPart) -> [SyncCost; 2] {
+    match delayed {
+        DelayedPart::Gathers => delay_apart(&rank.gradients, Duration::ZERO, DELAY),
+        DelayedPart::Reductions => delay_apart(&rank.gradients, DELAY, Duration::ZERO),
+        _ => {}
+    }
+    let late = |part| {
+        if delayed == part && rank.rank + 1 == rank.world_size {
+            // The delay under test, not a wait for something.
+            std::thread::sleep(DELAY);
+        }
+    };
+    let model = Model::new(
+        rank,
+        2,
+        Stage::Three {
+            reshard_after_forward: true,
+        },
+    );
+    let steps: Vec<SyncTimes> = (0..WARM_UP + STEPS)
+        .map(|_| {
+            model.sharded.begin().expect("begins");
+            late(DelayedPart::LastRankForward);
+            let loss = model.loss();
+            model
+                .sharded
+                .prepare(&Tensor::from_slice(&[0.0_f64]))
+                .expect("prepares");
+            late(DelayedPart::LastRankBackward);
+            loss.backward();
+            let (_, measurement) = model.sharded.finish().expect("finishes");
+            let times = measurement.times().expect("compares");
+            let waited = times.all_gather.exposed + times.all_gather.straggler;
+            // Of two units, the backward pass needs the weights of none again.
+            assert!((times.waited_in_forward - waited).abs() < 1e-9, "{times:?}");
+            model.sharded.publish().expect("publishes");
+            times
+        })
+        .collect();
+    [
+        median(&steps, |times| times.all_gather),
+        median(&steps, |times| times.reduce_scatter),
+    ]
+}
+
+#[test]
+fn each_operation_on_divided_weights_has_its_own_cost() {
+    let costs = |delayed| on_ranks(2, |rank| cost_of_divided(&rank, delayed));
+    let plain = costs(DelayedPart::Nothing);
+    // What is added to total, exposed and straggler of gathers and of reductions: on rank 0, and on the last one.
+    for (delayed, first, last) in [
+        // The two units are gathered beside each other.
+        (
+            DelayedPart::Gathers,
+            [[1.0, 1.0, 0.0], [0.0; 3]],
+            [[1.0, 1.0, 0.0], [0.0; 3]],
+        ),
+        (
+            DelayedPart::Reductions,
+            [[0.0; 3], [1.0, 1.0, 0.0]],
+            [[0.0; 3], [1.0, 1.0, 0.0]],
+        ),
+        (
+            DelayedPart::LastRankForward,
+            [[0.0, 0.0, 1.0], [0.0; 3]],
+            [[0.0; 3]; 2],
+        ),
+        (
+            DelayedPart::LastRankBackward,
+            [[0.0; 3], [0.0, 0.0, 1.0]],
+            [[0.0; 3]; 2],
+        ),
+    ] {
+        let found = costs(delayed);
+        for (rank, expected) in [first, last].iter().enumerate() {
+            for operation in 0..2 {
+                let added = shares(&plain[rank][operation], &found[rank][operation]);
+                assert_near(added, expected[operation]);
+            }
+        }
     }
 }

@@ -1,0 +1,172 @@
+//! Where parameters lie in the flat tensors that are divided among ranks.
+
+use std::ops::Range;
+
+use tch::Kind;
+
+use super::Division;
+
+/// Elements to which the places of parameters are rounded up: kernels of a GPU read whole lines of 64 bytes and more.
+const ALIGNMENT: i64 = 32;
+
+/// What there is to know of a parameter.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct Member {
+    /// The part of the model that uses it, in the order of the forward pass.
+    pub(crate) unit: usize,
+    /// That of the values that the model computes with.
+    pub(crate) kind: Kind,
+    pub(crate) shape: Vec<i64>,
+}
+
+/// The parameters of a unit that are of one kind, one after the other.
+#[derive(Debug, Eq, PartialEq)]
+pub(crate) struct FlatLayout {
+    pub(crate) unit: usize,
+    pub(crate) kind: Kind,
+    /// Places among the model's parameters.
+    pub(crate) members: Vec<usize>,
+    /// Where each begins.
+    pub(crate) offsets: Vec<i64>,
+    /// Elements that a rank holds; as many times the ranks are the whole, with what pads it.
+    pub(crate) shard: i64,
+}
+
+/// Divides parameters among so many ranks, each of which gets as much as every other.
+pub(crate) fn layouts(parameters: &[Member], ranks: u32) -> Vec<FlatLayout> {
+    let mut flats: Vec<FlatLayout> = Vec::new();
+    let mut ends: Vec<i64> = Vec::new();
+    for (index, member) in parameters.iter().enumerate() {
+        let same = |flat: &FlatLayout| flat.unit == member.unit && flat.kind == member.kind;
+        let place = flats.iter().position(same).unwrap_or_else(|| {
+            flats.push(FlatLayout {
+                unit: member.unit,
+                kind: member.kind,
+                members: Vec::new(),
+                offsets: Vec::new(),
+                shard: 0,
+            });
+            ends.push(0);
+            flats.len() - 1
+        });
+        flats[place].members.push(index);
+        flats[place].offsets.push(ends[place]);
+        let numel: i64 = member.shape.iter().product();
+        ends[place] += round_up(numel, ALIGNMENT);
+    }
+    for (flat, end) in flats.iter_mut().zip(ends) {
+        flat.shard = round_up(end, ALIGNMENT * i64::from(ranks)) / i64::from(ranks);
+    }
+    flats
+}
+
+impl FlatLayout {
+    /// How a parameter of this shape that begins at `offset` is divided among so many ranks.
+    pub(crate) fn division(&self, offset: i64, shape: &[i64], ranks: u32) -> Division {
+        let numel: i64 = shape.iter().product();
+        let ranges = (0..ranks).map(|rank| {
+            let shard = self.shard_of(rank);
+            let within = |place: i64| (place - offset).clamp(0, numel);
+            within(shard.start)..within(shard.end)
+        });
+        Division::into_ranges(shape.to_vec(), ranges.collect())
+    }
+
+    /// The elements that a rank holds.
+    pub(crate) fn shard_of(&self, rank: u32) -> Range<i64> {
+        let start = i64::from(rank) * self.shard;
+        start..start + self.shard
+    }
+}
+
+fn round_up(value: i64, multiple: i64) -> i64 {
+    (value + multiple - 1) / multiple * multiple
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(unit: usize, kind: Kind, shape: &[i64]) -> Member {
+        Member {
+            unit,
+            kind,
+            shape: shape.to_vec(),
+        }
+    }
+
+    #[test]
+    fn parameters_lie_with_those_of_their_unit_and_kind() {
+        let parameters = [
+            member(0, Kind::Float, &[3, 10]),
+            member(1, Kind::BFloat16, &[33]),
+            member(1, Kind::Float, &[64]),
+            member(1, Kind::BFloat16, &[5]),
+        ];
+        let found = layouts(&parameters, 3);
+        let flat = |unit, kind, members: &[usize], offsets: &[i64], shard| FlatLayout {
+            unit,
+            kind,
+            members: members.to_vec(),
+            offsets: offsets.to_vec(),
+            shard,
+        };
+        assert_eq!(
+            found,
+            [
+                flat(0, Kind::Float, &[0], &[0], 32),
+                flat(1, Kind::BFloat16, &[1, 3], &[0, 64], 32),
+                flat(1, Kind::Float, &[2], &[0], 32),
+            ]
+        );
+        // 33 elements, of which the first shard holds 32; what comes after them pads the second.
+        let division = found[1].division(0, &[33], 3);
+        assert_eq!(division.by_rank(), Some(&[0..32, 32..33, 33..33][..]));
+        let division = found[1].division(64, &[5], 3);
+        assert_eq!(division.by_rank(), Some(&[0..0, 0..0, 0..5][..]));
+    }
+
+    #[test]
+    fn every_element_is_held_by_one_rank() {
+        let all_sizes: [&[(usize, i64)]; 4] = [
+            &[(0, 1)],
+            &[(0, 31), (0, 32), (0, 33), (1, 299)],
+            &[(2, 1000), (0, 7), (2, 1), (1, 64), (0, 640)],
+            &[(0, 5), (0, 5), (0, 5), (0, 5)],
+        ];
+        for sizes in all_sizes {
+            for ranks in 1..=9 {
+                check(sizes, ranks);
+            }
+        }
+    }
+
+    fn check(sizes: &[(usize, i64)], ranks: u32) {
+        let members = sizes
+            .iter()
+            .map(|(unit, size)| member(*unit, Kind::Float, &[*size]));
+        let mut held = vec![0; sizes.len()];
+        for flat in layouts(&members.collect::<Vec<_>>(), ranks) {
+            let mut last_end = 0;
+            for (index, offset) in flat.members.iter().zip(&flat.offsets) {
+                assert!(*offset >= last_end, "members overlap");
+                let size = sizes[*index].1;
+                last_end = offset + size;
+                let division = flat.division(*offset, &[size], ranks);
+                let mut next = 0;
+                for (rank, range) in (0..).zip(division.by_rank().expect("divided")) {
+                    assert_eq!(range.start, next, "{sizes:?} among {ranks}");
+                    next = range.end;
+                    let shard = flat.shard_of(rank);
+                    let lies_in_shard =
+                        shard.start <= offset + range.start && offset + range.end <= shard.end;
+                    assert!(range.is_empty() || lies_in_shard, "{sizes:?} among {ranks}");
+                }
+                assert_eq!(next, size);
+                held[*index] += 1;
+            }
+            assert!(last_end <= flat.shard * i64::from(ranks));
+        }
+        assert!(held.iter().all(|times| *times == 1));
+    }
+}

@@ -1,0 +1,427 @@
+//! A model's weights as it computes with them and as the optimizer changes them, whole or this rank's shard of them.
+
+use std::rc::Rc;
+
+use tch::Tensor;
+use torch_ext::optim::{copy, zero};
+use torch_ext::sharded::Flat;
+use torch_ext::{Error, Sharded};
+
+use super::{Division, FlatLayout, Member, StateTensor, layouts};
+use crate::model::Parameters;
+use crate::precision::Precision;
+
+/// The weights of a model, in the order of its parameters.
+#[derive(Debug)]
+pub(crate) struct TrainedWeights {
+    names: Vec<String>,
+    divisions: Vec<Rc<Division>>,
+    /// What the model computes with.
+    model: Vec<Tensor>,
+    /// In 32 bits: what this rank's optimizer changes. Flat, and maybe empty, where that is not all.
+    masters: Vec<Tensor>,
+    form: Form,
+}
+
+#[derive(Debug)]
+enum Form {
+    Whole {
+        /// Places of those that are in half precision.
+        halves: Vec<usize>,
+        /// Room for gradients in 32 bits, one for each of `halves`.
+        gradients: Vec<Tensor>,
+    },
+    Sharded {
+        sharded: Rc<Sharded>,
+        /// This rank's values of each gradient, in 32 bits.
+        gradients: Vec<Tensor>,
+    },
+}
+
+impl TrainedWeights {
+    /// Takes the weights of a model in 32 bits and, where `precision` says so, puts the model into half precision.
+    pub(crate) fn whole(parameters: &Parameters, precision: Precision) -> Self {
+        let model = parameters.tensors();
+        // Where the model's weights are in 32 bits, the same values.
+        let masters: Vec<Tensor> = model.iter().map(Tensor::detach).collect();
+        let mut halves = Vec::new();
+        for (index, parameter) in parameters.iter().enumerate() {
+            let kind = precision.kind_of(&parameter.name, &parameter.tensor);
+            if kind != parameter.tensor.kind() {
+                // The layers' handles are to the same tensor, whose values are replaced.
+                parameter
+                    .tensor
+                    .shallow_clone()
+                    .set_data(&masters[index].to_kind(kind));
+                halves.push(index);
+            }
+        }
+        let gradients = halves.iter().map(|index| masters[*index].zeros_like()).collect();
+        let whole = |tensor: &Tensor| Rc::new(Division::whole(tensor.size()));
+        Self {
+            names: names(parameters),
+            divisions: model.iter().map(whole).collect(),
+            model,
+            masters,
+            form: Form::Whole { halves, gradients },
+        }
+    }
+
+    /// Divides the weights of a model in 32 bits, which are the same on every rank, among so many `ranks`. `keeps_weights` is
+    /// whether the model's own ones stay where they are, so that those in 32 bits need no copy.
+    pub(crate) fn sharded(
+        parameters: &Parameters,
+        precision: Precision,
+        sharded: Rc<Sharded>,
+        (rank, ranks): (u32, u32),
+        keeps_weights: bool,
+    ) -> Result<Self, Error> {
+        let members: Vec<Member> = parameters
+            .iter()
+            .map(|parameter| Member {
+                unit: parameter.unit,
+                kind: precision.kind_of(&parameter.name, &parameter.tensor),
+                shape: parameter.tensor.size(),
+            })
+            .collect();
+        let model = parameters.tensors();
+        let mut placed: Vec<Option<Placed>> = model.iter().map(|_| None).collect();
+        for layout in layouts(&members, ranks) {
+            let own = layout.shard_of(rank);
+            let part = Part::new(&layout, &model, (rank, ranks), keeps_weights);
+            sharded.add(layout.unit, &part.flat(&layout))?;
+            for (index, offset) in layout.members.iter().zip(&layout.offsets) {
+                let division = layout.division(*offset, &members[*index].shape, ranks);
+                let range = division
+                    .by_rank()
+                    .map_or(0..0, |ranges| ranges[rank as usize].clone());
+                let start = (offset + range.start - own.start).clamp(0, layout.shard);
+                let view = |shard: &Tensor| shard.narrow(0, start, range.end - range.start);
+                placed[*index] = Some(Placed {
+                    master: view(&part.master),
+                    gradient: view(&part.gradient),
+                    division: Rc::new(division),
+                });
+            }
+        }
+        let placed = placed
+            .into_iter()
+            .map(|placed| placed.expect("a layout has each parameter"));
+        let (mut masters, mut gradients, mut divisions) = (Vec::new(), Vec::new(), Vec::new());
+        for Placed {
+            master,
+            gradient,
+            division,
+        } in placed
+        {
+            masters.push(master);
+            gradients.push(gradient);
+            divisions.push(division);
+        }
+        Ok(Self {
+            names: names(parameters),
+            divisions,
+            model,
+            masters,
+            form: Form::Sharded { sharded, gradients },
+        })
+    }
+
+    /// What the model computes with.
+    pub(crate) fn model(&self) -> &[Tensor] {
+        &self.model
+    }
+
+    /// This rank's weights in 32 bits.
+    pub(crate) fn masters(&self) -> &[Tensor] {
+        &self.masters
+    }
+
+    /// How each weight is divided among the ranks.
+    pub(crate) fn divisions(&self) -> &[Rc<Division>] {
+        &self.divisions
+    }
+
+    /// Whether every rank has a part of them only.
+    pub(crate) fn are_sharded(&self) -> bool {
+        matches!(self.form, Form::Sharded { .. })
+    }
+
+    /// The weights in 32 bits.
+    pub(crate) fn named(&self) -> Vec<StateTensor> {
+        self.name(&self.masters)
+    }
+
+    /// Tensors that are divided as the weights are, in the same order, under the weights' names.
+    pub(crate) fn name(&self, tensors: &[Tensor]) -> Vec<StateTensor> {
+        let named = self.names.iter().zip(tensors).zip(&self.divisions);
+        named
+            .map(|((name, tensor), division)| StateTensor {
+                name: name.clone(),
+                local: tensor.shallow_clone(),
+                division: Rc::clone(division),
+            })
+            .collect()
+    }
+
+    /// Sets gradients to zero, where a step does not replace them.
+    pub(crate) fn zero_gradients(&self) -> Result<(), Error> {
+        match self.form {
+            Form::Whole { .. } => zero(&self.raw_gradients()),
+            Form::Sharded { .. } => Ok(()),
+        }
+    }
+
+    /// The gradients in 32 bits.
+    pub(crate) fn gradients(&self) -> Result<Vec<Tensor>, Error> {
+        let (halves, room) = match &self.form {
+            Form::Whole { halves, gradients } => (halves, gradients),
+            Form::Sharded { gradients, .. } => {
+                return Ok(gradients.iter().map(Tensor::shallow_clone).collect());
+            }
+        };
+        let mut gradients = self.raw_gradients();
+        if !halves.is_empty() {
+            copy(room, &of(halves, &gradients))?;
+            for (index, full) in halves.iter().zip(room) {
+                gradients[*index] = full.shallow_clone();
+            }
+        }
+        Ok(gradients)
+    }
+
+    /// The gradients as the backward pass leaves them.
+    fn raw_gradients(&self) -> Vec<Tensor> {
+        self.model.iter().map(Tensor::grad).collect()
+    }
+
+    /// Gives the model the masters' values, after they have changed on every rank.
+    pub(crate) fn publish(&self) -> Result<(), Error> {
+        match &self.form {
+            Form::Whole { halves, .. } if halves.is_empty() => Ok(()),
+            Form::Whole { halves, .. } => copy(&of(halves, &self.model), &of(halves, &self.masters)),
+            Form::Sharded { sharded, .. } => sharded.publish(),
+        }
+    }
+
+    /// What `compute` gives while the model has other values, which are divided as the masters are. On every rank.
+    /// Meanwhile the masters are kept beside them.
+    pub(crate) fn with_values<T, E: From<Error>>(
+        &self,
+        values: &[Tensor],
+        compute: impl FnOnce() -> Result<T, E>,
+    ) -> Result<T, E> {
+        let kept: Vec<Tensor> = self.masters.iter().map(Tensor::copy).collect();
+        copy(&self.masters, values)?;
+        self.publish()?;
+        let result = compute();
+        copy(&self.masters, &kept)?;
+        self.publish()?;
+        result
+    }
+}
+
+/// What becomes of one parameter.
+struct Placed {
+    master: Tensor,
+    gradient: Tensor,
+    division: Rc<Division>,
+}
+
+/// The tensors of a layout on one rank.
+struct Part {
+    parameters: Vec<Tensor>,
+    full: Tensor,
+    master: Tensor,
+    gradient: Tensor,
+}
+
+impl Part {
+    /// Moves the values of the model's parameters, which become views of one flat tensor.
+    fn new(layout: &FlatLayout, model: &[Tensor], (rank, ranks): (u32, u32), keeps_weights: bool) -> Self {
+        tch::no_grad(|| {
+            let parameters: Vec<Tensor> = layout
+                .members
+                .iter()
+                .map(|index| model[*index].shallow_clone())
+                .collect();
+            let device = parameters[0].device();
+            let whole = layout.shard * i64::from(ranks);
+            let values = Tensor::zeros([whole], (tch::Kind::Float, device));
+            let slot = |flat: &Tensor, parameter: &Tensor, offset: i64| {
+                flat.narrow(0, offset, parameter.numel() as i64)
+                    .view(parameter.size().as_slice())
+            };
+            for (parameter, offset) in parameters.iter().zip(&layout.offsets) {
+                slot(&values, parameter, *offset).copy_(parameter);
+            }
+            let own = values.narrow(0, layout.shard_of(rank).start, layout.shard);
+            let same_kind = layout.kind == tch::Kind::Float;
+            let master = if same_kind && keeps_weights {
+                own
+            } else {
+                own.copy()
+            };
+            let full = values.to_kind(layout.kind);
+            for (parameter, offset) in parameters.iter().zip(&layout.offsets) {
+                parameter
+                    .shallow_clone()
+                    .set_data(&slot(&full, parameter, *offset));
+            }
+            Self {
+                gradient: master.zeros_like(),
+                parameters,
+                full,
+                master,
+            }
+        })
+    }
+
+    fn flat<'a>(&'a self, layout: &'a FlatLayout) -> Flat<'a> {
+        Flat {
+            parameters: &self.parameters,
+            offsets: &layout.offsets,
+            full: &self.full,
+            master: &self.master,
+            gradient: &self.gradient,
+        }
+    }
+}
+
+/// Those tensors of a list that are at these places.
+fn of(places: &[usize], list: &[Tensor]) -> Vec<Tensor> {
+    places.iter().map(|index| list[*index].shallow_clone()).collect()
+}
+
+fn names(parameters: &Parameters) -> Vec<String> {
+    parameters
+        .iter()
+        .map(|parameter| parameter.name.clone())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::{ModelConfig, Pooling};
+    use tch::{Device, Kind};
+
+    use super::*;
+    use crate::model::fixtures::small;
+    use crate::model::{DropSeed, Mode, VisionTransformer};
+
+    fn model(pooling: Pooling) -> VisionTransformer {
+        let config = ModelConfig {
+            register_tokens: 2,
+            layer_scale: Some(0.5),
+            ..small(pooling)
+        };
+        VisionTransformer::new(&config, 1, Device::Cpu)
+    }
+
+    const HALF: [Precision; 4] = [
+        Precision::Autocast(Kind::BFloat16),
+        Precision::Half(Kind::BFloat16),
+        Precision::Autocast(Kind::Half),
+        Precision::Half(Kind::Half),
+    ];
+
+    fn images() -> Tensor {
+        tch::manual_seed(3);
+        Tensor::randn([4, 3, 8, 8], (Kind::Float, Device::Cpu))
+    }
+
+    #[test]
+    fn logits_and_gradients_of_half_precision_are_near_those_of_32_bits() {
+        for pooling in [Pooling::Token, Pooling::Average] {
+            // Drawn once: other tests draw from the same generator at the same time.
+            let (drawn, images) = (model(pooling), images());
+            let run = |precision: Precision| {
+                let model = model(pooling);
+                tch::no_grad(|| {
+                    for (own, drawn) in model
+                        .parameters()
+                        .tensors()
+                        .iter()
+                        .zip(drawn.parameters().tensors())
+                    {
+                        own.shallow_clone().copy_(&drawn);
+                    }
+                });
+                let weights = TrainedWeights::whole(model.parameters(), precision);
+                let logits = precision
+                    .forward(&model, &images, Mode::Train(DropSeed::default()))
+                    .expect("logits");
+                assert_eq!(logits.kind(), Kind::Float, "{precision:?}");
+                let labels = Tensor::from_slice(&[0_i64, 1, 2, 3]);
+                logits.cross_entropy_for_logits(&labels).backward();
+                (logits, weights.gradients().expect("gradients"))
+            };
+            let (logits, gradients) = run(Precision::Full);
+            for precision in HALF {
+                let (half_logits, half_gradients) = run(precision);
+                let error = (&half_logits - &logits).abs().max().double_value(&[]);
+                assert!(
+                    error > 0.0 && error < 0.02,
+                    "{precision:?}: the logits differ by {error}"
+                );
+                for (half, full) in half_gradients.iter().zip(&gradients) {
+                    assert_eq!(half.kind(), Kind::Float);
+                    let error = (half - full).norm().double_value(&[]);
+                    let size = full.norm().double_value(&[]).max(1e-3);
+                    assert!(
+                        error < 0.05 * size,
+                        "{precision:?}: a gradient differs by {error} of {size}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn weights_in_half_precision_have_masters_and_norms_stay_as_they_are_on_the_cpu() {
+        let model = model(Pooling::Token);
+        let before: Vec<Tensor> = model.parameters().tensors().iter().map(Tensor::copy).collect();
+        let weights = TrainedWeights::whole(model.parameters(), Precision::Half(Kind::BFloat16));
+        for (parameter, (master, before)) in model
+            .parameters()
+            .iter()
+            .zip(weights.masters().iter().zip(&before))
+        {
+            let expected = if parameter.name.contains("norm") {
+                Kind::Float
+            } else {
+                Kind::BFloat16
+            };
+            assert_eq!(parameter.tensor.kind(), expected, "{}", parameter.name);
+            assert!(parameter.tensor.requires_grad() && master.equal(before));
+        }
+        tch::no_grad(|| {
+            for master in weights.masters() {
+                let _ = master.shallow_clone().fill_(0.3);
+            }
+        });
+        weights.publish().expect("copies");
+        for parameter in model.parameters().iter() {
+            let difference = (parameter.tensor.to_kind(Kind::Float) - 0.3).abs().max();
+            assert!(difference.double_value(&[]) < 1e-3, "{}", parameter.name);
+        }
+    }
+
+    #[test]
+    fn small_steps_are_lost_in_half_precision_but_not_in_masters() {
+        let model = model(Pooling::Token);
+        let weights = TrainedWeights::whole(model.parameters(), Precision::Half(Kind::BFloat16));
+        let head = weights.masters().last().expect("the classifier's bias");
+        let model_head = weights.model().last().expect("the same");
+        tch::no_grad(|| {
+            let _ = head.shallow_clone().fill_(1.0);
+            for _ in 0..16 {
+                let _ = head.shallow_clone().g_add_scalar_(0.001);
+                weights.publish().expect("copies");
+            }
+        });
+        // One such step is below bfloat16's resolution at 1, which is 1/128.
+        assert!((head.double_value(&[0]) - 1.016).abs() < 1e-5);
+        assert!((model_head.double_value(&[0]) - 1.015_625).abs() < 1e-6);
+    }
+}

@@ -1,0 +1,150 @@
+//! Training state divided among ranks: the same model as one rank trains, and the same checkpoints.
+
+use serde_json::Value;
+
+use crate::common::{Job, assert_same_files, distance, weights_of};
+use crate::optimization::share_of_movement;
+
+const STAGES: [&str; 4] = [
+    "{zeroStage: 1}",
+    "{zeroStage: 2}",
+    "{zeroStage: 3}",
+    "{zeroStage: 3, reshardAfterForward: false}",
+];
+const FILES: [&str; 3] = ["model.safetensors", "optimizer.safetensors", "ema.safetensors"];
+/// What rounding may add up to after ten steps.
+const TOLERANCE: f32 = 1e-5;
+
+/// Ten steps of 24 images by so many ranks, with everything that looks at all gradients or at whole tensors.
+fn trained(optimizer: &'static str, ranks: u32, parallelism: &'static str, training: &'static str) -> Job {
+    let mut job = Job::new(240);
+    job.data_fields = "format: cifar10, augmentation: {mixup: 0.8, cutmix: 1.0}".into();
+    (job.nodes, job.accumulation, job.epochs) = (ranks, 6 / ranks, 1);
+    // With a warm-up of a whole epoch the rate is still small enough.
+    job.learning_rate = 1e-2;
+    (job.optimizer, job.training, job.parallelism) = (optimizer, training, parallelism);
+    job.run_well();
+    job
+}
+
+fn assert_close(found: &Job, expected: &Job, story: &str) {
+    for file in FILES {
+        let [found, expected] = [found, expected].map(|job| weights_of(&job.newest().join(file)));
+        let distance = distance(&found, &expected);
+        assert!(distance < TOLERANCE, "{story}: {file} is off by {distance}");
+    }
+}
+
+/// The bytes that an operation of a logged step has moved.
+fn bytes(job: &Job, operation: &str) -> u64 {
+    let line = &job.log("train")[0];
+    line["sync"][operation]["bytes"].as_u64().unwrap_or(0)
+}
+
+const EVERYTHING: &str = "clipGradNorm: 0.5; layerDecay: 0.8; ema: {decay: 0.9}";
+
+#[test]
+fn every_stage_trains_what_one_rank_trains() {
+    // An epsilon so large that the rounding of a gradient near zero does not decide the sign of an update.
+    for (optimizer, stages) in [
+        ("name: adamw, epsilon: 1e-4", &STAGES[..]),
+        ("name: sgd, momentum: 0.9", &STAGES[1..3]),
+        // Needs norms of whole parameters.
+        ("name: lamb, epsilon: 1e-4", &STAGES[..3]),
+    ] {
+        let alone = trained(optimizer, 1, "{}", EVERYTHING);
+        for parallelism in stages {
+            let divided = trained(optimizer, 3, parallelism, EVERYTHING);
+            assert_close(&divided, &alone, &format!("{optimizer}, {parallelism}"));
+            assert!(bytes(&divided, "reduce_scatter") > 0 && bytes(&divided, "all_gather") > 0);
+            assert_eq!(bytes(&divided, "all_reduce"), 0);
+            assert_eq!(
+                accuracies(&divided),
+                accuracies(&alone),
+                "{optimizer}, {parallelism}"
+            );
+        }
+    }
+}
+
+/// Of held-out images, by the weights and by their average. There are 13: the first of three ranks has a batch more.
+fn accuracies(job: &Job) -> Vec<[Value; 2]> {
+    let records = job.log("evaluation");
+    assert!(!records.is_empty());
+    let of = |record: &Value| ["accuracy", "emaAccuracy"].map(|name| record[name].clone());
+    records.iter().map(of).collect()
+}
+
+#[test]
+fn divided_weights_are_there_when_activations_are_computed_again() {
+    let optimizer = "name: adamw, epsilon: 1e-4";
+    let training = |checkpointing| match checkpointing {
+        "block" => "ema: {decay: 0.9}; activationCheckpointing: block",
+        _ => "ema: {decay: 0.9}; activationCheckpointing: selective",
+    };
+    let kept = trained(optimizer, 2, "{zeroStage: 3}", "ema: {decay: 0.9}");
+    for checkpointing in ["block", "selective"] {
+        let recomputed = trained(optimizer, 2, "{zeroStage: 3}", training(checkpointing));
+        assert_same_files(&kept, &recomputed, &FILES, checkpointing);
+    }
+}
+
+#[test]
+fn masters_in_shards_train_as_whole_ones_do() {
+    let optimizer = "name: adamw, epsilon: 1e-4";
+    let training = "precision: bf16; masterWeights: true; ema: {decay: 0.9}";
+    let whole = trained(optimizer, 2, "{}", training);
+    // Half a step's micro-batches are added up in 32 bits and not in 16, and rounded on other occasions.
+    for parallelism in STAGES {
+        let divided = trained(optimizer, 2, parallelism, training);
+        let share = share_of_movement(&whole, &divided);
+        assert!(
+            share < 0.1,
+            "{parallelism}: weights differ by {share} of their movement"
+        );
+    }
+}
+
+#[test]
+fn any_stage_and_number_of_ranks_continues_from_any_other() {
+    let chain = [
+        (2, "{zeroStage: 3}"),
+        (1, "{}"),
+        (3, "{zeroStage: 1}"),
+        (6, "{zeroStage: 2}"),
+    ];
+    let run = |chain: &[(u32, &'static str)]| {
+        let mut job = Job::new(48);
+        job.micro_batch = 2;
+        job.optimizer = "name: adamw, epsilon: 1e-4";
+        job.training = "ema: {decay: 0.9}";
+        for (epochs, (ranks, parallelism)) in (1..).zip(chain) {
+            (job.epochs, job.nodes, job.accumulation, job.parallelism) =
+                (epochs, *ranks, 6 / ranks, parallelism);
+            job.run_well();
+        }
+        assert_eq!(job.log("start").len(), chain.len());
+        assert_eq!(job.log("train").last().expect("a line")["step"], 4 * chain.len());
+        job
+    };
+    let divided = run(&chain);
+    let whole = run(&chain.map(|_| (1, "{}")));
+    assert_close(&divided, &whole, "a chain of stages");
+}
+
+#[test]
+fn a_stopped_run_with_divided_weights_continues_to_the_same_bits() {
+    for parallelism in ["{zeroStage: 1}", "{zeroStage: 3}"] {
+        let job = || {
+            let mut job = Job::new(200);
+            job.epochs = 4;
+            job.training = "ema: {decay: 0.9}";
+            job.parallelism = parallelism;
+            job
+        };
+        let (straight, stopped) = (job(), job());
+        straight.run_well();
+        stopped.stop_and_continue();
+        assert_same_files(&straight, &stopped, &FILES, parallelism);
+    }
+}

@@ -1,0 +1,453 @@
+// Data parallelism with divided state: the Zero Redundancy Optimizer (ZeRO, arXiv 1910.02054), whose third stage PyTorch
+// knows as fully sharded data parallelism (FSDP, arXiv 2304.11277).
+//
+// The model is a row of units (its blocks, and what lies before and after them). The parameters of a unit that are of one
+// kind lie in one flat tensor, padded so that every rank holds an equal shard of it. A rank keeps weights in 32 bits,
+// optimizer state and gradients for its shard only:
+//
+// - a unit's gradients are added up over the ranks as soon as its backward pass is done, and each rank keeps its shard of
+//   the mean: in stage 1 after a step's last micro-batch, in stages 2 and 3 after each one;
+// - in stages 1 and 2 the ranks gather all weights once the optimizer has changed them, beside what follows, and the next
+//   forward pass waits for each unit where it begins;
+// - in stage 3 weights are there only while a unit is computed. When one begins, the next one is gathered beside it.
+//
+// Parameters stay the same tensors throughout. In stage 3 the storage of the flat tensor that they are views of is given
+// back and allocated anew, so what the forward pass saved for the backward pass finds the weights again.
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include "error.hpp"
+#include "sync_step.hpp"
+#include "tensors.hpp"
+
+using vit::guarded;
+
+namespace {
+
+using vit::FuturePtr;
+using vit::Interval;
+using vit::Operation;
+using vit::SyncStep;
+using vit::TreeReduce;
+
+// Units whose gradients may be under way at the same time: their memory is given back when they have arrived.
+constexpr size_t kUnitsReducing = 2;
+
+// A collective that somebody waits for.
+struct UnderWay {
+  FuturePtr future;
+  std::shared_ptr<Interval> interval;
+
+  void wait(at::Device device, bool in_forward) {
+    auto from = vit::Moment::now(device);
+    future->waitAndThrow();
+    interval->wait.emplace(Interval::Wait{std::move(from), vit::Moment::now(device), in_forward});
+    future.reset();
+  }
+};
+
+// The parameters of a unit that are of one kind.
+struct Flat {
+  std::vector<at::Tensor> parameters;
+  // Where each begins in `full`.
+  std::vector<int64_t> offsets;
+  // All values, in the kind of the parameters, which are views of it.
+  at::Tensor full;
+  // This rank's shard in 32 bits. Where the parameters are of that kind and stay, a view of `full`.
+  at::Tensor master;
+  // This rank's shard of the mean gradient, in 32 bits.
+  at::Tensor gradient;
+  bool has_gradient = false;
+  UnderWay reduction;
+  UnderWay gather;
+  // What this rank hands to the gather under way.
+  at::Tensor sent;
+
+  std::vector<at::Tensor> views_of(const at::Tensor& flat) const {
+    std::vector<at::Tensor> views;
+    for (size_t index = 0; index < parameters.size(); ++index) {
+      views.push_back(flat.narrow(0, offsets[index], parameters[index].numel()).view(parameters[index].sizes()));
+    }
+    return views;
+  }
+
+  void free_storage() const {
+    auto* storage = full.storage().unsafeGetStorageImpl();
+    storage->set_data_ptr_noswap(at::DataPtr(nullptr, storage->device()));
+    storage->set_nbytes(size_t{0});
+  }
+
+  void allocate_storage() const {
+    auto* storage = full.storage().unsafeGetStorageImpl();
+    const size_t bytes = full.numel() * full.element_size();
+    storage->set_data_ptr_noswap(storage->allocator()->allocate(bytes));
+    storage->set_nbytes(bytes);
+  }
+};
+
+struct Unit {
+  enum class Weights { kShard, kGathering, kWhole };
+
+  std::vector<Flat> flats;
+  Weights weights = Weights::kWhole;
+  size_t parameters = 0;
+  // Parameters whose gradient the running backward pass has not computed yet.
+  size_t missing = 0;
+};
+
+}  // namespace
+
+namespace vit {
+
+class Sharded : public std::enable_shared_from_this<Sharded> {
+ public:
+  Sharded(Group group, std::shared_ptr<TreeReduce> control, int stage, bool reshards, bool in_bf16, bool arrives_apart)
+      : group_(std::move(group)),
+        control_(std::move(control)),
+        stage_(stage),
+        reshards_(reshards),
+        in_bf16_(in_bf16),
+        arrives_apart_(arrives_apart) {
+    TORCH_CHECK(group_.group->getSize() > 1, "nothing is divided among a single rank");
+  }
+
+  ~Sharded() {
+    for (const auto& [accumulator, key] : hooks_) {
+      accumulator->del_post_hook(key);
+    }
+  }
+
+  void add(size_t unit, Flat flat) {
+    device_ = flat.full.device();
+    units_.resize(std::max(units_.size(), unit + 1));
+    for (const auto& parameter : flat.parameters) {
+      auto accumulator = torch::autograd::impl::grad_accumulator(parameter);
+      const auto key = accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+          [this, unit](const torch::autograd::variable_list& outputs, const torch::autograd::variable_list&) {
+            gradient_ready(unit);
+            return outputs;
+          }));
+      hooks_.emplace_back(std::move(accumulator), key);
+    }
+    units_[unit].parameters += flat.parameters.size();
+    units_[unit].missing = units_[unit].parameters;
+    units_[unit].flats.push_back(std::move(flat));
+  }
+
+  void begin() {
+    step_ = std::make_shared<SyncStep>(device_);
+    is_last_pass_ = false;
+    units_reduced_ = 0;
+    for (auto& unit : units_) {
+      for (auto& flat : unit.flats) {
+        flat.has_gradient = false;
+      }
+    }
+  }
+
+  void prepare(const at::Tensor& arrival) {
+    TORCH_CHECK(step_ != nullptr, "the step was not begun");
+    step_->set_arrival(arrival);
+    is_last_pass_ = true;
+    units_reduced_ = 0;
+  }
+
+  std::pair<at::Tensor, Measurement> finish() {
+    TORCH_CHECK(is_last_pass_, "the step was not prepared");
+    const auto step = std::move(step_);
+    is_last_pass_ = false;
+    while (!reducing_.empty()) {
+      for (auto& flat : units_[reducing_.front()].flats) {
+        flat.reduction.future->waitAndThrow();
+        flat.reduction.future.reset();
+      }
+      reducing_.pop_front();
+    }
+    auto sums = step->finish(*control_);
+    return {std::move(sums), Measurement{step, control_}};
+  }
+
+  void publish() {
+    for (size_t unit = 0; unit < units_.size(); ++unit) {
+      await(unit, /*in_forward=*/false);
+      units_[unit].weights = Unit::Weights::kShard;
+      if (stage_ == 3) {
+        free_storage(unit);
+      } else {
+        gather(unit);
+      }
+    }
+  }
+
+  void enter(size_t unit) {
+    gather(unit);
+    if (unit + 1 < units_.size()) {
+      gather(unit + 1);
+    }
+    await(unit, /*in_forward=*/true);
+  }
+
+  void leave(size_t unit, const at::Tensor& output) {
+    if (stage_ < 3 || !reshards_) {
+      return;
+    }
+    // The backward pass begins with the last unit, and needs no weights of the first one: images have no gradient.
+    if (!output.requires_grad()) {
+      free(unit);
+    } else if (unit + 1 < units_.size()) {
+      free(unit);
+      if (unit > 0) {
+        before_backward(output, [unit](Sharded& sharded) {
+          sharded.gather(unit);
+          if (unit > 1) {
+            sharded.gather(unit - 1);
+          }
+          sharded.await(unit, /*in_forward=*/false);
+        });
+      }
+    } else if (unit > 1) {
+      before_backward(output, [unit](Sharded& sharded) { sharded.gather(unit - 1); });
+    }
+  }
+
+ private:
+  // Runs `prepare` when the backward pass comes to `output`. The graph may outlive this.
+  template <typename Prepare>
+  void before_backward(const at::Tensor& output, Prepare prepare) {
+    output.register_hook([weak = weak_from_this(), prepare](const at::Tensor& gradient) {
+      const auto sharded = weak.lock();
+      TORCH_CHECK(sharded, "the weights that the backward pass needs are gone");
+      prepare(*sharded);
+      return gradient;
+    });
+  }
+
+  void gradient_ready(size_t index) {
+    auto& unit = units_.at(index);
+    if (--unit.missing > 0) {
+      return;
+    }
+    unit.missing = unit.parameters;
+    if (stage_ == 3) {
+      free(index);
+    }
+    if (is_last_pass_ || stage_ > 1) {
+      reduce(index);
+    }
+  }
+
+  // Starts to add up the gradients of a unit over the ranks.
+  void reduce(size_t index) {
+    c10::NoGradGuard no_grad;
+    // One at a time for each shard, or two micro-batches would be added to it at once.
+    while (reducing_.size() >= kUnitsReducing || std::count(reducing_.begin(), reducing_.end(), index) > 0) {
+      for (auto& flat : units_[reducing_.front()].flats) {
+        flat.reduction.wait(device_, /*in_forward=*/false);
+      }
+      reducing_.pop_front();
+    }
+    std::vector<at::Tensor> buffers;
+    for (auto& flat : units_[index].flats) {
+      buffers.push_back(packed_gradients(flat));
+    }
+    ++units_reduced_;
+    if (is_last_pass_ && units_reduced_ == units_.size()) {
+      step_->set_reduced();
+      step_->arrive(Operation::kReduceScatter, group_, arrives_apart_ ? control_.get() : nullptr);
+    }
+    for (size_t flat = 0; flat < buffers.size(); ++flat) {
+      reduce(units_[index].flats[flat], std::move(buffers[flat]));
+    }
+    reducing_.push_back(index);
+  }
+
+  // The gradients of a flat tensor's parameters, which are dropped, in its layout; what pads it has any value. Divided by
+  // the number of ranks where the group does not.
+  at::Tensor packed_gradients(const Flat& flat) const {
+    const auto kind = in_bf16_ ? at::kBFloat16 : flat.full.scalar_type();
+    auto buffer = at::empty_like(flat.full, flat.full.options().dtype(kind));
+    std::vector<at::Tensor> gradients;
+    for (const auto& parameter : flat.parameters) {
+      TORCH_CHECK(parameter.grad().defined(), "a parameter has no gradient");
+      gradients.push_back(parameter.grad());
+      parameter.mutable_grad().reset();
+    }
+    at::_foreach_copy_(flat.views_of(buffer), gradients);
+    return group_.averages ? buffer : buffer.div_(group_.group->getSize());
+  }
+
+  void reduce(Flat& flat, at::Tensor buffer) {
+    flat.reduction.interval = Interval::begin(Operation::kReduceScatter, buffer.nbytes(), device_);
+    step_->add(flat.reduction.interval);
+    const int64_t shard = flat.gradient.numel();
+    at::Tensor own;
+    FuturePtr queued;
+    if (group_.scatters) {
+      c10d::ReduceScatterOptions options;
+      options.reduceOp = group_.averages ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
+      own = at::empty({shard}, buffer.options());
+      queued = group_.group->_reduce_scatter_base(own, buffer, options)->getFuture();
+    } else {
+      c10d::AllreduceOptions options;
+      options.reduceOp = group_.averages ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
+      std::vector<at::Tensor> tensors{buffer};
+      queued = group_.group->allreduce(tensors, options)->getFuture();
+      own = buffer.narrow(0, group_.group->getRank() * shard, shard);
+    }
+    const bool is_first = !std::exchange(flat.has_gradient, true);
+    const auto reduced = vit::noting_end(queued, device_, flat.reduction.interval);
+    flat.reduction.future = reduced->then(
+        [own = std::move(own), gradient = flat.gradient, is_first](vit::Future& done) -> c10::IValue {
+          c10::NoGradGuard no_grad;
+          TORCH_CHECK_WITH(DistBackendError, !done.hasError(), done.tryRetrieveErrorMessage());
+          return is_first ? gradient.copy_(own) : gradient.add_(own);
+        },
+        c10::TensorType::get());
+  }
+
+  // Starts to gather the weights of a unit, where they are not there or on their way.
+  void gather(size_t index) {
+    auto& unit = units_.at(index);
+    if (unit.weights != Unit::Weights::kShard) {
+      return;
+    }
+    c10::NoGradGuard no_grad;
+    for (auto& flat : unit.flats) {
+      if (stage_ == 3) {
+        flat.allocate_storage();
+      }
+      flat.sent = flat.master.to(flat.full.scalar_type());
+      flat.gather.interval = Interval::begin(Operation::kAllGather, flat.full.nbytes(), device_);
+      const auto queued = group_.group->_allgather_base(flat.full, flat.sent)->getFuture();
+      flat.gather.future = vit::noting_end(queued, device_, flat.gather.interval);
+    }
+    unit.weights = Unit::Weights::kGathering;
+  }
+
+  // Returns once the weights of a unit that are on their way are there.
+  void await(size_t index, bool in_forward) {
+    auto& unit = units_.at(index);
+    if (unit.weights != Unit::Weights::kGathering) {
+      return;
+    }
+    for (auto& flat : unit.flats) {
+      flat.gather.wait(device_, in_forward);
+      flat.sent.reset();
+      if (step_) {
+        step_->add(flat.gather.interval);
+      }
+    }
+    unit.weights = Unit::Weights::kWhole;
+  }
+
+  // Gives back the memory of a unit's weights.
+  void free(size_t index) {
+    await(index, /*in_forward=*/false);
+    units_.at(index).weights = Unit::Weights::kShard;
+    free_storage(index);
+  }
+
+  void free_storage(size_t index) {
+    for (const auto& flat : units_.at(index).flats) {
+      flat.free_storage();
+    }
+  }
+
+  Group group_;
+  std::shared_ptr<TreeReduce> control_;
+  int stage_;
+  bool reshards_;
+  bool in_bf16_;
+  bool arrives_apart_;
+  at::Device device_ = at::kCPU;
+  std::vector<Unit> units_;
+  std::vector<std::pair<std::shared_ptr<torch::autograd::Node>, uintptr_t>> hooks_;
+  // Of the running step.
+  std::shared_ptr<SyncStep> step_;
+  bool is_last_pass_ = false;
+  size_t units_reduced_ = 0;
+  // Units whose gradients are under way, in the order in which that began.
+  std::deque<size_t> reducing_;
+};
+
+// What a Rust handle points at.
+struct ShardedHandle {
+  std::shared_ptr<Sharded> sharded;
+
+  Sharded* operator->() const { return sharded.get(); }
+};
+
+}  // namespace vit
+
+extern "C" {
+
+vit::Status vit_sharded_new(vit::Group* group, vit::Group* control, int stage, bool reshards, bool in_bf16,
+                            bool arrives_with_gradients, vit::ShardedHandle** out) {
+  return guarded([&] {
+    auto tree = std::make_shared<TreeReduce>(control->group);
+    *out = new vit::ShardedHandle{
+        std::make_shared<vit::Sharded>(*group, std::move(tree), stage, reshards, in_bf16, !arrives_with_gradients)};
+  });
+}
+
+void vit_sharded_free(vit::ShardedHandle* sharded) {
+  guarded([&] { delete sharded; });
+}
+
+// Adds parameters of one kind to a unit. They are views of `full` that begin at `offsets`; `master` and `gradient` are this
+// rank's shards. The same on every rank, in the same order.
+vit::Status vit_sharded_add(vit::ShardedHandle* sharded, size_t unit, at::Tensor* const* parameters, const int64_t* offsets,
+                            size_t count, at::Tensor* full, at::Tensor* master, at::Tensor* gradient) {
+  return guarded([&] {
+    const auto ranks = full->numel() / master->numel();
+    TORCH_CHECK(full->numel() == ranks * master->numel() && master->sizes() == gradient->sizes(), "shards differ in size");
+    Flat flat;
+    flat.parameters = vit::tensor_list(parameters, count);
+    flat.offsets.assign(offsets, offsets + count);
+    flat.full = *full;
+    flat.master = *master;
+    flat.gradient = *gradient;
+    (*sharded)->add(unit, std::move(flat));
+  });
+}
+
+// Begins a step, whose first gradients replace those of the step before.
+vit::Status vit_sharded_begin(vit::ShardedHandle* sharded) {
+  return guarded([&] { (*sharded)->begin(); });
+}
+
+// The backward pass that follows is the step's last one; `arrival` is added up over the ranks during it.
+vit::Status vit_sharded_prepare(vit::ShardedHandle* sharded, at::Tensor* arrival) {
+  return guarded([&] { (*sharded)->prepare(*arrival); });
+}
+
+// As vit_reducer_finish.
+vit::Status vit_sharded_finish(vit::ShardedHandle* sharded, at::Tensor** sums, vit::Measurement** measurement) {
+  return guarded([&] {
+    auto [found, measured] = (*sharded)->finish();
+    *sums = new at::Tensor(std::move(found));
+    *measurement = new vit::Measurement(std::move(measured));
+  });
+}
+
+// The masters have changed: what the model computes with from now on is theirs.
+vit::Status vit_sharded_publish(vit::ShardedHandle* sharded) {
+  return guarded([&] { (*sharded)->publish(); });
+}
+
+// The forward pass is about to use the weights of a unit, which come in their order.
+vit::Status vit_sharded_enter(vit::ShardedHandle* sharded, size_t unit) {
+  return guarded([&] { (*sharded)->enter(unit); });
+}
+
+// The forward pass has used them; all that it does with the weights of this unit leads to `output`.
+vit::Status vit_sharded_leave(vit::ShardedHandle* sharded, size_t unit, at::Tensor* output) {
+  return guarded([&] { (*sharded)->leave(unit, *output); });
+}
+}
