@@ -69,6 +69,7 @@ impl Watchdog {
     fn record(&self, pulse: &Pulse, told_to_stop: bool) {
         let step = pulse.step.unwrap_or(0);
         let idle_seconds = pulse.idle().as_secs_f64();
+        let (begun, ended) = self.recorder.reductions_by_messages();
         let record = json!({
             "attempt": self.records.attempt,
             "rank": self.records.rank,
@@ -78,6 +79,7 @@ impl Watchdog {
             "idleSeconds": idle_seconds,
             "medianStepSeconds": pulse.median_step(),
             "toldToStop": told_to_stop,
+            "messages": {"begun": begun, "ended": ended},
             "gloo": parsed(self.recorder.gloo()),
             "nccl": self.recorder.nccl().map(parsed),
         });

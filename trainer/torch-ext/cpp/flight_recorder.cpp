@@ -2,8 +2,16 @@
 #include <torch/csrc/distributed/c10d/FlightRecorder.hpp>
 
 #include "error.hpp"
+#include "tree_reduce.hpp"
 
 extern "C" {
+
+// How many reductions by messages this process has begun, and how many of them have ended.
+void vit_reductions_by_messages(uint64_t* begun, uint64_t* ended) {
+  // An end that comes in between is not counted before its beginning.
+  *ended = vit::TreeReduce::ended;
+  *begun = vit::TreeReduce::begun;
+}
 
 // Gives the collectives of Gloo's groups that are still recorded to `take`, as JSON; finished ones too. Safe beside
 // running collectives, except a group's first: the recorder notes groups in a map without a lock.

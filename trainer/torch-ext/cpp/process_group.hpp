@@ -12,7 +12,6 @@ struct Store {
 struct Group {
   c10::intrusive_ptr<c10d::ProcessGroup> group;
   // Whether it can average, and not only add up.
-  // Whether it can average, and not only add up.
   bool averages = false;
   // Whether it can give each rank its part of a sum and no more. Gloo sends every rank the whole one anyway, and tells of
   // its end to nobody who does not wait.

@@ -20,6 +20,9 @@ void combine(at::Tensor& results, const at::Tensor& numbers, vit::TreeReduce::Op
 
 namespace vit {
 
+std::atomic<uint64_t> TreeReduce::begun{0};
+std::atomic<uint64_t> TreeReduce::ended{0};
+
 TreeReduce::TreeReduce(c10::intrusive_ptr<c10d::ProcessGroup> group) : group_(std::move(group)), thread_([this] { work(); }) {}
 
 TreeReduce::~TreeReduce() {
@@ -33,6 +36,7 @@ TreeReduce::~TreeReduce() {
 
 c10::intrusive_ptr<c10::ivalue::Future> TreeReduce::start(at::Tensor numbers, Op op) {
   auto done = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+  ++begun;
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     waiting_.push_back({std::move(numbers), op, done});
@@ -53,6 +57,7 @@ void TreeReduce::work() {
     lock.unlock();
     try {
       reduce(numbers, op);
+      ++ended;
       done->markCompleted(numbers);
     } catch (...) {
       done->setError(std::current_exception());

@@ -1,4 +1,5 @@
 #pragma once
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -15,6 +16,9 @@ namespace vit {
 class TreeReduce {
  public:
   enum class Op { kSum, kMin };
+
+  // Reductions of this process, of which c10d's flight recorder knows nothing: it records no messages.
+  static std::atomic<uint64_t> begun, ended;
 
   explicit TreeReduce(c10::intrusive_ptr<c10d::ProcessGroup> group);
   ~TreeReduce();

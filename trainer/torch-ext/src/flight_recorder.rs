@@ -21,6 +21,15 @@ impl FlightRecorder {
         }
     }
 
+    /// How many reductions by messages between ranks this process has begun, and how many of them have ended: arrivals, and
+    /// what ranks compare of a step.
+    pub fn reductions_by_messages(&self) -> (u64, u64) {
+        let (mut begun, mut ended) = (0, 0);
+        // SAFETY: both are valid places for the call.
+        unsafe { sys::vit_reductions_by_messages(&raw mut begun, &raw mut ended) };
+        (begun, ended)
+    }
+
     /// The latest collectives of Gloo's groups, as JSON. One that has ended is `retired`; its `state` stays `scheduled`, as
     /// Gloo has no events. Messages from one rank to another are not recorded.
     pub fn gloo(&self) -> Result<String, Error> {

@@ -119,6 +119,7 @@ unsafe extern "C" {
     pub(crate) fn vit_peak_cuda_bytes(index: c_int, bytes: *mut u64) -> c_int;
 
     pub(crate) fn vit_flight_record(take: TakeText, out: *mut c_void) -> c_int;
+    pub(crate) fn vit_reductions_by_messages(begun: *mut u64, ended: *mut u64);
 
     pub(crate) fn vit_store_new(
         host: *const c_char,
