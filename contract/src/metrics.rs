@@ -90,11 +90,16 @@ pub const CHECKPOINT_PHASES: [&str; 2] = ["snapshot", "write"];
 /// A step waits for `exposed + straggler`.
 pub const SYNC_KINDS: [&str; 3] = ["total", "exposed", "straggler"];
 
-/// Of [`SYNC_OPERATIONS`], the one that jobs with `parallelism.zeroStage` 0 use, and no other.
+/// Of [`SYNC_OPERATIONS`]: of gradients at `parallelism.zeroStage` 0, and of activations with
+/// `parallelism.sequence` and `parallelism.tensor`.
 pub const ALL_REDUCE: &str = "all_reduce";
+/// Of [`SYNC_OPERATIONS`]: of activations with `parallelism.sequence`.
+pub const ALL_TO_ALL: &str = "all_to_all";
 
 /// Operations of which synchronisation consists:
-/// - `all_reduce`: gradients at `parallelism.zeroStage` 0, whole to every rank;
+/// - `all_reduce`: gradients at `parallelism.zeroStage` 0, whole to every rank; and activations with
+///   `parallelism.tensor` and, where the classifier reads, `parallelism.sequence`;
 /// - `reduce_scatter`: gradients from stage 1 on, to each rank its shard;
-/// - `all_gather`: weights from stage 1 on.
-pub const SYNC_OPERATIONS: [&str; 3] = [ALL_REDUCE, "reduce_scatter", "all_gather"];
+/// - `all_gather`: weights from stage 1 on;
+/// - `all_to_all`: activations with `parallelism.sequence`, between tokens and heads that are divided.
+pub const SYNC_OPERATIONS: [&str; 4] = [ALL_REDUCE, "reduce_scatter", "all_gather", ALL_TO_ALL];

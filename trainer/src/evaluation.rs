@@ -34,8 +34,8 @@ pub(crate) fn evaluate(
     gets_on: impl Fn(),
 ) -> Result<Counts, TrainError> {
     let part = Part {
-        rank: world.rank,
-        ranks: world.size,
+        rank: world.mesh.data.rank,
+        ranks: world.mesh.data.size,
         batch_size,
     };
     // Adds up on the device, so that no batch waits for the one before.
@@ -54,7 +54,9 @@ pub(crate) fn evaluate(
         gets_on();
     }
     let right = right.f_int64_value(&[])?.cast_unsigned();
-    let own = [right, counted, u64::from(stop), left_out];
+    // Ranks that have the same images count them once.
+    let once = u64::from(world.mesh.is_first_of_replica());
+    let own = [right * once, counted * once, u64::from(stop), left_out * once];
     let [correct, counted, stop_requests, left_out] = world.sum(own)?;
     data.readable().check(left_out)?;
     Ok(Counts {

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 const SOURCES: &[&str] = &[
     "arithmetic.cpp",
     "autocast.cpp",
+    "collectives.cpp",
     "device.cpp",
     "error.cpp",
     "flight_recorder.cpp",

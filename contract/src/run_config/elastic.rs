@@ -22,7 +22,13 @@ impl RunConfig {
         let micro_batch_size = u64::from(self.training.micro_batch_size);
         let on_one_node =
             micro_batch_size * u64::from(self.training.gradient_accumulation_steps) * u64::from(self.nodes);
-        if nodes == 0 || micro_batch_size == 0 || !on_one_node.is_multiple_of(nodes.into()) {
+        let has_whole_replicas =
+            (nodes * self.ranks_per_node).is_multiple_of(self.parallelism.ranks_per_replica());
+        if nodes == 0
+            || micro_batch_size == 0
+            || !has_whole_replicas
+            || !on_one_node.is_multiple_of(nodes.into())
+        {
             return None;
         }
         let images = on_one_node / u64::from(nodes);
@@ -54,7 +60,19 @@ mod tests {
 
     /// What becomes of a micro-batch size, micro-batches and nodes on another number of nodes.
     fn share(micro: u32, steps: u32, nodes: u32, other: u32, mixes: bool) -> Option<(u32, u32)> {
+        share_of_replicas(1, (micro, steps), nodes, other, mixes)
+    }
+
+    fn share_of_replicas(
+        sequence: u32,
+        (micro, steps): (u32, u32),
+        nodes: u32,
+        other: u32,
+        mixes: bool,
+    ) -> Option<(u32, u32)> {
         let mut config = config();
+        config.ranks_per_node = 1;
+        config.parallelism.sequence = sequence;
         config.nodes = nodes;
         config.training.micro_batch_size = micro;
         config.training.gradient_accumulation_steps = steps;
@@ -87,6 +105,20 @@ mod tests {
         ] {
             let found = share(micro, steps, nodes, other, false);
             assert_eq!(found, expected, "{micro} x {steps} on {nodes}, then {other}");
+        }
+    }
+
+    #[test]
+    fn ranks_that_compute_a_model_together_stay_together() {
+        for (nodes, other, expected) in [
+            (4, 2, Some((32, 2))),
+            (4, 8, Some((16, 1))),
+            // Two ranks a model: three nodes hold one and a half.
+            (4, 3, None),
+            (4, 1, None),
+        ] {
+            let found = share_of_replicas(2, (32, 1), nodes, other, false);
+            assert_eq!(found, expected, "{nodes}, then {other}");
         }
     }
 

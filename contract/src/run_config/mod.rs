@@ -75,11 +75,16 @@ impl RunConfig {
         self.nodes * self.ranks_per_node
     }
 
+    /// Number of parts that the images of a step are divided into (the data-parallel size).
+    pub fn replicas(&self) -> u32 {
+        self.world_size() / self.parallelism.ranks_per_replica().max(1)
+    }
+
     /// Images of one optimizer step over all ranks.
     pub fn global_batch_size(&self) -> u64 {
         u64::from(self.training.micro_batch_size)
             * u64::from(self.training.gradient_accumulation_steps)
-            * u64::from(self.world_size())
+            * u64::from(self.replicas())
     }
 
     /// Every rule that a value breaks; empty where the configuration can be trained.
@@ -87,7 +92,15 @@ impl RunConfig {
         let mut rules = Rules::default();
         self.model.check(&mut rules);
         self.training.check(self.global_batch_size(), &mut rules);
-        self.parallelism.check(&mut rules);
+        self.parallelism
+            .check(&self.model, (self.nodes, self.ranks_per_node), &mut rules);
+        rules.require(
+            self.parallelism.tensor == 1
+                || self.training.activation_checkpointing != ActivationCheckpointing::Selective,
+            "training.activationCheckpointing",
+            "selective",
+            "must be none or block with parallelism.tensor above 1",
+        );
         rules.positive("workers.nodes", self.nodes);
         rules.positive("workers.gpusPerNode", self.ranks_per_node);
         self.checkpoint.check(&mut rules);
@@ -140,6 +153,10 @@ mod tests {
             config()
         );
         assert_eq!((config().world_size(), config().global_batch_size()), (4, 96));
+        let mut divided = config();
+        divided.parallelism.sequence = 2;
+        assert_eq!(divided.errors(), []);
+        assert_eq!((divided.replicas(), divided.global_batch_size()), (2, 48));
     }
 
     #[test]
@@ -179,6 +196,27 @@ parallelism.zeroStage = 4
 parallelism.zeroStage = 2
 parallelism.reshardAfterForward = false
   parallelism.reshardAfterForward is false: needs parallelism.zeroStage 3: at the other stages weights are never given back
+parallelism.sequence = 0
+  parallelism.sequence is 0: must be at least 1
+parallelism.tensor = 0
+  parallelism.tensor is 0: must be at least 1
+parallelism.sequence = 3
+  model.heads is 4: must be a multiple of parallelism.sequence x parallelism.tensor (3)
+  workers.gpusPerNode is 2: must be a multiple of parallelism.sequence x parallelism.tensor (3) unless parallelism.acrossNodes is true
+parallelism.tensor = 2
+parallelism.sequence = 2
+  workers.gpusPerNode is 2: must be a multiple of parallelism.sequence x parallelism.tensor (4) unless parallelism.acrossNodes is true
+parallelism.tensor = 2
+model.mlpSize = 255
+  model.mlpSize is 255: must be a multiple of parallelism.tensor (2)
+parallelism.tensor = 2
+training.activationCheckpointing = "selective"
+  training.activationCheckpointing is selective: must be none or block with parallelism.tensor above 1
+nodes = 3
+ranksPerNode = 1
+parallelism.sequence = 2
+parallelism.acrossNodes = true
+  workers.nodes x workers.gpusPerNode is 3: must be a multiple of parallelism.sequence x parallelism.tensor (2)
 training.masterWeights = true
   training.masterWeights is true: needs training.precision bf16 or fp16: fp32 weights are their own masters
 training.precision = "bf16"

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::ModelConfig;
 use super::rules::Rules;
 
 /// What is divided among the ranks, and how gradients are reduced over them.
@@ -15,6 +16,16 @@ pub struct Parallelism {
     /// one that gives them back at all.
     #[serde(default = "yes")]
     pub reshard_after_forward: bool,
+    /// Ranks that divide the tokens of each image among them (DeepSpeed-Ulysses, arXiv 2309.14509); 1 divides none.
+    #[serde(default = "one")]
+    pub sequence: u32,
+    /// Ranks that divide the heads of each block, and the hidden values of its MLP, among them (the tensor parallelism of
+    /// Megatron-LM, arXiv 1909.08053); 1 divides none.
+    #[serde(default = "one")]
+    pub tensor: u32,
+    /// Whether ranks that compute a model together may be on several nodes.
+    #[serde(default)]
+    pub across_nodes: bool,
     /// Largest size of a bucket of gradients at stage 0, at which it is reduced, in MiB (`bucket_cap_mb` of PyTorch's DDP).
     pub bucket_megabytes: u32,
     /// In what form gradients are sent.
@@ -53,11 +64,21 @@ fn yes() -> bool {
     true
 }
 
+fn one() -> u32 {
+    1
+}
+
 /// The highest stage of ZeRO.
 const LAST_ZERO_STAGE: u8 = 3;
 
 impl Parallelism {
-    pub(super) fn check(&self, rules: &mut Rules) {
+    /// Ranks that have the same images: they compute one model together.
+    pub fn ranks_per_replica(&self) -> u32 {
+        self.sequence * self.tensor
+    }
+
+    /// Rules of this section, and those that tie it to the model and to the ranks.
+    pub(super) fn check(&self, model: &ModelConfig, (nodes, ranks_per_node): (u32, u32), rules: &mut Rules) {
         rules.positive("parallelism.bucketMegabytes", self.bucket_megabytes);
         rules.require(
             self.zero_stage <= LAST_ZERO_STAGE,
@@ -71,5 +92,22 @@ impl Parallelism {
             self.reshard_after_forward,
             "needs parallelism.zeroStage 3: at the other stages weights are never given back",
         );
+        rules.positive("parallelism.sequence", self.sequence);
+        rules.positive("parallelism.tensor", self.tensor);
+        rules.divides("parallelism.tensor", self.tensor, "model.mlpSize", model.mlp_size);
+        let replica = self.ranks_per_replica();
+        let name = "parallelism.sequence x parallelism.tensor";
+        rules.divides(name, replica, "model.heads", model.heads);
+        if self.across_nodes {
+            let ranks = nodes * ranks_per_node;
+            rules.divides(name, replica, "workers.nodes x workers.gpusPerNode", ranks);
+        } else {
+            rules.require(
+                replica == 0 || ranks_per_node.is_multiple_of(replica),
+                "workers.gpusPerNode",
+                ranks_per_node,
+                format!("must be a multiple of {name} ({replica}) unless parallelism.acrossNodes is true"),
+            );
+        }
     }
 }

@@ -57,6 +57,10 @@ use crate::status::ViTTrainingJobStatus;
     validation = Rule::new("!(self.data.format in ['imageFolder', 'webDataset']) || self.model.channels in [1, 3]").message("model.channels must be 1 or 3 for JPEG and PNG files"),
     validation = Rule::new("self.model.channels == 3 || (!has(self.data.augmentation.randAugment) && !self.data.augmentation.threeAugment && self.data.augmentation.colorJitter == 0.0)").message("model.channels must be 3 for colorJitter, randAugment and threeAugment of data.augmentation"),
     validation = Rule::new("(self.data.augmentation.mixup == 0.0 && self.data.augmentation.cutmix == 0.0) || self.data.augmentation.mixupProbability == 0.0 || self.training.microBatchSize % 2 == 0").message("training.microBatchSize must be even for mixup and cutmix, which mix pairs of images"),
+    validation = Rule::new("self.parallelism.acrossNodes || self.workers.gpusPerNode % (self.parallelism.sequence * self.parallelism.tensor) == 0").message("workers.gpusPerNode must be a multiple of parallelism.sequence x parallelism.tensor, unless parallelism.acrossNodes is true"),
+    validation = Rule::new("!self.parallelism.acrossNodes || (self.workers.nodes * self.workers.gpusPerNode) % (self.parallelism.sequence * self.parallelism.tensor) == 0").message("workers.nodes x workers.gpusPerNode must be a multiple of parallelism.sequence x parallelism.tensor"),
+    validation = Rule::new("!has(self.model.heads) || self.model.heads % (self.parallelism.sequence * self.parallelism.tensor) == 0").message("model.heads must be a multiple of parallelism.sequence x parallelism.tensor, because ranks divide the heads too"),
+    validation = Rule::new("self.parallelism.tensor == 1 || self.training.activationCheckpointing != 'selective'").message("training.activationCheckpointing must be none or block with parallelism.tensor above 1"),
     validation = Rule::new("[1, self.model.channels].exists(n, size(self.data.normalization.mean) == n) && [1, self.model.channels].exists(n, size(self.data.normalization.std) == n)").message("data.normalization.mean and std must have one value, or one for each of model.channels"),
     validation = Rule::new("!has(self.elastic) || self.workers.nodes == oldSelf.workers.nodes").message("workers.nodes cannot be changed while elastic is given, because it makes the global batch; change elastic"),
     validation = Rule::new("!has(self.elastic) || (self.elastic.minNodes <= self.workers.nodes && (!has(self.elastic.maxNodes) || self.elastic.maxNodes >= self.workers.nodes))").message("elastic.minNodes must be at most workers.nodes, and elastic.maxNodes at least that"),
@@ -158,6 +162,22 @@ pub struct Parallelism {
     /// again for its backward pass, which takes less memory and more communication than to keep them.
     #[serde(default = "yes")]
     pub reshard_after_forward: bool,
+    /// sequence is the number of ranks that divide the tokens of each image among them, and the heads while they attend
+    /// (DeepSpeed-Ulysses, arXiv 2309.14509): for images with so many patches that activations do not fit on one GPU.
+    /// microBatchSize counts the images of such ranks together. It divides the model's heads.
+    #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 64))]
+    pub sequence: i32,
+    /// tensor is the number of ranks that divide the heads of each block and the hidden values of its MLP among them
+    /// (Megatron-LM's tensor parallelism, arXiv 1909.08053), and with them most weights. microBatchSize counts the images of
+    /// such ranks together. sequence x tensor divides the model's heads.
+    #[serde(default = "one")]
+    #[schemars(range(min = 1, max = 64))]
+    pub tensor: i32,
+    /// acrossNodes allows ranks that compute a model together (sequence x tensor) to be on several nodes. Otherwise
+    /// sequence x tensor divides workers.gpusPerNode, because they exchange activations several times in each block.
+    #[serde(default)]
+    pub across_nodes: bool,
     /// bucketMegabytes is, at zeroStage 0, the largest size in MiB of a bucket of gradients, each of which is reduced while
     /// backward goes on (bucket_cap_mb of PyTorch's DDP): smaller buckets start earlier, larger ones use the network better.
     /// Where it would make fewer than 16 buckets, they are a sixteenth of the gradients instead, and at least 1 MiB. At the
@@ -175,6 +195,10 @@ fn yes() -> bool {
     true
 }
 
+fn one() -> i32 {
+    1
+}
+
 fn default_bucket_megabytes() -> i32 {
     25
 }
@@ -184,6 +208,9 @@ impl Default for Parallelism {
         Self {
             zero_stage: 0,
             reshard_after_forward: yes(),
+            sequence: one(),
+            tensor: one(),
+            across_nodes: false,
             bucket_megabytes: default_bucket_megabytes(),
             compress_gradients: GradientCompression::default(),
         }

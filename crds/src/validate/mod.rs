@@ -198,6 +198,9 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
         parallelism: contract::Parallelism {
             zero_stage: u8::try_from(spec.parallelism.zero_stage).unwrap_or(u8::MAX),
             reshard_after_forward: spec.parallelism.reshard_after_forward,
+            sequence: count(spec.parallelism.sequence),
+            tensor: count(spec.parallelism.tensor),
+            across_nodes: spec.parallelism.across_nodes,
             bucket_megabytes: count(spec.parallelism.bucket_megabytes),
             compress_gradients: spec.parallelism.compress_gradients,
         },

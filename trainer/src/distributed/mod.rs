@@ -1,6 +1,7 @@
 //! The ranks of one attempt: how they meet, on what device each works, and what they do together.
 
 mod accelerator;
+mod mesh;
 mod peers;
 mod state;
 
@@ -12,12 +13,16 @@ use serde::de::DeserializeOwned;
 use tch::{Kind, Tensor};
 use torch_ext::optim::global_norm;
 use torch_ext::sharded::Stage;
-use torch_ext::{ArrivalOver, Compression, ProcessGroup, Reducer, Rendezvous, Sharded, Store};
+use torch_ext::{
+    Collectives, Compression, Member, ProcessGroup, Reducer, Rendezvous, Sharded, Store, SyncRecorder,
+};
 
 use crate::error::TrainError;
+use crate::parallel::TrainedWeights;
 use peers::{Door, Peers};
 
 pub(crate) use accelerator::Accelerator;
+pub(crate) use mesh::Mesh;
 pub(crate) use peers::LostPeer;
 
 /// How long ranks wait for one another at the start. Pods of a gang are created together, but images may still have
@@ -74,12 +79,18 @@ impl Place {
 pub(crate) struct World {
     pub(crate) rank: u32,
     pub(crate) size: u32,
+    pub(crate) mesh: Mesh,
     /// Gradients and parameters, on the device.
     gradients: ProcessGroup,
     /// Small things, on the CPU.
     control: ProcessGroup,
-    /// What averages gradients takes an arrival's numbers along.
-    arrival: ArrivalOver,
+    recorder: SyncRecorder,
+    /// The ranks that have gradients for the same weights as this one, where those are not all.
+    reducing: Option<Pair>,
+    /// The ranks that divide tokens with this one, where it does so.
+    sequence: Option<Collectives>,
+    /// The ranks that divide heads with this one, where it does so, and their group.
+    tensor: Option<(Collectives, ProcessGroup)>,
     peers: Peers,
     _store: Store,
 }
@@ -88,7 +99,7 @@ impl World {
     /// Meets the other ranks. From then on `lost` holds the first of them that is lost, `tell` is called with it, and what
     /// waits for it on a GPU is ended.
     pub(crate) fn join(
-        place: &Place,
+        (place, settings): (&Place, &contract::Parallelism),
         accelerator: Accelerator,
         lost: &LostPeer,
         tell: impl Fn(u32) + Send + 'static,
@@ -102,35 +113,68 @@ impl World {
             prefix: place.prefix(),
             timeout: RENDEZVOUS_TIMEOUT,
         })?;
-        let control = ProcessGroup::gloo(&store, "control", place.address, COLLECTIVE_TIMEOUT)?;
-        agree_on_device(&control, accelerator, place.world_size)?;
-        let (gradients, arrival) = match accelerator {
-            Accelerator::Cpu => {
-                let group = ProcessGroup::gloo(&store, "gradients", place.address, COLLECTIVE_TIMEOUT)?;
-                (group, ArrivalOver::Control)
-            }
-            Accelerator::Cuda { cuda, .. } => {
-                let group = ProcessGroup::nccl(&store, "gradients", &cuda, COLLECTIVE_TIMEOUT)?;
-                (group, ArrivalOver::Gradients)
-            }
+        let groups = Groups {
+            store: &store,
+            accelerator,
+            address: place.address,
         };
-        let aborter = gradients.aborter()?;
+        let control = groups.on_cpu("control", store.member())?;
+        agree_on_device(&control, accelerator, place.world_size)?;
+        let gradients = groups.on_device("gradients", store.member())?;
+        // On a GPU an arrival's numbers queue among the gradients.
+        let arrivals = matches!(accelerator, Accelerator::Cuda { .. }).then_some(&gradients);
+        let recorder = SyncRecorder::new(&control, arrivals)?;
+        let mut aborters = vec![gradients.aborter()?];
+        let mesh = Mesh::new(store.member(), settings);
+        let mut pair = |name: String, member: Member| -> Result<Pair, TrainError> {
+            let pair = groups.pair(&name, member)?;
+            aborters.push(pair.group.aborter()?);
+            Ok(pair)
+        };
+        let Mesh {
+            data,
+            sequence,
+            tensor,
+            ..
+        } = mesh;
+        let reducing = (tensor.size > 1)
+            .then(|| pair(format!("reducing-{}", tensor.rank), mesh.reducing()))
+            .transpose()?;
+        let sequence = (sequence.size > 1)
+            .then(|| {
+                let pair = pair(format!("sequence-{}-{}", data.rank, tensor.rank), sequence)?;
+                Ok::<_, TrainError>(Collectives::new(&pair.group, &pair.control, &recorder)?)
+            })
+            .transpose()?;
+        let tensor = (tensor.size > 1)
+            .then(|| {
+                let pair = pair(format!("tensor-{}", mesh.reducing().rank), tensor)?;
+                let collectives = Collectives::new(&pair.group, &pair.control, &recorder)?;
+                Ok::<_, TrainError>((collectives, pair.group))
+            })
+            .transpose()?;
         let lost = lost.clone();
         let on_lost = move |rank| {
             // First, because the process may end as soon as its main thread knows.
             tell(rank);
             lost.set(rank);
-            if let Err(error) = aborter.abort() {
-                tracing::warn!("rank {rank} is lost: {error}");
+            for aborter in &aborters {
+                if let Err(error) = aborter.abort() {
+                    tracing::warn!("rank {rank} is lost: {error}");
+                }
             }
         };
         let peers = connect_to_peers(place, &control, deadline, on_lost)?;
         Ok(Self {
             rank: place.rank,
             size: place.world_size,
+            mesh,
             gradients,
             control,
-            arrival,
+            recorder,
+            reducing,
+            sequence,
+            tensor,
             peers,
             _store: store,
         })
@@ -181,11 +225,10 @@ impl World {
         let bytes = parameters.iter().map(bytes_of).sum();
         Ok(Reducer::new(
             parameters,
-            &self.gradients,
-            &self.control,
+            self.reducing(),
+            &self.recorder,
             bucket_bytes(bytes, settings.bucket_megabytes as usize * MEBIBYTE),
             compression(settings),
-            self.arrival,
         )?)
     }
 
@@ -197,24 +240,105 @@ impl World {
     ) -> Result<Sharded, TrainError> {
         Ok(Sharded::new(
             stage,
-            &self.gradients,
-            &self.control,
+            self.reducing(),
+            &self.recorder,
             compression(settings),
-            self.arrival,
         )?)
     }
 
-    /// The ranks among which tensors on the device are divided.
-    pub(crate) fn ranks(&self) -> &ProcessGroup {
-        &self.gradients
+    /// The ranks that divide tokens with this one; `None` where each has all tokens of its images.
+    pub(crate) fn sequence(&self) -> Result<Option<Collectives>, TrainError> {
+        Ok(self.sequence.as_ref().map(Collectives::share).transpose()?)
     }
 
-    /// The Euclidean norm over all elements of all tensors of which every rank has a part: a float scalar on their device.
-    pub(crate) fn norm_of_parts(&self, tensors: &[Tensor]) -> Result<Tensor, TrainError> {
-        let mut square = global_norm(tensors)?.to_kind(Kind::Double).f_square()?;
-        self.gradients.all_reduce_sum(&mut square)?;
+    /// The ranks that divide heads with this one; `None` where each has all heads.
+    pub(crate) fn tensor(&self) -> Result<Option<Collectives>, TrainError> {
+        let ranks = self.tensor.as_ref().map(|(ranks, _)| ranks.share());
+        Ok(ranks.transpose()?)
+    }
+
+    /// The ranks that have gradients for the same weights as this one: their group on the device and that on the CPU.
+    fn reducing(&self) -> (&ProcessGroup, &ProcessGroup) {
+        match &self.reducing {
+            Some(pair) => (&pair.group, &pair.control),
+            None => (&self.gradients, &self.control),
+        }
+    }
+
+    /// The ranks among which parameters are divided: all of them where each has its shard, or those that divide heads. `None`
+    /// where every rank has all.
+    pub(crate) fn dividing(&self, are_sharded: bool) -> Option<&ProcessGroup> {
+        if are_sharded {
+            return Some(&self.gradients);
+        }
+        self.tensor.as_ref().map(|(_, group)| group)
+    }
+
+    /// The Euclidean norm over all elements of tensors like the weights, of which this rank has these: a float scalar on their
+    /// device.
+    pub(crate) fn norm(&self, tensors: &[Tensor], weights: &TrainedWeights) -> Result<Tensor, TrainError> {
+        let Some(ranks) = self.dividing(weights.are_sharded()) else {
+            return Ok(global_norm(tensors)?);
+        };
+        let mut square = Tensor::f_zeros([], (Kind::Double, tensors[0].device()))?;
+        // What several ranks have counts once.
+        for copies in [1, self.mesh.tensor.size] {
+            let of = tensors.iter().zip(weights.divisions());
+            let of: Vec<Tensor> = of
+                .filter(|(_, division)| division.copies() == copies)
+                .map(|(tensor, _)| tensor.shallow_clone())
+                .collect();
+            if !of.is_empty() {
+                square += global_norm(&of)?.to_kind(Kind::Double).f_square()? / f64::from(copies);
+            }
+            if self.mesh.tensor.size == 1 {
+                break;
+            }
+        }
+        ranks.all_reduce_sum(&mut square)?;
         Ok(square.f_sqrt()?.to_kind(Kind::Float))
     }
+}
+
+/// What makes groups of ranks.
+struct Groups<'a> {
+    store: &'a Store,
+    accelerator: Accelerator,
+    address: IpAddr,
+}
+
+impl Groups<'_> {
+    fn on_cpu(&self, name: &str, member: Member) -> Result<ProcessGroup, TrainError> {
+        Ok(ProcessGroup::gloo(
+            self.store,
+            (name, member),
+            self.address,
+            COLLECTIVE_TIMEOUT,
+        )?)
+    }
+
+    fn on_device(&self, name: &str, member: Member) -> Result<ProcessGroup, TrainError> {
+        Ok(match self.accelerator {
+            Accelerator::Cpu => self.on_cpu(name, member)?,
+            Accelerator::Cuda { cuda, .. } => {
+                ProcessGroup::nccl(self.store, (name, member), &cuda, COLLECTIVE_TIMEOUT)?
+            }
+        })
+    }
+
+    fn pair(&self, name: &str, member: Member) -> Result<Pair, TrainError> {
+        Ok(Pair {
+            group: self.on_device(name, member)?,
+            control: self.on_cpu(&format!("{name}-control"), member)?,
+        })
+    }
+}
+
+/// The same ranks twice: for tensors on the device, and for small things on the CPU.
+#[derive(Debug)]
+struct Pair {
+    group: ProcessGroup,
+    control: ProcessGroup,
 }
 
 fn compression(settings: &contract::Parallelism) -> Compression {

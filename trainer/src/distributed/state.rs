@@ -3,10 +3,11 @@
 use std::ops::Range;
 
 use tch::{Device, Kind, Tensor};
+use torch_ext::Member;
 
 use super::World;
 use crate::error::TrainError;
-use crate::parallel::StateTensor;
+use crate::parallel::{Division, StateTensor};
 
 impl World {
     /// Copies of these tensors in rank 0's host memory, whole; `None` on the other ranks. Each rank calls this where some are
@@ -17,10 +18,10 @@ impl World {
     ) -> Result<Option<Vec<(String, Tensor)>>, TrainError> {
         let mut copies = Vec::new();
         for tensor in tensors {
-            let whole = match tensor.division.by_rank() {
-                None if self.is_first() => Some(tensor.local.shallow_clone()),
-                None => None,
-                Some(by_rank) => self.gather_on_first(tensor, by_rank)?,
+            let whole = if tensor.division.is_whole() {
+                self.is_first().then(|| tensor.local.shallow_clone())
+            } else {
+                self.gather_on_first(tensor)?
             };
             if let Some(whole) = whole {
                 copies.push((tensor.name.clone(), host_copy(&whole)?));
@@ -30,29 +31,52 @@ impl World {
         Ok(self.is_first().then_some(copies))
     }
 
-    fn gather_on_first(
-        &self,
-        tensor: &StateTensor,
-        by_rank: &[Range<i64>],
-    ) -> Result<Option<Tensor>, TrainError> {
-        let own = &by_rank[self.rank as usize];
+    fn gather_on_first(&self, tensor: &StateTensor) -> Result<Option<Tensor>, TrainError> {
+        let division = &tensor.division;
         if !self.is_first() {
-            if !own.is_empty() {
+            if self.pieces_of(division).any(|piece| piece.rank == self.rank) {
                 self.gradients.send(&tensor.local, 0)?;
             }
             return Ok(None);
         }
-        let division = &tensor.division;
-        let whole = Tensor::f_empty([division.numel()], (Kind::Float, tensor.local.device()))?;
-        for (rank, range) in (0..).zip(by_rank).filter(|(_, range)| !range.is_empty()) {
-            let mut part = whole.f_narrow(0, range.start, range.end - range.start)?;
-            if rank == self.rank {
-                part.f_copy_(&tensor.local)?;
-            } else {
-                self.gradients.receive(&mut part, rank)?;
+        let options = (Kind::Float, tensor.local.device());
+        let whole = Tensor::f_empty(division.shape(), options)?;
+        for part in 0..division.parts() {
+            let member = Member {
+                rank: part,
+                size: division.parts(),
+            };
+            let values = Tensor::f_empty([division.numel() / i64::from(division.parts())], options)?;
+            for piece in self.pieces_of(division).filter(|piece| piece.part == part) {
+                let mut slice = values.f_narrow(0, piece.range.start, piece.range.end - piece.range.start)?;
+                if piece.rank == self.rank {
+                    slice.f_copy_(&tensor.local.f_flatten(0, -1)?)?;
+                } else {
+                    self.gradients.receive(&mut slice, piece.rank)?;
+                }
             }
+            division.split().put(&whole, &values, member)?;
         }
-        Ok(Some(whole.f_reshape(division.shape())?))
+        Ok(Some(whole))
+    }
+
+    /// The pieces that make a tensor, in the order in which rank 0 takes them: of what ranks have alike one of them gives it.
+    fn pieces_of<'a>(&'a self, division: &'a Division) -> impl Iterator<Item = Piece> + 'a {
+        (0..division.parts()).flat_map(move |part| {
+            let whole = 0..division.numel() / i64::from(division.parts());
+            let ranges = match division.by_rank() {
+                Some(ranges) => ranges.to_vec(),
+                None => vec![whole],
+            };
+            (0..)
+                .zip(ranges)
+                .filter(|(_, range)| !range.is_empty())
+                .map(move |(place, range)| Piece {
+                    part,
+                    rank: self.mesh.rank_of(place, part),
+                    range,
+                })
+        })
     }
 
     /// Gives every rank its part of rank 0's values: those given, as many whole tensors, or without them rank 0's own.
@@ -64,15 +88,15 @@ impl World {
     ) -> Result<(), TrainError> {
         for (index, tensor) in tensors.iter().enumerate() {
             let value = values.map(|values| &values[index]);
-            match (tensor.division.by_rank(), value) {
-                (None, Some(value)) => tch::no_grad(|| tensor.local.shallow_clone().f_copy_(value))?,
-                (None, None) => {}
-                (Some(by_rank), value) => self.scatter_from_first(tensor, by_rank, value)?,
+            if !tensor.division.is_whole() {
+                self.scatter_from_first(tensor, value)?;
+            } else if let Some(value) = value {
+                tch::no_grad(|| tensor.local.shallow_clone().f_copy_(value))?;
             }
         }
         let whole: Vec<Tensor> = tensors
             .iter()
-            .filter(|tensor| tensor.division.by_rank().is_none())
+            .filter(|tensor| tensor.division.is_whole())
             .map(|tensor| tensor.local.shallow_clone())
             .collect();
         if !whole.is_empty() {
@@ -81,12 +105,7 @@ impl World {
         Ok(())
     }
 
-    fn scatter_from_first(
-        &self,
-        tensor: &StateTensor,
-        by_rank: &[Range<i64>],
-        value: Option<&Tensor>,
-    ) -> Result<(), TrainError> {
+    fn scatter_from_first(&self, tensor: &StateTensor, value: Option<&Tensor>) -> Result<(), TrainError> {
         let mut local = tensor.local.shallow_clone();
         let Some(value) = value else {
             if local.numel() > 0 {
@@ -94,9 +113,24 @@ impl World {
             }
             return Ok(());
         };
-        let flat = value.f_to_device(local.device())?.f_flatten(0, -1)?;
-        for (rank, range) in (0..).zip(by_rank).filter(|(_, range)| !range.is_empty()) {
-            let part = flat.f_narrow(0, range.start, range.end - range.start)?;
+        let division = &tensor.division;
+        let value = value.f_to_device(local.device())?;
+        for rank in 0..self.size {
+            let (place, tensor_place) = self.mesh.places_of(rank);
+            let member = Member {
+                rank: if division.parts() == 1 { 0 } else { tensor_place },
+                size: division.parts(),
+            };
+            let mut part = division.split().take(&value, member)?;
+            if let Some(ranges) = division.by_rank() {
+                let range = &ranges[place as usize];
+                part = part
+                    .f_flatten(0, -1)?
+                    .f_narrow(0, range.start, range.end - range.start)?;
+            }
+            if part.numel() == 0 {
+                continue;
+            }
             if rank == self.rank {
                 tch::no_grad(|| local.f_copy_(&part))?;
             } else {
@@ -105,6 +139,15 @@ impl World {
         }
         Ok(())
     }
+}
+
+/// What one rank gives of a tensor.
+struct Piece {
+    /// Which part of the tensor it belongs to, of those that ranks have who divide heads.
+    part: u32,
+    rank: u32,
+    /// Of that part.
+    range: Range<i64>,
 }
 
 /// Queues a copy, of a tensor on a GPU into pinned memory.

@@ -43,7 +43,7 @@ pub(super) enum Record {
         images_per_second: f64,
         step_seconds: f64,
         phases: Phases,
-        sync: SyncTimes,
+        sync: Box<SyncTimes>,
         /// Milliseconds under DeepSpeed's names, where asked for.
         #[serde(skip_serializing_if = "Option::is_none")]
         wall_clock_breakdown: Option<Breakdown>,

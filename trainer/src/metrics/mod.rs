@@ -57,7 +57,7 @@ pub(crate) struct StepReport {
     pub(crate) step: u64,
     /// Epochs finished.
     pub(crate) epoch: u32,
-    pub(crate) images: u64,
+    pub(crate) images: f64,
     /// Where the step's time went.
     pub(crate) phases: Phases,
     pub(crate) sync: SyncTimes,
@@ -158,8 +158,13 @@ fn sync_seconds(cost: &SyncCost) -> [f64; 3] {
 }
 
 /// Costs in the order of [`contract::metrics::SYNC_OPERATIONS`].
-fn sync_operations(times: &SyncTimes) -> [SyncCost; 3] {
-    [times.all_reduce, times.reduce_scatter, times.all_gather]
+fn sync_operations(times: &SyncTimes) -> [SyncCost; 4] {
+    [
+        times.all_reduce,
+        times.reduce_scatter,
+        times.all_gather,
+        times.all_to_all,
+    ]
 }
 
 /// The present time, RFC 3339 in UTC.
@@ -220,6 +225,7 @@ mod tests {
             all_reduce: of_bytes(1),
             reduce_scatter: of_bytes(2),
             all_gather: of_bytes(3),
+            all_to_all: of_bytes(4),
             waited_in_forward: 0.5,
         };
         let json = serde_json::to_value(times).expect("serializes");

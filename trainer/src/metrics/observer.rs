@@ -154,7 +154,7 @@ impl Observer {
             images_per_second,
             step_seconds: summary.step_seconds,
             phases: summary.phases,
-            sync: summary.sync,
+            sync: Box::new(summary.sync),
             wall_clock_breakdown: breakdown,
         });
         let remaining = self.shape.total_steps.saturating_sub(step.step);

@@ -26,10 +26,10 @@ pub(crate) struct Metrics {
 
 #[derive(Debug)]
 struct RankMetrics {
-    images: IntCounter,
+    images: Counter,
     step_seconds: HistogramVec,
     /// A place for each of [`names::SYNC_OPERATIONS`]; those that the job does not use have no series.
-    sync: [Option<SyncMetrics>; 3],
+    sync: [Option<SyncMetrics>; 4],
     accuracy: GaugeVec,
     /// Gauges that have no series until their value is known: a 0 would be drawn as one, and counted as a change after a
     /// restart.
@@ -201,7 +201,7 @@ impl RankMetrics {
             registered(Box::new(counter.clone()))?;
             Ok(counter)
         };
-        let seconds = |name: &str, help: &str, labels: &[&str]| -> prometheus::Result<CounterVec> {
+        let counters = |name: &str, help: &str, labels: &[&str]| -> prometheus::Result<CounterVec> {
             let counters = CounterVec::new(options(name, help), labels)?;
             registered(Box::new(counters.clone()))?;
             Ok(counters)
@@ -214,7 +214,7 @@ impl RankMetrics {
             &[names::LABEL_PHASE],
         )?;
         registered(Box::new(step_seconds.clone()))?;
-        let sync_seconds = seconds(
+        let sync_seconds = counters(
             names::SYNC_SECONDS_TOTAL,
             "Seconds of synchronisation; a step waits for exposed and straggler.",
             &[names::LABEL_KIND, names::LABEL_OPERATION],
@@ -222,7 +222,7 @@ impl RankMetrics {
         let sync_bytes = IntCounterVec::new(
             options(
                 names::SYNC_BYTES_TOTAL,
-                "Bytes of gradients that were reduced and of weights that were gathered.",
+                "Bytes of gradients that were reduced, of weights that were gathered, and of activations.",
             ),
             &[names::LABEL_OPERATION],
         )?;
@@ -252,7 +252,7 @@ impl RankMetrics {
             for (name, help) in FIGURES_OF_RUN {
                 figures.insert(name, gauges(name, help, &[])?);
             }
-            let seconds = seconds(
+            let seconds = counters(
                 names::CHECKPOINT_SECONDS_TOTAL,
                 "Seconds of checkpointing; training stands still for the snapshot only.",
                 &[names::LABEL_PHASE],
@@ -267,7 +267,12 @@ impl RankMetrics {
             });
         }
         Ok(Self {
-            images: count(names::IMAGES_TOTAL, "Training images this rank has processed.")?,
+            images: counters(
+                names::IMAGES_TOTAL,
+                "Training images this rank has processed; its part of those that ranks compute together.",
+                &[],
+            )?
+            .with_label_values::<&str>(&[]),
             step_seconds,
             // Made at once, so that a rank that never waited shows a 0.
             sync: names::SYNC_OPERATIONS.map(|operation| {
@@ -289,7 +294,11 @@ impl RankMetrics {
 
 /// Whether a job's ranks take part in an operation.
 fn uses(parallelism: &Parallelism, operation: &str) -> bool {
-    (parallelism.zero_stage == 0) == (operation == names::ALL_REDUCE)
+    match operation {
+        names::ALL_REDUCE => parallelism.zero_stage == 0 || parallelism.ranks_per_replica() > 1,
+        names::ALL_TO_ALL => parallelism.sequence > 1,
+        _ => parallelism.zero_stage > 0,
+    }
 }
 
 #[cfg(test)]
@@ -327,7 +336,7 @@ mod tests {
         StepReport {
             step: 7,
             epoch: 1,
-            images: 32,
+            images: 32.0,
             phases: Phases {
                 forward: 0.25,
                 ..Phases::default()
@@ -362,16 +371,31 @@ mod tests {
 
     #[test]
     fn a_job_shows_the_operations_of_its_stage_and_no_other() {
-        for (stage, operations) in [(0, &["all_reduce"][..]), (1, &["reduce_scatter", "all_gather"])] {
+        for (stage, sequence, tensor, operations) in [
+            (0, 1, 1, &["all_reduce"][..]),
+            (1, 1, 1, &["reduce_scatter", "all_gather"]),
+            (0, 2, 1, &["all_reduce", "all_to_all"]),
+            (1, 1, 2, &["all_reduce", "reduce_scatter", "all_gather"]),
+            (
+                3,
+                2,
+                2,
+                &["all_reduce", "reduce_scatter", "all_gather", "all_to_all"],
+            ),
+        ] {
             let mut config = config(1);
             config.parallelism.zero_stage = stage;
+            (config.parallelism.sequence, config.parallelism.tensor) = (sequence, tensor);
             let metrics = Metrics::new(&config, 0, None).expect("registers");
             metrics.step(0, &step());
             let text = text(&metrics);
             for operation in names::SYNC_OPERATIONS {
                 let shown = text.matches(&format!("operation=\"{operation}\"")).count();
                 let expected = if operations.contains(&operation) { 4 } else { 0 };
-                assert_eq!(shown, expected, "{operation} at stage {stage}:\n{text}");
+                assert_eq!(
+                    shown, expected,
+                    "{operation} at {stage}, {sequence}, {tensor}:\n{text}"
+                );
             }
         }
     }

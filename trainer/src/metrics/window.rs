@@ -14,7 +14,7 @@ const INTERVAL: Duration = Duration::from_millis(500);
 pub(super) struct Window {
     since: Instant,
     steps: u64,
-    images: u64,
+    images: f64,
     loss: f64,
     phases: Phases,
     sync: SyncTimes,
@@ -37,7 +37,7 @@ impl Window {
         Self {
             since: Instant::now(),
             steps: 0,
-            images: 0,
+            images: 0.0,
             loss: 0.0,
             phases: Phases::default(),
             sync: SyncTimes::default(),
@@ -67,7 +67,7 @@ impl Window {
         Some(Summary {
             steps: done.steps,
             loss: done.loss / count,
-            images_per_second: done.images as f64 / seconds,
+            images_per_second: done.images / seconds,
             step_seconds: seconds / count,
             phases: done.phases.mean(count),
             sync: done.sync.mean(count),
@@ -93,7 +93,7 @@ mod tests {
         let step = |loss, backward, sync_exposed| StepReport {
             step: 1,
             epoch: 0,
-            images: 8,
+            images: 8.0,
             phases: Phases {
                 backward,
                 sync_exposed,

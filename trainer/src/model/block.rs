@@ -2,10 +2,13 @@
 
 use contract::{ActivationCheckpointing, ModelConfig};
 use tch::Tensor;
+use torch_ext::Collectives;
 use torch_ext::recompute::recompute;
 
 use super::drop_path::Kept;
 use super::layers::{Builder, LayerNorm, Linear};
+use super::sequence::Sequence;
+use super::split::Split;
 use crate::error::TrainError;
 
 #[derive(Debug)]
@@ -20,7 +23,7 @@ pub(super) struct Block {
     fc2: Linear,
     /// Layer scale of the MLP branch.
     scale2: Option<Tensor>,
-    heads: i64,
+    head_width: i64,
 }
 
 /// The tokens that are wanted of a block.
@@ -41,6 +44,24 @@ impl Wanted {
     }
 }
 
+/// The ranks that compute a block together with this one.
+#[derive(Clone, Copy)]
+pub(super) struct Ranks<'a> {
+    /// Where tokens are divided among ranks.
+    pub(super) sequence: Option<&'a Sequence>,
+    /// Where heads and the MLP's hidden values are: each rank has weights for its own ones.
+    pub(super) tensor: Option<&'a Collectives>,
+}
+
+/// How a block runs.
+#[derive(Clone, Copy)]
+struct How<'a> {
+    wanted: Wanted,
+    /// Whether norms and activations are computed again in the backward pass.
+    selective: bool,
+    ranks: Ranks<'a>,
+}
+
 impl Block {
     /// Registers parameters in timm's order: `norm1, attn, ls1, norm2, mlp, ls2`.
     pub(super) fn new(builder: &mut Builder, index: usize, config: &ModelConfig) -> Self {
@@ -53,14 +74,14 @@ impl Block {
         };
         Self {
             norm1: builder.layer_norm(&name("norm1"), hidden),
-            qkv: builder.linear(&name("attn.qkv"), hidden, 3 * hidden),
-            projection: builder.linear(&name("attn.proj"), hidden, hidden),
+            qkv: builder.linear(&name("attn.qkv"), hidden, 3 * hidden, Split::Rows { blocks: 3 }),
+            projection: builder.linear(&name("attn.proj"), hidden, hidden, Split::Columns),
             scale1: scale(builder, "ls1.gamma"),
             norm2: builder.layer_norm(&name("norm2"), hidden),
-            fc1: builder.linear(&name("mlp.fc1"), hidden, mlp),
-            fc2: builder.linear(&name("mlp.fc2"), mlp, hidden),
+            fc1: builder.linear(&name("mlp.fc1"), hidden, mlp, Split::Rows { blocks: 1 }),
+            fc2: builder.linear(&name("mlp.fc2"), mlp, hidden, Split::Columns),
             scale2: scale(builder, "ls2.gamma"),
-            heads: i64::from(config.heads),
+            head_width: hidden / i64::from(config.heads),
         }
     }
 
@@ -71,34 +92,41 @@ impl Block {
         kept: [Kept; 2],
         wanted: Wanted,
         checkpointing: ActivationCheckpointing,
+        ranks: Ranks<'_>,
     ) -> Result<Tensor, TrainError> {
+        let how = |selective| How {
+            wanted,
+            selective,
+            ranks,
+        };
         match checkpointing {
-            ActivationCheckpointing::None => self.run(x_bnd, &kept, wanted, false),
-            ActivationCheckpointing::Selective => self.run(x_bnd, &kept, wanted, true),
+            ActivationCheckpointing::None => self.run(x_bnd, &kept, how(false)),
+            ActivationCheckpointing::Selective => self.run(x_bnd, &kept, how(true)),
             ActivationCheckpointing::Block => {
                 let block = self.shallow_clone();
+                let sequence = ranks.sequence.map(Sequence::share).transpose()?;
+                let tensor = ranks.tensor.map(Collectives::share).transpose()?;
                 Ok(recompute(x_bnd, &self.tensors(), move |x_bnd| {
-                    block
-                        .run(x_bnd, &kept, wanted, false)
-                        .map_err(|error| error.to_string())
+                    let how = How {
+                        wanted,
+                        selective: false,
+                        ranks: Ranks {
+                            sequence: sequence.as_ref(),
+                            tensor: tensor.as_ref(),
+                        },
+                    };
+                    block.run(x_bnd, &kept, how).map_err(|error| error.to_string())
                 })?)
             }
         }
     }
 
-    /// `selective` is whether norms and activations are computed again in the backward pass.
-    fn run(
-        &self,
-        x_bnd: &Tensor,
-        [attention, mlp]: &[Kept; 2],
-        wanted: Wanted,
-        selective: bool,
-    ) -> Result<Tensor, TrainError> {
-        let x_bnd = attention.add(&wanted.of(x_bnd, 1)?, x_bnd, |x_bnd| {
-            scaled(self.attention(x_bnd, wanted, selective)?, self.scale1.as_ref())
+    fn run(&self, x_bnd: &Tensor, [attention, mlp]: &[Kept; 2], how: How<'_>) -> Result<Tensor, TrainError> {
+        let x_bnd = attention.add(&how.wanted.of(x_bnd, 1)?, x_bnd, |x_bnd| {
+            scaled(self.attention(x_bnd, how)?, self.scale1.as_ref())
         })?;
         mlp.add(&x_bnd, &x_bnd, |x_bnd| {
-            scaled(self.mlp(x_bnd, selective)?, self.scale2.as_ref())
+            scaled(self.mlp(x_bnd, how)?, self.scale2.as_ref())
         })
     }
 
@@ -130,21 +158,19 @@ impl Block {
         }
     }
 
-    fn attention(&self, x_bnd: &Tensor, wanted: Wanted, selective: bool) -> Result<Tensor, TrainError> {
-        let (batch, tokens, width) = x_bnd.size3()?;
-        let qkv_bn3hd = normed_linear(&self.norm1, &self.qkv, x_bnd, selective)?.f_view([
-            batch,
-            tokens,
-            3,
-            self.heads,
-            width / self.heads,
-        ])?;
+    fn attention(&self, x_bnd: &Tensor, how: How<'_>) -> Result<Tensor, TrainError> {
+        let (batch, tokens, _) = x_bnd.size3()?;
+        let qkv_bnk = normed_linear(&self.norm1, &self.qkv, x_bnd, how)?;
+        let mut qkv_bn3hd = qkv_bnk.f_view([batch, tokens, 3, -1, self.head_width])?;
+        if let Some(sequence) = how.ranks.sequence {
+            qkv_bn3hd = sequence.to_heads(&qkv_bn3hd)?;
+        }
         // Unbound where they lie: the gradients of the three are then put together in one pass, in the layout that the
         // projection's own gradient needs.
         let parts_bnhd = qkv_bn3hd.f_unbind(2)?;
         let part = |index: usize| parts_bnhd[index].f_transpose(1, 2);
         let mixed_bhnd = Tensor::f_scaled_dot_product_attention(
-            &wanted.of(&part(0)?, 2)?,
+            &how.wanted.of(&part(0)?, 2)?,
             &part(1)?,
             &part(2)?,
             None::<&Tensor>,
@@ -153,30 +179,33 @@ impl Block {
             None,
             false,
         )?;
-        let mixed_bnd = mixed_bhnd.f_transpose(1, 2)?.f_reshape([batch, -1, width])?;
-        self.projection.forward(&mixed_bnd)
+        let mut mixed_bnhd = mixed_bhnd.f_transpose(1, 2)?;
+        if let Some(sequence) = how.ranks.sequence {
+            mixed_bnhd = sequence.to_tokens(&mixed_bnhd)?;
+        }
+        let mixed_bnk = mixed_bnhd.f_flatten(2, 3)?;
+        match how.ranks.tensor {
+            None => self.projection.forward(&mixed_bnk),
+            Some(ranks) => self.projection.forward_parts(&mixed_bnk, ranks),
+        }
     }
 
-    fn mlp(&self, x_bnd: &Tensor, selective: bool) -> Result<Tensor, TrainError> {
-        let hidden = normed_linear(&self.norm2, &self.fc1, x_bnd, selective)?;
-        if selective {
-            self.fc2.forward_gelu(&hidden)
-        } else {
-            self.fc2.forward(&hidden.f_gelu("none")?)
+    fn mlp(&self, x_bnd: &Tensor, how: How<'_>) -> Result<Tensor, TrainError> {
+        let hidden = normed_linear(&self.norm2, &self.fc1, x_bnd, how)?;
+        match how.ranks.tensor {
+            Some(ranks) => self.fc2.forward_parts(&hidden.f_gelu("none")?, ranks),
+            None if how.selective => self.fc2.forward_gelu(&hidden),
+            None => self.fc2.forward(&hidden.f_gelu("none")?),
         }
     }
 }
 
-fn normed_linear(
-    norm: &LayerNorm,
-    linear: &Linear,
-    x: &Tensor,
-    selective: bool,
-) -> Result<Tensor, TrainError> {
-    if selective {
-        linear.forward_normed(norm, x)
-    } else {
-        linear.forward(&norm.forward(x)?)
+/// `linear` of normed values, of whose outputs every rank has a part where ranks divide them.
+fn normed_linear(norm: &LayerNorm, linear: &Linear, x: &Tensor, how: How<'_>) -> Result<Tensor, TrainError> {
+    match how.ranks.tensor {
+        Some(ranks) => linear.forward(&ranks.used_in_parts(&norm.forward(x)?)?),
+        None if how.selective => linear.forward_normed(norm, x),
+        None => linear.forward(&norm.forward(x)?),
     }
 }
 

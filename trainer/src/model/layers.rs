@@ -3,7 +3,9 @@
 use tch::{Device, Kind, Tensor};
 
 use super::parameters::{Parameters, truncated_normal};
+use super::split::Split;
 use crate::error::TrainError;
+use torch_ext::Collectives;
 use torch_ext::recompute::{gelu_linear, norm_linear};
 
 /// timm's and torchvision's; PyTorch's own default is larger.
@@ -24,6 +26,12 @@ pub(super) struct LayerNorm {
 impl Linear {
     pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor, TrainError> {
         Ok(x.f_linear(&self.weight, Some(&self.bias))?)
+    }
+
+    /// Of `x`, of whose last dimension each of `ranks` has a part.
+    pub(super) fn forward_parts(&self, x: &Tensor, ranks: &Collectives) -> Result<Tensor, TrainError> {
+        let part = x.f_linear(&self.weight, None::<&Tensor>)?;
+        Ok(ranks.sum_of_parts(&part)?.f_add(&self.bias)?)
     }
 
     /// Of `gelu(x)`, which the backward pass computes again.
@@ -71,12 +79,18 @@ pub(super) struct Builder {
 }
 
 impl Builder {
-    pub(super) fn linear(&mut self, name: &str, input: i64, output: i64) -> Linear {
+    pub(super) fn linear(&mut self, name: &str, input: i64, output: i64, split: Split) -> Linear {
         let weight = truncated_normal(&[output, input], self.device);
         let bias = Tensor::zeros([output], (Kind::Float, self.device));
+        // Of a layer whose inputs are divided, every rank adds up all outputs.
+        let split_of_bias = match split {
+            Split::Columns => Split::Whole,
+            other => other,
+        };
+        let parameters = &mut self.parameters;
         Linear {
-            weight: self.parameters.add(format!("{name}.weight"), weight),
-            bias: self.parameters.add(format!("{name}.bias"), bias),
+            weight: parameters.add_split(format!("{name}.weight"), weight, split),
+            bias: parameters.add_split(format!("{name}.bias"), bias, split_of_bias),
         }
     }
 

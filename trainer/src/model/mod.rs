@@ -4,6 +4,8 @@ mod block;
 mod drop_path;
 mod layers;
 mod parameters;
+mod sequence;
+mod split;
 mod vit;
 mod weights;
 
@@ -13,6 +15,7 @@ pub(crate) mod fixtures;
 mod goldens;
 
 pub(crate) use drop_path::DropSeed;
-pub(crate) use parameters::Parameters;
+pub(crate) use parameters::{Parameter, Parameters};
+pub(crate) use split::Split;
 pub(crate) use vit::{Mode, VisionTransformer};
 pub(crate) use weights::{Fit, Naming, Weights};

@@ -9,12 +9,14 @@ use std::rc::Rc;
 
 use contract::{ActivationCheckpointing, ModelConfig, Pooling};
 use tch::{Device, Tensor};
-use torch_ext::Sharded;
+use torch_ext::{Collectives, Member, Sharded};
 
-use super::block::{Block, Wanted};
+use super::block::{Block, Ranks, Wanted};
 use super::drop_path::{self, DropSeed};
 use super::layers::{Builder, LayerNorm, Linear};
 use super::parameters::{Parameters, truncated_normal, uniform_fan_in};
+use super::sequence::Sequence;
+use super::split::Split;
 use crate::error::TrainError;
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -41,6 +43,10 @@ pub(crate) struct VisionTransformer {
     checkpointing: ActivationCheckpointing,
     /// Where weights are divided among ranks: what has them there when they are used.
     sharded: Option<Rc<Sharded>>,
+    /// Where tokens are divided among ranks: this one's.
+    sequence: Option<Sequence>,
+    /// Where heads and the MLP's hidden values are divided among ranks: those.
+    tensor: Option<Collectives>,
 }
 
 impl VisionTransformer {
@@ -82,7 +88,7 @@ impl VisionTransformer {
             Pooling::Token => builder.layer_norm("norm", hidden),
             Pooling::Average => builder.layer_norm("fc_norm", hidden),
         };
-        let head = builder.linear("head", hidden, i64::from(config.num_classes));
+        let head = builder.linear("head", hidden, i64::from(config.num_classes), Split::Whole);
         Self {
             config: config.clone(),
             parameters: builder.parameters,
@@ -97,12 +103,38 @@ impl VisionTransformer {
             head,
             checkpointing: ActivationCheckpointing::None,
             sharded: None,
+            sequence: None,
+            tensor: None,
         }
     }
 
     /// From now on the weights are only there where `sharded` is told that they are used, unit by unit.
     pub(crate) fn shard(&mut self, sharded: Rc<Sharded>) {
         self.sharded = Some(sharded);
+    }
+
+    /// From now on this rank computes its tokens of each image only. Every rank among which they are divided gets the logits.
+    pub(crate) fn divide_tokens(&mut self, ranks: Collectives, member: Member) {
+        self.sequence = Some(Sequence::new(ranks, member, self.tokens()));
+    }
+
+    /// From now on this rank has its heads and its hidden values of the MLP only, in each block. Every rank among which they
+    /// are divided gets the logits.
+    pub(crate) fn divide_heads(&mut self, ranks: Collectives, member: Member) -> Result<(), TrainError> {
+        self.parameters.split_among(member)?;
+        self.tensor = Some(ranks);
+        Ok(())
+    }
+
+    /// Tokens before the patches: the class token and registers.
+    fn tokens_before_patches(&self) -> i64 {
+        i64::from(self.config.pooling == Pooling::Token) + i64::from(self.config.register_tokens)
+    }
+
+    /// Of each image.
+    fn tokens(&self) -> i64 {
+        let side = i64::from(self.config.image_size / self.config.patch_size);
+        self.tokens_before_patches() + side * side
     }
 
     /// What `compute` makes with the weights of a unit.
@@ -153,30 +185,40 @@ impl VisionTransformer {
             ),
         };
         for (index, (block, kept)) in self.blocks.iter().zip(kept).enumerate() {
-            let wanted = if index + 1 == self.blocks.len() && self.config.pooling == Pooling::Token {
+            let is_last = index + 1 == self.blocks.len();
+            // Where tokens are divided every rank takes part in the attention of all.
+            let wanted = if is_last && self.config.pooling == Pooling::Token && self.sequence.is_none() {
                 Wanted::First
             } else {
                 Wanted::All
             };
-            x_bnd = self.in_unit(index + 1, || block.forward(&x_bnd, kept, wanted, checkpointing))?;
+            let ranks = Ranks {
+                sequence: self.sequence.as_ref(),
+                tensor: self.tensor.as_ref(),
+            };
+            x_bnd = self.in_unit(index + 1, || {
+                block.forward(&x_bnd, kept, wanted, checkpointing, ranks)
+            })?;
         }
         // timm norms before taking the class token and after averaging; norming a token alone is the same.
-        let pooled_bd = match self.config.pooling {
-            Pooling::Token => x_bnd.f_select(1, 0)?,
-            Pooling::Average => {
-                let registers = i64::from(self.config.register_tokens);
+        let registers = i64::from(self.config.register_tokens);
+        let pooled_bd = match (self.config.pooling, &self.sequence) {
+            (Pooling::Token, None) => x_bnd.f_select(1, 0)?,
+            (Pooling::Token, Some(sequence)) => sequence.first(&x_bnd)?,
+            (Pooling::Average, None) => {
                 let patches_bnd = x_bnd.f_slice(1, registers, None, 1)?;
                 patches_bnd.f_mean_dim([1].as_slice(), false, x_bnd.kind())?
             }
+            (Pooling::Average, Some(sequence)) => sequence.mean_after(&x_bnd, registers)?,
         };
         self.in_unit(self.blocks.len() + 1, || {
             self.head.forward(&self.norm.forward(&pooled_bd)?)
         })
     }
 
-    /// Tokens BND of images: each patch through one linear map (equal to timm's strided convolution, but one matrix
-    /// product), the class token and registers in front, the position embedding added. As in timm, the embedding covers
-    /// the class token only where there are no registers (`no_embed_class` of its models with registers).
+    /// Tokens BND of images, this rank's of them: each patch through one linear map (equal to timm's strided convolution,
+    /// but one matrix product), the class token and registers in front, the position embedding added. As in timm, the
+    /// embedding covers the class token only where there are no registers (`no_embed_class` of its models with registers).
     fn embed(&self, images_bchw: &Tensor) -> Result<Tensor, TrainError> {
         let (batch, channels, patch) = (
             images_bchw.size()[0],
@@ -189,16 +231,37 @@ impl VisionTransformer {
             .f_reshape([batch, channels, side, patch, side, patch])?
             .f_permute([0, 2, 4, 1, 3, 5])?
             .f_reshape([batch, side * side, channels * patch * patch])?;
+        let Some(sequence) = &self.sequence else {
+            return self.tokens_of(&patches_bnp, &self.position);
+        };
+        let (own, before) = (sequence.own(), self.tokens_before_patches());
+        let [start, end] = [own.start, own.end].map(|token| (token - before).max(0));
+        let patches_bnp = patches_bnp.f_narrow(1, start, end - start)?;
+        // The class token and registers are computed on every rank, so that each has a gradient for them.
+        let of_class = self.position.size()[1] - side * side;
+        let position = Tensor::f_cat(
+            &[
+                self.position.f_narrow(1, 0, of_class)?,
+                self.position.f_narrow(1, of_class + start, end - start)?,
+            ],
+            1,
+        )?;
+        let x_bnd = self.tokens_of(&patches_bnp, &position)?;
+        sequence.pad(&x_bnd.f_narrow(1, own.start.min(before), own.end - own.start)?)
+    }
+
+    /// The class token and registers, and then these patches; `position` covers the patches, and maybe the class token.
+    fn tokens_of(&self, patches_bnp: &Tensor, position: &Tensor) -> Result<Tensor, TrainError> {
+        let batch = patches_bnp.size()[0];
         let x_bnd = patches_bnp.f_linear(&self.patch_weight.f_flatten(1, -1)?, Some(&self.patch_bias))?;
         let expand = |token: &Tensor| token.f_expand([batch, -1, -1], false);
         Ok(match (&self.class_token, &self.registers) {
-            (None, None) => x_bnd.f_add(&self.position)?,
-            (Some(token), None) => Tensor::f_cat(&[expand(token)?, x_bnd], 1)?.f_add(&self.position)?,
-            (None, Some(registers)) => Tensor::f_cat(&[expand(registers)?, x_bnd.f_add(&self.position)?], 1)?,
-            (Some(token), Some(registers)) => Tensor::f_cat(
-                &[expand(token)?, expand(registers)?, x_bnd.f_add(&self.position)?],
-                1,
-            )?,
+            (None, None) => x_bnd.f_add(position)?,
+            (Some(token), None) => Tensor::f_cat(&[expand(token)?, x_bnd], 1)?.f_add(position)?,
+            (None, Some(registers)) => Tensor::f_cat(&[expand(registers)?, x_bnd.f_add(position)?], 1)?,
+            (Some(token), Some(registers)) => {
+                Tensor::f_cat(&[expand(token)?, expand(registers)?, x_bnd.f_add(position)?], 1)?
+            }
         })
     }
 }

@@ -5,25 +5,30 @@ use std::rc::Rc;
 
 use tch::Tensor;
 
-/// How a tensor's values, in the order in which they lie in memory, are divided among the ranks.
+use crate::model::{Parameter, Split};
+
+/// How a tensor of training state is divided among the ranks: first by `split` among those that compute a model together,
+/// and then what such a rank has, in the order in which it lies in memory, among those that have the same.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Division {
     shape: Vec<i64>,
-    /// What each rank holds; `None` where every rank holds all.
+    split: Split,
+    /// The ranks that compute a model together and divide its heads.
+    split_ranks: u32,
+    /// What each rank that has the same holds; `None` where each holds all of it.
     by_rank: Option<Vec<Range<i64>>>,
 }
 
 impl Division {
-    pub(crate) fn whole(shape: Vec<i64>) -> Self {
-        Self { shape, by_rank: None }
-    }
-
-    /// Into ranges that follow one another, some maybe empty, a rank each.
-    pub(crate) fn into_ranges(shape: Vec<i64>, by_rank: Vec<Range<i64>>) -> Self {
-        debug_assert_eq!(by_rank.last().map(|last| last.end), Some(shape.iter().product()));
+    /// Of a parameter and its elements by ranges that follow one another, some maybe empty.
+    pub(crate) fn new(parameter: &Parameter, by_rank: Option<Vec<Range<i64>>>) -> Self {
+        let last = by_rank.as_ref().and_then(|ranges| ranges.last());
+        debug_assert!(last.is_none_or(|last| last.end == parameter.tensor.numel() as i64));
         Self {
-            shape,
-            by_rank: Some(by_rank),
+            shape: parameter.shape.clone(),
+            split: parameter.split,
+            split_ranks: parameter.split_ranks,
+            by_rank,
         }
     }
 
@@ -37,9 +42,31 @@ impl Division {
         self.shape.iter().product()
     }
 
-    /// What each rank holds; `None` where every rank holds all.
+    pub(crate) fn split(&self) -> Split {
+        self.split
+    }
+
+    /// How many parts `split` makes.
+    pub(crate) fn parts(&self) -> u32 {
+        match self.split {
+            Split::Whole => 1,
+            _ => self.split_ranks,
+        }
+    }
+
+    /// How many of the ranks that divide the model's heads have the same.
+    pub(crate) fn copies(&self) -> u32 {
+        self.split_ranks / self.parts()
+    }
+
+    /// What each rank that has the same holds; `None` where each holds all of it.
     pub(crate) fn by_rank(&self) -> Option<&[Range<i64>]> {
         self.by_rank.as_deref()
+    }
+
+    /// Whether every rank holds the whole tensor.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.by_rank.is_none() && self.parts() == 1
     }
 }
 
@@ -47,7 +74,7 @@ impl Division {
 #[derive(Debug)]
 pub(crate) struct StateTensor {
     pub(crate) name: String,
-    /// A handle to the live values. Flat where they are not all.
+    /// A handle to the live values. Flat where they are divided by ranges.
     pub(crate) local: Tensor,
     pub(crate) division: Rc<Division>,
 }

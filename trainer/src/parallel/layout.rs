@@ -4,14 +4,12 @@ use std::ops::Range;
 
 use tch::Kind;
 
-use super::Division;
-
 /// Elements to which the places of parameters are rounded up: kernels of a GPU read whole lines of 64 bytes and more.
 const ALIGNMENT: i64 = 32;
 
 /// What there is to know of a parameter.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub(crate) struct Member {
+pub(crate) struct FlatMember {
     /// The part of the model that uses it, in the order of the forward pass.
     pub(crate) unit: usize,
     /// That of the values that the model computes with.
@@ -33,7 +31,7 @@ pub(crate) struct FlatLayout {
 }
 
 /// Divides parameters among so many ranks, each of which gets as much as every other.
-pub(crate) fn layouts(parameters: &[Member], ranks: u32) -> Vec<FlatLayout> {
+pub(crate) fn layouts(parameters: &[FlatMember], ranks: u32) -> Vec<FlatLayout> {
     let mut flats: Vec<FlatLayout> = Vec::new();
     let mut ends: Vec<i64> = Vec::new();
     for (index, member) in parameters.iter().enumerate() {
@@ -61,15 +59,14 @@ pub(crate) fn layouts(parameters: &[Member], ranks: u32) -> Vec<FlatLayout> {
 }
 
 impl FlatLayout {
-    /// How a parameter of this shape that begins at `offset` is divided among so many ranks.
-    pub(crate) fn division(&self, offset: i64, shape: &[i64], ranks: u32) -> Division {
-        let numel: i64 = shape.iter().product();
+    /// How a parameter of so many elements that begins at `offset` is divided among so many ranks.
+    pub(crate) fn ranges(&self, offset: i64, numel: i64, ranks: u32) -> Vec<Range<i64>> {
         let ranges = (0..ranks).map(|rank| {
             let shard = self.shard_of(rank);
             let within = |place: i64| (place - offset).clamp(0, numel);
             within(shard.start)..within(shard.end)
         });
-        Division::into_ranges(shape.to_vec(), ranges.collect())
+        ranges.collect()
     }
 
     /// The elements that a rank holds.
@@ -87,8 +84,8 @@ fn round_up(value: i64, multiple: i64) -> i64 {
 mod tests {
     use super::*;
 
-    fn member(unit: usize, kind: Kind, shape: &[i64]) -> Member {
-        Member {
+    fn member(unit: usize, kind: Kind, shape: &[i64]) -> FlatMember {
+        FlatMember {
             unit,
             kind,
             shape: shape.to_vec(),
@@ -120,10 +117,8 @@ mod tests {
             ]
         );
         // 33 elements, of which the first shard holds 32; what comes after them pads the second.
-        let division = found[1].division(0, &[33], 3);
-        assert_eq!(division.by_rank(), Some(&[0..32, 32..33, 33..33][..]));
-        let division = found[1].division(64, &[5], 3);
-        assert_eq!(division.by_rank(), Some(&[0..0, 0..0, 0..5][..]));
+        assert_eq!(found[1].ranges(0, 33, 3), [0..32, 32..33, 33..33]);
+        assert_eq!(found[1].ranges(64, 5, 3), [0..0, 0..0, 0..5]);
     }
 
     #[test]
@@ -152,9 +147,8 @@ mod tests {
                 assert!(*offset >= last_end, "members overlap");
                 let size = sizes[*index].1;
                 last_end = offset + size;
-                let division = flat.division(*offset, &[size], ranks);
                 let mut next = 0;
-                for (rank, range) in (0..).zip(division.by_rank().expect("divided")) {
+                for (rank, range) in (0..).zip(flat.ranges(*offset, size, ranks)) {
                     assert_eq!(range.start, next, "{sizes:?} among {ranks}");
                     next = range.end;
                     let shard = flat.shard_of(rank);

@@ -5,5 +5,5 @@ mod layout;
 mod weights;
 
 pub(crate) use division::{Division, StateTensor};
-use layout::{FlatLayout, Member, layouts};
+use layout::{FlatLayout, FlatMember, layouts};
 pub(crate) use weights::TrainedWeights;

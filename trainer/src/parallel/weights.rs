@@ -5,10 +5,10 @@ use std::rc::Rc;
 use tch::Tensor;
 use torch_ext::optim::{copy, zero};
 use torch_ext::sharded::Flat;
-use torch_ext::{Error, Sharded};
+use torch_ext::{Error, Member, Sharded};
 
-use super::{Division, FlatLayout, Member, StateTensor, layouts};
-use crate::model::Parameters;
+use super::{Division, FlatLayout, FlatMember, StateTensor, layouts};
+use crate::model::{Parameter, Parameters};
 use crate::precision::Precision;
 
 /// The weights of a model, in the order of its parameters.
@@ -57,28 +57,28 @@ impl TrainedWeights {
             }
         }
         let gradients = halves.iter().map(|index| masters[*index].zeros_like()).collect();
-        let whole = |tensor: &Tensor| Rc::new(Division::whole(tensor.size()));
+        let division = |parameter: &Parameter| Rc::new(Division::new(parameter, None));
         Self {
             names: names(parameters),
-            divisions: model.iter().map(whole).collect(),
+            divisions: parameters.iter().map(division).collect(),
             model,
             masters,
             form: Form::Whole { halves, gradients },
         }
     }
 
-    /// Divides the weights of a model in 32 bits, which are the same on every rank, among so many `ranks`. `keeps_weights` is
+    /// Divides the weights of a model in 32 bits, which are the same on each of `ranks`, among them. `keeps_weights` is
     /// whether the model's own ones stay where they are, so that those in 32 bits need no copy.
     pub(crate) fn sharded(
         parameters: &Parameters,
         precision: Precision,
-        sharded: Rc<Sharded>,
-        (rank, ranks): (u32, u32),
-        keeps_weights: bool,
+        (sharded, keeps_weights): (Rc<Sharded>, bool),
+        ranks: Member,
     ) -> Result<Self, Error> {
-        let members: Vec<Member> = parameters
+        let all: Vec<&Parameter> = parameters.iter().collect();
+        let members: Vec<FlatMember> = parameters
             .iter()
-            .map(|parameter| Member {
+            .map(|parameter| FlatMember {
                 unit: parameter.unit,
                 kind: precision.kind_of(&parameter.name, &parameter.tensor),
                 shape: parameter.tensor.size(),
@@ -86,21 +86,19 @@ impl TrainedWeights {
             .collect();
         let model = parameters.tensors();
         let mut placed: Vec<Option<Placed>> = model.iter().map(|_| None).collect();
-        for layout in layouts(&members, ranks) {
-            let own = layout.shard_of(rank);
-            let part = Part::new(&layout, &model, (rank, ranks), keeps_weights);
+        for layout in layouts(&members, ranks.size) {
+            let own = layout.shard_of(ranks.rank);
+            let part = Part::new(&layout, &model, ranks, keeps_weights);
             sharded.add(layout.unit, &part.flat(&layout))?;
             for (index, offset) in layout.members.iter().zip(&layout.offsets) {
-                let division = layout.division(*offset, &members[*index].shape, ranks);
-                let range = division
-                    .by_rank()
-                    .map_or(0..0, |ranges| ranges[rank as usize].clone());
+                let ranges = layout.ranges(*offset, model[*index].numel() as i64, ranks.size);
+                let range = ranges[ranks.rank as usize].clone();
                 let start = (offset + range.start - own.start).clamp(0, layout.shard);
                 let view = |shard: &Tensor| shard.narrow(0, start, range.end - range.start);
                 placed[*index] = Some(Placed {
                     master: view(&part.master),
                     gradient: view(&part.gradient),
-                    division: Rc::new(division),
+                    division: Rc::new(Division::new(all[*index], Some(ranges))),
                 });
             }
         }
@@ -238,7 +236,7 @@ struct Part {
 
 impl Part {
     /// Moves the values of the model's parameters, which become views of one flat tensor.
-    fn new(layout: &FlatLayout, model: &[Tensor], (rank, ranks): (u32, u32), keeps_weights: bool) -> Self {
+    fn new(layout: &FlatLayout, model: &[Tensor], ranks: Member, keeps_weights: bool) -> Self {
         tch::no_grad(|| {
             let parameters: Vec<Tensor> = layout
                 .members
@@ -246,7 +244,7 @@ impl Part {
                 .map(|index| model[*index].shallow_clone())
                 .collect();
             let device = parameters[0].device();
-            let whole = layout.shard * i64::from(ranks);
+            let whole = layout.shard * i64::from(ranks.size);
             let values = Tensor::zeros([whole], (tch::Kind::Float, device));
             let slot = |flat: &Tensor, parameter: &Tensor, offset: i64| {
                 flat.narrow(0, offset, parameter.numel() as i64)
@@ -255,7 +253,7 @@ impl Part {
             for (parameter, offset) in parameters.iter().zip(&layout.offsets) {
                 slot(&values, parameter, *offset).copy_(parameter);
             }
-            let own = values.narrow(0, layout.shard_of(rank).start, layout.shard);
+            let own = values.narrow(0, layout.shard_of(ranks.rank).start, layout.shard);
             let same_kind = layout.kind == tch::Kind::Float;
             let master = if same_kind && keeps_weights {
                 own

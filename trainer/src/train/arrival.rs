@@ -40,18 +40,30 @@ pub(super) struct Agreed {
 const NUMBERS: usize = 6;
 
 impl Arrival {
-    /// The numbers of one of `ranks` ranks, on the device of its losses. Those by rank come last.
-    pub(super) fn to_tensor(&self, rank: u32, ranks: u32) -> Tensor {
+    /// The numbers of one of `ranks` ranks, on the device of its losses. Those by rank come last. Of ranks that have the same
+    /// images one counts them.
+    pub(super) fn to_tensor(&self, (rank, ranks): (u32, u32), counts: bool) -> Tensor {
         let options = (Kind::Double, self.loss_sum.device());
         // Filled in place on the device: copying them there would make the host wait.
         let number = |value: f64| Tensor::full([], value, options);
+        let of_images = if counts {
+            [
+                self.loss_sum.shallow_clone(),
+                self.correct.to_kind(Kind::Double),
+                number(self.images as f64),
+                number(self.left_out as f64),
+            ]
+        } else {
+            std::array::from_fn(|_| number(0.0))
+        };
+        let [loss_sum, correct, images, left_out] = of_images;
         let numbers = [
             number(f64::from(self.stop)),
             number(f64::from(self.save)),
-            self.loss_sum.shallow_clone(),
-            self.correct.to_kind(Kind::Double),
-            number(self.images as f64),
-            number(self.left_out as f64),
+            loss_sum,
+            correct,
+            images,
+            left_out,
         ];
         let by_rank = Tensor::zeros([2, i64::from(ranks)], options);
         let own = by_rank.select(1, i64::from(rank));
@@ -110,7 +122,7 @@ mod tests {
         };
         let agreed = |ranks: [Arrival; 2]| {
             let [first, second] = ranks;
-            let sums = first.to_tensor(0, 2) + second.to_tensor(1, 2);
+            let sums = first.to_tensor((0, 2), true) + second.to_tensor((1, 2), true);
             let is_finite = Arrival::is_finite(&sums).int64_value(&[]) == 1;
             let agreed = Agreed::from_sums(&Vec::<f64>::try_from(sums).expect("numbers"));
             assert_eq!(is_finite, agreed.not_finite.is_empty());
@@ -132,5 +144,15 @@ mod tests {
         let diverged = agreed([arrival(false, 8.0, 0, 0.0), arrival(false, f64::NAN, 0, 0.0)]);
         assert_eq!(diverged.not_finite, [1]);
         assert!(!diverged.stop);
+
+        // Of two ranks that have the same images.
+        let same = || arrival(false, 8.0, 3, 0.25);
+        let sums = same().to_tensor((0, 2), true) + same().to_tensor((1, 2), false);
+        let agreed = Agreed::from_sums(&Vec::<f64>::try_from(sums).expect("numbers"));
+        assert_eq!((agreed.images, agreed.correct, agreed.left_out), (8, 3, 1));
+        assert_eq!(
+            (agreed.loss, &agreed.compute_seconds[..]),
+            (1.0, &[0.25, 0.25][..])
+        );
     }
 }

@@ -176,7 +176,7 @@ impl Trainer {
         let count = f64::from(plan.steps);
         Ok(RankResult {
             rank: self.world.rank,
-            images_per_second: self.local_images() as f64 * count / seconds,
+            images_per_second: self.images_per_rank() * count / seconds,
             step_ms: Distribution::of(&durations),
             phases: phases.mean(count),
             sync: sync.mean(count),

@@ -88,7 +88,7 @@ impl Trainer {
 
         let to_agent = reporter.clone();
         let tell = move |peer| to_agent.send(&Report::LostPeer { peer });
-        let world = World::join(place, accelerator, lost, tell)?;
+        let world = World::join((place, &config.parallelism), accelerator, lost, tell)?;
         let (trained, sync) = Trained::new(&config, device, &world)?;
         let start = Start::find(&world, &config, place.attempt, &trained)?;
         let observer = observer(&config, place.attempt, data.train.len(), &start, reporter)?;
@@ -184,8 +184,8 @@ impl Trainer {
     /// This rank's micro-batches of what is left of the running epoch.
     fn rest_of_epoch(&self) -> Result<Batches, TrainError> {
         let share = Share {
-            rank: self.world.rank,
-            ranks: self.world.size,
+            rank: self.world.mesh.data.rank,
+            ranks: self.world.mesh.data.size,
             micro_batch: self.config.training.micro_batch_size,
             accumulation: self.config.training.gradient_accumulation_steps,
         };

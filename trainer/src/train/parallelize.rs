@@ -20,6 +20,12 @@ pub(super) fn parallelize(
     settings: &Parallelism,
 ) -> Result<(TrainedWeights, StepSync), TrainError> {
     world.broadcast(&model.parameters().tensors())?;
+    if let Some(ranks) = world.sequence()? {
+        model.divide_tokens(ranks, world.mesh.sequence);
+    }
+    if let Some(ranks) = world.tensor()? {
+        model.divide_heads(ranks, world.mesh.tensor)?;
+    }
     let stage = match settings.zero_stage {
         1 => Stage::One,
         2 => Stage::Two,
@@ -29,7 +35,8 @@ pub(super) fn parallelize(
         _ => return replicate(model, precision, world, settings),
     };
     // Nothing can be divided among one rank.
-    if world.size == 1 {
+    let ranks = world.mesh.reducing();
+    if ranks.size == 1 {
         return replicate(model, precision, world, settings);
     }
     let sharded = Rc::new(world.sharded(stage, settings)?);
@@ -37,9 +44,8 @@ pub(super) fn parallelize(
     let weights = TrainedWeights::sharded(
         model.parameters(),
         precision,
-        Rc::clone(&sharded),
-        (world.rank, world.size),
-        keeps_weights,
+        (Rc::clone(&sharded), keeps_weights),
+        ranks,
     )?;
     model.shard(Rc::clone(&sharded));
     Ok((weights, StepSync::new(sharded)))

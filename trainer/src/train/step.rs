@@ -98,7 +98,7 @@ impl Trainer {
         let report = StepReport {
             step,
             epoch,
-            images: self.local_images(),
+            images: self.images_per_rank(),
             phases,
             sync: sync.unwrap_or_default(),
             loss: agreed.loss,
@@ -151,8 +151,10 @@ impl Trainer {
                     left_out: batches.left_out(),
                     compute_seconds: self.compute_seconds,
                 };
-                self.sync
-                    .prepare(arrival.to_tensor(self.world.rank, self.world.size))?;
+                self.sync.prepare(arrival.to_tensor(
+                    (self.world.rank, self.world.size),
+                    self.world.mesh.is_first_of_replica(),
+                ))?;
             }
             self.updates.scaled(loss, micro_batches).f_backward()?;
             if index < last {
@@ -178,13 +180,18 @@ impl Trainer {
         DropSeed {
             seed: training.seed,
             step: self.position.step,
-            place: u64::from(self.world.rank) * self.local_images() + before,
+            place: u64::from(self.world.mesh.data.rank) * self.local_images() + before,
         }
     }
 
-    /// Images of a step that this rank takes.
+    /// Images of a step that this rank takes, alone or together with others.
     pub(super) fn local_images(&self) -> u64 {
-        self.config.global_batch_size() / u64::from(self.world.size)
+        self.config.global_batch_size() / u64::from(self.world.mesh.data.size)
+    }
+
+    /// This rank's part of the images of a step, where those that it takes together with others count once.
+    pub(super) fn images_per_rank(&self) -> f64 {
+        self.config.global_batch_size() as f64 / f64::from(self.world.size)
     }
 
     /// Learning rate of the next step.

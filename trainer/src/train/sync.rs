@@ -19,7 +19,7 @@ pub(super) trait GradientSync: Debug {
 /// Every rank has all gradients, and gets the mean of all.
 impl GradientSync for Reducer {
     fn begin(&mut self) -> Result<(), Error> {
-        Ok(())
+        Self::begin(self)
     }
 
     fn prepare(&mut self, arrival: &Tensor) -> Result<(), Error> {

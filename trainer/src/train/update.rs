@@ -2,7 +2,6 @@
 //! device: the host hears of it a step later.
 
 use tch::{Device, Kind, Tensor};
-use torch_ext::optim::global_norm;
 
 use super::Trainer;
 use super::arrival::{Agreed, Arrival};
@@ -80,12 +79,8 @@ impl Trainer {
     pub(super) fn update_weights(&mut self, learning_rate: f64, sums: &Tensor) -> Result<Tensor, TrainError> {
         let Updates { count, loss_scale } = &mut self.updates;
         let gradients = self.trained.weights.gradients()?;
-        let weights_are_sharded = self.trained.weights.are_sharded();
-        let mut norm = if weights_are_sharded {
-            self.world.norm_of_parts(&gradients)?
-        } else {
-            global_norm(&gradients)?
-        };
+        let weights = &self.trained.weights;
+        let mut norm = self.world.norm(&gradients, weights)?;
         if let Some(scale) = loss_scale {
             norm /= scale.scale();
         }
@@ -99,7 +94,7 @@ impl Trainer {
         let scale = loss_scale.as_ref().map(DeviceLossScale::scale);
         let gate = gate(&norm, &is_finite, limits, scale);
         *count += &is_finite;
-        let ranks = weights_are_sharded.then(|| self.world.ranks());
+        let ranks = self.world.dividing(weights.are_sharded());
         self.trained
             .optimizer
             .step(&gradients, learning_rate, (count, &gate), ranks)?;

@@ -9,10 +9,12 @@ mod eval;
 mod export;
 mod faults;
 mod machine;
+mod model_parallel;
 mod optimization;
 mod preflight;
 mod pretrained;
 mod rank;
+
 mod sharding;
 mod storage;
 mod training;

@@ -26,6 +26,7 @@ const FP16_WEIGHTS: &str = "precision: fp16; masterWeights: true; lossScale: {in
 /// How far two jobs' weights are apart, as a share of how far the first one has moved them from where all start.
 pub(crate) fn share_of_movement(one: &Job, other: &Job) -> f64 {
     let mut untrained = Job::new(50);
+    untrained.model.clone_from(&one.model);
     (untrained.nodes, untrained.epochs, untrained.learning_rate) = (1, 1, 1e-9);
     untrained.run_well();
     let movement = norm_of_difference(&one.weights(), &untrained.weights());

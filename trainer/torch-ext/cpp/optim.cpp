@@ -105,6 +105,7 @@ void lamb(const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>&
   at::_foreach_div_(updates, denominators);
   if (numbers.weight_decay != 0.0) {
     at::_foreach_add_(updates, weights, numbers.weight_decay);
+    // Where several ranks have the same, both norms grow alike, and the ratio stays.
     const auto weight_norms = norms_of(weights, ranks);
     const auto update_norms = norms_of(updates, ranks);
     const auto is_usable = (weight_norms > 0).logical_and_(update_norms > 0);

@@ -17,21 +17,30 @@ using vit::guarded;
 using vit::FuturePtr;
 using vit::Interval;
 using vit::Operation;
-using vit::SyncStep;
+using vit::SyncRecorder;
 using vit::TreeReduce;
 
 namespace {
 
 class TimedAllReduce : public c10d::CommHookInterface {
  public:
-  // The arrival is added up by `arrivals`, or where there are none like the gradients.
-  TimedAllReduce(vit::Group gradients, std::shared_ptr<TreeReduce> arrivals, bool in_bf16)
-      : gradients_(std::move(gradients)), arrivals_(std::move(arrivals)), in_bf16_(in_bf16) {}
+  TimedAllReduce(vit::Group gradients, std::shared_ptr<TreeReduce> control, std::shared_ptr<SyncRecorder> recorder,
+                 bool in_bf16)
+      : gradients_(std::move(gradients)),
+        control_(std::move(control)),
+        recorder_(std::move(recorder)),
+        in_bf16_(in_bf16) {}
 
   FuturePtr runHook(c10d::GradBucket& bucket) override {
     auto& buffer = bucket.getBufferRef();
+    TORCH_CHECK(recorder_->step() != nullptr, "the step was not begun");
     if (bucket.isLast()) {
-      step->set_reduced();
+      recorder_->step()->set_reduced();
+      // Right before the step's last reduction. Ranks that compute a model together arrive though their gradients may be
+      // nobody else's.
+      if (recorder_->has_peers()) {
+        recorder_->arrive(Operation::kAllReduce);
+      }
     }
     if (gradients_.group->getSize() == 1) {
       auto done = c10::make_intrusive<vit::Future>(c10::TensorType::get());
@@ -44,13 +53,10 @@ class TimedAllReduce : public c10d::CommHookInterface {
     } else {
       buffer.div_(gradients_.group->getSize());
     }
-    if (bucket.isLast()) {
-      step->arrive(Operation::kAllReduce, gradients_, arrivals_.get());
-    }
     const bool compress = in_bf16_ && buffer.scalar_type() != at::kBFloat16;
     const auto sent = compress ? buffer.to(at::kBFloat16) : buffer;
     const auto interval = Interval::begin(Operation::kAllReduce, sent.nbytes(), buffer.device());
-    step->add(interval);
+    recorder_->step()->add(interval, control_);
     std::vector<at::Tensor> tensors{sent};
     const auto queued = gradients_.group->allreduce(tensors, options)->getFuture();
     const auto reduced = vit::noting_end(queued, buffer.device(), interval);
@@ -60,8 +66,6 @@ class TimedAllReduce : public c10d::CommHookInterface {
   at::Tensor parseHookResult(const c10::IValue& result) override {
     return c10d::detail::parseCppCommHookResult(result);
   }
-
-  std::shared_ptr<SyncStep> step;
 
  private:
   // A future of `buffer` once it has the values of `sent`.
@@ -76,7 +80,8 @@ class TimedAllReduce : public c10d::CommHookInterface {
   }
 
   vit::Group gradients_;
-  std::shared_ptr<TreeReduce> arrivals_;
+  std::shared_ptr<TreeReduce> control_;
+  std::shared_ptr<SyncRecorder> recorder_;
   bool in_bf16_;
 };
 
@@ -86,8 +91,7 @@ namespace vit {
 
 struct Reducer {
   std::unique_ptr<c10d::Reducer> reducer;
-  TimedAllReduce* hook;  // owned by `reducer`
-  std::shared_ptr<TreeReduce> control;
+  std::shared_ptr<SyncRecorder> recorder;
   at::Device device;
 };
 
@@ -95,14 +99,13 @@ struct Reducer {
 
 extern "C" {
 
-// Hooks into the gradients of `parameters`, which must be the same in number, order and shape on every rank. Arrivals
-// are added up by `control` or, where `arrives_with_gradients`, by `gradients`.
+// Hooks into the gradients of `parameters`, which must be the same in number, order and shape on every rank of `gradients`.
+// Those ranks compare durations by `control`.
 vit::Status vit_reducer_new(at::Tensor* const* parameters, size_t count, vit::Group* gradients, vit::Group* control,
-                            size_t bucket_bytes, bool in_bf16, bool arrives_with_gradients, vit::Reducer** out) {
+                            vit::RecorderHandle* recorder, size_t bucket_bytes, bool in_bf16, vit::Reducer** out) {
   return guarded([&] {
     auto list = vit::tensor_list(parameters, count);
     const auto device = list.at(0).device();
-    TORCH_CHECK(device.is_cpu() || arrives_with_gradients, "only on the CPU can a group of its own add up arrivals");
     const std::vector<bool> sparse(count, false);
     const size_t first_bucket = std::min<size_t>(c10d::kDefaultFirstBucketBytes, bucket_bytes);
     auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(list, {first_bucket, bucket_bytes}, sparse);
@@ -114,11 +117,10 @@ vit::Status vit_reducer_new(at::Tensor* const* parameters, size_t count, vit::Gr
         /*param_names=*/std::unordered_map<size_t, std::string>{}, static_cast<int64_t>(first_bucket),
         /*skip_all_reduce_unused_params=*/false, /*use_python_reducer=*/false,
         /*bucket_bytes_cap_list=*/std::vector<int64_t>{});
-    auto tree = std::make_shared<TreeReduce>(control->group);
-    auto hook = std::make_unique<TimedAllReduce>(*gradients, arrives_with_gradients ? nullptr : tree, in_bf16);
-    auto* borrowed = hook.get();
-    reducer->register_comm_hook(std::move(hook));
-    *out = new vit::Reducer{std::move(reducer), borrowed, std::move(tree), device};
+    const auto& notes = recorder->recorder;
+    reducer->register_comm_hook(
+        std::make_unique<TimedAllReduce>(*gradients, notes->comparing(*control), notes, in_bf16));
+    *out = new vit::Reducer{std::move(reducer), notes, device};
   });
 }
 
@@ -126,15 +128,20 @@ void vit_reducer_free(vit::Reducer* reducer) {
   guarded([&] { delete reducer; });
 }
 
+// Begins a step.
+vit::Status vit_reducer_begin(vit::Reducer* reducer) {
+  return guarded([&] { reducer->recorder->begin(reducer->device); });
+}
+
 // Arms the hooks for the backward pass that follows; without this call a backward pass only accumulates gradients.
 // `arrival` is added up over the ranks during that pass.
 vit::Status vit_reducer_prepare(vit::Reducer* reducer, at::Tensor* arrival) {
   return guarded([&] {
+    TORCH_CHECK(reducer->recorder->step() != nullptr, "the step was not begun");
     if (reducer->reducer->should_rebuild_buckets()) {
       reducer->reducer->rebuild_buckets();
     }
-    reducer->hook->step = std::make_shared<SyncStep>(reducer->device);
-    reducer->hook->step->set_arrival(*arrival);
+    reducer->recorder->step()->set_arrival(*arrival);
     reducer->reducer->prepare_for_backward({});
   });
 }
@@ -143,10 +150,9 @@ vit::Status vit_reducer_prepare(vit::Reducer* reducer, at::Tensor* arrival) {
 // than the CPU its stream waits for both, and the host does not.
 vit::Status vit_reducer_finish(vit::Reducer* reducer, at::Tensor** sums, vit::Measurement** measurement) {
   return guarded([&] {
-    const auto step = std::move(reducer->hook->step);
-    TORCH_CHECK(step != nullptr, "the step was not prepared");
-    *sums = new at::Tensor(step->finish(*reducer->control));
-    *measurement = new vit::Measurement{step, reducer->control};
+    const auto step = reducer->recorder->take();
+    *sums = new at::Tensor(step->finish());
+    *measurement = new vit::Measurement{step};
   });
 }
 }

@@ -33,7 +33,7 @@ namespace {
 using vit::FuturePtr;
 using vit::Interval;
 using vit::Operation;
-using vit::SyncStep;
+using vit::SyncRecorder;
 using vit::TreeReduce;
 
 // Units whose gradients may be under way at the same time: their memory is given back when they have arrived.
@@ -107,13 +107,14 @@ namespace vit {
 
 class Sharded : public std::enable_shared_from_this<Sharded> {
  public:
-  Sharded(Group group, std::shared_ptr<TreeReduce> control, int stage, bool reshards, bool in_bf16, bool arrives_apart)
+  Sharded(Group group, std::shared_ptr<TreeReduce> control, std::shared_ptr<SyncRecorder> recorder, int stage,
+          bool reshards, bool in_bf16)
       : group_(std::move(group)),
         control_(std::move(control)),
+        recorder_(std::move(recorder)),
         stage_(stage),
         reshards_(reshards),
-        in_bf16_(in_bf16),
-        arrives_apart_(arrives_apart) {
+        in_bf16_(in_bf16) {
     TORCH_CHECK(group_.group->getSize() > 1, "nothing is divided among a single rank");
   }
 
@@ -141,7 +142,7 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
   }
 
   void begin() {
-    step_ = std::make_shared<SyncStep>(device_);
+    recorder_->begin(device_);
     is_last_pass_ = false;
     units_reduced_ = 0;
     for (auto& unit : units_) {
@@ -152,15 +153,15 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
   }
 
   void prepare(const at::Tensor& arrival) {
-    TORCH_CHECK(step_ != nullptr, "the step was not begun");
-    step_->set_arrival(arrival);
+    TORCH_CHECK(recorder_->step() != nullptr, "the step was not begun");
+    recorder_->step()->set_arrival(arrival);
     is_last_pass_ = true;
     units_reduced_ = 0;
   }
 
   std::pair<at::Tensor, Measurement> finish() {
     TORCH_CHECK(is_last_pass_, "the step was not prepared");
-    const auto step = std::move(step_);
+    const auto step = recorder_->take();
     is_last_pass_ = false;
     while (!reducing_.empty()) {
       for (auto& flat : units_[reducing_.front()].flats) {
@@ -169,8 +170,8 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
       }
       reducing_.pop_front();
     }
-    auto sums = step->finish(*control_);
-    return {std::move(sums), Measurement{step, control_}};
+    auto sums = step->finish();
+    return {std::move(sums), Measurement{step}};
   }
 
   void publish() {
@@ -258,8 +259,8 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
     }
     ++units_reduced_;
     if (is_last_pass_ && units_reduced_ == units_.size()) {
-      step_->set_reduced();
-      step_->arrive(Operation::kReduceScatter, group_, arrives_apart_ ? control_.get() : nullptr);
+      recorder_->step()->set_reduced();
+      recorder_->arrive(Operation::kReduceScatter);
     }
     for (size_t flat = 0; flat < buffers.size(); ++flat) {
       reduce(units_[index].flats[flat], std::move(buffers[flat]));
@@ -284,7 +285,7 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
 
   void reduce(Flat& flat, at::Tensor buffer) {
     flat.reduction.interval = Interval::begin(Operation::kReduceScatter, buffer.nbytes(), device_);
-    step_->add(flat.reduction.interval);
+    recorder_->step()->add(flat.reduction.interval, control_);
     const int64_t shard = flat.gradient.numel();
     at::Tensor own;
     FuturePtr queued;
@@ -339,8 +340,8 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
     for (auto& flat : unit.flats) {
       flat.gather.wait(device_, in_forward);
       flat.sent.reset();
-      if (step_) {
-        step_->add(flat.gather.interval);
+      if (auto* step = recorder_->step()) {
+        step->add(flat.gather.interval, control_);
       }
     }
     unit.weights = Unit::Weights::kWhole;
@@ -361,15 +362,14 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
 
   Group group_;
   std::shared_ptr<TreeReduce> control_;
+  std::shared_ptr<SyncRecorder> recorder_;
   int stage_;
   bool reshards_;
   bool in_bf16_;
-  bool arrives_apart_;
   at::Device device_ = at::kCPU;
   std::vector<Unit> units_;
   std::vector<std::pair<std::shared_ptr<torch::autograd::Node>, uintptr_t>> hooks_;
   // Of the running step.
-  std::shared_ptr<SyncStep> step_;
   bool is_last_pass_ = false;
   size_t units_reduced_ = 0;
   // Units whose gradients are under way, in the order in which that began.
@@ -387,12 +387,13 @@ struct ShardedHandle {
 
 extern "C" {
 
-vit::Status vit_sharded_new(vit::Group* group, vit::Group* control, int stage, bool reshards, bool in_bf16,
-                            bool arrives_with_gradients, vit::ShardedHandle** out) {
+// Divides among the ranks of `group`, which compare durations by `control`.
+vit::Status vit_sharded_new(vit::Group* group, vit::Group* control, vit::RecorderHandle* recorder, int stage,
+                            bool reshards, bool in_bf16, vit::ShardedHandle** out) {
   return guarded([&] {
-    auto tree = std::make_shared<TreeReduce>(control->group);
+    const auto& notes = recorder->recorder;
     *out = new vit::ShardedHandle{
-        std::make_shared<vit::Sharded>(*group, std::move(tree), stage, reshards, in_bf16, !arrives_with_gradients)};
+        std::make_shared<vit::Sharded>(*group, notes->comparing(*control), notes, stage, reshards, in_bf16)};
   });
 }
 

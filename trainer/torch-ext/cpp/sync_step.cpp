@@ -24,21 +24,32 @@ FuturePtr noting_end(const FuturePtr& future, at::Device device, std::shared_ptr
       future->elementType());
 }
 
-void SyncStep::arrive(Operation reduction, const Group& gradients, TreeReduce* arrivals) {
+void SyncStep::add(std::shared_ptr<Interval> collective, const std::shared_ptr<TreeReduce>& control) {
+  const auto same = [&control](const Compared& compared) { return compared.control == control; };
+  auto found = std::find_if(compared_.begin(), compared_.end(), same);
+  if (found == compared_.end()) {
+    found = compared_.insert(found, Compared{control, {}});
+  }
+  found->collectives.push_back(std::move(collective));
+}
+
+void SyncStep::arrive(Operation reduction, const Group* group, const std::shared_ptr<TreeReduce>& control) {
+  TORCH_CHECK(device_.is_cpu() || group, "only on the CPU can a group of its own add up arrivals");
   meeting_ = Interval::begin(reduction, 0, device_);
   arrival_ = arrival_.to(at::kDouble).clone();
   std::vector<at::Tensor> tensors{arrival_};
   const auto arrived =
-      arrivals ? arrivals->start(arrival_, TreeReduce::Op::kSum) : gradients.group->allreduce(tensors)->getFuture();
+      group ? group->group->allreduce(tensors)->getFuture() : control->start(arrival_, TreeReduce::Op::kSum);
   arrived_ = noting_end(arrived, device_, meeting_);
+  add(meeting_, control);
 }
 
-at::Tensor SyncStep::finish(TreeReduce& control) {
+at::Tensor SyncStep::finish() {
   if (arrived_) {
     arrived_->waitAndThrow();
     usable_.emplace(Moment::now(device_));
     if (device_.is_cpu()) {
-      exchange(control);
+      exchange();
     }
   }
   TORCH_CHECK(is_reduced_, "the backward pass reduced no gradients");
@@ -46,23 +57,28 @@ at::Tensor SyncStep::finish(TreeReduce& control) {
 }
 
 // Starts to find the least of the ranks' durations, which must be known.
-void SyncStep::exchange(TreeReduce& control) {
-  std::vector<double> durations{meeting_->seconds()};
-  for (const auto& collective : collectives_) {
-    durations.push_back(collective->seconds());
+void SyncStep::exchange() {
+  for (auto& compared : compared_) {
+    std::vector<double> durations;
+    for (const auto& collective : compared.collectives) {
+      durations.push_back(collective->seconds());
+    }
+    compared.least = at::tensor(durations, at::kDouble);
+    compared.exchanged = compared.control->start(compared.least, TreeReduce::Op::kMin);
   }
-  least_ = at::tensor(durations, at::kDouble);
-  exchanged_ = control.start(least_, TreeReduce::Op::kMin);
 }
 
-// Seconds in which some collective was under way, where each took no longer than the least duration given for it.
-double SyncStep::under_way(const double* least, std::optional<Operation> operation) const {
+// Seconds in which some collective was under way, where each took no longer than the least duration over its ranks.
+double SyncStep::under_way(std::optional<Operation> operation) const {
   std::vector<std::pair<double, double>> spans;
-  for (const auto& collective : collectives_) {
-    const double duration = *least++;
-    if (!operation || collective->operation == *operation) {
-      const double end = collective->end->seconds_since(began_);
-      spans.emplace_back(std::max(collective->start.seconds_since(began_), end - duration), end);
+  for (const auto& compared : compared_) {
+    const auto* least = compared.least.const_data_ptr<double>();
+    for (const auto& collective : compared.collectives) {
+      const double duration = *least++;
+      if (collective != meeting_ && (!operation || collective->operation == *operation)) {
+        const double end = collective->end->seconds_since(began_);
+        spans.emplace_back(std::max(collective->start.seconds_since(began_), end - duration), end);
+      }
     }
   }
   std::sort(spans.begin(), spans.end());
@@ -74,50 +90,82 @@ double SyncStep::under_way(const double* least, std::optional<Operation> operati
   return sum;
 }
 
-SyncTimes SyncStep::times(TreeReduce& control) {
+SyncTimes SyncStep::times() {
   SyncTimes times{};
   const auto of = [&times](Operation operation) -> SyncCost& { return times.of[static_cast<size_t>(operation)]; };
-  for (const auto& collective : collectives_) {
-    of(collective->operation).bytes += collective->bytes;
-    times.all.bytes += collective->bytes;
+  for (const auto& compared : compared_) {
+    for (const auto& collective : compared.collectives) {
+      of(collective->operation).bytes += collective->bytes;
+      times.all.bytes += collective->bytes;
+    }
   }
   if (!arrived_) {
     return times;
   }
-  if (!exchanged_) {
-    exchange(control);
+  if (!compared_.front().exchanged) {
+    exchange();
   }
-  exchanged_->waitAndThrow();
-  const auto* least = least_.const_data_ptr<double>();
-  auto& last = of(meeting_->operation);
-  last.straggler = std::max(0.0, meeting_->seconds() - least[0]);
-  last.exposed = std::max(0.0, usable_->seconds_since(meeting_->start) - last.straggler);
-  for (size_t index = 0; index < collectives_.size(); ++index) {
-    const auto& collective = *collectives_[index];
-    if (!collective.wait) {
-      continue;
+  for (const auto& compared : compared_) {
+    compared.exchanged->waitAndThrow();
+    const auto* least = compared.least.const_data_ptr<double>();
+    for (const auto& collective : compared.collectives) {
+      const double duration = *least++;
+      auto& cost = of(collective->operation);
+      if (collective == meeting_) {
+        const double straggler = std::max(0.0, meeting_->seconds() - duration);
+        cost.straggler += straggler;
+        cost.exposed += std::max(0.0, usable_->seconds_since(meeting_->start) - straggler);
+      } else if (collective->wait) {
+        const double until = collective->wait->until.seconds_since(began_);
+        const double from = collective->wait->from.seconds_since(began_);
+        const double all_there = collective->end->seconds_since(began_) - duration;
+        const double exposed = std::max(0.0, until - std::max(from, all_there));
+        cost.exposed += exposed;
+        cost.straggler += std::max(0.0, until - from - exposed);
+        times.waited_in_forward += collective->wait->in_forward ? std::max(0.0, until - from) : 0.0;
+      }
     }
-    const double until = collective.wait->until.seconds_since(began_);
-    const double from = collective.wait->from.seconds_since(began_);
-    const double all_there = collective.end->seconds_since(began_) - least[index + 1];
-    const double exposed = std::max(0.0, until - std::max(from, all_there));
-    of(collective.operation).exposed += exposed;
-    of(collective.operation).straggler += std::max(0.0, until - from - exposed);
-    times.waited_in_forward += collective.wait->in_forward ? std::max(0.0, until - from) : 0.0;
   }
   for (size_t operation = 0; operation < kOperations; ++operation) {
     auto& cost = times.of[operation];
-    cost.total = std::max(under_way(least + 1, static_cast<Operation>(operation)), cost.exposed);
+    cost.total = std::max(under_way(static_cast<Operation>(operation)), cost.exposed);
     times.all.exposed += cost.exposed;
     times.all.straggler += cost.straggler;
   }
-  times.all.total = std::max(under_way(least + 1, std::nullopt), times.all.exposed);
+  times.all.total = std::max(under_way(std::nullopt), times.all.exposed);
   return times;
+}
+
+std::shared_ptr<SyncStep> SyncRecorder::take() {
+  TORCH_CHECK(step_ != nullptr, "the step was not begun");
+  return std::exchange(step_, nullptr);
+}
+
+std::shared_ptr<TreeReduce> SyncRecorder::comparing(const Group& control) {
+  for (const auto& [group, tree] : trees_) {
+    if (group == control.group) {
+      return tree;
+    }
+  }
+  return trees_.emplace_back(control.group, std::make_shared<TreeReduce>(control.group)).second;
 }
 
 }  // namespace vit
 
 extern "C" {
+
+// Notes what collectives cost a step. `control` is all ranks on the CPU; `arrivals`, all ranks on the device, adds up
+// arrivals, or where it is null `control` does.
+vit::Status vit_recorder_new(vit::Group* arrivals, vit::Group* control, vit::RecorderHandle** out) {
+  return guarded([&] {
+    auto group = arrivals ? std::make_optional(*arrivals) : std::nullopt;
+    *out = new vit::RecorderHandle{std::make_shared<vit::SyncRecorder>(std::move(group), *control)};
+  });
+}
+
+void vit_recorder_free(vit::RecorderHandle* recorder) {
+  guarded([&] { delete recorder; });
+}
 
 void vit_measurement_free(vit::Measurement* measurement) {
   guarded([&] { delete measurement; });
@@ -134,6 +182,6 @@ void vit_measurement_free(vit::Measurement* measurement) {
 // A rank that is late by D lengthens the others' straggler by D and nothing else. A slower network lengthens total, and
 // exposed where no computation hides it, and not straggler: the arrival, slower too, is as slow on every rank.
 vit::Status vit_measurement_times(const vit::Measurement* measurement, vit::SyncTimes* times) {
-  return guarded([&] { *times = measurement->step->times(*measurement->control); });
+  return guarded([&] { *times = measurement->step->times(); });
 }
 }

@@ -26,8 +26,8 @@ namespace vit {
 using Future = c10::ivalue::Future;
 using FuturePtr = c10::intrusive_ptr<Future>;
 
-enum class Operation : size_t { kAllReduce, kReduceScatter, kAllGather };
-constexpr size_t kOperations = 3;
+enum class Operation : size_t { kAllReduce, kReduceScatter, kAllGather, kAllToAll };
+constexpr size_t kOperations = 4;
 
 // A collective from its start on this rank to its end. The end is noted before the future completes that the reader
 // waits for, if need be by a process group's thread.
@@ -74,48 +74,91 @@ class SyncStep {
  public:
   explicit SyncStep(at::Device device) : device_(device), began_(Moment::now(device)) {}
 
-  // Counts a collective.
-  void add(std::shared_ptr<Interval> collective) { collectives_.push_back(std::move(collective)); }
+  // Counts a collective of the ranks that compare their durations by `control`. Those of the same ranks come in the same
+  // order on each of them.
+  void add(std::shared_ptr<Interval> collective, const std::shared_ptr<TreeReduce>& control);
 
   // Sets what is added up when this rank's last gradient is ready.
   void set_arrival(const at::Tensor& arrival) { arrival_ = arrival.detach(); }
 
-  // The last gradient is ready, and `reduction` is what sums gradients up. The arrival is added up by `arrivals`, or
-  // where there are none like the gradients.
-  void arrive(Operation reduction, const Group& gradients, TreeReduce* arrivals);
+  // The last gradient is ready, and `reduction` is what sums gradients up. All ranks add up the arrival: `group`, or where
+  // there is none `control`.
+  void arrive(Operation reduction, const Group* group, const std::shared_ptr<TreeReduce>& control);
 
   // The backward pass came to its last gradient, with or without other ranks.
   void set_reduced() { is_reduced_ = true; }
 
   // Call it right after the backward pass. On the CPU the ranks compare their durations from now on, beside what follows.
   // Gives the sums of the arrival.
-  at::Tensor finish(TreeReduce& control);
+  at::Tensor finish();
 
   // See vit_measurement_times.
-  SyncTimes times(TreeReduce& control);
+  SyncTimes times();
 
  private:
-  void exchange(TreeReduce& control);
-  double under_way(const double* least, std::optional<Operation> operation) const;
+  // Collectives of ranks that compare their durations with each other.
+  struct Compared {
+    std::shared_ptr<TreeReduce> control;
+    std::vector<std::shared_ptr<Interval>> collectives;
+    // Their durations, the least over the ranks once `exchanged`.
+    at::Tensor least{};
+    FuturePtr exchanged{};
+  };
+
+  void exchange();
+  double under_way(std::optional<Operation> operation) const;
 
   at::Device device_;
   Moment began_;
-  std::vector<std::shared_ptr<Interval>> collectives_;
+  std::vector<Compared> compared_;
   at::Tensor arrival_;
   bool is_reduced_ = false;
   FuturePtr arrived_;
   // From the own last gradient to every rank's.
   std::shared_ptr<Interval> meeting_;
   std::optional<Moment> usable_;
-  // Durations of the meeting and of each collective, the least over the ranks once `exchanged_`.
-  at::Tensor least_;
-  FuturePtr exchanged_;
+};
+
+// Where the collectives of the running step are noted, whatever starts them.
+class SyncRecorder {
+ public:
+  // Arrivals are added up by `arrivals`, which is of all ranks, or where there is none by `control`.
+  SyncRecorder(std::optional<Group> arrivals, const Group& control)
+      : arrivals_(std::move(arrivals)), all_(comparing(control)) {}
+
+  void begin(at::Device device) { step_ = std::make_shared<SyncStep>(device); }
+
+  // The running step; null outside one.
+  SyncStep* step() const { return step_.get(); }
+
+  // Whether there are other ranks.
+  bool has_peers() const { return trees_.front().first->getSize() > 1; }
+
+  // Ends the running step.
+  std::shared_ptr<SyncStep> take();
+
+  // The last gradient of the running step is ready, and `reduction` is what sums gradients up.
+  void arrive(Operation reduction) { step_->arrive(reduction, arrivals_ ? &*arrivals_ : nullptr, all_); }
+
+  // What compares the durations of the ranks of `control`.
+  std::shared_ptr<TreeReduce> comparing(const Group& control);
+
+ private:
+  std::optional<Group> arrivals_;
+  // For each group of ranks that compare durations; nothing else uses these groups meanwhile.
+  std::vector<std::pair<c10::intrusive_ptr<c10d::ProcessGroup>, std::shared_ptr<TreeReduce>>> trees_;
+  std::shared_ptr<TreeReduce> all_;
+  std::shared_ptr<SyncStep> step_;
+};
+
+// What a Rust handle points at.
+struct RecorderHandle {
+  std::shared_ptr<SyncRecorder> recorder;
 };
 
 // What a Rust handle points at.
 struct Measurement {
   std::shared_ptr<SyncStep> step;
-  std::shared_ptr<TreeReduce> control;
 };
 
 }  // namespace vit

@@ -93,7 +93,8 @@ mod tests {
             timeout,
         })
         .expect("a store");
-        let group = ProcessGroup::gloo(&store, "control", address, timeout).expect("a group");
+        let group =
+            ProcessGroup::gloo(&store, ("control", store.member()), address, timeout).expect("a group");
         group
             .all_reduce_sum(&mut Tensor::from_slice(&[1.0, 2.0]))
             .expect("sums");

@@ -1,5 +1,6 @@
 //! Safe wrappers over the parts of libtorch that tch lacks: process groups and the gradient reducer of c10d,
-//! divided training state, optimizer steps over all parameters at once, activation checkpointing, and copies to a device that nobody waits for.
+//! collectives inside a model, divided training state, optimizer steps over all parameters at once, activation checkpointing,
+//! and copies to a device that nobody waits for.
 //!
 //! The only unsafe code of the workspace is here. Each C++ function (folder `cpp`, a file a concern) catches every
 //! exception and returns a status; each has one safe wrapper. Handles are freed when dropped.
@@ -7,6 +8,7 @@
 
 mod arithmetic;
 mod autocast;
+mod collectives;
 pub mod device;
 mod error;
 mod flight_recorder;
@@ -27,15 +29,16 @@ mod transfer;
 
 pub use arithmetic::{Arithmetic, AttentionKernel};
 pub use autocast::autocast;
+pub use collectives::Collectives;
 pub use device::{Cuda, CudaError, load_cuda};
 pub use error::{Error, ErrorKind, exit_now};
 pub use flight_recorder::FlightRecorder;
 pub use moment::Moment;
-pub use process_group::{Aborter, ProcessGroup, Rendezvous, Store};
+pub use process_group::{Aborter, Member, ProcessGroup, Rendezvous, Store};
 pub use profile::Profile;
 pub use readback::Readback;
 pub use reducer::Reducer;
 pub use sharded::Sharded;
-pub use sync_step::{ArrivalOver, Compression, Measurement, SyncCost, SyncTimes};
+pub use sync_step::{Compression, Measurement, SyncCost, SyncRecorder, SyncTimes};
 pub use trace::Trace;
 pub use transfer::Transfer;

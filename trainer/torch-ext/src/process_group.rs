@@ -1,6 +1,6 @@
 //! Rendezvous and collectives of c10d.
 
-use std::ffi::{CString, c_int};
+use std::ffi::CString;
 use std::net::{IpAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
@@ -48,8 +48,16 @@ impl Rendezvous {
 #[derive(Debug)]
 pub struct Store {
     handle: Handle<RawStore>,
-    rank: c_int,
-    world_size: c_int,
+    member: Member,
+}
+
+/// This rank among those of a group.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Member {
+    /// Own place, `0..size`.
+    pub rank: u32,
+    /// Number of ranks.
+    pub size: u32,
 }
 
 /// Ranks that take part in collectives together. Collectives must be called in the same order on every rank.
@@ -114,16 +122,28 @@ impl Store {
         .map_err(communication)?;
         Ok(Self {
             handle,
-            rank: rank.cast_signed(),
-            world_size: world_size.cast_signed(),
+            member: Member {
+                rank: *rank,
+                size: *world_size,
+            },
         })
+    }
+
+    /// This rank among all that met.
+    pub fn member(&self) -> Member {
+        self.member
     }
 }
 
 impl ProcessGroup {
     /// A group for CPU tensors over Gloo, on the interface that has `address`. `name` tells it from other groups over
-    /// the same store; a collective that takes longer than `timeout` fails.
-    pub fn gloo(store: &Store, name: &str, address: IpAddr, timeout: Duration) -> Result<Self, Error> {
+    /// the same store, also from those of other ranks; a collective that takes longer than `timeout` fails.
+    pub fn gloo(
+        store: &Store,
+        (name, member): (&str, Member),
+        address: IpAddr,
+        timeout: Duration,
+    ) -> Result<Self, Error> {
         let c_name = c_string(name, "the name of a group")?;
         let c_address = c_string(&address.to_string(), "an address")?;
         let handle = Handle::new(sys::vit_group_free, |out| {
@@ -132,8 +152,8 @@ impl ProcessGroup {
                 sys::vit_group_gloo(
                     store.handle.as_ptr(),
                     c_name.as_ptr(),
-                    store.rank,
-                    store.world_size,
+                    member.rank.cast_signed(),
+                    member.size.cast_signed(),
                     c_address.as_ptr(),
                     milliseconds(timeout),
                     out,
@@ -142,7 +162,7 @@ impl ProcessGroup {
             check(status, || {
                 format!(
                     "failed to connect rank {} to its peers from {address} over Gloo",
-                    store.rank
+                    store.member.rank
                 )
             })
         })
@@ -151,7 +171,12 @@ impl ProcessGroup {
     }
 
     /// A group for CUDA tensors over NCCL. Never run where this project's own tests run: they have no GPU.
-    pub fn nccl(store: &Store, name: &str, cuda: &Cuda, timeout: Duration) -> Result<Self, Error> {
+    pub fn nccl(
+        store: &Store,
+        (name, member): (&str, Member),
+        cuda: &Cuda,
+        timeout: Duration,
+    ) -> Result<Self, Error> {
         let c_name = c_string(name, "the name of a group")?;
         let handle = Handle::new(sys::vit_group_free, |out| {
             // SAFETY: as for Gloo; the plugin's entry has the signature that the C++ side casts it to (both are
@@ -160,15 +185,18 @@ impl ProcessGroup {
                 sys::vit_group_nccl(
                     store.handle.as_ptr(),
                     c_name.as_ptr(),
-                    store.rank,
-                    store.world_size,
+                    member.rank.cast_signed(),
+                    member.size.cast_signed(),
                     milliseconds(timeout),
                     cuda.nccl_backend_new(),
                     out,
                 )
             };
             check(status, || {
-                format!("failed to connect rank {} to its peers over NCCL", store.rank)
+                format!(
+                    "failed to connect rank {} to its peers over NCCL",
+                    store.member.rank
+                )
             })
         })
         .map_err(communication)?;

@@ -5,7 +5,7 @@ use tch::Tensor;
 use crate::error::{Error, check};
 use crate::handle::Handle;
 use crate::process_group::ProcessGroup;
-use crate::sync_step::{ArrivalOver, Compression, Measurement};
+use crate::sync_step::{Compression, Measurement, SyncRecorder};
 use crate::sys::{self, RawReducer};
 
 /// The Reducer of PyTorch's `DistributedDataParallel` with a communication hook that measures [`SyncTimes`](crate::SyncTimes).
@@ -19,35 +19,41 @@ pub struct Reducer {
 
 impl Reducer {
     /// Hooks into the gradients of `parameters`, which are all on one device and the same on every rank in number,
-    /// order and shape. `gradients` reduces tensors of that device, `control` tensors on the CPU; they are separate
-    /// groups, so that the few numbers of an arrival do not queue behind gradients.
+    /// order and shape. `gradients` reduces tensors of that device, `control` has the same ranks and takes tensors on the
+    /// CPU; they are separate groups, so that a few numbers do not queue behind gradients.
     pub fn new(
         parameters: &[Tensor],
-        gradients: &ProcessGroup,
-        control: &ProcessGroup,
+        (gradients, control): (&ProcessGroup, &ProcessGroup),
+        recorder: &SyncRecorder,
         bucket_bytes: usize,
         compression: Compression,
-        arrival: ArrivalOver,
     ) -> Result<Self, Error> {
         let pointers = sys::pointers(parameters);
         let handle = Handle::new(sys::vit_reducer_free, |out| {
-            // SAFETY: tensors and groups are valid and borrowed for the call (the C++ side keeps references of its
-            // own), and `out` is a valid place for the object's pointer.
+            // SAFETY: tensors, groups and recorder are valid and borrowed for the call (the C++ side keeps references of
+            // its own), and `out` is a valid place for the object's pointer.
             let status = unsafe {
                 sys::vit_reducer_new(
                     pointers.as_ptr(),
                     pointers.len(),
                     gradients.handle.as_ptr(),
                     control.handle.as_ptr(),
+                    recorder.handle.as_ptr(),
                     bucket_bytes,
                     compression == Compression::Bf16,
-                    arrival == ArrivalOver::Gradients,
                     out,
                 )
             };
             check(status, || "failed to hook into the gradients".into())
         })?;
         Ok(Self { handle })
+    }
+
+    /// Begins a step.
+    pub fn begin(&mut self) -> Result<(), Error> {
+        // SAFETY: the reducer is valid.
+        let status = unsafe { sys::vit_reducer_begin(self.handle.as_ptr()) };
+        check(status, || "failed to begin a step".into())
     }
 
     /// Makes the backward pass that follows average gradients over the ranks, and add up `arrival` with them. A

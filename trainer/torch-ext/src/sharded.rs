@@ -5,7 +5,7 @@ use tch::Tensor;
 use crate::error::{Error, check};
 use crate::handle::Handle;
 use crate::process_group::ProcessGroup;
-use crate::sync_step::{ArrivalOver, Compression, Measurement};
+use crate::sync_step::{Compression, Measurement, SyncRecorder};
 use crate::sys::{self, RawSharded};
 
 /// What ranks divide, as the stages of the Zero Redundancy Optimizer (arXiv 1910.02054). Weights in 32 bits and optimizer
@@ -47,13 +47,13 @@ pub struct Sharded {
 }
 
 impl Sharded {
-    /// Without units yet. `group` takes tensors of the parameters' device, `control` those on the CPU.
+    /// Among the ranks of `group`, without units yet. It takes tensors of the parameters' device; `control` has the same
+    /// ranks and takes those on the CPU.
     pub fn new(
         stage: Stage,
-        group: &ProcessGroup,
-        control: &ProcessGroup,
+        (group, control): (&ProcessGroup, &ProcessGroup),
+        recorder: &SyncRecorder,
         compression: Compression,
-        arrival: ArrivalOver,
     ) -> Result<Self, Error> {
         let (stage, reshards) = match stage {
             Stage::One => (1, false),
@@ -63,16 +63,16 @@ impl Sharded {
             } => (3, reshard_after_forward),
         };
         let handle = Handle::new(sys::vit_sharded_free, |out| {
-            // SAFETY: the groups are borrowed for the call (the C++ side keeps references of its own), and `out` is a valid
-            // place for the object's pointer.
+            // SAFETY: groups and recorder are borrowed for the call (the C++ side keeps references of its own), and `out` is a
+            // valid place for the object's pointer.
             let status = unsafe {
                 sys::vit_sharded_new(
                     group.handle.as_ptr(),
                     control.handle.as_ptr(),
+                    recorder.handle.as_ptr(),
                     stage,
                     reshards,
                     compression == Compression::Bf16,
-                    arrival == ArrivalOver::Gradients,
                     out,
                 )
             };

@@ -4,7 +4,8 @@ use tch::Tensor;
 
 use crate::error::{Error, check};
 use crate::handle::{Handle, tensor_of};
-use crate::sys::{self, RawMeasurement};
+use crate::process_group::ProcessGroup;
+use crate::sys::{self, RawMeasurement, RawRecorder};
 
 pub use crate::sys::{SyncCost, SyncTimes};
 
@@ -18,10 +19,6 @@ impl SyncCost {
         }
     }
 
-    #[expect(
-        clippy::trivially_copy_pass_by_ref,
-        reason = "serde calls it with a reference"
-    )]
     pub(crate) fn is_zero(&self) -> bool {
         *self == Self::default()
     }
@@ -47,6 +44,7 @@ impl SyncTimes {
             all_reduce: mean(&self.all_reduce),
             reduce_scatter: mean(&self.reduce_scatter),
             all_gather: mean(&self.all_gather),
+            all_to_all: mean(&self.all_to_all),
             waited_in_forward: self.waited_in_forward / count,
         }
     }
@@ -58,6 +56,7 @@ impl std::ops::AddAssign for SyncTimes {
         self.all_reduce += other.all_reduce;
         self.reduce_scatter += other.reduce_scatter;
         self.all_gather += other.all_gather;
+        self.all_to_all += other.all_to_all;
         self.waited_in_forward += other.waited_in_forward;
     }
 }
@@ -72,14 +71,29 @@ pub enum Compression {
     Bf16,
 }
 
-/// What adds up the numbers of an arrival.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum ArrivalOver {
-    /// The group of CPU tensors, beside the gradients. Only where those are on the CPU too: of a GPU's numbers it would know
-    /// nothing before the host had waited for them.
-    Control,
-    /// The group of the gradients, in their queue.
-    Gradients,
+/// Where the collectives of the running step are noted, whatever starts them: a [`Reducer`](crate::Reducer) or
+/// [`Sharded`](crate::Sharded), whose `begin` and `finish` bound the step, and [`Collectives`](crate::Collectives).
+#[derive(Debug)]
+pub struct SyncRecorder {
+    pub(crate) handle: Handle<RawRecorder>,
+}
+
+impl SyncRecorder {
+    /// `control` is all ranks on the CPU. `arrivals`, all ranks too, adds up the numbers of arrivals on the device; without
+    /// it `control` does, beside the gradients, which is only possible where those are on the CPU: of a GPU's numbers it would
+    /// know nothing before the host had waited for them.
+    pub fn new(control: &ProcessGroup, arrivals: Option<&ProcessGroup>) -> Result<Self, Error> {
+        let arrivals = arrivals.map_or(std::ptr::null_mut(), |group| group.handle.as_ptr());
+        let handle = Handle::new(sys::vit_recorder_free, |out| {
+            // SAFETY: the groups are borrowed for the call (the C++ side keeps references of its own), one may be null, and
+            // `out` is a valid place for the object's pointer.
+            let status = unsafe { sys::vit_recorder_new(arrivals, control.handle.as_ptr(), out) };
+            check(status, || {
+                "failed to prepare the measurement of synchronisation".into()
+            })
+        })?;
+        Ok(Self { handle })
+    }
 }
 
 /// What was measured of a step.

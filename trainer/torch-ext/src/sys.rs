@@ -14,6 +14,8 @@ pub(crate) struct Opaque<Name> {
 
 pub(crate) enum StoreName {}
 pub(crate) enum GroupName {}
+pub(crate) enum CollectivesName {}
+pub(crate) enum RecorderName {}
 pub(crate) enum ReducerName {}
 pub(crate) enum MeasurementName {}
 pub(crate) enum MeterName {}
@@ -24,6 +26,8 @@ pub(crate) enum TraceName {}
 pub(crate) enum TransferName {}
 pub(crate) type RawStore = Opaque<StoreName>;
 pub(crate) type RawGroup = Opaque<GroupName>;
+pub(crate) type RawCollectives = Opaque<CollectivesName>;
+pub(crate) type RawRecorder = Opaque<RecorderName>;
 pub(crate) type RawReducer = Opaque<ReducerName>;
 pub(crate) type RawMeasurement = Opaque<MeasurementName>;
 pub(crate) type RawMeter = Opaque<MeterName>;
@@ -58,7 +62,7 @@ pub struct SyncTimes {
     /// Of all collectives; `total` counts time in which several were under way once.
     #[serde(flatten)]
     pub all: SyncCost,
-    /// Of gradients that every rank gets whole.
+    /// Of gradients that every rank gets whole, and of activations that are added up.
     #[serde(default, skip_serializing_if = "SyncCost::is_zero")]
     pub all_reduce: SyncCost,
     /// Of gradients of which every rank gets its shard.
@@ -67,6 +71,9 @@ pub struct SyncTimes {
     /// Of weights that every rank has a shard of.
     #[serde(default, skip_serializing_if = "SyncCost::is_zero")]
     pub all_gather: SyncCost,
+    /// Of activations, between tokens and heads divided among ranks.
+    #[serde(default, skip_serializing_if = "SyncCost::is_zero")]
+    pub all_to_all: SyncCost,
     /// The part of the waiting that was before the step's last backward pass, or between others: in forward passes.
     #[serde(default)]
     pub waited_in_forward: f64,
@@ -172,17 +179,57 @@ unsafe extern "C" {
         seconds: *mut f64,
     ) -> c_int;
 
+    pub(crate) fn vit_recorder_new(
+        arrivals: *mut RawGroup,
+        control: *mut RawGroup,
+        out: *mut *mut RawRecorder,
+    ) -> c_int;
+    pub(crate) fn vit_recorder_free(recorder: *mut RawRecorder);
+
+    pub(crate) fn vit_collectives_new(
+        group: *mut RawGroup,
+        control: *mut RawGroup,
+        recorder: *mut RawRecorder,
+        out: *mut *mut RawCollectives,
+    ) -> c_int;
+    pub(crate) fn vit_collectives_free(collectives: *mut RawCollectives);
+    pub(crate) fn vit_collectives_share(
+        collectives: *mut RawCollectives,
+        out: *mut *mut RawCollectives,
+    ) -> c_int;
+    pub(crate) fn vit_all_to_all(
+        collectives: *mut RawCollectives,
+        parts: RawTensor,
+        output: *mut *mut c_void,
+    ) -> c_int;
+    pub(crate) fn vit_used_in_parts(
+        collectives: *mut RawCollectives,
+        values: RawTensor,
+        output: *mut *mut c_void,
+    ) -> c_int;
+    pub(crate) fn vit_sum_of_parts(
+        collectives: *mut RawCollectives,
+        values: RawTensor,
+        output: *mut *mut c_void,
+    ) -> c_int;
+    pub(crate) fn vit_sum_for_all(
+        collectives: *mut RawCollectives,
+        values: RawTensor,
+        output: *mut *mut c_void,
+    ) -> c_int;
+
     pub(crate) fn vit_reducer_new(
         parameters: *const RawTensor,
         count: usize,
         gradients: *mut RawGroup,
         control: *mut RawGroup,
+        recorder: *mut RawRecorder,
         bucket_bytes: usize,
         in_bf16: bool,
-        arrives_with_gradients: bool,
         out: *mut *mut RawReducer,
     ) -> c_int;
     pub(crate) fn vit_reducer_free(reducer: *mut RawReducer);
+    pub(crate) fn vit_reducer_begin(reducer: *mut RawReducer) -> c_int;
     pub(crate) fn vit_reducer_prepare(reducer: *mut RawReducer, arrival: RawTensor) -> c_int;
     pub(crate) fn vit_reducer_finish(
         reducer: *mut RawReducer,
@@ -192,10 +239,10 @@ unsafe extern "C" {
     pub(crate) fn vit_sharded_new(
         group: *mut RawGroup,
         control: *mut RawGroup,
+        recorder: *mut RawRecorder,
         stage: c_int,
         reshards: bool,
         in_bf16: bool,
-        arrives_with_gradients: bool,
         out: *mut *mut RawSharded,
     ) -> c_int;
     pub(crate) fn vit_sharded_free(sharded: *mut RawSharded);

@@ -42,7 +42,7 @@ fn require_none<'a>(host_stops: impl Iterator<Item = &'a BTreeMap<String, u64>>)
 pub(super) struct Summary {
     device: String,
     world_size: u32,
-    /// Images of one rank's step.
+    /// Images of one rank's step, or of the ranks that compute a model together.
     batch: u64,
     images_per_second: f64,
     step_ms: Distribution,
@@ -71,7 +71,7 @@ impl Summary {
         Self {
             device: first.gpu.clone().unwrap_or_else(|| "cpu".into()),
             world_size: config.world_size(),
-            batch: config.global_batch_size() / u64::from(config.world_size()),
+            batch: config.global_batch_size() / u64::from(config.replicas()),
             images_per_second,
             step_ms: first.step_ms,
             exposed_sync_share: first.exposed_sync_share,

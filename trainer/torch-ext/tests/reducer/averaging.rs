@@ -7,9 +7,9 @@ use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
 use tch::{Device, Kind, Tensor};
-use torch_ext::{ArrivalOver, Compression, ErrorKind, Rendezvous, Store, SyncTimes};
+use torch_ext::{Compression, ErrorKind, Rendezvous, Store, SyncTimes};
 
-use crate::ranks::{LOOPBACK, Worker, on_ranks, parameter};
+use crate::ranks::{ArrivalOver, LOOPBACK, Worker, on_ranks, parameter};
 
 unsafe extern "C" {
     /// `tests/reducer/delay.cpp`.
@@ -29,6 +29,7 @@ fn train(rank: &Worker, steps: usize, arrival: ArrivalOver) -> Trained {
             }
         }
         let arrival = Tensor::from_slice(&[f64::from(rank.rank), 1.0]);
+        reducer.begin().expect("begins");
         reducer.prepare(&arrival).expect("prepares");
         let loss = (&parameters[0] + &parameters[1]).sum(Kind::Float) * f64::from(rank.rank + 1);
         loss.backward();
@@ -100,6 +101,7 @@ fn a_backward_pass_that_was_not_prepared_only_accumulates() {
         let parameters = [parameter(10)];
         let mut reducer = rank.reducer(&parameters, 1024, Compression::None, ArrivalOver::Control);
         let loss = || parameters[0].sum(Kind::Float) * f64::from(rank.rank + 1);
+        reducer.begin().expect("begins");
         loss().backward();
         reducer
             .prepare(&Tensor::from_slice(&[0.0_f64]))
@@ -157,6 +159,7 @@ fn gradients_sent_in_bf16_are_half_the_bytes_and_nearly_the_mean() {
     let ranks = on_ranks(3, |rank| {
         let parameters = [parameter(SIZE)];
         let mut reducer = rank.reducer(&parameters, 1 << 20, Compression::Bf16, ArrivalOver::Control);
+        reducer.begin().expect("begins");
         reducer
             .prepare(&Tensor::from_slice(&[1.0_f64]))
             .expect("prepares");

@@ -39,11 +39,13 @@ class DelayedWork : public c10d::Work {
 
 class DelayedBackend : public c10d::Backend {
  public:
-  DelayedBackend(c10::intrusive_ptr<c10d::Backend> inner, Milliseconds delay, Milliseconds gathers_delay)
+  DelayedBackend(c10::intrusive_ptr<c10d::Backend> inner, Milliseconds delay, Milliseconds gathers_delay,
+                 Milliseconds exchanges_delay)
       : Backend(inner->getRank(), inner->getSize()),
         inner_(std::move(inner)),
         delay_(delay),
-        gathers_delay_(gathers_delay) {}
+        gathers_delay_(gathers_delay),
+        exchanges_delay_(exchanges_delay) {}
 
   const std::string getBackendName() const override { return "delayed"; }
 
@@ -60,6 +62,12 @@ class DelayedBackend : public c10d::Backend {
   c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
                                                  const c10d::AllgatherOptions& options) override {
     return later(inner_->_allgather_base(output, input, options), {output}, gathers_delay_);
+  }
+
+  c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& received,
+                                               std::vector<int64_t>& sent,
+                                               const c10d::AllToAllOptions& options) override {
+    return later(inner_->alltoall_base(output, input, received, sent, options), {output}, exchanges_delay_);
   }
 
   c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int to, int tag) override {
@@ -88,6 +96,7 @@ class DelayedBackend : public c10d::Backend {
   c10::intrusive_ptr<c10d::Backend> inner_;
   Milliseconds delay_;
   Milliseconds gathers_delay_;
+  Milliseconds exchanges_delay_;
 };
 
 // Does not reduce: what it gives is complete at once, as NCCL's is when its kernels are queued.
@@ -170,11 +179,12 @@ void replace(vit::Group& group, const c10::intrusive_ptr<c10d::Backend>& backend
 
 extern "C" {
 
-// Makes every all-reduce of the group end so much later, and every message arrive so; and every gather end so much later.
-vit::Status vit_group_delay(vit::Group* group, int64_t delay_ms, int64_t gathers_delay_ms) {
+// Makes every all-reduce of the group end so much later, and every message arrive so; every gather; and every all-to-all.
+vit::Status vit_group_delay(vit::Group* group, int64_t delay_ms, int64_t gathers_delay_ms, int64_t exchanges_delay_ms) {
   return guarded([&] {
-    auto inner = group->group->getDefaultBackend();
-    replace(*group, c10::make_intrusive<DelayedBackend>(inner, Milliseconds(delay_ms), Milliseconds(gathers_delay_ms)));
+    replace(*group, c10::make_intrusive<DelayedBackend>(group->group->getDefaultBackend(), Milliseconds(delay_ms),
+                                                        Milliseconds(gathers_delay_ms),
+                                                        Milliseconds(exchanges_delay_ms)));
   });
 }
 

@@ -2,6 +2,7 @@
 #![allow(missing_docs, reason = "tests say what they show by their names")]
 
 mod averaging;
+mod collectives;
 mod lost_peer;
 mod ranks;
 mod sharding;

@@ -4,16 +4,28 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use tch::{Device, Kind, Tensor};
-use torch_ext::{ArrivalOver, Compression, ProcessGroup, Reducer, Rendezvous, Store};
+use torch_ext::{Compression, ProcessGroup, Reducer, Rendezvous, Store, SyncRecorder};
 
 pub(crate) const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// What adds up the numbers of an arrival.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum ArrivalOver {
+    /// The group of everything else, beside the gradients.
+    Control,
+    /// The group of the gradients, in their queue, as on a GPU.
+    Gradients,
+}
 
 pub(crate) struct Worker {
     pub(crate) rank: u32,
     pub(crate) world_size: u32,
     pub(crate) gradients: ProcessGroup,
     pub(crate) control: ProcessGroup,
+    /// For ranks that compute a model together.
+    pub(crate) model: ProcessGroup,
+    pub(crate) model_control: ProcessGroup,
     _store: Store,
 }
 
@@ -25,15 +37,20 @@ impl Worker {
         compression: Compression,
         arrival: ArrivalOver,
     ) -> Reducer {
+        let groups = (&self.gradients, &self.control);
         Reducer::new(
             parameters,
-            &self.gradients,
-            &self.control,
+            groups,
+            &self.recorder(arrival),
             bucket_bytes,
             compression,
-            arrival,
         )
         .expect("a reducer")
+    }
+
+    pub(crate) fn recorder(&self, arrival: ArrivalOver) -> SyncRecorder {
+        let arrivals = (arrival == ArrivalOver::Gradients).then_some(&self.gradients);
+        SyncRecorder::new(&self.control, arrivals).expect("a recorder")
     }
 }
 
@@ -58,13 +75,19 @@ pub(crate) fn on_ranks<T: Send>(world_size: u32, body: impl Fn(Worker) -> T + Sy
                         timeout: TIMEOUT,
                     })
                     .expect("all ranks meet");
-                    let group = |name| ProcessGroup::gloo(&store, name, LOOPBACK, TIMEOUT).expect("a group");
-                    let (gradients, control) = (group("gradients"), group("control"));
+                    let group = |name| {
+                        ProcessGroup::gloo(&store, (name, store.member()), LOOPBACK, TIMEOUT)
+                            .expect("a group")
+                    };
+                    let [gradients, control, model, model_control] =
+                        ["gradients", "control", "model", "model-control"].map(group);
                     body(Worker {
                         rank,
                         world_size,
                         gradients,
                         control,
+                        model,
+                        model_control,
                         _store: store,
                     })
                 })

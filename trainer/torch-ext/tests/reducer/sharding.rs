@@ -7,9 +7,9 @@ use std::ffi::{c_int, c_void};
 
 use tch::{Device, Kind, Tensor};
 use torch_ext::sharded::{Flat, Stage};
-use torch_ext::{ArrivalOver, Compression, Sharded};
+use torch_ext::{Compression, Sharded};
 
-use crate::ranks::{Worker, on_ranks, parameter};
+use crate::ranks::{ArrivalOver, Worker, on_ranks, parameter};
 
 unsafe extern "C" {
     /// `tests/reducer/delay.cpp`.
@@ -46,14 +46,9 @@ impl Model {
     }
 
     fn compressed(rank: &Worker, units: usize, stage: Stage, compression: Compression) -> Self {
-        let sharded = Sharded::new(
-            stage,
-            &rank.gradients,
-            &rank.control,
-            compression,
-            ArrivalOver::Control,
-        )
-        .expect("divides");
+        let groups = (&rank.gradients, &rank.control);
+        let recorder = rank.recorder(ArrivalOver::Control);
+        let sharded = Sharded::new(stage, groups, &recorder, compression).expect("divides");
         let shard = (SIZE + i64::from(rank.world_size) - 1) / i64::from(rank.world_size);
         let (mut parameters, mut full) = (Vec::new(), Vec::new());
         let (mut masters, mut gradients) = (Vec::new(), Vec::new());

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use tch::{Device, Kind, Tensor};
 use torch_ext::sharded::Stage;
-use torch_ext::{ArrivalOver, Compression, ProcessGroup, SyncCost, SyncTimes};
+use torch_ext::{Collectives, Compression, ProcessGroup, Reducer, SyncCost, SyncTimes};
 
-use crate::ranks::{Worker, on_ranks};
+use crate::ranks::{ArrivalOver, Worker, on_ranks, parameter};
 use crate::sharding::Model;
 
 /// Far above what a busy machine adds by itself.
@@ -23,20 +23,26 @@ const WARM_UP: usize = 2;
 
 unsafe extern "C" {
     /// `tests/reducer/delay.cpp`.
-    fn vit_group_delay(group: *mut c_void, delay_ms: i64, gathers_delay_ms: i64) -> c_int;
+    fn vit_group_delay(
+        group: *mut c_void,
+        delay_ms: i64,
+        gathers_delay_ms: i64,
+        exchanges_delay_ms: i64,
+    ) -> c_int;
 }
 
 /// Makes every reduction of the group, and every message, end `delay` later.
 fn delay(group: &ProcessGroup, delay: Duration) {
-    delay_apart(group, delay, Duration::ZERO);
+    delay_apart(group, [delay, Duration::ZERO, Duration::ZERO]);
 }
 
-/// Makes reductions and messages end so much later, and gathers so much.
-fn delay_apart(group: &ProcessGroup, reductions: Duration, gathers: Duration) {
-    let [reductions, gathers] =
-        [reductions, gathers].map(|delay| i64::try_from(delay.as_millis()).expect("a short delay"));
+/// Makes reductions and messages end so much later, gathers so much, and exchanges of all with all.
+fn delay_apart(group: &ProcessGroup, delays: [Duration; 3]) {
+    let [reductions, gathers, exchanges] =
+        delays.map(|delay| i64::try_from(delay.as_millis()).expect("a short delay"));
     // SAFETY: the pointer is that of a live group, and the function takes such a one.
-    assert_eq!(unsafe { vit_group_delay(group.as_raw(), reductions, gathers) }, 0);
+    let status = unsafe { vit_group_delay(group.as_raw(), reductions, gathers, exchanges) };
+    assert_eq!(status, 0);
 }
 
 /// Where a delay is put in.
@@ -96,6 +102,7 @@ fn cost(rank: &Worker, layers: &Layers, delayed: Delayed, arrival: ArrivalOver) 
                 let _ = gradient.zero_();
             }
         }
+        reducer.begin().expect("begins");
         reducer
             .prepare(&Tensor::from_slice(&[0.0_f64]))
             .expect("prepares");
@@ -214,6 +221,8 @@ enum DelayedPart {
     Nothing,
     Gathers,
     Reductions,
+    /// Of activations, among ranks that compute a model together.
+    Exchanges,
     /// The last rank begins its forward pass late.
     LastRankForward,
     /// The last rank begins its backward pass late.
@@ -223,8 +232,8 @@ enum DelayedPart {
 /// The medians of the costs of weights gathered and of gradients reduced, and of the seconds waited in forward passes.
 fn cost_of_divided(rank: &Worker, delayed: DelayedPart) -> [SyncCost; 2] {
     match delayed {
-        DelayedPart::Gathers => delay_apart(&rank.gradients, Duration::ZERO, DELAY),
-        DelayedPart::Reductions => delay_apart(&rank.gradients, DELAY, Duration::ZERO),
+        DelayedPart::Gathers => delay_apart(&rank.gradients, [Duration::ZERO, DELAY, Duration::ZERO]),
+        DelayedPart::Reductions => delay(&rank.gradients, DELAY),
         _ => {}
     }
     let late = |part| {
@@ -299,6 +308,65 @@ fn each_operation_on_divided_weights_has_its_own_cost() {
             for operation in 0..2 {
                 let added = shares(&plain[rank][operation], &found[rank][operation]);
                 assert_near(added, expected[operation]);
+            }
+        }
+    }
+}
+
+/// The medians of the costs of exchanged activations, of activations that are added up and of gradients, where ranks compute
+/// a model together: an exchange and a sum in each forward pass, and an exchange in each backward pass.
+fn cost_of_model_parallel(rank: &Worker, delayed: DelayedPart) -> [SyncCost; 2] {
+    if delayed == DelayedPart::Exchanges {
+        delay_apart(&rank.model, [Duration::ZERO, Duration::ZERO, DELAY]);
+    }
+    let recorder = rank.recorder(ArrivalOver::Control);
+    let collectives = Collectives::new(&rank.model, &rank.model_control, &recorder).expect("collectives");
+    let groups = (&rank.gradients, &rank.control);
+    let parameters = [parameter(8)];
+    let mut reducer =
+        Reducer::new(&parameters, groups, &recorder, 1024, Compression::None).expect("a reducer");
+    let steps: Vec<SyncTimes> = (0..WARM_UP + STEPS)
+        .map(|_| {
+            reducer.begin().expect("begins");
+            if delayed == DelayedPart::LastRankForward && rank.rank + 1 == rank.world_size {
+                // The delay under test, not a wait for something.
+                std::thread::sleep(DELAY);
+            }
+            let exchanged = collectives.all_to_all(&parameters[0]).expect("exchanges");
+            let loss = collectives
+                .sum_for_all(&exchanged)
+                .expect("adds up")
+                .sum(Kind::Float);
+            reducer
+                .prepare(&Tensor::from_slice(&[0.0_f64]))
+                .expect("prepares");
+            loss.backward();
+            let (_, measurement) = reducer.finish().expect("finishes");
+            measurement.times().expect("compares")
+        })
+        .collect();
+    // 32 bytes forth and 32 back; 32 of activations and 32 of gradients.
+    assert_eq!((steps[0].all_to_all.bytes, steps[0].all_reduce.bytes), (64, 64));
+    [
+        median(&steps, |times| times.all_to_all),
+        median(&steps, |times| times.all_reduce),
+    ]
+}
+
+#[test]
+fn activations_that_ranks_exchange_have_their_own_cost() {
+    let costs = |delayed| on_ranks(2, |rank| cost_of_model_parallel(&rank, delayed));
+    let plain = costs(DelayedPart::Nothing);
+    for (delayed, first, last) in [
+        // One in the forward pass and one in the backward pass.
+        (DelayedPart::Exchanges, [2.0, 2.0, 0.0], [2.0, 2.0, 0.0]),
+        (DelayedPart::LastRankForward, [0.0, 0.0, 1.0], [0.0; 3]),
+    ] {
+        let found = costs(delayed);
+        for (rank, exchanges) in [first, last].into_iter().enumerate() {
+            for (operation, expected) in [exchanges, [0.0; 3]].into_iter().enumerate() {
+                let added = shares(&plain[rank][operation], &found[rank][operation]);
+                assert_near(added, expected);
             }
         }
     }

@@ -1,0 +1,232 @@
+//! A model that ranks compute together, by tokens or by heads: the same as one rank trains, with everything else that divides.
+
+use serde_json::Value;
+
+use crate::common::{Job, assert_same_files, distance, weights_of};
+
+const FILES: [&str; 3] = ["model.safetensors", "optimizer.safetensors", "ema.safetensors"];
+/// What rounding may add up to after ten steps.
+const TOLERANCE: f32 = 1e-5;
+
+/// What a model reads in the end, and its tokens: five, with a class token; seven, of which three are registers; and eight.
+const MODELS: [&str; 3] = [
+    "pooling: token",
+    "pooling: average, registerTokens: 3",
+    "pooling: token, registerTokens: 3, dropPath: 0.4",
+];
+
+/// Ten steps of 24 images by so many ranks, of which `together` have the same images.
+fn trained(
+    model: &str,
+    (ranks, together): (u32, u32),
+    optimizer: &'static str,
+    training: &'static str,
+    parallelism: &'static str,
+) -> Job {
+    let mut job = Job::new(240);
+    job.model = format!(
+        "{{imageSize: 32, patchSize: 16, hiddenSize: 24, depth: 3, heads: 12, numClasses: 10, {model}}}"
+    );
+    job.data_fields = "format: cifar10, augmentation: {mixup: 0.8, cutmix: 1.0}".into();
+    (job.nodes, job.accumulation, job.epochs) = (ranks, 6 * together / ranks, 1);
+    // With a warm-up of a whole epoch the rate is still small enough.
+    job.learning_rate = 1e-2;
+    (job.optimizer, job.training, job.parallelism) = (optimizer, training, parallelism);
+    job.run_well();
+    assert_eq!(job.log("start")[0]["globalBatchSize"], 24);
+    job
+}
+
+fn assert_close(found: &Job, expected: &Job, story: &str) {
+    for file in FILES {
+        let [found, expected] = [found, expected].map(|job| weights_of(&job.newest().join(file)));
+        let distance = distance(&found, &expected);
+        assert!(distance < TOLERANCE, "{story}: {file} is off by {distance}");
+    }
+    for kind in ["train", "evaluation"] {
+        let of = |job: &Job| -> Vec<[Value; 2]> {
+            let fields = |record: &Value| ["accuracy", "emaAccuracy"].map(|name| record[name].clone());
+            job.log(kind).last().map(fields).into_iter().collect()
+        };
+        assert_eq!(of(found), of(expected), "{story}: accuracy of {kind}");
+    }
+}
+
+const EVERYTHING: &str = "clipGradNorm: 0.5; layerDecay: 0.8; ema: {decay: 0.9}";
+/// An epsilon so large that the rounding of a gradient near zero does not decide the sign of an update.
+const ADAMW: &str = "name: adamw, epsilon: 1e-4";
+/// Needs norms of whole parameters.
+const LAMB: &str = "name: lamb, epsilon: 1e-4";
+
+#[test]
+fn ranks_that_divide_tokens_train_what_one_rank_trains() {
+    for model in MODELS {
+        let alone = trained(model, (1, 1), ADAMW, EVERYTHING, "{}");
+        for (sequence, parallelism) in [
+            (2, "{sequence: 2, acrossNodes: true}"),
+            // The last one has no token where there are five.
+            (4, "{sequence: 4, acrossNodes: true}"),
+        ] {
+            let divided = trained(model, (sequence, sequence), ADAMW, EVERYTHING, parallelism);
+            assert_close(&divided, &alone, &format!("{model}, {parallelism}"));
+            let sync = &divided.log("train")[0]["sync"];
+            assert!(sync["all_to_all"]["bytes"].as_u64() > Some(0), "{sync}");
+        }
+    }
+}
+
+#[test]
+fn ranks_that_divide_heads_train_what_one_rank_trains() {
+    let cases = [
+        (3, 3, "{tensor: 3, acrossNodes: true}"),
+        (4, 2, "{tensor: 2, acrossNodes: true}"),
+        (4, 2, "{tensor: 2, acrossNodes: true, zeroStage: 1}"),
+        (4, 2, "{tensor: 2, acrossNodes: true, zeroStage: 3}"),
+    ];
+    for (model, optimizer, cases) in [
+        (MODELS[0], ADAMW, &cases[..]),
+        (MODELS[2], "name: sgd, momentum: 0.9", &cases[1..2]),
+        (MODELS[1], LAMB, &cases[1..3]),
+    ] {
+        let alone = trained(model, (1, 1), optimizer, EVERYTHING, "{}");
+        for (ranks, together, parallelism) in cases.iter().copied() {
+            let divided = trained(model, (ranks, together), optimizer, EVERYTHING, parallelism);
+            assert_close(&divided, &alone, &format!("{model}, {optimizer}, {parallelism}"));
+            let sync = &divided.log("train")[0]["sync"];
+            assert!(sync["all_reduce"]["bytes"].as_u64() > Some(0), "{sync}");
+        }
+    }
+}
+
+#[test]
+fn tokens_heads_data_and_training_state_are_divided_at_once() {
+    let cases = [
+        (4, 2, "{sequence: 2, acrossNodes: true}"),
+        (4, 2, "{sequence: 2, acrossNodes: true, zeroStage: 2}"),
+        (2, 2, "{sequence: 2, acrossNodes: true, zeroStage: 3}"),
+        (6, 6, "{sequence: 3, tensor: 2, acrossNodes: true, zeroStage: 3}"),
+        (4, 4, "{sequence: 2, tensor: 2, acrossNodes: true, zeroStage: 1}"),
+    ];
+    for (model, optimizer, cases) in [
+        (MODELS[0], ADAMW, &cases[..]),
+        (MODELS[1], "name: sgd, momentum: 0.9", &cases[4..]),
+        (MODELS[2], LAMB, &cases[4..]),
+    ] {
+        let alone = trained(model, (1, 1), optimizer, EVERYTHING, "{}");
+        for (ranks, together, parallelism) in cases.iter().copied() {
+            let divided = trained(model, (ranks, together), optimizer, EVERYTHING, parallelism);
+            assert_close(&divided, &alone, &format!("{model}, {optimizer}, {parallelism}"));
+        }
+    }
+}
+
+#[test]
+fn any_division_of_the_model_continues_from_any_other() {
+    let chain = [
+        (2, 2, "{tensor: 2, acrossNodes: true}"),
+        (2, 2, "{sequence: 2, acrossNodes: true, zeroStage: 3}"),
+        (4, 2, "{tensor: 2, acrossNodes: true, zeroStage: 2}"),
+        (1, 1, "{}"),
+    ];
+    let run = |chain: &[(u32, u32, &'static str)]| {
+        let mut job = Job::new(48);
+        job.model = format!(
+            "{{imageSize: 32, patchSize: 16, hiddenSize: 24, depth: 2, heads: 12, numClasses: 10, {}}}",
+            MODELS[0]
+        );
+        job.micro_batch = 2;
+        job.optimizer = ADAMW;
+        job.training = "ema: {decay: 0.9}";
+        for (epochs, (ranks, together, parallelism)) in (1..).zip(chain) {
+            (job.epochs, job.nodes, job.accumulation, job.parallelism) =
+                (epochs, *ranks, 6 * together / ranks, parallelism);
+            job.run_well();
+        }
+        assert_eq!(job.log("train").last().expect("a line")["step"], 4 * chain.len());
+        job
+    };
+    let divided = run(&chain);
+    let whole = run(&chain.map(|_| (1, 1, "{}")));
+    assert_close(&divided, &whole, "a chain of divisions");
+}
+
+#[test]
+fn a_stopped_run_of_a_divided_model_continues_to_the_same_bits() {
+    let job = || {
+        let mut job = Job::new(200);
+        (job.nodes, job.epochs) = (4, 4);
+        job.training = "ema: {decay: 0.9}";
+        job.parallelism = "{tensor: 2, acrossNodes: true, zeroStage: 1}";
+        job
+    };
+    let (straight, stopped) = (job(), job());
+    straight.run_well();
+    stopped.stop_and_continue();
+    assert_same_files(&straight, &stopped, &FILES, "tensor 2, stage 1");
+}
+
+#[test]
+fn activations_are_exchanged_again_when_they_are_computed_again() {
+    let training = |checkpointing| match checkpointing {
+        "block" => "ema: {decay: 0.9}; activationCheckpointing: block",
+        _ => "ema: {decay: 0.9}; activationCheckpointing: selective",
+    };
+    for (ranks, parallelism, checkpointings) in [
+        (2, "{sequence: 2, acrossNodes: true}", &["block", "selective"][..]),
+        (2, "{sequence: 2, acrossNodes: true, zeroStage: 3}", &["block"]),
+        (
+            4,
+            "{tensor: 2, sequence: 2, acrossNodes: true, zeroStage: 3}",
+            &["block"],
+        ),
+    ] {
+        let kept = trained(MODELS[2], (ranks, ranks), ADAMW, "ema: {decay: 0.9}", parallelism);
+        for checkpointing in checkpointings {
+            let training = training(checkpointing);
+            let recomputed = trained(MODELS[2], (ranks, ranks), ADAMW, training, parallelism);
+            assert_same_files(&kept, &recomputed, &FILES, parallelism);
+        }
+    }
+}
+
+#[test]
+fn divided_models_train_in_half_precision() {
+    for training in [
+        "precision: bf16; ema: {decay: 0.9}",
+        "precision: bf16; masterWeights: true; ema: {decay: 0.9}",
+    ] {
+        let alone = trained(MODELS[1], (1, 1), ADAMW, training, "{}");
+        for parallelism in [
+            "{sequence: 2, acrossNodes: true}",
+            "{tensor: 2, acrossNodes: true}",
+        ] {
+            let divided = trained(MODELS[1], (2, 2), ADAMW, training, parallelism);
+            let share = crate::optimization::share_of_movement(&alone, &divided);
+            assert!(
+                share < 0.1,
+                "{training}, {parallelism}: weights differ by {share} of their movement"
+            );
+        }
+    }
+}
+
+#[test]
+fn ranks_that_cannot_divide_a_model_are_refused_with_the_numbers() {
+    let mut job = Job::new(48);
+    job.nodes = 3;
+    job.parallelism = "{sequence: 2, acrossNodes: true}";
+    job.ends(
+        2,
+        &["workers.nodes x workers.gpusPerNode is 3: must be a multiple of parallelism.sequence x parallelism.tensor (2)"],
+    );
+    job.parallelism = "{sequence: 2}";
+    job.ends(
+        2,
+        &["workers.gpusPerNode is 1: must be a multiple of parallelism.sequence x parallelism.tensor (2)"],
+    );
+    job.parallelism = "{sequence: 3, acrossNodes: true}";
+    job.ends(
+        2,
+        &["model.heads is 2: must be a multiple of parallelism.sequence x parallelism.tensor (3)"],
+    );
+}

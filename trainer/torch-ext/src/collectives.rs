@@ -1,0 +1,97 @@
+//! Collectives within forward and backward passes, among ranks that compute one model together.
+
+use tch::Tensor;
+
+use crate::error::{Error, check};
+use crate::handle::{Handle, tensor_of};
+use crate::process_group::ProcessGroup;
+use crate::sync_step::SyncRecorder;
+use crate::sys::{self, RawCollectives};
+
+/// Ranks that compute one model together: each has the same images and the same loss. Every rank calls the same operations
+/// in the same order.
+///
+/// What an operation costs is noted in the running step of the recorder, if there is one.
+#[derive(Debug)]
+pub struct Collectives {
+    handle: Handle<RawCollectives>,
+}
+
+// SAFETY: it is a reference of its own, counted atomically, to an object that never changes. The process group takes calls
+// from any thread; the recorder is used by the backward pass, on whatever thread that is, and by the thread that waits for
+// it, never at the same time.
+unsafe impl Send for Collectives {}
+
+impl Collectives {
+    /// Among the ranks of `group`, which takes tensors of the model's device; `control` has the same ranks and takes those on
+    /// the CPU.
+    pub fn new(group: &ProcessGroup, control: &ProcessGroup, recorder: &SyncRecorder) -> Result<Self, Error> {
+        let handle = Handle::new(sys::vit_collectives_free, |out| {
+            // SAFETY: groups and recorder are borrowed for the call (the C++ side keeps references of its own), and `out` is a
+            // valid place for the object's pointer.
+            let status = unsafe {
+                sys::vit_collectives_new(
+                    group.handle.as_ptr(),
+                    control.handle.as_ptr(),
+                    recorder.handle.as_ptr(),
+                    out,
+                )
+            };
+            check(status, || "failed to prepare collectives".into())
+        })?;
+        Ok(Self { handle })
+    }
+
+    /// Another handle to the same object.
+    pub fn share(&self) -> Result<Self, Error> {
+        let handle = Handle::new(sys::vit_collectives_free, |out| {
+            // SAFETY: the object is valid, and `out` is a valid place for the pointer.
+            let status = unsafe { sys::vit_collectives_share(self.handle.as_ptr(), out) };
+            check(status, || "failed to share collectives".into())
+        })?;
+        Ok(Self { handle })
+    }
+
+    /// Sends the i-th of equal `parts` along the first dimension, as many as there are ranks, to the i-th rank. Gives those
+    /// that were received, in the order of the ranks.
+    pub fn all_to_all(&self, parts: &Tensor) -> Result<Tensor, Error> {
+        // SAFETY: object and tensor are valid and borrowed for the call.
+        unsafe {
+            tensor_of("failed to exchange activations with other ranks", |output| {
+                sys::vit_all_to_all(self.handle.as_ptr(), parts.as_ptr().cast(), output)
+            })
+        }
+    }
+
+    /// These values, which are the same on every rank: each goes on with them in its own way, and they get the sum of the
+    /// gradients.
+    pub fn used_in_parts(&self, values: &Tensor) -> Result<Tensor, Error> {
+        // SAFETY: as above.
+        unsafe {
+            tensor_of("failed to pass on activations", |output| {
+                sys::vit_used_in_parts(self.handle.as_ptr(), values.as_ptr().cast(), output)
+            })
+        }
+    }
+
+    /// The sum over the ranks, with which all of them go on alike: what each has made gets the gradient of the sum.
+    pub fn sum_of_parts(&self, values: &Tensor) -> Result<Tensor, Error> {
+        // SAFETY: as above.
+        unsafe {
+            tensor_of("failed to add up activations over the ranks", |output| {
+                sys::vit_sum_of_parts(self.handle.as_ptr(), values.as_ptr().cast(), output)
+            })
+        }
+    }
+
+    /// The sum over the ranks, with which all of them go on alike, where gradients of parameters are averaged over these
+    /// ranks, too: what each has made gets the gradient of the sum of all ranks' losses.
+    pub fn sum_for_all(&self, values: &Tensor) -> Result<Tensor, Error> {
+        // SAFETY: as above.
+        unsafe {
+            tensor_of("failed to add up activations over the ranks", |output| {
+                sys::vit_sum_for_all(self.handle.as_ptr(), values.as_ptr().cast(), output)
+            })
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! What ranks compute together is what one computes alone, and so are its gradients.
+
+#![allow(clippy::float_cmp, reason = "small whole numbers are exact")]
+
+use tch::{Device, Kind, Tensor};
+use torch_ext::Collectives;
+
+use crate::ranks::{ArrivalOver, Worker, on_ranks};
+
+fn collectives(rank: &Worker) -> Collectives {
+    Collectives::new(
+        &rank.model,
+        &rank.model_control,
+        &rank.recorder(ArrivalOver::Control),
+    )
+    .expect("collectives")
+}
+
+fn numbers(tensor: &Tensor) -> Vec<f64> {
+    Vec::try_from(tensor.flatten(0, -1).to_kind(Kind::Double)).expect("numbers")
+}
+
+#[test]
+fn each_rank_gets_a_part_of_every_other_and_gradients_go_the_way_back() {
+    for ranks in 1..=4 {
+        on_ranks(ranks, |rank| {
+            let own = f64::from(rank.rank);
+            let collectives = collectives(&rank);
+            // Part i of rank r is [10 r + i], and not contiguous.
+            let parts = Tensor::arange(i64::from(rank.world_size), (Kind::Float, Device::Cpu)) + 10.0 * own;
+            let parts = Tensor::stack(&[&parts, &parts], 0).set_requires_grad(true);
+            let received = collectives.all_to_all(&parts.transpose(0, 1)).expect("exchanges");
+            let expected: Vec<f64> = (0..rank.world_size)
+                .flat_map(|from| [10.0 * f64::from(from) + own; 2])
+                .collect();
+            assert_eq!(numbers(&received), expected);
+            // Each rank weighs what it received by its own rank: so it gets the rank of the receiver back.
+            ((received * (own + 1.0)).sum(Kind::Float)).backward();
+            let of_receivers: Vec<f64> = (0..rank.world_size).map(|to| f64::from(to) + 1.0).collect();
+            assert_eq!(
+                numbers(&parts.grad()),
+                [of_receivers.clone(), of_receivers].concat()
+            );
+        });
+    }
+}
+
+#[test]
+fn a_sum_that_all_ranks_go_on_with_alike_has_the_gradient_of_all_their_losses() {
+    on_ranks(3, |rank| {
+        let collectives = collectives(&rank);
+        let own = (Tensor::ones([2], (Kind::Float, Device::Cpu)) * f64::from(rank.rank + 1))
+            .set_requires_grad(true);
+        let sum = collectives.sum_for_all(&own).expect("adds up");
+        assert_eq!(numbers(&sum), [6.0, 6.0]);
+        // The loss of each rank is the square of the sum: 3 x 2 x 6.
+        sum.square().sum(Kind::Float).backward();
+        assert_eq!(numbers(&own.grad()), [36.0, 36.0]);
+        assert_eq!(
+            numbers(&own),
+            [f64::from(rank.rank + 1); 2],
+            "the own values stay"
+        );
+    });
+}
