@@ -20,6 +20,7 @@ mod distributed;
 mod error;
 mod evaluation;
 mod flops;
+mod footprint;
 mod launch;
 mod loss_scale;
 mod manifest;

@@ -71,8 +71,8 @@ fn sync(layout: Layout) -> Layout {
                 5,
                 "The same, by operation",
                 Unit::Share,
-                "all_reduce: gradients at parallelism.zeroStage 0. reduce_scatter: gradients at the other stages. \
-                 all_gather: weights at those.",
+                "all_reduce: gradients at parallelism.zeroStage 0, and activations. reduce_scatter: gradients at the \
+                 other stages. all_gather: weights at those. all_to_all: activations, with parallelism.sequence.",
             )
             .query(by_operation, "{{operation}}")
             .stacked(),
@@ -88,9 +88,10 @@ fn sync(layout: Layout) -> Layout {
             .color("hidden", "green"),
             time_series(
                 5,
-                "Gradients reduced and weights gathered",
+                "Bytes reduced, gathered and exchanged",
                 Unit::BytesPerSecond,
-                "By all ranks that are chosen. parallelism.compressGradients: bf16 halves the gradients.",
+                "Gradients, weights and activations, by all ranks that are chosen. parallelism.compressGradients: \
+                 bf16 halves the gradients.",
             )
             .query(bytes, "{{operation}}"),
         ],

@@ -118,6 +118,37 @@ pub(crate) fn killed_rank_restarts_the_gang_from_its_checkpoint(context: &Contex
     Ok(())
 }
 
+/// Two ranks on each node divide the tokens of an image, and all four the training state.
+pub(crate) fn killed_rank_of_a_model_that_ranks_compute_together_is_replaced(
+    context: &Context<'_>,
+) -> Result<()> {
+    let namespace = context.namespace("together")?;
+    let spec = json!({
+        "training": {"epochs": 16},
+        "parallelism": {"sequence": 2, "zeroStage": 1},
+        "workers": {"nodes": 2, "gpusPerNode": 2},
+    });
+    namespace.create("digits", spec)?;
+    let saved = saved_step(&namespace.wait_checkpoint("digits")?)?;
+    namespace.signal_rank("digits", 1, Signal::KILL)?;
+    let status = namespace.wait_phase("digits", Phase::Succeeded)?;
+    check_attempts(&status, 2, 1)?;
+    let failure = status.last_failure.context("the failure is told")?;
+    ensure!(
+        failure.class == "Killed" && matches!(failure.rank, Some(2 | 3)),
+        "{failure:?}"
+    );
+    let progress = status.progress.context("progress is told")?;
+    ensure!(
+        progress.step == progress.total_steps && saved < progress.step,
+        "{progress:?}"
+    );
+    // Half as many images in a step as four ranks would take that compute a model each.
+    ensure!(progress.total_steps == 16 * (1442 / 32), "{progress:?}");
+    namespace.check_steps("digits")?;
+    Ok(())
+}
+
 pub(crate) fn rank_that_is_stopped_is_a_stall_and_the_gang_restarts(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("stalled")?;
     namespace.create(

@@ -66,6 +66,7 @@ const ALONE: &[(&str, Test)] = tests![
     placement::gang_stays_within_one_rack,
     placement::two_jobs_applied_at_once_never_share_a_gpu,
     placement::job_of_higher_priority_goes_first,
+    faults::killed_rank_of_a_model_that_ranks_compute_together_is_replaced,
     faults::rank_that_is_slow_is_named_with_its_node_until_it_recovers,
     monitoring::alerts_fire_and_panels_show_data,
     faults::gang_of_a_dead_node_trains_on_elsewhere,

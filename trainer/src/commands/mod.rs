@@ -6,6 +6,7 @@ mod deepspeed;
 mod eval;
 mod export;
 mod inspect;
+mod plan;
 mod preflight;
 mod run;
 
@@ -33,6 +34,8 @@ enum Command {
     Export(export::Arguments),
     /// Check that everything a run needs is there, before it is started
     Preflight(preflight::Arguments),
+    /// Tell what memory and messages each way to divide a job takes, and recommend one
+    Plan(plan::Arguments),
     /// Print the manifest for a DeepSpeed configuration
     ImportDeepspeed(deepspeed::Arguments),
     /// Print a shell's completions for this program
@@ -69,6 +72,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Eval(arguments) => eval::main(&arguments),
         Command::Export(arguments) => export::main(&arguments),
         Command::Preflight(arguments) => preflight::main(&arguments),
+        Command::Plan(arguments) => plan::main(&arguments),
         Command::ImportDeepspeed(arguments) => deepspeed::main(&arguments),
         Command::Completions(arguments) => Ok(completions::main(&arguments, &mut CommandLine::command())),
         Command::Bench(arguments) => bench::main(&arguments),

@@ -82,8 +82,8 @@ pub(super) const TOP: &[(&str, Fate)] = &[
         NoEffect("it concerns offloading only"),
     ),
     (
-        "seq_parallel_communication_data_type seq_parallel_comm_data_type sequence_parallel_size",
-        NoEffect("there is no sequence parallelism"),
+        "seq_parallel_communication_data_type seq_parallel_comm_data_type",
+        NoEffect("activations are exchanged in their own type"),
     ),
     (
         "use_data_before_expert_parallelism",
@@ -125,7 +125,7 @@ pub(super) const TOP: &[(&str, Fate)] = &[
     ("compile", Off("there is no compiler for the graph")),
     (
         "tensor_parallel",
-        Off("only data is divided, and with parallelism.zeroStage the training state"),
+        Off("it changes what the batch sizes mean: leave it out, and set parallelism.tensor in the manifest"),
     ),
     ("expert_parallel", Off("there are no experts")),
 ];

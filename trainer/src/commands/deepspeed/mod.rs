@@ -142,6 +142,7 @@ fn translate(mut root: Section, manifest: &Node, arguments: &Arguments, findings
     };
     optimizer::take(&mut root, &epochs, manifest, findings);
     precision::take(&mut root, findings);
+    sequence(&mut root, findings);
     zero(&mut root, findings);
 
     match root.number("gradient_clipping", findings) {
@@ -171,6 +172,21 @@ fn images_of(manifest: &Node) -> Option<u64> {
     match manifest.get(&["spec", "data", "format"])? {
         Node::Text(format) if format.starts_with("cifar") => Some(50_000),
         _ => manifest.get(&["spec", "data", "syntheticImages"])?.as_count(),
+    }
+}
+
+/// Ranks that divide tokens have the same images, so this decides how many there are of each size.
+fn sequence(root: &mut Section, findings: &mut Findings) {
+    match root.count("sequence_parallel_size", findings) {
+        None => {}
+        Some(0 | 1) => findings
+            .without_effect
+            .push("sequence_parallel_size: is off".into()),
+        Some(ranks) => findings.refuse(
+            "sequence_parallel_size",
+            ranks,
+            "it changes what the batch sizes mean: leave it out, and set parallelism.sequence in the manifest",
+        ),
     }
 }
 

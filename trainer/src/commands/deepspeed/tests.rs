@@ -112,6 +112,7 @@ fn what_is_not_known_or_not_here_is_refused_by_path_and_all_at_once() {
     let message = errors(
         r#"{"train_batch_size": 8, "zero_optimisation": {}, "fp16": {"enabled": true, "loss_scale": 128, "fp16_master_weights_and_grads": true},
             "zero_optimization": {"stage": 4, "offload_optimizer": {"device": "cpu"}, "stage3_typo": 1},
+            "sequence_parallel_size": 2, "tensor_parallel": {"autotp_size": 4},
             "optimizer": {"type": "OneBitAdam"}, "elasticity": {"enabled": true}, "sparse_gradients": true,
             "gradient_clipping": "auto"}"#,
         &[],
@@ -121,6 +122,8 @@ fn what_is_not_known_or_not_here_is_refused_by_path_and_all_at_once() {
         "zero_optimization.stage is 4: must be between 0 and 3",
         "zero_optimization.offload_optimizer is {device: \"cpu\"}: ",
         "zero_optimization.stage3_typo is 1: no key that is known",
+        "sequence_parallel_size is 2: ",
+        "tensor_parallel is {autotp_size: 4}: ",
         "optimizer.type is \"OneBitAdam\": ",
         "fp16.loss_scale is 128: must be 0",
         "fp16.fp16_master_weights_and_grads is true: ",

@@ -63,3 +63,20 @@ fn a_sum_that_all_ranks_go_on_with_alike_has_the_gradient_of_all_their_losses() 
         );
     });
 }
+
+#[test]
+fn parts_of_a_layer_and_their_sum_have_the_gradients_of_the_whole_layer() {
+    on_ranks(3, |rank| {
+        let collectives = collectives(&rank);
+        // The whole layer multiplies by 1 + 2 + 3.
+        let part = Tensor::from_slice(&[rank.rank as f32 + 1.0]).set_requires_grad(true);
+        let input = Tensor::from_slice(&[2.0_f32]).set_requires_grad(true);
+        let used = collectives.used_in_parts(&input).expect("passes on");
+        let output = collectives.sum_of_parts(&(used * &part)).expect("adds up");
+        assert_eq!(numbers(&output), [12.0]);
+        output.square().sum(Kind::Float).backward();
+        // 2 x 12 x 6 on every rank, and 2 x 12 x 2 for each part.
+        assert_eq!(numbers(&input.grad()), [144.0]);
+        assert_eq!(numbers(&part.grad()), [48.0]);
+    });
+}
