@@ -1,6 +1,7 @@
 //! The ranks of one attempt: how they meet, on what device each works, and what they do together.
 
 mod accelerator;
+mod groups;
 mod mesh;
 mod peers;
 mod state;
@@ -19,6 +20,7 @@ use torch_ext::{
 
 use crate::error::TrainError;
 use crate::parallel::TrainedWeights;
+use groups::{Groups, Pair};
 use peers::{Door, Peers};
 
 pub(crate) use accelerator::Accelerator;
@@ -28,10 +30,6 @@ pub(crate) use peers::LostPeer;
 /// How long ranks wait for one another at the start. Pods of a gang are created together, but images may still have
 /// to be pulled.
 const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(10 * 60);
-/// How long a collective may take before the peers count as lost. The others wait while rank 0 finishes a checkpoint at
-/// the end of an epoch or of training, so this bounds a slow write there too.
-const COLLECTIVE_TIMEOUT: Duration = Duration::from_secs(10 * 60);
-
 /// Room for a value that rank 0 gives to the others.
 const VALUE_BYTES: usize = 4096;
 
@@ -298,47 +296,6 @@ impl World {
         ranks.all_reduce_sum(&mut square)?;
         Ok(square.f_sqrt()?.to_kind(Kind::Float))
     }
-}
-
-/// What makes groups of ranks.
-struct Groups<'a> {
-    store: &'a Store,
-    accelerator: Accelerator,
-    address: IpAddr,
-}
-
-impl Groups<'_> {
-    fn on_cpu(&self, name: &str, member: Member) -> Result<ProcessGroup, TrainError> {
-        Ok(ProcessGroup::gloo(
-            self.store,
-            (name, member),
-            self.address,
-            COLLECTIVE_TIMEOUT,
-        )?)
-    }
-
-    fn on_device(&self, name: &str, member: Member) -> Result<ProcessGroup, TrainError> {
-        Ok(match self.accelerator {
-            Accelerator::Cpu => self.on_cpu(name, member)?,
-            Accelerator::Cuda { cuda, .. } => {
-                ProcessGroup::nccl(self.store, (name, member), &cuda, COLLECTIVE_TIMEOUT)?
-            }
-        })
-    }
-
-    fn pair(&self, name: &str, member: Member) -> Result<Pair, TrainError> {
-        Ok(Pair {
-            group: self.on_device(name, member)?,
-            control: self.on_cpu(&format!("{name}-control"), member)?,
-        })
-    }
-}
-
-/// The same ranks twice: for tensors on the device, and for small things on the CPU.
-#[derive(Debug)]
-struct Pair {
-    group: ProcessGroup,
-    control: ProcessGroup,
 }
 
 fn compression(settings: &contract::Parallelism) -> Compression {

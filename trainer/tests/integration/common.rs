@@ -401,6 +401,21 @@ pub(crate) fn all_gone(pids: &[i32]) -> bool {
     })
 }
 
+/// Files of a checkpoint with tensors, of a job that keeps an average.
+pub(crate) const FILES: [&str; 3] = ["model.safetensors", "optimizer.safetensors", "ema.safetensors"];
+/// What rounding may add up to after ten steps.
+const TOLERANCE: f32 = 1e-5;
+
+/// Two jobs' newest checkpoints are the same but for rounding.
+#[track_caller]
+pub(crate) fn assert_close(found: &Job, expected: &Job, story: &str) {
+    for file in FILES {
+        let [found, expected] = [found, expected].map(|job| weights_of(&job.newest().join(file)));
+        let distance = distance(&found, &expected);
+        assert!(distance < TOLERANCE, "{story}: {file} is off by {distance}");
+    }
+}
+
 /// The largest difference between two sets of weights.
 pub(crate) fn distance(left: &[(String, Vec<f32>)], right: &[(String, Vec<f32>)]) -> f32 {
     differences(left, right).map(f32::abs).fold(0.0, f32::max)

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::agent::{free_port, run_config};
 use crate::common::{
-    Job, all_gone, assert_same_files, await_condition, descendants, process_of_rank, write_arrays,
+    Job, Running, all_gone, assert_same_files, await_condition, descendants, process_of_rank, write_arrays,
 };
 use crate::machine::trainer_on_machine_with;
 use crate::rank::Rank;
@@ -22,14 +22,7 @@ fn a_killed_rank_ends_the_attempt_and_the_next_one_continues() {
     for (rank, lines) in [(1, 1), (0, 2), (1, 3)] {
         let mut running = job.start();
         running.await_progress(lines);
-        let all = descendants(running.pid());
-        kill(
-            Pid::from_raw(process_of_rank(running.pid(), rank)),
-            Signal::SIGKILL,
-        )
-        .expect("kills");
-        running.ends(137, &[&format!("rank {rank} was ended by signal 9 (SIGKILL)")]);
-        assert!(all_gone(&all), "no agent and no rank is left");
+        kill_rank(running, rank, Duration::ZERO);
         starts.extend(job.log("start").last().and_then(|record| record["step"].as_u64()));
     }
     job.run_well();
@@ -41,31 +34,48 @@ fn a_killed_rank_ends_the_attempt_and_the_next_one_continues() {
     assert_eq!(job.log("train").last().expect("a line")["step"], 60 * 25);
 }
 
+/// Kills a rank some time from now, and sees all others end and tell which one it was.
+#[track_caller]
+fn kill_rank(running: Running, rank: u32, delay: Duration) {
+    let all = descendants(running.pid());
+    std::thread::sleep(delay);
+    kill(
+        Pid::from_raw(process_of_rank(running.pid(), rank)),
+        Signal::SIGKILL,
+    )
+    .expect("kills");
+    running.ends(137, &[&format!("rank {rank} was ended by signal 9 (SIGKILL)")]);
+    assert!(all_gone(&all), "no agent and no rank is left");
+}
+
 /// Ranks collect a checkpoint together, and each step is one.
 #[test]
 fn ranks_with_divided_weights_may_be_killed_at_any_moment() {
-    const KILLS: u64 = 8;
+    killed_at_any_moment(2, "{zeroStage: 3}", (60, 8));
+}
+
+/// Most of a step is collectives within blocks.
+#[test]
+fn ranks_that_compute_a_model_together_may_be_killed_at_any_moment() {
+    killed_at_any_moment(2, "{tensor: 2, acrossNodes: true}", (30, 4));
+    killed_at_any_moment(4, "{sequence: 2, zeroStage: 1, acrossNodes: true}", (30, 4));
+}
+
+fn killed_at_any_moment(ranks: u32, parallelism: &'static str, (epochs, kills): (u32, u32)) {
     let job = || {
         let mut job = Job::new(100);
-        (job.epochs, job.every_steps, job.parallelism) = (60, Some(1), "{zeroStage: 3}");
+        (job.nodes, job.parallelism) = (ranks, parallelism);
+        (job.epochs, job.every_steps) = (epochs, Some(1));
         job
     };
     let (straight, killed) = (job(), job());
     straight.run_well();
-    for kill_number in 0..KILLS {
+    for kill_number in 0..kills {
         let mut running = killed.start();
         running.await_progress(1);
-        let all = descendants(running.pid());
         // A different moment of a step each time; nothing is waited for.
-        std::thread::sleep(Duration::from_micros(kill_number * 3_100));
-        let rank = u32::try_from(kill_number % 2).expect("a rank");
-        kill(
-            Pid::from_raw(process_of_rank(running.pid(), rank)),
-            Signal::SIGKILL,
-        )
-        .expect("kills");
-        running.ends(137, &[&format!("rank {rank} was ended by signal 9 (SIGKILL)")]);
-        assert!(all_gone(&all), "no agent and no rank is left");
+        let delay = Duration::from_micros(u64::from(kill_number) * 3_100);
+        kill_rank(running, kill_number % ranks, delay);
     }
     killed.run_well();
     let start = killed
@@ -74,7 +84,7 @@ fn ranks_with_divided_weights_may_be_killed_at_any_moment() {
         .and_then(|record| record["step"].as_u64());
     assert!(start > Some(0), "it continued from a checkpoint");
     let files = ["model.safetensors", "optimizer.safetensors", "state.json"];
-    assert_same_files(&straight, &killed, &files, "killed and continued");
+    assert_same_files(&straight, &killed, &files, parallelism);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::common::{Job, assert_same_files, distance, weights_of};
+use crate::common::{FILES, Job, assert_close, assert_same_files};
 use crate::optimization::share_of_movement;
 
 const STAGES: [&str; 4] = [
@@ -11,9 +11,6 @@ const STAGES: [&str; 4] = [
     "{zeroStage: 3}",
     "{zeroStage: 3, reshardAfterForward: false}",
 ];
-const FILES: [&str; 3] = ["model.safetensors", "optimizer.safetensors", "ema.safetensors"];
-/// What rounding may add up to after ten steps.
-const TOLERANCE: f32 = 1e-5;
 
 /// Ten steps of 24 images by so many ranks, with everything that looks at all gradients or at whole tensors.
 fn trained(optimizer: &'static str, ranks: u32, parallelism: &'static str, training: &'static str) -> Job {
@@ -25,14 +22,6 @@ fn trained(optimizer: &'static str, ranks: u32, parallelism: &'static str, train
     (job.optimizer, job.training, job.parallelism) = (optimizer, training, parallelism);
     job.run_well();
     job
-}
-
-fn assert_close(found: &Job, expected: &Job, story: &str) {
-    for file in FILES {
-        let [found, expected] = [found, expected].map(|job| weights_of(&job.newest().join(file)));
-        let distance = distance(&found, &expected);
-        assert!(distance < TOLERANCE, "{story}: {file} is off by {distance}");
-    }
 }
 
 /// The bytes that an operation of a logged step has moved.

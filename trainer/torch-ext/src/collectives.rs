@@ -1,12 +1,14 @@
 //! Collectives within forward and backward passes, among ranks that compute one model together.
 
+use std::ffi::{c_int, c_void};
+
 use tch::Tensor;
 
 use crate::error::{Error, check};
 use crate::handle::{Handle, tensor_of};
 use crate::process_group::ProcessGroup;
 use crate::sync_step::SyncRecorder;
-use crate::sys::{self, RawCollectives};
+use crate::sys::{self, RawCollectives, RawTensor};
 
 /// Ranks that compute one model together: each has the same images and the same loss. Every rank calls the same operations
 /// in the same order.
@@ -55,43 +57,41 @@ impl Collectives {
     /// Sends the i-th of equal `parts` along the first dimension, as many as there are ranks, to the i-th rank. Gives those
     /// that were received, in the order of the ranks.
     pub fn all_to_all(&self, parts: &Tensor) -> Result<Tensor, Error> {
-        // SAFETY: object and tensor are valid and borrowed for the call.
-        unsafe {
-            tensor_of("failed to exchange activations with other ranks", |output| {
-                sys::vit_all_to_all(self.handle.as_ptr(), parts.as_ptr().cast(), output)
-            })
-        }
+        let action = "failed to exchange activations with other ranks";
+        self.apply(sys::vit_all_to_all, parts, action)
     }
 
     /// These values, which are the same on every rank: each goes on with them in its own way, and they get the sum of the
     /// gradients.
     pub fn used_in_parts(&self, values: &Tensor) -> Result<Tensor, Error> {
-        // SAFETY: as above.
-        unsafe {
-            tensor_of("failed to pass on activations", |output| {
-                sys::vit_used_in_parts(self.handle.as_ptr(), values.as_ptr().cast(), output)
-            })
-        }
+        self.apply(sys::vit_used_in_parts, values, "failed to pass on activations")
     }
 
     /// The sum over the ranks, with which all of them go on alike: what each has made gets the gradient of the sum.
     pub fn sum_of_parts(&self, values: &Tensor) -> Result<Tensor, Error> {
-        // SAFETY: as above.
-        unsafe {
-            tensor_of("failed to add up activations over the ranks", |output| {
-                sys::vit_sum_of_parts(self.handle.as_ptr(), values.as_ptr().cast(), output)
-            })
-        }
+        self.apply(sys::vit_sum_of_parts, values, ADDING_UP)
     }
 
     /// The sum over the ranks, with which all of them go on alike, where gradients of parameters are averaged over these
     /// ranks, too: what each has made gets the gradient of the sum of all ranks' losses.
     pub fn sum_for_all(&self, values: &Tensor) -> Result<Tensor, Error> {
-        // SAFETY: as above.
+        self.apply(sys::vit_sum_for_all, values, ADDING_UP)
+    }
+
+    fn apply(
+        &self,
+        operation: unsafe extern "C" fn(*mut RawCollectives, RawTensor, *mut *mut c_void) -> c_int,
+        values: &Tensor,
+        action: &str,
+    ) -> Result<Tensor, Error> {
+        // SAFETY: all operations of this signature take a live object and a tensor, which are borrowed for the call, and give
+        // away the tensor that they write where they succeed.
         unsafe {
-            tensor_of("failed to add up activations over the ranks", |output| {
-                sys::vit_sum_for_all(self.handle.as_ptr(), values.as_ptr().cast(), output)
+            tensor_of(action, |output| {
+                operation(self.handle.as_ptr(), values.as_ptr().cast(), output)
             })
         }
     }
 }
+
+const ADDING_UP: &str = "failed to add up activations over the ranks";
