@@ -5,7 +5,8 @@ use serde::{Deserialize, Serialize};
 use super::{ActivationCheckpointing, AttentionBackend, Precision, ScalingRule};
 
 /// Training sets epochs, batches and the optimizer. One optimizer step sees
-/// microBatchSize x gradientAccumulationSteps x nodes x gpusPerNode images.
+/// microBatchSize x gradientAccumulationSteps x nodes x gpusPerNode images, divided by parallelism.sequence and by
+/// parallelism.tensor.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(
@@ -18,7 +19,8 @@ pub struct Training {
     /// epochs is the number of passes over the training images.
     #[schemars(range(min = 1, max = 100_000))]
     pub epochs: i32,
-    /// microBatchSize is how many images a rank puts through the model at once.
+    /// microBatchSize is how many images a rank puts through the model at once; those of parallelism.sequence and
+    /// parallelism.tensor have the same.
     #[schemars(range(min = 1, max = 65536))]
     pub micro_batch_size: i32,
     /// gradientAccumulationSteps is how many micro-batches a rank accumulates before gradients are reduced once.
@@ -162,7 +164,8 @@ pub enum OptimizerName {
 }
 
 /// LearningRateScaling makes the learning rate grow with the global batch, which is
-/// microBatchSize x gradientAccumulationSteps x nodes x gpusPerNode.
+/// microBatchSize x gradientAccumulationSteps x nodes x gpusPerNode, divided by parallelism.sequence and by
+/// parallelism.tensor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]
 pub struct LearningRateScaling {

@@ -81,7 +81,7 @@ pub(crate) enum DataError {
     #[error("the data set has no held-out images to evaluate: {expected}")]
     NothingHeldOut { expected: &'static str },
     #[error(
-        "the data set has {images} training images, fewer than one step of {global_batch_size} (microBatchSize x gradientAccumulationSteps x ranks): lower microBatchSize or use fewer ranks"
+        "the data set has {images} training images, fewer than one step of {global_batch_size} (microBatchSize x gradientAccumulationSteps x ranks, of which those that divide tokens or heads count once): lower microBatchSize or use fewer ranks"
     )]
     TooSmall { images: u64, global_batch_size: u64 },
     /// Not the data's fault: a batch that does not get to the device.
