@@ -46,7 +46,7 @@ impl Mesh {
     /// This rank among those that have gradients for the same weights.
     pub(crate) fn reducing(&self) -> Member {
         Member {
-            rank: self.all.rank / self.tensor.size,
+            rank: self.places_of(self.all.rank).0,
             size: self.all.size / self.tensor.size,
         }
     }

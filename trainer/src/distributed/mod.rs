@@ -6,6 +6,7 @@ mod mesh;
 mod peers;
 mod state;
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -279,19 +280,14 @@ impl World {
             return Ok(global_norm(tensors)?);
         };
         let mut square = Tensor::f_zeros([], (Kind::Double, tensors[0].device()))?;
+        let mut by_copies = BTreeMap::<u32, Vec<Tensor>>::new();
+        for (tensor, division) in tensors.iter().zip(weights.divisions()) {
+            let alike = by_copies.entry(division.copies()).or_default();
+            alike.push(tensor.shallow_clone());
+        }
         // What several ranks have counts once.
-        for copies in [1, self.mesh.tensor.size] {
-            let of = tensors.iter().zip(weights.divisions());
-            let of: Vec<Tensor> = of
-                .filter(|(_, division)| division.copies() == copies)
-                .map(|(tensor, _)| tensor.shallow_clone())
-                .collect();
-            if !of.is_empty() {
-                square += global_norm(&of)?.to_kind(Kind::Double).f_square()? / f64::from(copies);
-            }
-            if self.mesh.tensor.size == 1 {
-                break;
-            }
+        for (copies, alike) in by_copies {
+            square += global_norm(&alike)?.to_kind(Kind::Double).f_square()? / f64::from(copies);
         }
         ranks.all_reduce_sum(&mut square)?;
         Ok(square.f_sqrt()?.to_kind(Kind::Float))

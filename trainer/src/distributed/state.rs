@@ -115,26 +115,29 @@ impl World {
         };
         let division = &tensor.division;
         let value = value.f_to_device(local.device())?;
+        let size = division.parts();
+        let parts = (0..size)
+            .map(|rank| division.split().take(&value, Member { rank, size }))
+            .collect::<Result<Vec<_>, _>>()?;
         for rank in 0..self.size {
             let (place, tensor_place) = self.mesh.places_of(rank);
-            let member = Member {
-                rank: if division.parts() == 1 { 0 } else { tensor_place },
-                size: division.parts(),
+            // There is one for each rank that divides heads, or one for all of them.
+            let part = &parts[(tensor_place % size) as usize];
+            let own = match division.by_rank() {
+                None => part.shallow_clone(),
+                Some(ranges) => {
+                    let range = &ranges[place as usize];
+                    part.f_flatten(0, -1)?
+                        .f_narrow(0, range.start, range.end - range.start)?
+                }
             };
-            let mut part = division.split().take(&value, member)?;
-            if let Some(ranges) = division.by_rank() {
-                let range = &ranges[place as usize];
-                part = part
-                    .f_flatten(0, -1)?
-                    .f_narrow(0, range.start, range.end - range.start)?;
-            }
-            if part.numel() == 0 {
+            if own.numel() == 0 {
                 continue;
             }
             if rank == self.rank {
-                tch::no_grad(|| local.f_copy_(&part))?;
+                tch::no_grad(|| local.f_copy_(&own))?;
             } else {
-                self.gradients.send(&part, rank)?;
+                self.gradients.send(&own, rank)?;
             }
         }
         Ok(())

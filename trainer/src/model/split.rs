@@ -28,10 +28,10 @@ impl Split {
         local
     }
 
-    /// A copy of a rank's values of a `whole` parameter.
+    /// A rank's values of a `whole` parameter: a copy where they are not all.
     pub(crate) fn take(self, whole: &Tensor, member: Member) -> Result<Tensor, TchError> {
         if self == Self::Whole {
-            return Ok(whole.copy());
+            return Ok(whole.shallow_clone());
         }
         let local = self.local_shape(&whole.size(), member.size);
         self.slot(whole, member)?.f_reshape(local)?.f_contiguous()
