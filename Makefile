@@ -107,6 +107,10 @@ check-export: release ## Check that timm and torchvision load exported weights a
 bench-trainer: release ## Measure the trainer beside PyTorch DDP and DeepSpeed (BENCH='--help' tells its options)
 	"$$(tests/peers/setup-deepspeed)/bin/python" tests/peers/bench_trainer.py $(BENCH)
 
+.PHONY: bench-balance
+bench-balance: release ## Measure ranks of unlike speed that share images by it, beside even shares and beside each alone
+	python3 tests/peers/bench_balance.py $(BENCH)
+
 .PHONY: gpu-check
 gpu-check: libtorch ## Bundle checks of the trainer for a machine with a GPU, and run them here (CHECK='--only speed' chooses)
 	CARGO="$(CARGO)" scripts/gpu-check $(CHECK)

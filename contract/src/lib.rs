@@ -15,6 +15,7 @@
 
 pub mod environment;
 pub mod exit;
+pub mod gpu;
 pub mod heartbeat;
 pub mod metrics;
 pub mod operator_metrics;
@@ -28,9 +29,9 @@ pub use heartbeat::{Activity, Heartbeat, Heartbeats, ProcessState};
 pub use preset::ModelPreset;
 pub use progress::{CheckpointRecord, FailureRecord, Progress, SlowRank, TerminationRecord};
 pub use run_config::{
-    ActivationCheckpointing, AttentionBackend, Augmentation, BatchShare, CheckpointConfig, ConfigError,
-    Course, DataConfig, DataFormat, Device, Ema, GradientCompression, Interpolation, JobIdentity,
-    LearningRateScaling, LossScaleConfig, ModelConfig, NoRandAugment, Normalization, Optimizer, Parallelism,
-    Pooling, Precision, RandAugment, RandomCrop, RandomResizedCrop, Resume, RunConfig, ScalingRule, Schedule,
-    Shards, TrainingConfig,
+    ActivationCheckpointing, AttentionBackend, Augmentation, Balance, BatchShare, CheckpointConfig,
+    ConfigError, Course, DataConfig, DataFormat, Device, Ema, GradientCompression, Interpolation,
+    JobIdentity, LearningRateScaling, LossScaleConfig, ModelConfig, NoRandAugment, Normalization, Optimizer,
+    Parallelism, Pooling, Precision, RandAugment, RandomCrop, RandomResizedCrop, Resume, RunConfig,
+    ScalingRule, Schedule, Shards, TrainingConfig,
 };

@@ -54,7 +54,7 @@ pub const RANK_INFO: &str = "vit_rank_info";
 /// Gauge: floating-point operations of the model for one training image, forward and backward pass; what is recomputed
 /// does not count. Times the rate of [`IMAGES_TOTAL`] it is the model FLOP/s that are achieved, on any device.
 pub const MODEL_FLOPS_PER_IMAGE: &str = "vit_model_flops_per_image";
-/// Gauge: dense bf16 peak of the rank's GPU in FLOP/s, whatever precision the job trains in; only of known products.
+/// Gauge: dense half-precision peak of the rank's GPU in FLOP/s, whatever precision the job trains in; only of known products.
 pub const DEVICE_PEAK_FLOPS: &str = "vit_device_peak_flops";
 /// Gauge: most memory that tensors of this rank have taken on its GPU so far, bytes; only on GPUs.
 pub const DEVICE_MEMORY_PEAK_BYTES: &str = "vit_device_memory_peak_bytes";

@@ -42,6 +42,10 @@ pub struct Progress {
     /// [`MOST_SLOW_RANKS`]. The agent leaves them out of its last words.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub slow_ranks: Vec<SlowRank>,
+    /// Ranks that take no images, because a single one would hold up the others; of many the first [`MOST_SLOW_RANKS`]. The
+    /// agent leaves them out of its last words.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub idle_ranks: Vec<u32>,
     /// Seconds to the end of the run at the present speed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eta_seconds: Option<u64>,
@@ -161,6 +165,7 @@ mod tests {
                 images_per_second: Some(f64::MAX / 3.0),
                 sync_share: Some(1.0 / 3.0),
                 slow_ranks: Vec::new(),
+                idle_ranks: Vec::new(),
                 eta_seconds: Some(u64::MAX),
                 last_checkpoint: Some(CheckpointRecord {
                     step: u64::MAX,

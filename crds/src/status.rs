@@ -332,6 +332,11 @@ pub struct ProgressStatus {
     /// slower ranks), 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sync_share: Option<f64>,
+    /// idleRanks are ranks that take no images, because a single one would hold up the others (training.balance Weighted);
+    /// of many the first 16.
+    #[schemars(length(max = 16))]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub idle_ranks: Vec<i32>,
     /// etaSeconds is the time to the end of the run at the present speed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eta_seconds: Option<i64>,

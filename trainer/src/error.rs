@@ -154,7 +154,7 @@ impl From<tch::TchError> for TrainError {
 }
 
 /// "rank 3", or "ranks 0, 2 and 5"; of many the first few.
-fn ranks_in_words(ranks: &[u32]) -> String {
+pub(crate) fn ranks_in_words(ranks: &[u32]) -> String {
     const TOLD: usize = 8;
     let mut words: Vec<String> = ranks.iter().take(TOLD).map(ToString::to_string).collect();
     if ranks.len() > TOLD {

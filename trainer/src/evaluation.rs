@@ -1,8 +1,10 @@
 //! How images are classified, and how many of them right: held-out ones over all ranks, or in `vit-trainer eval`.
 
-use tch::{Device, Kind, TchError, Tensor};
+use std::ops::Range;
 
-use crate::data::DataSet;
+use tch::{Kind, TchError, Tensor};
+
+use crate::data::{Batch, DataSet};
 use crate::distributed::World;
 use crate::error::TrainError;
 use crate::model::{Mode, VisionTransformer};
@@ -29,20 +31,16 @@ pub(crate) fn evaluate(
     world: &World,
     (model, precision): (&VisionTransformer, Precision),
     data: &DataSet,
-    batch_size: u32,
+    parts: &Parts,
     stop: bool,
     gets_on: impl Fn(),
 ) -> Result<Counts, TrainError> {
-    let part = Part {
-        rank: world.mesh.data.rank,
-        ranks: world.mesh.data.size,
-        batch_size,
-    };
+    let part = parts.of(world.mesh.data.rank);
     // Adds up on the device, so that no batch waits for the one before.
     let mut right = Tensor::zeros([0_i64; 0], (Kind::Int64, data.device()));
     let mut counted = 0;
-    let mut missing = part.most_batches(data.len());
-    let left_out = classify(model, precision, data, part, |logits, labels| {
+    let mut missing = parts.most_batches();
+    let left_out = classify(model, precision, data, &part, |logits, labels| {
         counted += labels.size()[0].cast_unsigned();
         right = right.f_add(&correct(logits, labels)?)?;
         missing -= 1;
@@ -50,7 +48,10 @@ pub(crate) fn evaluate(
         Ok(())
     })?;
     for _ in 0..missing {
-        run_blank(model, precision, data.device())?;
+        tch::no_grad(|| {
+            let none = Batch::empty(model.config(), data.device())?;
+            precision.forward(model, &none.images, Mode::Evaluate).map(drop)
+        })?;
         gets_on();
     }
     let right = right.f_int64_value(&[])?.cast_unsigned();
@@ -76,31 +77,53 @@ pub(crate) fn correct(logits_bk: &Tensor, labels_b: &Tensor) -> Result<Tensor, T
 }
 
 /// Which images one rank classifies, and how many at a time.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Part {
-    pub(crate) rank: u32,
-    pub(crate) ranks: u32,
+    pub(crate) images: Range<u64>,
     pub(crate) batch_size: u32,
 }
 
 impl Part {
-    /// Batches of the rank that has the most.
-    fn most_batches(self, images: u64) -> u64 {
-        images
-            .div_ceil(u64::from(self.ranks))
-            .div_ceil(u64::from(self.batch_size))
+    fn batches(&self) -> u64 {
+        let images = self.images.end - self.images.start;
+        images.div_ceil(u64::from(self.batch_size))
     }
 }
 
-/// A forward pass of no image in particular.
-fn run_blank(model: &VisionTransformer, precision: Precision, device: Device) -> Result<(), TrainError> {
-    let model_config = model.config();
-    let (channels, side) = (model_config.channels, model_config.image_size);
-    let shape = [1, channels, side, side].map(i64::from);
-    tch::no_grad(|| {
-        let image = Tensor::f_zeros(shape, (Kind::Float, device))?;
-        precision.forward(model, &image, Mode::Evaluate).map(drop)
-    })
+/// The parts of the images that replicas classify: together all of them, each once, and in equally many batches, because ranks
+/// wait for one another in each where weights are divided.
+#[derive(Clone, Debug)]
+pub(crate) struct Parts(Vec<Part>);
+
+impl Parts {
+    /// Of so many images, in proportion to `shares`, at most `batch_size` at a time.
+    pub(crate) fn new(images: u64, shares: &[u64], batch_size: u32) -> Self {
+        let total: u64 = shares.iter().sum();
+        let mut before = 0;
+        let mut start = 0;
+        let part = |share: &u64| {
+            before += share;
+            let end = (u128::from(images) * u128::from(before) / u128::from(total)) as u64;
+            let images = std::mem::replace(&mut start, end)..end;
+            Part { images, batch_size }
+        };
+        let mut parts = Self(shares.iter().map(part).collect());
+        let most = parts.most_batches().max(1);
+        for part in &mut parts.0 {
+            let images = part.images.end - part.images.start;
+            part.batch_size = images.div_ceil(most).clamp(1, batch_size.into()) as u32;
+        }
+        parts
+    }
+
+    fn of(&self, replica: u32) -> Part {
+        self.0[replica as usize].clone()
+    }
+
+    /// Batches of the replica that has the most.
+    fn most_batches(&self) -> u64 {
+        self.0.iter().map(Part::batches).max().unwrap_or(0)
+    }
 }
 
 /// Gives `visit` the logits BK in 32 bits and the labels B of every image of a rank's part, in order. Gives
@@ -109,10 +132,10 @@ pub(crate) fn classify(
     model: &VisionTransformer,
     precision: Precision,
     data: &DataSet,
-    part: Part,
+    part: &Part,
     mut visit: impl FnMut(&Tensor, &Tensor) -> Result<(), TrainError>,
 ) -> Result<u64, TrainError> {
-    let mut batches = data.evaluation(part.rank, part.ranks, part.batch_size)?;
+    let mut batches = data.evaluation(part.images.clone(), part.batch_size)?;
     while let Some(batch) = batches.next()? {
         tch::no_grad(|| {
             let logits = precision.forward(model, &batch.images, Mode::Evaluate)?;
@@ -120,4 +143,28 @@ pub(crate) fn classify(
         })?;
     }
     Ok(batches.left_out())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_image_is_classified_once_and_by_whom_shares_say() {
+        for (images, shares, expected) in [
+            (13, &[4, 4][..], &[0..6, 6..13][..]),
+            (13, &[11, 3, 2], &[0..8, 8..11, 11..13]),
+            (13, &[8, 0, 8], &[0..6, 6..6, 6..13]),
+            (1, &[1, 1, 1], &[0..0, 0..0, 0..1]),
+            (0, &[1, 1], &[0..0, 0..0]),
+        ] {
+            let parts = Parts::new(images, shares, 4);
+            let found: Vec<_> = parts.0.iter().map(|part| part.images.clone()).collect();
+            assert_eq!(found, expected, "{images} by {shares:?}");
+        }
+        let parts = Parts::new(13, &[11, 3, 2], 4);
+        let sizes: Vec<u32> = parts.0.iter().map(|part| part.batch_size).collect();
+        assert_eq!((parts.most_batches(), sizes), (2, vec![4, 2, 1]));
+        assert_eq!(Parts::new(0, &[1, 1], 4).most_batches(), 0);
+    }
 }

@@ -1,17 +1,6 @@
-//! Floating-point operations of a training step, and how many a GPU could do: together the model FLOPs utilisation.
+//! Floating-point operations of a training step.
 
 use contract::{ModelConfig, Pooling};
-
-/// Dense bf16 peaks in FLOP/s by what a GPU's product name contains, as torchtitan's `get_peak_flops` has them; the
-/// first entry that fits counts.
-const PEAKS: [(&str, f64); 6] = [
-    ("B200", 2.25e15),
-    ("H200", 989e12),
-    ("H100 NVL", 835e12),
-    ("H100 PCIe", 756e12),
-    ("H100", 989e12),
-    ("A100", 312e12),
-];
 
 /// Operations of one image in forward and backward pass: six times the multiplications of its matrix products,
 /// attention's included, of the forward pass. What is recomputed in the backward pass does not count.
@@ -35,14 +24,6 @@ pub(crate) fn flops_per_image(model: &ModelConfig) -> f64 {
     6.0 * (embedding + depth * (linear + attention) + width * classes)
 }
 
-/// Dense bf16 peak of a GPU, FLOP/s; `None` for a product that is not in the table.
-pub(crate) fn peak(product: &str) -> Option<f64> {
-    PEAKS
-        .iter()
-        .find(|(name, _)| product.contains(name))
-        .map(|(_, peak)| *peak)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -53,12 +34,5 @@ mod tests {
         // 17.56 GMAC forward.
         let flops = flops_per_image(&preset("vit_base_patch16_224"));
         assert!((flops / 1e9 - 105.4).abs() < 0.1, "{flops}");
-    }
-
-    #[test]
-    fn a_product_finds_its_own_peak() {
-        assert_eq!(peak("NVIDIA H100 PCIe"), Some(756e12));
-        assert_eq!(peak("NVIDIA H100 80GB HBM3"), Some(989e12));
-        assert_eq!(peak("NVIDIA GeForce RTX 3070"), None);
     }
 }

@@ -35,6 +35,7 @@ mod random;
 mod rank;
 mod schedule;
 mod signals;
+mod speeds;
 mod tensor_file;
 mod threads;
 mod train;

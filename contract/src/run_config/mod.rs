@@ -29,7 +29,7 @@ pub use optimizer::{Course, LearningRateScaling, Optimizer, ScalingRule, Schedul
 pub use parallelism::{Device, GradientCompression, Parallelism};
 pub use precision::{Ema, LossScaleConfig, Precision};
 pub use rules::ConfigError;
-pub use training::{ActivationCheckpointing, AttentionBackend, TrainingConfig};
+pub use training::{ActivationCheckpointing, AttentionBackend, Balance, TrainingConfig};
 
 /// Everything the agents and ranks of one job need to know, but for what differs by pod or attempt (that is in the
 /// environment, see [`crate::environment`]).

@@ -15,6 +15,9 @@ pub struct TrainingConfig {
     pub micro_batch_size: u32,
     /// Micro-batches a rank accumulates before gradients are reduced.
     pub gradient_accumulation_steps: u32,
+    /// How the images of a step are shared among the ranks.
+    #[serde(default)]
+    pub balance: Balance,
     /// Seed of weights and of the order of images.
     pub seed: u64,
     /// The optimizer.
@@ -51,6 +54,17 @@ pub struct TrainingConfig {
     /// What the backward pass computes again in place of keeping it.
     #[serde(default)]
     pub activation_checkpointing: ActivationCheckpointing,
+}
+
+/// How the images of an optimizer step are shared among the ranks. The global batch is the same either way.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub enum Balance {
+    /// Every rank takes as many as every other.
+    #[default]
+    Off,
+    /// Every rank takes as many as it can process in the time that the others need for theirs.
+    Weighted,
 }
 
 /// What the backward pass computes again in place of keeping it: less memory for more time.

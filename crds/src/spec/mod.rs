@@ -21,8 +21,8 @@ use kube::CustomResourceExt as _;
 pub use augmentation::{Augmentation, RandomCrop, RandomResizedCrop};
 pub use checkpoint::{Checkpoint, Resume};
 pub use contract::{
-    ActivationCheckpointing, AttentionBackend, DataFormat, Device, GradientCompression, Interpolation,
-    Pooling, Precision, ScalingRule,
+    ActivationCheckpointing, AttentionBackend, Balance, DataFormat, Device, GradientCompression,
+    Interpolation, Pooling, Precision, ScalingRule,
 };
 pub use data::{Data, Normalization};
 pub use elastic::Elastic;

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 pub struct Placement {
     /// homogeneity says whether GPUs must be alike: Required; Preferred (like GPUs where the gang fits on them,
     /// otherwise as few kinds as possible); or Off. Every step waits for the slowest GPU, so a mixed gang is as fast as
-    /// its slowest member.
+    /// its slowest member, unless training.balance is Weighted.
     #[serde(default)]
     pub homogeneity: Homogeneity,
     /// gpu narrows the choice of GPUs.

@@ -2,7 +2,7 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ActivationCheckpointing, AttentionBackend, Precision, ScalingRule};
+use super::{ActivationCheckpointing, AttentionBackend, Balance, Precision, ScalingRule};
 
 /// Training sets epochs, batches and the optimizer. One optimizer step sees
 /// microBatchSize x gradientAccumulationSteps x nodes x gpusPerNode images, divided by parallelism.sequence and by
@@ -27,6 +27,12 @@ pub struct Training {
     #[serde(default = "default_accumulation")]
     #[schemars(range(min = 1, max = 65536))]
     pub gradient_accumulation_steps: i32,
+    /// balance is how the images of an optimizer step are shared among ranks. Off: evenly, so that a step takes as long as
+    /// the slowest rank. Weighted: by how fast each is, as measured while it trains, for GPUs that are not alike; a rank that
+    /// would hold up the others with a single image takes none. The step is the same, but for the order in which sums are
+    /// rounded, and no micro-batch exceeds microBatchSize.
+    #[serde(default)]
+    pub balance: Balance,
     /// seed of the weights and of the order of images.
     #[serde(default)]
     #[schemars(range(min = 0))]

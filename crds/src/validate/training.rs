@@ -41,6 +41,7 @@ pub(super) fn training(training: &spec::Training, errors: &mut Vec<ConfigError>)
             decay: ema.decay,
             warmup: ema.warmup,
         }),
+        balance: training.balance,
         activation_checkpointing: training.activation_checkpointing,
     }
 }

@@ -134,8 +134,8 @@ fn speed(layout: Layout) -> Layout {
                     6,
                     "Images per second, by rank",
                     Unit::ImagesPerSecond,
-                    "Every rank takes the same share of a step, so that all lines fall where one \
-                     rank is slow: who it is, its compute time tells.",
+                    "Unless training.balance is Weighted every rank takes the same share of a step, \
+                     so that all lines fall where one rank is slow: who it is, its compute time tells.",
                 )
                 .query(images(ranks).sum_by(&[of::LABEL_RANK]), "rank {{rank}}"),
                 time_series(
@@ -167,8 +167,8 @@ fn speed(layout: Layout) -> Layout {
                     6,
                     "Model FLOPs utilisation",
                     Unit::Share,
-                    "GPU only. Model FLOP/s over the dense bf16 peak of the GPUs, whatever the \
-                     precision of the job. Absent on CPUs, and where the trainer does not know the \
+                    "GPU only. Model FLOP/s over the dense half-precision peak of the GPUs, whatever \
+                     the precision of the job. Absent on CPUs, and where the trainer does not know the \
                      peak of the GPU's product.",
                 )
                 .query(achieved.over(peak), "utilisation")

@@ -6,6 +6,7 @@ pub(crate) mod elastic;
 pub(crate) mod failed_nodes;
 pub(crate) mod failure;
 pub(crate) mod gang;
+pub(crate) mod mixed_gpus;
 pub(crate) mod restart;
 pub(crate) mod stall;
 pub(crate) mod start;

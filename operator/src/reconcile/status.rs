@@ -54,7 +54,10 @@ pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStat
             next.set(FAILED, true, reasons::DEADLINE_EXCEEDED, message);
         }
         Plan::Admit(granted) => next.admitted(granted),
-        Plan::Place { attempt, placement } => next.placed(*attempt, placement, &overdue(observation)),
+        Plan::Place { attempt, placement } => {
+            let balance = observation.job.spec.training.balance;
+            next.placed(*attempt, placement, balance, &overdue(observation));
+        }
         Plan::Wait(waiting) => next.waits(waiting, &overdue(observation)),
         Plan::Create { .. } | Plan::Follow => next.followed(observation),
         Plan::Finish => {

@@ -46,6 +46,16 @@ pub(crate) fn render(view: &View, why: &Why, is_wide: bool, paint: Paint) -> Str
         );
         screen.raw(name, &paint.warning(words));
     }
+    for (index, rank) in progress
+        .iter()
+        .flat_map(|progress| &progress.idle_ranks)
+        .enumerate()
+    {
+        let name = if index == 0 { "idle ranks" } else { "" };
+        let node = node_of(view, &status, *rank).unwrap_or("an unknown node");
+        let words = format!("rank {rank} on {node} takes no images: it is too slow to help the others");
+        screen.raw(name, &paint.warning(words));
+    }
     if let Some(placement) = &status.placement {
         placed(view, &status, placement, is_wide, &mut screen);
     }
@@ -110,6 +120,13 @@ fn reason(why: &Why, status: &ViTTrainingJobStatus, screen: &mut Screen) {
     if let Some(message) = &why.message {
         screen.line("", message);
     }
+}
+
+/// The node that a rank is on.
+fn node_of<'a>(view: &View, status: &'a ViTTrainingJobStatus, rank: i32) -> Option<&'a str> {
+    let ranks_per_node = view.job.spec.workers.gpus_per_node.max(1);
+    let node = usize::try_from(rank / ranks_per_node).ok()?;
+    status.nodes().get(node).map(String::as_str)
 }
 
 fn needs_someone(status: &ViTTrainingJobStatus) -> bool {

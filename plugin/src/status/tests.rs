@@ -96,6 +96,20 @@ fn jobs_in_every_state() {
 }
 
 #[test]
+fn ranks_without_images_are_named_with_their_nodes() {
+    let mut mixed = training();
+    mixed["stragglers"] = json!([]);
+    mixed["progress"]["idleRanks"] = json!([1, 7]);
+    let text = plain(job(mixed));
+    assert_contains(
+        &text,
+        "idle ranks   rank 1 on node2 takes no images: it is too slow to help the others",
+    );
+    assert_contains(&text, "rank 7 on an unknown node takes no images");
+    assert!(!plain(job(training())).contains("idle"), "nobody is idle");
+}
+
+#[test]
 fn a_job_that_trains_on_a_narrow_terminal() {
     let text = shown(&running(), Paint::plain(80));
     insta::assert_snapshot!(text);

@@ -33,7 +33,7 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
     Some(match reason {
         reasons::GANG_FITS => ("A set of like GPUs that fits the whole gang is chosen.", follow()),
         reasons::MIXED_GPUS => (
-            "Its GPUs are of several kinds, as placement.homogeneity allows: every step waits for the slowest.",
+            "Its GPUs are of several kinds, as placement.homogeneity allows: every step waits for the slowest, unless training.balance is Weighted.",
             vec![Vit("see what each kind waits for", "status JOB")],
         ),
         reasons::NO_FITTING_GROUP => (

@@ -62,7 +62,7 @@ const SHARED: &[(&str, Test)] = tests![
 /// Tests that change the cluster, need most of its GPUs, or measure time.
 const ALONE: &[(&str, Test)] = tests![
     placement::gang_waits_with_counted_reasons_and_starts_by_itself,
-    placement::mixed_gpus_are_taken_where_the_job_allows_it,
+    placement::mixed_gpus_are_taken_and_share_images_by_speed_where_the_job_allows_it,
     placement::gang_stays_within_one_rack,
     placement::two_jobs_applied_at_once_never_share_a_gpu,
     placement::job_of_higher_priority_goes_first,

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use crds::{Phase, ViTTrainingJobStatus};
+use serde_json::Value;
 use vit_tests::training_log::{Steps, count};
 
 use crate::context::{DEADLINE, Namespace};
@@ -97,10 +98,27 @@ impl Namespace<'_> {
             let total = progress.context("progress is told")?.total_steps;
             total / i64::from(job.spec.training.epochs)
         };
+        count(&self.log(job)?, steps_per_epoch).with_context(|| format!("the log of {job}"))
+    }
+
+    /// Images of a step that each rank of a job takes, as its log tells last.
+    pub(crate) fn shares(&self, job: &str) -> Result<Vec<i64>> {
+        let mut last = None;
+        for line in self.log(job)?.lines() {
+            let record: Value = serde_json::from_str(line)?;
+            if record["kind"] == "shares" {
+                last = Some(serde_json::from_value(record["images"].clone())?);
+            }
+        }
+        last.context("no shares are told")
+    }
+
+    /// The complete lines of the log of a job's training.
+    fn log(&self, job: &str) -> Result<String> {
         let path = self.folder.join("checkpoints").join(job).join("log.jsonl");
-        let log = fs_err::read_to_string(&path)?;
+        let mut log = fs_err::read_to_string(&path)?;
         // A line that is being written has no end yet.
-        let complete = log.rsplit_once('\n').map_or("", |(complete, _)| complete);
-        count(complete, steps_per_epoch).with_context(|| path.display().to_string())
+        log.truncate(log.rfind('\n').unwrap_or(0));
+        Ok(log)
     }
 }

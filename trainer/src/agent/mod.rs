@@ -172,6 +172,7 @@ fn finish(ended: &Ended) -> ExitCode {
     if let Some(progress) = &mut record.progress {
         // Nobody is slow any more, and the room is scarce.
         progress.slow_ranks.clear();
+        progress.idle_ranks.clear();
     }
     if let Some(failure) = &mut record.failure {
         shorten(&mut failure.message, FAILURE_MESSAGE_BYTES);

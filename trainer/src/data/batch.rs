@@ -1,6 +1,7 @@
 //! A batch, and how many images it may lack.
 
-use tch::{Reduction, TchError, Tensor};
+use contract::ModelConfig;
+use tch::{Device, Kind, Reduction, TchError, Tensor};
 
 use super::DataError;
 
@@ -25,8 +26,26 @@ pub(crate) enum Targets {
 }
 
 impl Batch {
-    /// Mean cross-entropy of logits; `label_smoothing` is for targets without it.
+    /// Of no image: what goes through the model costs next to nothing, and gives every weight a gradient of zero.
+    pub(crate) fn empty(model: &ModelConfig, device: Device) -> Result<Self, TchError> {
+        let shape = [0, model.channels, model.image_size, model.image_size].map(i64::from);
+        Ok(Self {
+            images: Tensor::f_zeros(shape, (Kind::Float, device))?,
+            labels: Tensor::f_zeros([0], (Kind::Int64, device))?,
+            targets: Targets::Classes,
+        })
+    }
+
+    /// Images that it has.
+    pub(crate) fn len(&self) -> u64 {
+        self.labels.size()[0].cast_unsigned()
+    }
+
+    /// Mean cross-entropy of logits, 0 of no image; `label_smoothing` is for targets without it.
     pub(crate) fn loss(&self, logits_bk: &Tensor, label_smoothing: f64) -> Result<Tensor, TchError> {
+        if self.len() == 0 {
+            return logits_bk.f_sum(Kind::Float);
+        }
         let (targets, label_smoothing) = match &self.targets {
             Targets::Classes => (&self.labels, label_smoothing),
             Targets::Distribution(targets) => (targets, 0.0),

@@ -26,6 +26,7 @@ mod synthetic;
 mod web_dataset;
 mod window;
 
+use std::ops;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -40,9 +41,10 @@ pub(crate) use statistics::{Range, Split, Unreadable, survey};
 
 use crate::threads;
 use augment::{Finish, Preparation};
+pub(crate) use batch::Batch;
 use batch::Readable;
 use in_memory::InMemory;
-use loader::{Pipeline, ResidentBatches, Task};
+use loader::{Batching, Pipeline, ResidentBatches, Task};
 use order::{EpochOrder, Item};
 use resident::{Resident, Values};
 use source::Source;
@@ -225,7 +227,7 @@ impl DataSet {
     }
 
     /// One rank's micro-batches of what is left of an epoch after its first `done` places, in whole steps.
-    pub(crate) fn training(&self, epoch: u32, done: u64, share: Share) -> Result<Batches, DataError> {
+    pub(crate) fn training(&self, epoch: u32, done: u64, share: &Share) -> Result<Batches, DataError> {
         let shards = match &self.images {
             Images::Resident(_) => None,
             Images::Single(source) => source.shards(),
@@ -241,19 +243,17 @@ impl DataSet {
         });
         self.batches(Task {
             items: items.collect(),
-            batch_size: share.micro_batch as usize,
+            batching: Batching::new(share.micro_batches.iter().map(|images| *images as usize)),
             epoch: Some(epoch),
             readable: self.readable(),
         })
     }
 
-    /// One rank's part of all images: every `ranks`-th, so that parts differ by one at most and no image is repeated
-    /// to fill up.
-    pub(crate) fn evaluation(&self, rank: u32, ranks: u32, batch_size: u32) -> Result<Batches, DataError> {
-        let images = (u64::from(rank)..self.len()).step_by(ranks as usize);
+    /// Some images, each once.
+    pub(crate) fn evaluation(&self, images: ops::Range<u64>, batch_size: u32) -> Result<Batches, DataError> {
         self.batches(Task {
             items: images.map(|image| Item { image, place: image }).collect(),
-            batch_size: batch_size as usize,
+            batching: Batching::new([batch_size as usize]),
             epoch: None,
             readable: self.readable(),
         })
@@ -292,11 +292,11 @@ mod tests {
         randAugment: rand-m9-mstd0.5-inc1, mixup: 0.8, cutmix: 1.0, randomErasing: 0.5, repeatedAugmentation: 3, ";
 
     fn share(rank: u32, ranks: u32, micro_batch: u32, accumulation: u32) -> Share {
+        let [rank, ranks, images, count] = [rank, ranks, micro_batch, accumulation].map(u64::from);
         Share {
-            rank,
-            ranks,
-            micro_batch,
-            accumulation,
+            step: images * count * ranks,
+            before: images * count * rank,
+            micro_batches: vec![images; count as usize],
         }
     }
 
@@ -329,14 +329,14 @@ mod tests {
     #[test]
     fn a_batch_is_normalised_and_in_the_order_of_the_images() {
         let splits = load(&config("{format: synthetic, syntheticImages: 9}"), Device::Cpu).expect("loads");
-        let mut batches = splits.train.evaluation(1, 2, 3).expect("starts");
+        let mut batches = splits.train.evaluation(4..8, 3).expect("starts");
         let batch = batches.next().expect("a batch").expect("one");
         let (images, labels) = stored(&splits.train);
-        let rows = Tensor::from_slice(&[1_i64, 3, 5]);
+        let rows = Tensor::from_slice(&[4_i64, 5, 6]);
         let expected = images.index_select(0, &rows).to_kind(Kind::Float) / 127.5 - 1.0;
         assert!((batch.images - expected).abs().max().double_value(&[]) < 1e-6);
         let found = Vec::<i64>::try_from(batch.labels).expect("labels");
-        assert_eq!(found, [labels[1], labels[3], labels[5]]);
+        assert_eq!(found, labels[4..7]);
         assert!(matches!(batch.targets, Targets::Classes));
         assert_eq!(
             batches.next().expect("a batch").expect("the rest").labels.size(),
@@ -350,16 +350,16 @@ mod tests {
         for crop in ["randomCrop: {padding: 4}", "randomResizedCrop: {}"] {
             let splits = load(&config(&format!("{EVERYTHING}{crop}}}}}")), Device::Cpu).expect("loads");
             let train = &splits.train;
-            let whole = all(train.training(1, 0, share(0, 1, 8, 1)));
+            let whole = all(train.training(1, 0, &share(0, 1, 8, 1)));
             let equal = |what: &str, (images, labels, targets): (Tensor, Tensor, Tensor)| {
                 assert!(labels.equal(&whole.1), "{what}: labels");
                 assert!(targets.equal(&whole.2), "{what}: targets");
                 assert!(images.equal(&whole.0), "{crop}, {what}: images");
             };
             assert_eq!(whole.0.size(), [80, 3, 24, 24]);
-            equal("accumulation", all(train.training(1, 0, share(0, 1, 2, 4))));
+            equal("accumulation", all(train.training(1, 0, &share(0, 1, 2, 4))));
 
-            let [first, second] = [0, 1].map(|rank| all(train.training(1, 0, share(rank, 2, 2, 2))));
+            let [first, second] = [0, 1].map(|rank| all(train.training(1, 0, &share(rank, 2, 2, 2))));
             let merge = |left: &Tensor, right: &Tensor| {
                 let mut shape = left.size();
                 shape.splice(0..1, [-1, 4]);
@@ -375,9 +375,34 @@ mod tests {
                 ),
             );
 
-            let rest = all(train.training(1, 32, share(0, 1, 8, 1)));
+            // Six images of a step in two micro-batches, after those of a rank that takes two.
+            let uneven = |before, micro_batches: &[u64]| Share {
+                step: 8,
+                before,
+                micro_batches: micro_batches.to_vec(),
+            };
+            let [two, six] = [(0, &[2][..]), (2, &[2, 4])]
+                .map(|(before, micro_batches)| all(train.training(1, 0, &uneven(before, micro_batches))));
+            let merge = |two: &Tensor, six: &Tensor| {
+                let part = |tensor: &Tensor, images: i64| {
+                    let mut shape = tensor.size();
+                    shape.splice(0..1, [-1, images]);
+                    tensor.reshape(&shape)
+                };
+                Tensor::cat(&[part(two, 2), part(six, 6)], 1).flatten(0, 1)
+            };
+            equal(
+                "uneven shares",
+                (
+                    merge(&two.0, &six.0),
+                    merge(&two.1, &six.1),
+                    merge(&two.2, &six.2),
+                ),
+            );
+
+            let rest = all(train.training(1, 32, &share(0, 1, 8, 1)));
             assert!(rest.0.equal(&whole.0.narrow(0, 32, 48)), "a restart");
-            let other = all(train.training(0, 0, share(0, 1, 8, 1)));
+            let other = all(train.training(0, 0, &share(0, 1, 8, 1)));
             assert!(!other.0.equal(&whole.0), "epochs differ");
         }
     }
@@ -387,7 +412,7 @@ mod tests {
         let first = |augmentation: &str| {
             let data = format!("{{format: synthetic, syntheticImages: 8, augmentation: {augmentation}}}");
             let splits = load(&config(&data), Device::Cpu).expect("loads");
-            let mut batches = splits.train.training(0, 0, share(0, 1, 8, 1)).expect("starts");
+            let mut batches = splits.train.training(0, 0, &share(0, 1, 8, 1)).expect("starts");
             let images = batches.next().expect("a batch").expect("one").images;
             (images, matches!(batches, Batches::Prepared(_)))
         };
@@ -409,7 +434,7 @@ mod tests {
     #[test]
     fn rows_of_targets_sum_to_one() {
         let splits = load(&config(&format!("{EVERYTHING}}}}}")), Device::Cpu).expect("loads");
-        let (_, _, targets) = all(splits.train.training(0, 0, share(0, 1, 8, 1)));
+        let (_, _, targets) = all(splits.train.training(0, 0, &share(0, 1, 8, 1)));
         let sums = targets.sum_dim_intlist([1_i64].as_slice(), false, Kind::Float);
         assert!((sums - 1.0).abs().max().double_value(&[]) < 1e-6);
         assert!(targets.min().double_value(&[]) > 0.0099, "label smoothing is in");

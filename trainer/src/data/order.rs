@@ -3,8 +3,8 @@
 //! The order depends on seed and epoch alone, not on the number of ranks: an optimizer step takes the next
 //! `global_batch_size` places, and each rank a slice of them. So a run continues after a restart with another number
 //! of ranks without seeing an image twice. What is left at the end of an epoch and is less than a step is dropped
-//! (`drop_last` of PyTorch's `DistributedSampler`): a mean over equal slices is then the mean over the batch, and the
-//! next epoch's order drops other images.
+//! (`drop_last` of PyTorch's `DistributedSampler`): every step takes as many images, and the next epoch's order drops
+//! others.
 
 use std::ops::Range;
 
@@ -24,24 +24,25 @@ pub(super) struct Item {
 }
 
 /// Which part of every optimizer step a rank takes.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Share {
-    pub(crate) rank: u32,
-    pub(crate) ranks: u32,
-    pub(crate) micro_batch: u32,
-    /// Micro-batches of a step.
-    pub(crate) accumulation: u32,
+    /// Images of a step, over all ranks.
+    pub(crate) step: u64,
+    /// Those that come before this rank's.
+    pub(crate) before: u64,
+    /// Images of each of this rank's micro-batches, none empty.
+    pub(crate) micro_batches: Vec<u64>,
 }
 
 impl Share {
     /// This rank's places out of `places`, whole steps only.
-    pub(super) fn places(self, places: Range<u64>) -> impl Iterator<Item = u64> {
-        let local = u64::from(self.micro_batch) * u64::from(self.accumulation);
-        let global = local * u64::from(self.ranks);
-        let steps = places.end.saturating_sub(places.start) / global;
-        (0..steps).flat_map(move |step| {
-            let start = places.start + step * global + u64::from(self.rank) * local;
-            start..start + local
+    pub(super) fn places(&self, places: Range<u64>) -> impl Iterator<Item = u64> {
+        let own: u64 = self.micro_batches.iter().sum();
+        let (step, before) = (self.step, self.before);
+        let steps = places.end.saturating_sub(places.start) / step;
+        (0..steps).flat_map(move |index| {
+            let start = places.start + index * step + before;
+            start..start + own
         })
     }
 }
@@ -191,17 +192,23 @@ mod tests {
 
     #[test]
     fn ranks_share_every_step_and_an_incomplete_one_is_left_out() {
-        let share = |rank, ranks, micro_batch, accumulation| Share {
-            rank,
-            ranks,
-            micro_batch,
-            accumulation,
+        let places = |step, before, micro_batches: &[u64], range| {
+            let micro_batches = micro_batches.to_vec();
+            let share = Share {
+                step,
+                before,
+                micro_batches,
+            };
+            share.places(range).collect::<Vec<_>>()
         };
-        let places = |share: Share, range| share.places(range).collect::<Vec<_>>();
-        assert_eq!(places(share(0, 1, 4, 1), 0..11), (0..8).collect::<Vec<_>>());
-        assert_eq!(places(share(0, 2, 2, 1), 0..11), [0, 1, 4, 5]);
-        assert_eq!(places(share(1, 2, 2, 1), 0..11), [2, 3, 6, 7]);
-        assert_eq!(places(share(1, 2, 1, 2), 3..11), [5, 6, 9, 10]);
-        assert_eq!(places(share(0, 2, 4, 1), 9..11), Vec::<u64>::new());
+        assert_eq!(places(4, 0, &[4], 0..11), (0..8).collect::<Vec<_>>());
+        assert_eq!(places(4, 0, &[2], 0..11), [0, 1, 4, 5]);
+        assert_eq!(places(4, 2, &[2], 0..11), [2, 3, 6, 7]);
+        assert_eq!(places(4, 2, &[1, 1], 3..11), [5, 6, 9, 10]);
+        assert_eq!(places(8, 0, &[4], 9..11), Vec::<u64>::new());
+        // Uneven shares.
+        assert_eq!(places(4, 0, &[1], 0..9), [0, 4]);
+        assert_eq!(places(4, 1, &[2, 1], 0..9), [1, 2, 3, 5, 6, 7]);
+        assert_eq!(places(4, 4, &[], 0..9), Vec::<u64>::new());
     }
 }

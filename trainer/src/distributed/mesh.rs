@@ -38,6 +38,11 @@ impl Mesh {
         }
     }
 
+    /// The replica that a rank computes, alone or with others.
+    pub(crate) fn replica_of(&self, rank: u32) -> u32 {
+        rank / (self.sequence.size * self.tensor.size)
+    }
+
     /// Whether this rank speaks for those that have the same images.
     pub(crate) fn is_first_of_replica(&self) -> bool {
         self.sequence.rank == 0 && self.tensor.rank == 0
@@ -81,6 +86,7 @@ mod tests {
             let mesh = Mesh::new(Member { rank, size: 12 }, &settings);
             assert_eq!((mesh.data.size, mesh.sequence.size, mesh.tensor.size), (2, 2, 3));
             assert_eq!(mesh.is_first_of_replica(), rank % 6 == 0);
+            assert_eq!(mesh.replica_of(rank), mesh.data.rank);
             // Those of other images and of other tokens.
             assert_eq!((mesh.reducing().rank, mesh.reducing().size), (rank / 3, 4));
             assert_eq!(mesh.rank_of(mesh.reducing().rank, mesh.tensor.rank), rank);

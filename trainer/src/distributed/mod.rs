@@ -210,6 +210,14 @@ impl World {
         }))
     }
 
+    /// What each rank gives, by rank.
+    pub(crate) fn gather(&self, own: f64) -> Result<Vec<f64>, TrainError> {
+        let mut values = Tensor::zeros([i64::from(self.size)], (Kind::Double, tch::Device::Cpu));
+        let _ = values.get(i64::from(self.rank)).fill_(own);
+        self.control.all_reduce_sum(&mut values)?;
+        Ok(Vec::try_from(values)?)
+    }
+
     /// Returns once every rank is here.
     pub(crate) fn barrier(&self) -> Result<(), TrainError> {
         Ok(self.control.barrier()?)

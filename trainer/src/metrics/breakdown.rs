@@ -21,8 +21,7 @@ pub(super) struct Breakdown {
 impl Breakdown {
     /// Of the mean phases of an optimizer step of `micro_batches` micro-batches. The time until images are there is in
     /// none of them, as in DeepSpeed.
-    pub(super) fn new(phases: &Phases, micro_batches: u32) -> Self {
-        let micro_batches = f64::from(micro_batches);
+    pub(super) fn new(phases: &Phases, micro_batches: f64) -> Self {
         let milliseconds = |seconds: f64| seconds * 1000.0 / micro_batches;
         let wait = phases.sync_exposed + phases.sync_straggler;
         Self {
@@ -66,7 +65,7 @@ mod tests {
             sync_straggler: 0.0005,
             optimizer: 0.00025,
         };
-        let breakdown = Breakdown::new(&phases, 2);
+        let breakdown = Breakdown::new(&phases, 2.0);
         assert_eq!(
             breakdown.lines(),
             [

@@ -24,13 +24,14 @@ impl ComputeTimes {
     }
 }
 
-/// The ranks that take at least [`LEAST_SLOWDOWN`] times as long as the median of the *others*, the slowest first. Of two
+/// Of the ranks that computed at all, those that take at least [`LEAST_SLOWDOWN`] times as long as the median of the *others*, the slowest first. Of two
 /// ranks, the median of both would hide half of what the slower one takes longer.
 fn slow_ranks(seconds: &[f64]) -> Vec<SlowRank> {
-    let mut sorted = seconds.to_vec();
+    let mut sorted: Vec<f64> = seconds.iter().copied().filter(|own| *own > 0.0).collect();
     sorted.sort_by(f64::total_cmp);
     let mut slow: Vec<SlowRank> = (0_u32..)
         .zip(seconds)
+        .filter(|(_, own)| **own > 0.0)
         .filter_map(|(rank, own)| {
             let slowdown = own / median_without(&sorted, *own)?;
             (slowdown.is_finite() && slowdown >= LEAST_SLOWDOWN).then_some(SlowRank { rank, slowdown })
@@ -71,7 +72,8 @@ mod tests {
         assert_eq!(slow(&[1.0, 1.1, 1.19]), []);
         assert_eq!(slow(&[3.0]), [], "nobody to compare with");
         assert_eq!(slow(&[]), []);
-        assert_eq!(slow(&[0.0, 1.0]), [], "nothing was measured yet");
+        assert_eq!(slow(&[0.0, 1.0]), [], "one of them has no images");
+        assert_eq!(slow(&[1.0, 0.0, 2.0, 0.0]), [(2, 2.0)]);
     }
 
     #[test]

@@ -62,6 +62,12 @@ pub(super) enum Record {
         ema_accuracy: Option<f64>,
         seconds: f64,
     },
+    /// Replicas take other shares of a step, as was decided after this one.
+    Shares {
+        step: u64,
+        /// By replica.
+        images: Vec<u64>,
+    },
     /// A checkpoint is complete on storage.
     Checkpoint {
         step: u64,

@@ -57,7 +57,10 @@ pub(crate) struct StepReport {
     pub(crate) step: u64,
     /// Epochs finished.
     pub(crate) epoch: u32,
+    /// Images that this rank took; its part of those that ranks compute together.
     pub(crate) images: f64,
+    /// Micro-batches that it took them in.
+    pub(crate) micro_batches: u32,
     /// Where the step's time went.
     pub(crate) phases: Phases,
     pub(crate) sync: SyncTimes,
@@ -84,7 +87,7 @@ pub(crate) struct StepReport {
 pub(crate) struct DeviceReport {
     /// Most memory of tensors so far, bytes.
     pub(crate) memory_peak_bytes: u64,
-    /// Dense bf16 peak of its product, FLOP/s, where that is known.
+    /// Dense half-precision peak of its product, FLOP/s, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) peak_flops: Option<f64>,
 }

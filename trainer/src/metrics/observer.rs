@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
+use contract::progress::MOST_SLOW_RANKS;
 use contract::{Activity, CheckpointRecord, Progress};
 
 use super::breakdown::Breakdown;
@@ -22,8 +23,8 @@ pub(crate) struct RunShape {
     pub(crate) world_size: u32,
     pub(crate) global_batch_size: u64,
     pub(crate) train_images: u64,
-    /// Micro-batches of an optimizer step, where its times are to be logged as DeepSpeed does.
-    pub(crate) wall_clock_breakdown: Option<u32>,
+    /// Whether the times of a step are to be logged as DeepSpeed does.
+    pub(crate) wall_clock_breakdown: bool,
 }
 
 /// Watches one rank's training.
@@ -123,6 +124,19 @@ impl Observer {
         }
     }
 
+    /// Replicas take other shares of a step, as was decided after `step`; these ranks take none.
+    pub(crate) fn shares(&mut self, step: u64, images: &[u64], mut idle: Vec<u32>) {
+        if let Some(run) = &mut self.run {
+            run.log.write(&Record::Shares {
+                step,
+                images: images.to_vec(),
+            });
+            idle.truncate(MOST_SLOW_RANKS);
+            run.progress.idle_ranks = idle;
+            self.send_progress();
+        }
+    }
+
     pub(crate) fn step(&mut self, step: &StepReport) {
         self.window.add(step);
         if self.window.is_due() || step.step == self.shape.total_steps {
@@ -134,11 +148,11 @@ impl Observer {
     fn flush(&mut self, step: &StepReport) {
         let Some(summary) = self.window.take() else { return };
         let Some(run) = &mut self.run else { return };
-        let images_per_second = summary.images_per_second * f64::from(self.shape.world_size);
+        let images_per_second = self.shape.global_batch_size as f64 / summary.step_seconds;
         let breakdown = self
             .shape
             .wall_clock_breakdown
-            .map(|micro_batches| Breakdown::new(&summary.phases, micro_batches));
+            .then(|| Breakdown::new(&summary.phases, summary.micro_batches));
         for line in breakdown.iter().flat_map(Breakdown::lines) {
             tracing::info!("{line}");
         }

@@ -68,7 +68,7 @@ const FIGURES: [(&str, &str); 8] = [
     ),
     (
         names::DEVICE_PEAK_FLOPS,
-        "Dense bf16 peak of the rank's GPU, FLOP/s.",
+        "Dense half-precision peak of the rank's GPU, FLOP/s.",
     ),
 ];
 /// Those of rank 0.
@@ -337,6 +337,7 @@ mod tests {
             step: 7,
             epoch: 1,
             images: 32.0,
+            micro_batches: 1,
             phases: Phases {
                 forward: 0.25,
                 ..Phases::default()

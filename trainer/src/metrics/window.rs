@@ -14,7 +14,7 @@ const INTERVAL: Duration = Duration::from_millis(500);
 pub(super) struct Window {
     since: Instant,
     steps: u64,
-    images: f64,
+    micro_batches: u64,
     loss: f64,
     phases: Phases,
     sync: SyncTimes,
@@ -24,7 +24,8 @@ pub(super) struct Window {
 pub(super) struct Summary {
     pub(super) steps: u64,
     pub(super) loss: f64,
-    pub(super) images_per_second: f64,
+    /// Of a step.
+    pub(super) micro_batches: f64,
     pub(super) step_seconds: f64,
     pub(super) phases: Phases,
     pub(super) sync: SyncTimes,
@@ -37,7 +38,7 @@ impl Window {
         Self {
             since: Instant::now(),
             steps: 0,
-            images: 0.0,
+            micro_batches: 0,
             loss: 0.0,
             phases: Phases::default(),
             sync: SyncTimes::default(),
@@ -46,7 +47,7 @@ impl Window {
 
     pub(super) fn add(&mut self, step: &StepReport) {
         self.steps += 1;
-        self.images += step.images;
+        self.micro_batches += u64::from(step.micro_batches);
         self.loss += step.loss;
         self.phases += step.phases;
         self.sync += step.sync;
@@ -67,7 +68,7 @@ impl Window {
         Some(Summary {
             steps: done.steps,
             loss: done.loss / count,
-            images_per_second: done.images / seconds,
+            micro_batches: done.micro_batches as f64 / count,
             step_seconds: seconds / count,
             phases: done.phases.mean(count),
             sync: done.sync.mean(count),
@@ -94,6 +95,7 @@ mod tests {
             step: 1,
             epoch: 0,
             images: 8.0,
+            micro_batches: 2,
             phases: Phases {
                 backward,
                 sync_exposed,
@@ -117,7 +119,7 @@ mod tests {
         window.add(&step(3.0, 5.0, 1.0));
         let summary = window.take().expect("two steps");
         assert!((summary.loss - 2.0).abs() < 1e-12);
-        assert!((summary.images_per_second - 2.0).abs() < 1e-12);
+        assert!((summary.micro_batches - 2.0).abs() < 1e-12);
         assert_eq!(summary.steps, 2);
         assert!((summary.step_seconds - 4.0).abs() < 1e-12);
         assert!((summary.sync_share - 0.25).abs() < 1e-12);

@@ -1,7 +1,7 @@
 //! A pre-norm transformer block: attention, then an MLP, each added to the residual stream.
 
 use contract::{ActivationCheckpointing, ModelConfig};
-use tch::Tensor;
+use tch::{TchError, Tensor};
 use torch_ext::Collectives;
 use torch_ext::recompute::recompute;
 
@@ -159,9 +159,10 @@ impl Block {
     }
 
     fn attention(&self, x_bnd: &Tensor, how: How<'_>) -> Result<Tensor, TrainError> {
-        let (batch, tokens, _) = x_bnd.size3()?;
         let qkv_bnk = normed_linear(&self.norm1, &self.qkv, x_bnd, how)?;
-        let mut qkv_bn3hd = qkv_bnk.f_view([batch, tokens, 3, -1, self.head_width])?;
+        let (batch, tokens, width) = qkv_bnk.size3()?;
+        let heads = width / (3 * self.head_width);
+        let mut qkv_bn3hd = qkv_bnk.f_view([batch, tokens, 3, heads, self.head_width])?;
         if let Some(sequence) = how.ranks.sequence {
             qkv_bn3hd = sequence.to_heads(&qkv_bn3hd)?;
         }
@@ -169,16 +170,8 @@ impl Block {
         // projection's own gradient needs.
         let parts_bnhd = qkv_bn3hd.f_unbind(2)?;
         let part = |index: usize| parts_bnhd[index].f_transpose(1, 2);
-        let mixed_bhnd = Tensor::f_scaled_dot_product_attention(
-            &how.wanted.of(&part(0)?, 2)?,
-            &part(1)?,
-            &part(2)?,
-            None::<&Tensor>,
-            0.0,
-            false,
-            None,
-            false,
-        )?;
+        let queries = how.wanted.of(&part(0)?, 2)?;
+        let mixed_bhnd = attend(&queries, &part(1)?, &part(2)?)?;
         let mut mixed_bnhd = mixed_bhnd.f_transpose(1, 2)?;
         if let Some(sequence) = how.ranks.sequence {
             mixed_bnhd = sequence.to_tokens(&mixed_bnhd)?;
@@ -198,6 +191,15 @@ impl Block {
             None => self.fc2.forward(&hidden.f_gelu("none")?),
         }
     }
+}
+
+fn attend(queries: &Tensor, keys: &Tensor, values: &Tensor) -> Result<Tensor, TchError> {
+    if keys.size()[0] == 0 {
+        // Not every kernel of attention takes a batch of no image.
+        let weights = queries.f_matmul(&keys.f_transpose(2, 3)?)?;
+        return weights.f_matmul(values);
+    }
+    Tensor::f_scaled_dot_product_attention(queries, keys, values, None::<&Tensor>, 0.0, false, None, false)
 }
 
 /// `linear` of normed values, of whose outputs every rank has a part where ranks divide them.

@@ -41,11 +41,11 @@ pub(super) enum Kept {
 
 /// Which images of `x_bnd` keep the two branches of each block, given the rates of all blocks.
 pub(super) fn draw(rates: &[f64], seed: DropSeed, x_bnd: &Tensor) -> Result<Vec<[Kept; 2]>, TrainError> {
-    if rates.iter().all(|rate| *rate <= 0.0) {
+    let batch = x_bnd.size()[0];
+    if batch == 0 || rates.iter().all(|rate| *rate <= 0.0) {
         return Ok(rates.iter().map(|_| Default::default()).collect());
     }
     let DropSeed { seed, step, place } = seed;
-    let batch = x_bnd.size()[0];
     let mut images: Vec<SplitMix64> = (place..place + batch.cast_unsigned())
         .map(|place| SplitMix64::new(derive(seed, Stream::DropPath, step, place)))
         .collect();

@@ -57,7 +57,7 @@ impl Steps<'_> {
             trainer.position.images_into_epoch = 0;
             self.batches = trainer.rest_of_epoch()?;
         }
-        Ok(())
+        trainer.follow_shares(&mut self.batches)
     }
 
     /// One step. Gives its seconds.
@@ -160,8 +160,9 @@ impl Trainer {
         }
         steps.settle()?;
         let seconds = start.elapsed().as_secs_f64();
-        let (mut phases, mut sync) = (Phases::default(), SyncTimes::default());
+        let (mut phases, mut sync, mut images) = (Phases::default(), SyncTimes::default(), 0.0);
         for step in &steps.reports {
+            images += step.images;
             phases += step.phases;
             sync += step.sync;
         }
@@ -176,7 +177,7 @@ impl Trainer {
         let count = f64::from(plan.steps);
         Ok(RankResult {
             rank: self.world.rank,
-            images_per_second: self.images_per_rank() * count / seconds,
+            images_per_second: images / seconds,
             step_ms: Distribution::of(&durations),
             phases: phases.mean(count),
             sync: sync.mean(count),
@@ -195,9 +196,14 @@ impl Trainer {
 
 impl Trainer {
     /// What the threads of the host can do that prepare batches, with no model beside them: the micro-batches of so many
-    /// steps, on all ranks at the same time, from the start of an epoch on. `None` where no threads do.
+    /// steps, on all ranks at the same time, from the start of an epoch on. `None` where no threads do, or there are no images.
     fn input_alone(&mut self, steps: u32) -> Result<Option<InputAlone>, Interruption> {
-        let mut missing = steps * self.config.training.gradient_accumulation_steps;
+        let mut missing = steps as usize * self.share().micro_batches.len();
+        if missing == 0 {
+            // Without images of its own it does not wait for the others, which measure now.
+            self.world.barrier()?;
+            return Ok(None);
+        }
         let (mut taken, mut prepared, mut seconds) = (0, 0, 0.0);
         let (mut threads, mut stages) = (0, StageSeconds::default());
         self.world.barrier()?;

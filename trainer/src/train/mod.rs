@@ -1,11 +1,13 @@
 //! The training loop of one rank.
 
 mod arrival;
+mod balance;
 mod clock;
 mod measure;
 mod parallelize;
 mod plan;
 mod saving;
+mod shares;
 mod start;
 mod step;
 mod sync;
@@ -16,18 +18,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
+use contract::gpu::peak_flops;
 use contract::{Activity, RunConfig};
-use tch::{Kind, Tensor};
 use torch_ext::FlightRecorder;
 
 use crate::checkpoint::{CheckpointError, Position};
-use crate::data::{Batches, Share, Splits};
+use crate::data::{Batches, Splits};
 use crate::distributed::{Accelerator, LostPeer, Place, World};
 use crate::error::TrainError;
-use crate::evaluation::evaluate;
-use crate::flops;
+use crate::evaluation::{Parts, evaluate};
 use crate::metrics::{Observer, Report, Reporter, RunShape};
-use crate::model::{DropSeed, Mode};
+use crate::speeds::Slowdown;
+use balance::{Balancer, Shares};
 use saving::Saver;
 use start::{Start, total_steps};
 use step::Launched;
@@ -66,7 +68,16 @@ pub(crate) struct Trainer {
     lost: LostPeer,
     /// What the step that was settled last took this rank, without waiting for others.
     compute_seconds: f64,
-    /// Dense bf16 peak of this rank's GPU, FLOP/s, where its product is known.
+    /// The shares of a step where ranks take as many images as one another.
+    even: Shares,
+    /// Decides of others, where these depend on the ranks' speed.
+    balancer: Option<Balancer>,
+    /// Since the batches were made that are at hand.
+    shares_changed: bool,
+    /// Images left out of this epoch's batches before those.
+    left_out: u64,
+    slowdown: Slowdown,
+    /// Dense half-precision peak of this rank's GPU, FLOP/s, where its product is known.
     peak_flops: Option<f64>,
 }
 
@@ -93,6 +104,11 @@ impl Trainer {
         let start = Start::find(&world, &config, place.attempt, &trained)?;
         let observer = observer(&config, place.attempt, data.train.len(), &start, reporter)?;
         let mut trainer = Self {
+            even: Shares::even(config.global_batch_size(), world.mesh.data.size),
+            balancer: None,
+            shares_changed: false,
+            left_out: 0,
+            slowdown: Slowdown::of_environment(place.rank, device)?,
             config,
             world,
             accelerator,
@@ -109,7 +125,7 @@ impl Trainer {
             stop,
             lost: lost.clone(),
             compute_seconds: 0.0,
-            peak_flops: accelerator.product().as_deref().and_then(flops::peak),
+            peak_flops: accelerator.product().as_deref().and_then(peak_flops),
         };
         trainer.warm_up()?;
         Ok(trainer)
@@ -163,6 +179,7 @@ impl Trainer {
         let mut batches = self.rest_of_epoch()?;
         let mut stop = false;
         while self.epoch_has_a_step() && !stop {
+            self.follow_shares(&mut batches)?;
             let Some(before) = self.step(&mut batches)? else {
                 continue;
             };
@@ -182,39 +199,18 @@ impl Trainer {
     }
 
     /// This rank's micro-batches of what is left of the running epoch.
-    fn rest_of_epoch(&self) -> Result<Batches, TrainError> {
-        let share = Share {
-            rank: self.world.mesh.data.rank,
-            ranks: self.world.mesh.data.size,
-            micro_batch: self.config.training.micro_batch_size,
-            accumulation: self.config.training.gradient_accumulation_steps,
-        };
+    fn rest_of_epoch(&mut self) -> Result<Batches, TrainError> {
+        self.shares_changed = false;
+        self.left_out = 0;
         let Position {
             epoch,
             images_into_epoch,
             ..
         } = self.position;
-        Ok(self.data.train.training(epoch, images_into_epoch, share)?)
-    }
-
-    /// Two passes over blank images, whose gradients are thrown away. After the first, the reducer rebuilds its
-    /// buckets in the order in which gradients become ready; were that left to the first real step, a resumed run
-    /// would add up that step's gradients in another order than the uninterrupted one.
-    fn warm_up(&mut self) -> Result<(), TrainError> {
-        let model = &self.config.model;
-        // Two images: the sum over a batch of one is a view, of which the reducer warns.
-        let shape = [2, model.channels, model.image_size, model.image_size].map(i64::from);
-        let images = Tensor::zeros(shape, (Kind::Float, self.accelerator.device()));
-        for _ in 0..2 {
-            self.sync.begin()?;
-            let arrival = Tensor::zeros([1], (Kind::Double, tch::Device::Cpu));
-            self.sync.prepare(arrival)?;
-            let mode = Mode::Train(DropSeed::default());
-            let logits = self.trained.forward(&images, mode)?;
-            logits.sum(Kind::Float).f_backward()?;
-            let _ = self.sync.finish()?;
-        }
-        Ok(())
+        Ok(self
+            .data
+            .train
+            .training(epoch, images_into_epoch, &self.share())?)
     }
 
     /// Accuracy on the held-out images. Whether some rank was told to stop meanwhile.
@@ -224,10 +220,14 @@ impl Trainer {
         };
         self.observer.turn_to(Activity::Evaluating);
         let start = Instant::now();
+        let parts = Parts::new(
+            data.len(),
+            self.lasting_shares().as_slice(),
+            self.config.training.micro_batch_size,
+        );
         let evaluate = |stop| {
             let model = (&self.trained.model, self.trained.precision);
-            let batch_size = self.config.training.micro_batch_size;
-            evaluate(&self.world, model, data, batch_size, stop, || {
+            evaluate(&self.world, model, data, &parts, stop, || {
                 self.observer.turn_to(Activity::Evaluating);
             })
         };
@@ -263,9 +263,7 @@ fn observer(
         world_size: config.world_size(),
         global_batch_size,
         train_images: images,
-        wall_clock_breakdown: training
-            .wall_clock_breakdown
-            .then_some(training.gradient_accumulation_steps),
+        wall_clock_breakdown: training.wall_clock_breakdown,
     };
     let log_folder = start.saver.is_some().then_some(config.checkpoint.path.as_path());
     let observer = Observer::new(

@@ -23,6 +23,9 @@ pub(super) struct Launched {
     step: u64,
     epoch: u32,
     learning_rate: f64,
+    /// Images that this rank took, alone or together with others, and in how many micro-batches.
+    images: u64,
+    micro_batches: u32,
     verdict: Readback,
     /// Nothing where gradients were not averaged.
     measurement: Option<Measurement>,
@@ -43,7 +46,8 @@ impl Trainer {
     pub(super) fn step(&mut self, batches: &mut Batches) -> Result<Option<Settled>, TrainError> {
         let mut clock = StepClock::start(self.accelerator.device())?;
         self.sync.begin()?;
-        self.accumulate_gradients(batches, &mut clock)?;
+        let micro_batches = self.micro_batches();
+        self.accumulate_gradients(&micro_batches, batches, &mut clock)?;
         let (sums, measurement) = self.sync.finish()?;
         clock.backward()?;
 
@@ -57,6 +61,8 @@ impl Trainer {
             step: self.position.step,
             epoch: self.position.epoch,
             learning_rate,
+            images: micro_batches.iter().sum(),
+            micro_batches: u32::try_from(micro_batches.len()).expect("a rank's step has few"),
             verdict,
             measurement,
             clock,
@@ -91,14 +97,22 @@ impl Trainer {
 
         let sync = launched.measurement.map(Measurement::times).transpose()?;
         let phases = launched.clock.end(&sync.unwrap_or_default())?;
-        self.compute_seconds = phases.compute();
+        // Nothing was measured of a rank without images.
+        self.compute_seconds = if launched.images > 0 {
+            phases.compute()
+        } else {
+            0.0
+        };
         if sync.is_some() {
             self.observer.compute_times(&agreed.compute_seconds);
+            self.rebalance(step, &agreed.compute_seconds);
         }
         let report = StepReport {
             step,
             epoch,
-            images: self.images_per_rank(),
+            // Those that it takes together with others count once over them.
+            images: launched.images as f64 / f64::from(self.config.parallelism.ranks_per_replica()),
+            micro_batches: launched.micro_batches,
             phases,
             sync: sync.unwrap_or_default(),
             loss: agreed.loss,
@@ -121,34 +135,40 @@ impl Trainer {
     /// are ready.
     fn accumulate_gradients(
         &mut self,
+        micro_batches: &[u64],
         batches: &mut Batches,
         clock: &mut StepClock,
     ) -> Result<(), TrainError> {
         self.trained.weights.zero_gradients()?;
         let mut loss_sum = Tensor::zeros([], (Kind::Double, self.accelerator.device()));
         let mut correct = Tensor::zeros([], (Kind::Int64, self.accelerator.device()));
-        let micro_batches = self.config.training.gradient_accumulation_steps;
-        let last = micro_batches - 1;
-        for index in 0..micro_batches {
-            let batch = batches.next()?.expect("the epoch's order holds this step");
+        let local_images = micro_batches.iter().sum();
+        let mut done = 0;
+        for (index, images) in micro_batches.iter().copied().enumerate() {
+            let is_last = index + 1 == micro_batches.len();
+            let batch = self.batch_of(images, batches)?;
             clock.data()?;
 
-            let mode = Mode::Train(self.drop_seed(index));
-            let logits = self.trained.forward(&batch.images, mode)?;
+            let mode = Mode::Train(self.drop_seed(done));
+            done += images;
+            let logits = self
+                .slowdown
+                .after(images, || self.trained.forward(&batch.images, mode))?;
             let loss = batch.loss(&logits, self.config.training.label_smoothing)?;
-            let images = f64::from(self.config.training.micro_batch_size);
-            loss_sum += loss.detach().to_kind(Kind::Double) * images;
-            correct += evaluation::correct(&logits, &batch.labels)?;
+            loss_sum += loss.detach().to_kind(Kind::Double) * images as f64;
+            if images > 0 {
+                correct += evaluation::correct(&logits, &batch.labels)?;
+            }
             clock.forward()?;
 
-            if index == last {
+            if is_last {
                 let arrival = Arrival {
                     stop: self.stop.load(Ordering::Relaxed),
                     save: self.save_is_due_after(self.position.step + 2)?,
                     loss_sum: loss_sum.shallow_clone(),
                     correct: correct.shallow_clone(),
-                    images: self.local_images(),
-                    left_out: batches.left_out(),
+                    images: local_images,
+                    left_out: self.left_out(batches),
                     compute_seconds: self.compute_seconds,
                 };
                 self.sync.prepare(arrival.to_tensor(
@@ -156,8 +176,10 @@ impl Trainer {
                     self.world.mesh.is_first_of_replica(),
                 ))?;
             }
-            self.updates.scaled(loss, micro_batches).f_backward()?;
-            if index < last {
+            self.updates
+                .scaled(loss, self.parts_of_mean(images))
+                .f_backward()?;
+            if !is_last {
                 clock.backward()?;
             }
         }
@@ -173,25 +195,20 @@ impl Trainer {
         }))
     }
 
-    /// Determines which branches the images of this step's `micro_batch` drop.
-    fn drop_seed(&self, micro_batch: u32) -> DropSeed {
-        let training = &self.config.training;
-        let before = u64::from(micro_batch) * u64::from(training.micro_batch_size);
+    /// Determines which branches images drop that come after `done` others of this rank's in this step.
+    fn drop_seed(&self, done: u64) -> DropSeed {
         DropSeed {
-            seed: training.seed,
+            seed: self.config.training.seed,
             step: self.position.step,
-            place: u64::from(self.world.mesh.data.rank) * self.local_images() + before,
+            place: self.shares().before(self.world.mesh.data.rank) + done,
         }
     }
 
-    /// Images of a step that this rank takes, alone or together with others.
-    pub(super) fn local_images(&self) -> u64 {
-        self.config.global_batch_size() / u64::from(self.world.mesh.data.size)
-    }
-
-    /// This rank's part of the images of a step, where those that it takes together with others count once.
-    pub(super) fn images_per_rank(&self) -> f64 {
-        self.config.global_batch_size() as f64 / f64::from(self.world.size)
+    /// The mean loss of so many images divided by this, summed up over a replica's micro-batches and averaged over replicas, is
+    /// the mean loss of the step's images.
+    fn parts_of_mean(&self, images: u64) -> f64 {
+        let alike = images.max(1) * u64::from(self.world.mesh.data.size);
+        self.config.global_batch_size() as f64 / alike as f64
     }
 
     /// Learning rate of the next step.

@@ -29,9 +29,9 @@ impl Updates {
         }
     }
 
-    /// What a micro-batch's mean loss becomes for its backward pass, where `micro_batches` make a step.
-    pub(super) fn scaled(&self, loss: Tensor, micro_batches: u32) -> Tensor {
-        let part = loss / f64::from(micro_batches);
+    /// What a micro-batch's mean loss becomes for its backward pass, of which the mean of the step has so many parts.
+    pub(super) fn scaled(&self, loss: Tensor, parts: f64) -> Tensor {
+        let part = loss / parts;
         match &self.loss_scale {
             Some(scale) => part * scale.scale().to_kind(Kind::Float),
             None => part,

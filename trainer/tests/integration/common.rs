@@ -43,6 +43,8 @@ pub(crate) struct Job {
     pub(crate) training: &'static str,
     /// `spec.parallelism`.
     pub(crate) parallelism: &'static str,
+    /// `spec.training.schedule`.
+    pub(crate) schedule: &'static str,
 }
 
 impl Job {
@@ -73,6 +75,7 @@ impl Job {
             optimizer: "name: adamw",
             training: "seed: 0",
             parallelism: "{}",
+            schedule: "name: cosine, warmupEpochs: 1",
             every_steps: None,
         }
     }
@@ -102,6 +105,7 @@ impl Job {
             optimizer,
             training,
             parallelism,
+            schedule,
             folder: _,
         } = self;
         let training = training.replace("; ", "\n    ");
@@ -126,7 +130,7 @@ spec:
     wallClockBreakdown: {breakdown}
     optimizer: {{{optimizer}, learningRate: {learning_rate:e}, weightDecay: 0.05}}
     {training}
-    schedule: {{name: cosine, warmupEpochs: 1}}
+    schedule: {{{schedule}}}
   parallelism: {parallelism}
   workers: {{nodes: {nodes}, gpusPerNode: {ranks_per_node}, device: cpu}}
   checkpoint: {{resume: {resume}, {every_steps}keep: 2, volume: {{persistentVolumeClaim: {{claimName: unused}}}}}}
@@ -304,6 +308,12 @@ impl Running {
             assert!(start.elapsed() < DEADLINE, "no progress");
             std::thread::sleep(Duration::from_millis(10));
         }
+    }
+
+    /// Whether there is a line of that kind in the log.
+    pub(crate) fn has_logged(&self, kind: &str) -> bool {
+        let text = fs_err::read_to_string(&self.log).unwrap_or_default();
+        text.contains(&format!(r#""kind":"{kind}""#))
     }
 
     pub(crate) fn signal(&self, signal: Signal) {

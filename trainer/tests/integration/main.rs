@@ -2,6 +2,7 @@
 #![allow(missing_docs, reason = "tests say what they show by their names")]
 
 mod agent;
+mod balance;
 mod bench;
 mod common;
 mod data;

@@ -29,6 +29,11 @@ pub(super) fn record_progress(status: &mut ViTTrainingJobStatus, progress: &Prog
             .map(|accuracy| rounded(accuracy, 4)),
         images_per_second: progress.images_per_second.map(|rate| rounded(rate, 1)),
         sync_share: progress.sync_share.map(|share| rounded(share, 4)),
+        idle_ranks: progress
+            .idle_ranks
+            .iter()
+            .map(|rank| count(*rank as usize))
+            .collect(),
         eta_seconds: progress.eta_seconds.map(signed),
         updated_at: time(&progress.updated_at),
     });

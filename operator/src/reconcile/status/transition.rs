@@ -1,5 +1,6 @@
 //! What a plan changes in a status.
 
+use contract::Balance;
 use crds::Phase;
 use crds::conditions::types::{FAILED, PLACED, RUNNING, SUSPENDED};
 use crds::conditions::{self, reasons};
@@ -17,6 +18,7 @@ use super::progress::count;
 use crate::policy::failed_nodes;
 use crate::policy::failure::Failure;
 use crate::policy::gang::{PodState, PodView};
+use crate::policy::mixed_gpus;
 use crate::policy::restart::Verdict;
 use crate::reconcile::observation::Observation;
 
@@ -54,7 +56,7 @@ impl Next {
         self.set(PLACED, false, reasons::ADMITTED, &message);
     }
 
-    pub(super) fn placed(&mut self, attempt: i32, placement: &Placement, overdue: &str) {
+    pub(super) fn placed(&mut self, attempt: i32, placement: &Placement, balance: Balance, overdue: &str) {
         self.revive();
         let nodes = placement.nodes.join(", ");
         let (group, mixed, reason, message) = match &placement.gpus {
@@ -72,17 +74,7 @@ impl Next {
                         nodes: count(*nodes),
                     })
                     .collect();
-                let kinds: Vec<String> = mixed
-                    .iter()
-                    .map(|kind| match kind.group.product.as_str() {
-                        "" => format!("{} of an unknown product", kind.nodes),
-                        product => format!("{} of {product}", kind.nodes),
-                    })
-                    .collect();
-                let message = format!(
-                    "GPUs of several kinds ({}) on {nodes}: every step waits for the slowest{overdue}",
-                    kinds.join(", ")
-                );
+                let message = format!("on {nodes}: {}{overdue}", mixed_gpus::in_words(&mixed, balance));
                 (None, mixed, reasons::MIXED_GPUS, message)
             }
         };

@@ -14,6 +14,7 @@ use crate::error::TrainError;
 use crate::launch::{self, Launch};
 use crate::output::write_line;
 use crate::signals::stop_on_signal;
+use crate::speeds::Speeds;
 use crate::train::Plan;
 use configure::Setting;
 use report::Summary;
@@ -45,6 +46,9 @@ pub(crate) struct Arguments {
     /// Folder of the manifest's data set, in place of synthetic images
     #[arg(long, value_name = "DIR", requires = "manifest")]
     data: Option<PathBuf>,
+    /// Speeds of all ranks, each a share of this machine's, such as 1,0.5,0.1: to try what devices do that are not alike; only on the CPU
+    #[arg(long, value_name = "SPEED", value_delimiter = ',')]
+    speeds: Vec<f64>,
     /// Steps before anything is measured; the first gives the seconds to the first step
     #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..))]
     warmup_steps: u32,
@@ -83,6 +87,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
             config.nodes
         )));
     }
+    let speeds = Speeds::of_arguments(&arguments.speeds, &config)?;
     let trace = arguments.trace.as_deref().map(prepare_trace).transpose()?;
     let plan = Plan {
         warmup_steps: arguments.warmup_steps,
@@ -96,7 +101,11 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     let launch = Launch {
         launcher: arguments.launcher.split_whitespace().map(Into::into).collect(),
         addresses: arguments.addresses.clone(),
-        environment: vec![(Plan::VARIABLE.into(), plan.write()?.into())],
+        environment: speeds
+            .iter()
+            .map(Speeds::variable)
+            .chain([(Plan::VARIABLE.into(), plan.write()?.into())])
+            .collect(),
         keep_errors: false,
     };
     let end = launch::block_on(async { launch::run(&config, &launch, stop_on_signal()?, |_| ()).await })??;

@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use contract::gpu::peak_flops;
 use contract::{ExitCode, RunConfig};
 use serde::Serialize;
 
 use super::input::Input;
 use crate::error::Failure;
-use crate::flops::{flops_per_image, peak};
+use crate::flops::flops_per_image;
 use crate::train::{Distribution, RankResult};
 
 /// Operators of a step after which the host waits for its device.
@@ -54,7 +55,7 @@ pub(super) struct Summary {
     /// Largest of all ranks.
     peak_device_bytes: Option<u64>,
     flops_per_image: f64,
-    /// Model FLOPs utilisation: share of the GPU's dense bf16 peak.
+    /// Model FLOPs utilisation: share of the GPU's dense half-precision peak.
     mfu: Option<f64>,
     /// Where threads of the host prepare batches.
     input: Option<Input>,
@@ -67,7 +68,7 @@ impl Summary {
         let first = &ranks[0];
         let images_per_second = ranks.iter().map(|rank| rank.images_per_second).sum();
         let flops_per_image = flops_per_image(&config.model);
-        let peak = first.gpu.as_deref().and_then(peak);
+        let peak = first.gpu.as_deref().and_then(peak_flops);
         Self {
             device: first.gpu.clone().unwrap_or_else(|| "cpu".into()),
             world_size: config.world_size(),

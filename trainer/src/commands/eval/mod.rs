@@ -166,11 +166,10 @@ fn measure(
     let mut tally = Tally::new(config.model.num_classes, data.device());
     let (mut logits, mut labels) = (Vec::new(), Vec::new());
     let part = Part {
-        rank: 0,
-        ranks: 1,
+        images: 0..data.len(),
         batch_size: config.training.micro_batch_size,
     };
-    classify(model, precision, data, part, |batch_logits, batch_labels| {
+    classify(model, precision, data, &part, |batch_logits, batch_labels| {
         tally.add(batch_logits, batch_labels)?;
         if keep_logits {
             logits.push(batch_logits.f_to_device(tch::Device::Cpu)?);

@@ -14,6 +14,7 @@ use crate::error::TrainError;
 use crate::launch::{self, Event, Launch};
 use crate::manifest::{read_config, with_pretrained};
 use crate::signals::stop_on_signal;
+use crate::speeds::Speeds;
 
 /// The command line of `run`.
 #[derive(Debug, clap::Args)]
@@ -39,20 +40,25 @@ pub(crate) struct Arguments {
     /// Where tensors live, in place of workers.device
     #[arg(long, value_parser = config::device())]
     device: Option<Device>,
+    /// Speeds of all ranks, each a share of this machine's, such as 1,0.5,0.1: to try what devices do that are not alike; only on the CPU
+    #[arg(long, value_name = "SPEED", value_delimiter = ',')]
+    speeds: Vec<f64>,
 }
 
 /// Runs the manifest to its end. Gives the exit code.
 pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     let config = configure(arguments)?;
-    launch::block_on(run(&config))?
+    let speeds = Speeds::of_arguments(&arguments.speeds, &config)?;
+    launch::block_on(run(&config, speeds))?
 }
 
-async fn run(config: &RunConfig) -> Result<ExitCode, TrainError> {
+async fn run(config: &RunConfig, speeds: Option<Speeds>) -> Result<ExitCode, TrainError> {
     let start = Instant::now();
     let stop = stop_on_signal()?;
     let mut display = display::Display::new(config);
     let launch = Launch {
         keep_errors: display.is_live(),
+        environment: speeds.iter().map(Speeds::variable).collect(),
         ..Launch::default()
     };
     let end = launch::run(config, &launch, stop, |event| match event {
@@ -94,6 +100,7 @@ mod tests {
             checkpoints: "there".into(),
             nodes,
             device: Some(Device::Cpu),
+            speeds: Vec::new(),
         })
     }
 

@@ -83,10 +83,10 @@ impl Pipeline {
         threads: usize,
     ) -> Result<Self, DataError> {
         let layout = Layout {
-            images: task.batch_size,
+            images: task.batching.largest,
             image_bytes: preparation.image_bytes(),
         };
-        let bytes = layout.bytes(task.batch_size);
+        let bytes = layout.bytes(layout.images);
         let ahead = (AHEAD_BYTES / bytes.max(1)).clamp(1, AHEAD);
         let block = |_| Transfer::new(finish.device, bytes).map(Mutex::new);
         let mut pipeline = Self {
@@ -195,15 +195,11 @@ impl Shared {
         block.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn batches(&self) -> usize {
-        self.task.items.len().div_ceil(self.task.batch_size)
-    }
-
     /// The number of the next batch, once it is done, and what has become of it; `None` after the last one.
     fn wait_for_batch(&self) -> Option<(usize, BatchOutcome)> {
         let mut state = self.lock();
         let number = state.taken_batches;
-        if number == self.batches() {
+        if self.task.items_of(number).is_empty() {
             return None;
         }
         loop {
@@ -238,7 +234,7 @@ impl Shared {
             if state.closed || number >= self.task.items.len() {
                 return None;
             }
-            if number / self.task.batch_size < state.taken_batches + self.blocks.len() {
+            if self.task.batching.batch_of(number) < state.taken_batches + self.blocks.len() {
                 state.taken_items += 1;
                 return Some(number);
             }
@@ -252,8 +248,9 @@ impl Shared {
             return Ok(None);
         };
         self.stages.time(Stage::Assemble, || {
-            let place = self.layout.pixels(number % self.task.batch_size);
-            let mut block = self.block(number / self.task.batch_size);
+            let batch = self.task.batching.batch_of(number);
+            let place = self.layout.pixels(number - self.task.items_of(batch).start);
+            let mut block = self.block(batch);
             block.host()?[place].copy_from_slice(&pixels);
             self.stages.count_prepared();
             Ok(Some(label))
@@ -261,9 +258,8 @@ impl Shared {
     }
 
     fn put(&self, number: usize, outcome: Outcome) {
-        let batch = number / self.task.batch_size;
-        let first = batch * self.task.batch_size;
-        let size = self.task.batch_size.min(self.task.items.len() - first);
+        let batch = self.task.batching.batch_of(number);
+        let size = self.task.items_of(batch).len();
         let mut state = self.lock();
         let images = state.incomplete.entry(batch).or_default();
         images.push((number, outcome));
@@ -386,11 +382,8 @@ impl Shared {
             Ok(bytes) => bytes,
             Err(error) => return Ok(Err(error.into())),
         };
-        for (place, number) in kept
-            .iter()
-            .map(|number| number % self.task.batch_size)
-            .enumerate()
-        {
+        let first = self.task.items_of(batch).start;
+        for (place, number) in kept.iter().map(|number| number - first).enumerate() {
             if place != number {
                 bytes.copy_within(self.layout.pixels(number), self.layout.pixels(place).start);
             }
@@ -408,6 +401,7 @@ mod tests {
     use image::ImageFormat;
     use tch::{Device, Kind, Tensor};
 
+    use super::super::Batching;
     use super::*;
     use crate::data::batch::Readable;
     use crate::data::fixtures::{config, image_file as file};
@@ -474,7 +468,7 @@ mod tests {
         });
         let task = Task {
             items: items.collect(),
-            batch_size,
+            batching: Batching::new([batch_size]),
             epoch,
             readable: Readable::new(24, config.data.max_corrupt_fraction),
         };
@@ -577,7 +571,7 @@ mod tests {
         let items = (0..4).map(|place| Item { image: place, place });
         let task = Task {
             items: items.collect(),
-            batch_size: 4,
+            batching: Batching::new([4]),
             epoch: None,
             readable: Readable::new(4, 0.0),
         };

@@ -23,6 +23,7 @@ pub(crate) struct ResidentBatches {
     task: Task,
     layout: Layout,
     transfers: [Transfer; IN_FLIGHT],
+    /// Batches that were made.
     done: usize,
 }
 
@@ -36,10 +37,10 @@ impl ResidentBatches {
         task: Task,
     ) -> Result<Self, DataError> {
         let layout = Layout {
-            images: task.batch_size,
+            images: task.batching.largest,
             image_bytes: if on_device { 0 } else { images.image_bytes() },
         };
-        let transfer = || Transfer::new(finish.device, layout.bytes(task.batch_size));
+        let transfer = || Transfer::new(finish.device, layout.bytes(layout.images));
         Ok(Self {
             transfers: [transfer()?, transfer()?],
             images,
@@ -52,8 +53,7 @@ impl ResidentBatches {
     }
 
     pub(super) fn next(&mut self) -> Result<Option<Batch>, DataError> {
-        let rest = &self.task.items[self.done..];
-        let items = &rest[..rest.len().min(self.task.batch_size)];
+        let items = &self.task.items[self.task.items_of(self.done)];
         if items.is_empty() {
             return Ok(None);
         }
@@ -66,7 +66,7 @@ impl ResidentBatches {
             self.preparation
                 .resident_parameters(&labels, &rows, [width, height], moments.as_deref());
 
-        let transfer = &mut self.transfers[self.done / self.task.batch_size % IN_FLIGHT];
+        let transfer = &mut self.transfers[self.done % IN_FLIGHT];
         let block = transfer.host()?;
         parameters.write(block);
         let bytes = self.layout.bytes(items.len());
@@ -79,7 +79,7 @@ impl ResidentBatches {
         let training = moments.is_some();
         let batch =
             transfer.receive(|block| finish.resident(images, block, layout, &parameters, training))?;
-        self.done += items.len();
+        self.done += 1;
         Ok(Some(batch))
     }
 }
@@ -88,6 +88,7 @@ impl ResidentBatches {
 mod tests {
     use tch::{Device, Kind, Tensor};
 
+    use super::super::Batching;
     use super::*;
     use crate::data::batch::{Readable, Targets};
     use crate::data::fixtures::config;
@@ -109,7 +110,7 @@ mod tests {
         });
         let task = Task {
             items: items.collect(),
-            batch_size: 4,
+            batching: Batching::new([4]),
             epoch,
             readable: Readable::new(10, 0.0),
         };

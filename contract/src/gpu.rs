@@ -1,0 +1,65 @@
+//! What is known of GPU products.
+
+/// Dense peaks of matrix products in half precision, FLOP/s, by the words that a product's name has: in bf16, and in fp16 of
+/// those from before Ampere, which have no bf16. Of torchtitan's `get_peak_flops` and NVIDIA's data sheets. The first entry
+/// whose words are all there counts.
+const PEAKS: [(&[&str], f64); 17] = [
+    (&["GB200"], 2.5e15),
+    (&["B200"], 2.25e15),
+    (&["GH200"], 989e12),
+    (&["H200"], 989e12),
+    (&["H100", "NVL"], 835e12),
+    (&["H100", "PCIe"], 756e12),
+    (&["H100"], 989e12),
+    (&["A100"], 312e12),
+    (&["A40"], 149.7e12),
+    (&["A30"], 165e12),
+    (&["A10"], 125e12),
+    (&["L40S"], 362e12),
+    (&["L40"], 181e12),
+    (&["L4"], 121e12),
+    (&["V100", "PCIE"], 112e12),
+    (&["V100"], 125e12),
+    (&["T4"], 65e12),
+];
+
+/// Dense peak of a GPU's matrix products in half precision, FLOP/s; `None` for a product that is not known, and for a part of
+/// a GPU. `product` is as CUDA or a node's label has it: `NVIDIA A100-SXM4-40GB`, `NVIDIA-A100-SXM4-40GB`.
+pub fn peak_flops(product: &str) -> Option<f64> {
+    let words: Vec<&str> = product.split([' ', '-']).collect();
+    if words.contains(&"MIG") || words.contains(&"SHARED") {
+        return None;
+    }
+    PEAKS
+        .iter()
+        .find(|(name, _)| name.iter().all(|word| words.contains(word)))
+        .map(|(_, peak)| *peak)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_product_finds_its_own_peak() {
+        for (product, peak) in [
+            ("NVIDIA H100 PCIe", Some(756e12)),
+            ("NVIDIA H100 80GB HBM3", Some(989e12)),
+            ("NVIDIA-H100-80GB-HBM3", Some(989e12)),
+            ("NVIDIA GH200 480GB", Some(989e12)),
+            ("NVIDIA A100-SXM4-40GB", Some(312e12)),
+            ("NVIDIA-A10", Some(125e12)),
+            ("Tesla-V100-SXM2-16GB", Some(125e12)),
+            ("Tesla V100-PCIE-32GB", Some(112e12)),
+            ("Tesla T4", Some(65e12)),
+            ("Tesla-T4-SHARED", None),
+            ("NVIDIA T400 4GB", None),
+            ("NVIDIA GeForce RTX 3070", None),
+            ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", None),
+            ("NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", None),
+            ("", None),
+        ] {
+            assert_eq!(peak_flops(product), peak, "{product}");
+        }
+    }
+}

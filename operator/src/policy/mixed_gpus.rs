@@ -1,0 +1,91 @@
+//! What is to be expected of a gang whose GPUs are not alike.
+
+use contract::Balance;
+use contract::gpu::peak_flops;
+use crds::status::MixedGroup;
+
+/// In words: how many GPUs of which product, and what that means for a step.
+pub(crate) fn in_words(groups: &[MixedGroup], balance: Balance) -> String {
+    let kinds: Vec<String> = groups
+        .iter()
+        .map(|kind| match kind.group.product.as_str() {
+            "" => format!("{} of an unknown product", kind.nodes),
+            product => format!("{} of {product}", kind.nodes),
+        })
+        .collect();
+    let kinds = kinds.join(", ");
+    let gain = gain(groups).map(|gain| format!("{gain:.1} times as many images/s"));
+    let consequence = match (balance, gain) {
+        (Balance::Off, None) => "every step waits for the slowest".into(),
+        (Balance::Off, Some(gain)) => format!(
+            "every step waits for the slowest; by their peaks, training.balance Weighted could reach {gain}"
+        ),
+        (Balance::Weighted, None) => "each takes images by its speed".into(),
+        (Balance::Weighted, Some(gain)) => {
+            format!("each takes images by its speed; by their peaks, up to {gain} as with even shares")
+        }
+    };
+    format!("GPUs of several kinds ({kinds}): {consequence}")
+}
+
+/// Less is not worth telling: kinds that differ by their driver, say.
+const LEAST_GAIN: f64 = 1.05;
+
+/// How many times as fast as with even shares a step could be, by the peaks of all GPUs, of which the gang takes as many on
+/// each node; `None` where one is not known or shared, or all are about as fast.
+fn gain(groups: &[MixedGroup]) -> Option<f64> {
+    let (mut count, mut sum, mut least) = (0.0, 0.0, f64::INFINITY);
+    for kind in groups {
+        let nodes = f64::from(kind.nodes);
+        let is_whole = kind.group.replicas.is_none() && kind.group.sharing_strategy.is_none();
+        let peak = peak_flops(&kind.group.product).filter(|_| is_whole)?;
+        count += nodes;
+        sum += nodes * peak;
+        least = least.min(peak);
+    }
+    Some(sum / (count * least)).filter(|gain| *gain >= LEAST_GAIN)
+}
+
+#[cfg(test)]
+mod tests {
+    use crds::status::GpuGroup;
+
+    use super::*;
+
+    fn group(product: &str, nodes: i32) -> MixedGroup {
+        MixedGroup {
+            group: GpuGroup {
+                product: product.into(),
+                ..GpuGroup::default()
+            },
+            nodes,
+        }
+    }
+
+    #[test]
+    fn a_mixed_gang_is_told_what_it_gains_where_products_are_known() {
+        let known = [group("NVIDIA-A100-SXM4-40GB", 3), group("Tesla-T4", 1)];
+        // 3 x 312 and 65 in place of 4 x 65.
+        assert_eq!(
+            in_words(&known, Balance::Weighted),
+            "GPUs of several kinds (3 of NVIDIA-A100-SXM4-40GB, 1 of Tesla-T4): each takes images by its speed; by their \
+             peaks, up to 3.9 times as many images/s as with even shares"
+        );
+        assert_eq!(
+            in_words(&known, Balance::Off),
+            "GPUs of several kinds (3 of NVIDIA-A100-SXM4-40GB, 1 of Tesla-T4): every step waits for the slowest; by their \
+             peaks, training.balance Weighted could reach 3.9 times as many images/s"
+        );
+        let alike = [group("Tesla-T4", 3), group("Tesla-T4", 1)];
+        assert!(in_words(&alike, Balance::Off).ends_with("): every step waits for the slowest"));
+        let mut shared = known.clone();
+        shared[1].group.replicas = Some(4);
+        assert!(in_words(&shared, Balance::Off).ends_with("): every step waits for the slowest"));
+        let unknown = [group("NVIDIA-A100-SXM4-40GB", 3), group("", 1)];
+        assert_eq!(
+            in_words(&unknown, Balance::Off),
+            "GPUs of several kinds (3 of NVIDIA-A100-SXM4-40GB, 1 of an unknown product): every step waits for the slowest"
+        );
+        assert!(in_words(&unknown, Balance::Weighted).ends_with("): each takes images by its speed"));
+    }
+}

@@ -1,0 +1,139 @@
+//! Ranks that compute as on slower devices: to try on one machine what unlike GPUs do.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use contract::{Device, RunConfig};
+use nix::time::{ClockId, clock_gettime};
+
+use crate::error::TrainError;
+
+/// The least speed.
+const LEAST: f64 = 1e-4;
+
+/// Speeds of all ranks, each a share of this machine's.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Speeds(Vec<f64>);
+
+impl Speeds {
+    /// Environment variable by which ranks get them, separated by commas.
+    const VARIABLE: &str = "VIT_SPEEDS";
+
+    /// Those of the command line; `None` where it has none.
+    pub(crate) fn of_arguments(speeds: &[f64], config: &RunConfig) -> Result<Option<Self>, TrainError> {
+        (!speeds.is_empty())
+            .then(|| Self::new(speeds, config))
+            .transpose()
+    }
+
+    /// Of the ranks of a run.
+    fn new(speeds: &[f64], config: &RunConfig) -> Result<Self, TrainError> {
+        let ranks = config.world_size();
+        let refuse = |message: String| Err(TrainError::Config(format!("--speeds {message}")));
+        if speeds.len() != ranks as usize {
+            return refuse(format!(
+                "has {} for {ranks} ranks: give one speed per rank",
+                speeds.len()
+            ));
+        }
+        if let Some(speed) = speeds.iter().find(|speed| !(LEAST..=1.0).contains(*speed)) {
+            return refuse(format!(
+                "has {speed}: must be between {LEAST} and 1, the speed of this machine"
+            ));
+        }
+        if config.device != Device::Cpu {
+            return refuse(
+                "needs workers.device cpu: a GPU cannot be made to compute as a slower one".into(),
+            );
+        }
+        Ok(Self(speeds.to_vec()))
+    }
+
+    /// For the environment of the ranks.
+    pub(crate) fn variable(&self) -> (OsString, OsString) {
+        let speeds: Vec<String> = self.0.iter().map(f64::to_string).collect();
+        (Self::VARIABLE.into(), speeds.join(",").into())
+    }
+
+    /// Reads back what [`Self::variable`] has written; `None` where nothing has.
+    fn of_environment() -> Result<Option<Self>, TrainError> {
+        let Ok(speeds) = std::env::var(Self::VARIABLE) else {
+            return Ok(None);
+        };
+        let parsed: Result<Vec<f64>, _> = speeds.split(',').map(str::parse).collect();
+        let parsed = parsed
+            .map_err(|error| TrainError::Config(format!("{} is {speeds:?}: {error}", Self::VARIABLE)))?;
+        Ok(Some(Self(parsed)))
+    }
+}
+
+/// What a rank waits beside what it computes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Slowdown {
+    /// Seconds of waiting for one of computing.
+    wait: f64,
+}
+
+impl Slowdown {
+    /// How long a micro-batch's forward and backward passes take, in forward passes.
+    const PASSES: f64 = 3.0;
+
+    /// Of a rank that computes on `device`.
+    pub(crate) fn of_environment(rank: u32, device: tch::Device) -> Result<Self, TrainError> {
+        let speeds = Speeds::of_environment()?.filter(|_| device == tch::Device::Cpu);
+        let speed = speeds.and_then(|speeds| speeds.0.get(rank as usize).copied());
+        Ok(Self {
+            wait: speed.map_or(0.0, |speed| 1.0 / speed.max(LEAST) - 1.0),
+        })
+    }
+
+    /// Runs the forward pass of a micro-batch of so many images, and waits as much longer as a slower device would take for it
+    /// and for its backward pass. By the time that this thread computes: while it waits for other ranks, a slower one would not
+    /// take longer.
+    pub(crate) fn after<T>(self, images: u64, forward: impl FnOnce() -> T) -> T {
+        let start = computed();
+        let result = forward();
+        if self.wait > 0.0 && images > 0 {
+            let seconds = computed().saturating_sub(start).as_secs_f64();
+            std::thread::sleep(Duration::from_secs_f64(seconds * Self::PASSES * self.wait));
+        }
+        result
+    }
+}
+
+/// Time that this thread has computed.
+fn computed() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::fixtures::config;
+
+    #[test]
+    fn speeds_are_those_of_ranks_on_the_cpu() {
+        let config = RunConfig {
+            nodes: 2,
+            device: Device::Cpu,
+            ..config("{format: synthetic, syntheticImages: 80}")
+        };
+        let speeds = Speeds::new(&[1.0, 0.25], &config).expect("one a rank");
+        assert_eq!(speeds.variable().1, "1,0.25");
+        let refused = |speeds: &[f64], config: &RunConfig| {
+            Speeds::new(speeds, config).expect_err("refused").to_string()
+        };
+        assert_eq!(
+            refused(&[1.0], &config),
+            "--speeds has 1 for 2 ranks: give one speed per rank"
+        );
+        for speed in [0.0, 1.5, f64::NAN] {
+            assert!(refused(&[1.0, speed], &config).contains("must be between 0.0001 and 1"));
+        }
+        let on_any = RunConfig {
+            device: Device::Auto,
+            ..config
+        };
+        assert!(refused(&[1.0, 0.5], &on_any).contains("needs workers.device cpu"));
+    }
+}

@@ -1,0 +1,206 @@
+//! Which images of a step this rank takes, and in which micro-batches.
+
+use contract::Balance;
+use tch::{Kind, Tensor};
+
+use super::Trainer;
+use super::balance::{Balancer, Change, Cost, Shares, Sizes};
+use super::clock::StepClock;
+use crate::data::{Batch, Batches, Share};
+use crate::error::{TrainError, ranks_in_words};
+use crate::model::{DropSeed, Mode};
+
+/// The stage of ZeRO from which on every micro-batch has collectives of its own.
+const STAGE_OF_EACH_MICRO_BATCH: u8 = 2;
+
+impl Trainer {
+    /// Images of a step by replica.
+    pub(super) fn shares(&self) -> &Shares {
+        self.balancer.as_ref().map_or(&self.even, Balancer::shares)
+    }
+
+    /// Shares of work that goes on for long: those without replicas that are only measured.
+    pub(super) fn lasting_shares(&self) -> &Shares {
+        self.balancer
+            .as_ref()
+            .map_or(&self.even, Balancer::lasting_shares)
+    }
+
+    /// This rank's part of every step.
+    pub(super) fn share(&self) -> Share {
+        let replica = self.world.mesh.data.rank;
+        Share {
+            step: self.shares().total(),
+            before: self.shares().before(replica),
+            micro_batches: self
+                .micro_batches()
+                .into_iter()
+                .filter(|images| *images > 0)
+                .collect(),
+        }
+    }
+
+    /// The images of each micro-batch of a step: as few as memory allows, but one at least. Where all ranks take part in each
+    /// they have equally many, so that they do not wait for one another; some may be empty.
+    pub(super) fn micro_batches(&self) -> Vec<u64> {
+        let replica = self.world.mesh.data.rank;
+        let largest = u64::from(self.config.training.micro_batch_size);
+        let count = if self.config.parallelism.zero_stage >= STAGE_OF_EACH_MICRO_BATCH {
+            self.shares().most_micro_batches(largest)
+        } else {
+            self.shares().least_micro_batches(replica, largest).max(1)
+        };
+        self.shares().micro_batches(replica, count, self.quantum())
+    }
+
+    /// The next micro-batch of so many images.
+    pub(super) fn batch_of(&self, images: u64, batches: &mut Batches) -> Result<Batch, TrainError> {
+        if images == 0 {
+            return Ok(Batch::empty(&self.config.model, self.accelerator.device())?);
+        }
+        Ok(batches.next()?.expect("the epoch's order holds this step"))
+    }
+
+    /// Images that cannot be divided among ranks: a pair that is mixed.
+    fn quantum(&self) -> u64 {
+        if self.config.data.augmentation.mixes() {
+            2
+        } else {
+            1
+        }
+    }
+
+    /// Two passes over blank images, whose gradients are thrown away. After the first, the reducer rebuilds its
+    /// buckets in the order in which gradients become ready; were that left to the first real step, a resumed run
+    /// would add up that step's gradients in another order than the uninterrupted one. Where shares depend on the ranks' speed,
+    /// the others tell it.
+    pub(super) fn warm_up(&mut self) -> Result<(), TrainError> {
+        // Two images: the sum over a batch of one is a view, of which the reducer warns.
+        const FEW: u32 = 2;
+        if self.config.training.balance == Balance::Off || self.world.mesh.data.size == 1 {
+            self.blank_pass(FEW)?;
+            self.blank_pass(FEW)?;
+            return Ok(());
+        }
+        let micro_batch = self.config.training.micro_batch_size;
+        let many = micro_batch.max(FEW);
+        self.blank_pass(many)?;
+        let mut times = Vec::new();
+        for images in [many, FEW] {
+            let seconds = self.blank_pass(images)?;
+            times.push((u64::from(images), self.by_replica(&self.world.gather(seconds)?)));
+        }
+        let [(many, long), (few, short)] = &times[..] else {
+            unreachable!("two sizes")
+        };
+        let of_replica = long.iter().zip(short);
+        let costs = of_replica.map(|(long, short)| Cost::of([(*many, *long), (*few, *short)]));
+        let sizes = Sizes {
+            total: self.config.global_batch_size(),
+            micro_batch: micro_batch.into(),
+            quantum: self.quantum(),
+        };
+        let (balancer, change) = Balancer::new(costs.collect(), sizes, self.position.step);
+        self.balancer = Some(balancer);
+        if let Some(change) = change {
+            self.tell_shares(self.position.step, &change);
+        }
+        Ok(())
+    }
+
+    /// Seconds that this rank computed, until its last gradient was ready.
+    fn blank_pass(&mut self, images: u32) -> Result<f64, TrainError> {
+        let device = self.accelerator.device();
+        let model = &self.config.model;
+        let shape = [images, model.channels, model.image_size, model.image_size].map(i64::from);
+        let blank = Tensor::f_zeros(shape, (Kind::Float, device))?;
+        self.sync.begin()?;
+        let mut clock = StepClock::start(device)?;
+        let arrival = Tensor::zeros([1], (Kind::Double, tch::Device::Cpu));
+        self.sync.prepare(arrival)?;
+        let mode = Mode::Train(DropSeed::default());
+        let logits = self
+            .slowdown
+            .after(images.into(), || self.trained.forward(&blank, mode))?;
+        clock.forward()?;
+        logits.sum(Kind::Float).f_backward()?;
+        let (_, measurement) = self.sync.finish()?;
+        clock.backward()?;
+        self.accelerator.finish();
+        let sync = measurement.map(torch_ext::Measurement::times).transpose()?;
+        Ok(clock.end(&sync.unwrap_or_default())?.compute())
+    }
+
+    /// The longest of the times of the ranks of each replica.
+    fn by_replica(&self, by_rank: &[f64]) -> Vec<f64> {
+        let mut longest = vec![0.0_f64; self.world.mesh.data.size as usize];
+        for (rank, seconds) in (0..).zip(by_rank) {
+            let of_replica = &mut longest[self.world.mesh.replica_of(rank) as usize];
+            *of_replica = of_replica.max(*seconds);
+        }
+        longest
+    }
+
+    /// Takes in what ranks have computed, as they have told with `step`. Every rank changes the same, for the step that is
+    /// launched next.
+    pub(super) fn rebalance(&mut self, step: u64, compute_seconds: &[f64]) {
+        let by_replica = self.by_replica(compute_seconds);
+        let change = self
+            .balancer
+            .as_mut()
+            .and_then(|balancer| balancer.observe(step, by_replica));
+        if let Some(change) = change {
+            self.shares_changed = true;
+            self.tell_shares(step, &change);
+        }
+    }
+
+    /// Batches for what is left of the epoch, where `batches` are those of old shares.
+    pub(super) fn follow_shares(&mut self, batches: &mut Batches) -> Result<(), TrainError> {
+        if self.shares_changed {
+            let left_out = self.left_out + batches.left_out();
+            *batches = self.rest_of_epoch()?;
+            self.left_out = left_out;
+        }
+        Ok(())
+    }
+
+    /// Images of this rank left out so far in this epoch, because they cannot be read.
+    pub(super) fn left_out(&self, batches: &Batches) -> u64 {
+        self.left_out + batches.left_out()
+    }
+
+    fn tell_shares(&mut self, step: u64, change: &Change) {
+        let (mesh, shares) = (self.world.mesh, self.shares().clone());
+        let is_idle = |replica| {
+            self.balancer
+                .as_ref()
+                .is_some_and(|balancer| balancer.is_idle(replica))
+        };
+        let idle: Vec<u32> = (0..self.world.size)
+            .filter(|rank| is_idle(mesh.replica_of(*rank)))
+            .collect();
+        if self.world.is_first() {
+            let Change {
+                before,
+                seconds: [was, is],
+            } = change;
+            if self.balancer.as_ref().is_some_and(Balancer::is_trying) {
+                tracing::info!(
+                    "after step {step}: for a few steps images go to ranks that were idle, to measure them again"
+                );
+            } else {
+                tracing::info!(
+                    "after step {step}: images of a step by replica are {shares} (before: {before}); the slowest should compute for {is:.3} s (before: {was:.3} s)"
+                );
+                if !idle.is_empty() {
+                    tracing::warn!(
+                        "no images go to {}: with a single one every step would take longer",
+                        ranks_in_words(&idle)
+                    );
+                }
+            }
+        }
+        self.observer.shares(step, shares.as_slice(), idle);
+    }
+}

@@ -1,0 +1,160 @@
+//! Ranks that are not alike, and take as much of a step as they are fast.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use crate::common::{Job, assert_close, await_condition, process_of_rank};
+
+const ADAMW: &str = "name: adamw, epsilon: 1e-4";
+const SGD: &str = "name: sgd, momentum: 0.9";
+/// Needs norms of whole parameters.
+const LAMB: &str = "name: lamb, epsilon: 1e-4";
+const EVERYTHING: &str = "clipGradNorm: 0.5; layerDecay: 0.8; ema: {decay: 0.9}";
+
+/// Ten steps of 48 images, in pairs that are mixed.
+fn job(optimizer: &'static str, parallelism: &'static str) -> Job {
+    let mut job = Job::new(480);
+    job.model =
+        "{imageSize: 32, patchSize: 8, hiddenSize: 24, depth: 3, heads: 4, numClasses: 10, pooling: token, \
+        dropPath: 0.4}"
+            .into();
+    job.data_fields = "format: cifar10, augmentation: {mixup: 0.8, cutmix: 1.0}".into();
+    (job.micro_batch, job.epochs, job.learning_rate) = (8, 1, 1e-2);
+    (job.optimizer, job.training, job.parallelism) = (optimizer, EVERYTHING, parallelism);
+    job
+}
+
+/// Weights, and accuracies on the way: sums are rounded in another order, which one image may be sensitive to.
+#[track_caller]
+fn assert_same(found: &Job, expected: &Job, story: &str) {
+    assert_close(found, expected, story);
+    for (kind, images) in [("train", 480.0), ("evaluation", 13.0)] {
+        let of = |job: &Job| {
+            let last = job.log(kind).pop().expect("a line");
+            last["accuracy"].as_f64().expect("a share") * images
+        };
+        let difference = (of(found) - of(expected)).abs();
+        assert!(difference < 1.5, "{story}: {difference} images of {kind}");
+    }
+}
+
+/// Ranks of such speeds, of which `together` compute a model together.
+fn weigh(job: &mut Job, speeds: &str, together: u32) {
+    job.training = "balance: Weighted; clipGradNorm: 0.5; layerDecay: 0.8; ema: {decay: 0.9}";
+    job.nodes = u32::try_from(speeds.split(',').count()).expect("a few");
+    job.accumulation = 6 * together / job.nodes;
+    job.arguments = vec!["--speeds".into(), speeds.into()];
+}
+
+/// Images of a step by replica, as they were decided one after the other.
+fn shares(job: &Job) -> Vec<Vec<u64>> {
+    let images = |record: &Value| serde_json::from_value(record["images"].clone()).expect("numbers");
+    job.log("shares").iter().map(images).collect()
+}
+
+#[test]
+fn ranks_of_unlike_speed_train_what_one_rank_trains() {
+    for (optimizer, cases) in [
+        (
+            ADAMW,
+            &[
+                ("1,0.4,0.1", 1, "{}"),
+                ("1,0.15", 1, "{zeroStage: 1}"),
+                ("1,0.4,0.1", 1, "{zeroStage: 2}"),
+                ("0.008,1,0.5", 1, "{zeroStage: 3}"),
+            ][..],
+        ),
+        (
+            SGD,
+            &[
+                ("1,1,0.1,0.1", 2, "{sequence: 2, acrossNodes: true}"),
+                (
+                    "0.008,0.008,1,1",
+                    2,
+                    "{sequence: 2, acrossNodes: true, zeroStage: 3}",
+                ),
+            ],
+        ),
+        (LAMB, &[("1,1,0.008,0.008", 2, "{tensor: 2, acrossNodes: true}")]),
+    ] {
+        let mut alone = job(optimizer, "{}");
+        (alone.nodes, alone.accumulation) = (1, 6);
+        alone.run_well();
+        for (speeds, together, parallelism) in cases.iter().copied() {
+            let story = format!("{optimizer}, {parallelism}, {speeds}");
+            let mut weighted = job(optimizer, parallelism);
+            weigh(&mut weighted, speeds, together);
+            weighted.run_well();
+            let shares = shares(&weighted).pop().expect("uneven ones");
+            assert_eq!(shares.iter().sum::<u64>(), 48, "{story}");
+            assert!(shares.iter().min() < shares.iter().max(), "{story}: {shares:?}");
+            assert!(
+                shares.iter().all(|images| images % 2 == 0),
+                "pairs stay whole: {shares:?}"
+            );
+            if speeds.contains("0.008") {
+                assert!(shares.contains(&0), "{story}: {shares:?}");
+            }
+            assert_same(&weighted, &alone, &story);
+        }
+    }
+}
+
+/// Tells another thread when it is dropped, also in a panic.
+#[derive(Default)]
+struct IsOver(Arc<AtomicBool>);
+
+impl Drop for IsOver {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_rank_that_becomes_slow_gives_images_away_in_the_middle_of_an_epoch() {
+    let mut weighted = job(SGD, "{}");
+    weigh(&mut weighted, "0.5,0.5", 1);
+    (weighted.epochs, weighted.learning_rate) = (30, 1e-5);
+    let running = weighted.start();
+    await_condition("the first steps", || running.has_logged("train"));
+    let slow = Pid::from_raw(process_of_rank(running.pid(), 1));
+    let known = shares(&weighted).len();
+    let gives_away = || {
+        shares(&weighted)[known..]
+            .iter()
+            .position(|images| images[0] > images[1])
+    };
+    std::thread::scope(|scope| {
+        let is_over = IsOver::default();
+        let ends = Arc::clone(&is_over.0);
+        scope.spawn(move || {
+            // Most of the time it stands still.
+            while !ends.load(Ordering::Relaxed) {
+                for (signal, milliseconds) in [(Signal::SIGSTOP, 15), (Signal::SIGCONT, 5)] {
+                    kill(slow, signal).expect("signals");
+                    std::thread::sleep(Duration::from_millis(milliseconds));
+                }
+            }
+        });
+        await_condition("new shares", || gives_away().is_some());
+    });
+    running.ends(0, &[]);
+    let decided = &weighted.log("shares")[known + gives_away().expect("it did")];
+    let step = decided["step"].as_u64().expect("a step");
+    // Ten steps make one.
+    assert!(
+        (1..=8).contains(&(step % 10)),
+        "{step} is in the middle of an epoch"
+    );
+
+    let mut alone = job(SGD, "{}");
+    (alone.nodes, alone.accumulation) = (1, 6);
+    (alone.epochs, alone.learning_rate) = (30, 1e-5);
+    alone.run_well();
+    assert_same(&weighted, &alone, "shares that changed");
+}
