@@ -98,6 +98,7 @@ peers: ## Make the Python environment with PyTorch and timm in the cache, once
 goldens: peers ## Make anew what PyTorch and timm compute, which the trainer's tests compare with
 	"$$(tests/peers/setup)/bin/python" tests/peers/make_goldens.py
 	"$$(tests/peers/setup)/bin/python" tests/peers/optimizer_losses.py > tests/peers/goldens/optimizer_losses.json
+	"$$(tests/peers/setup)/bin/python" tests/peers/divided_training.py
 
 .PHONY: check-export
 check-export: release ## Check that timm and torchvision load exported weights and compute the same with them

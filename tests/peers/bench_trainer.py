@@ -29,18 +29,29 @@ CASES = [
     *(Case(model, batch, precision, ranks)
       for model, batch in BATCHES.items() for precision in ("fp32", "bf16") for ranks in (1, 2)),
     *(Case(model, batch, "fp32", 2, link=LINK) for model, batch in BATCHES.items()),
+    *(Case("vit-s16-224", 8, "fp32", 2, parallelism=parallelism) for parallelism in (
+        {"zeroStage": 1}, {"zeroStage": 2}, {"zeroStage": 3, "reshardAfterForward": False}, {"zeroStage": 3},
+        {"tensor": 2}, {"sequence": 2},
+    )),
 ]
 
 CONTENDERS: dict[str, Contender] = {
     "ours": measure_ours,
     "pytorch_ddp_eager": Peer("ddp"),
     "pytorch_ddp_compile": Peer("ddp", compile="default"),
+    "pytorch_fsdp2": Peer("fsdp2"),
+    "pytorch_tensor_parallel": Peer("tensor"),
     "deepspeed": Peer("deepspeed"),
 }
 
 
+# Why a contender is left out that is none in this case.
+OTHER = "divides something else"
+
+
 def name_of(case: Case) -> str:
-    return f"{case.model}/{case.precision}/{case.ranks}" + ("/link" if case.link else "")
+    divided = "".join(f"/{name}-{value}" for name, value in case.parallelism.items())
+    return f"{case.model}/{case.precision}/{case.ranks}{divided}" + ("/link" if case.link else "")
 
 
 def medians(rounds: list[dict]) -> dict:
@@ -70,6 +81,8 @@ def measure_case(case: Case, settings: Settings, options: argparse.Namespace) ->
     for contender in CONTENDERS:
         if options.only and contender not in options.only:
             why[contender] = "not asked for"
+        elif isinstance(CONTENDERS[contender], Peer) and not CONTENDERS[contender].divides(case):
+            why[contender] = OTHER
         elif case.link and os.geteuid() != 0:
             why[contender] = "network namespaces need root"
     for number in range(options.rounds):
@@ -85,7 +98,7 @@ def measure_case(case: Case, settings: Settings, options: argparse.Namespace) ->
             print(f"{name_of(case)} round {number + 1} {contender}: {result['images_per_second']:.1f} images/s",
                   file=sys.stderr, flush=True)
     result = {"name": name_of(case), "device": case.device, "ranks": case.ranks, "batch": case.batch,
-              "precision": case.precision, "link": case.link, "threads": threads_of(case)}
+              "precision": case.precision, "parallelism": case.parallelism, "link": case.link, "threads": threads_of(case)}
     for contender, results in rounds.items():
         result[contender] = medians(results) if results and contender not in why else None
     if why:
@@ -122,6 +135,8 @@ def table(cases: list[dict]) -> str:
     lines = ["  ".join(text.ljust(width) for text, width in zip(row, widths)).rstrip() for row in rows]
     for case in cases:
         for contender, why in case.get("why", {}).items():
+            if why == OTHER:
+                continue
             lines.append(f"{case['name']}: no {contender}: {why}")
     return "\n".join(lines)
 

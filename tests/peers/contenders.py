@@ -24,6 +24,7 @@ MODELS: dict[str, dict] = {
     "vit-micro": {"imageSize": 32, "patchSize": 8, "hiddenSize": 96, "depth": 3, "heads": 3, "numClasses": 10},
     "vit-cifar-p4": {"imageSize": 32, "patchSize": 4, "hiddenSize": 192, "depth": 12, "heads": 3, "numClasses": 10},
     "vit-ti16-224": {"imageSize": 224, "patchSize": 16, "hiddenSize": 192, "depth": 12, "heads": 3, "numClasses": 1000},
+    "vit-s16-224": {"imageSize": 224, "patchSize": 16, "hiddenSize": 384, "depth": 12, "heads": 6, "numClasses": 1000},
     "vit-b16-224": {"imageSize": 224, "patchSize": 16, "hiddenSize": 768, "depth": 12, "heads": 12, "numClasses": 1000},
     "vit-l16-224": {"imageSize": 224, "patchSize": 16, "hiddenSize": 1024, "depth": 24, "heads": 16,
                     "numClasses": 1000},
@@ -50,6 +51,8 @@ class Case:
     ranks: int = 1
     device: str = "cpu"
     pooling: str = "token"
+    # Of the trainer's manifest.
+    parallelism: dict[str, int | bool] = dataclasses.field(default_factory=dict)
     # Of link.link; None for no network between ranks.
     link: dict[str, float] | None = None
 
@@ -124,6 +127,7 @@ def fields(case: Case) -> list[str]:
     values = {"workers.device": case.device, "model.name": None}
     values |= {f"model.{name}": value for name, value in case.sizes.items()}
     values |= {f"training.{name}": value for name, value in PRECISIONS[case.precision].items()}
+    values |= {f"parallelism.{name}": value for name, value in case.parallelism.items()}
     return [f"{name}={json.dumps(value)}" for name, value in values.items()]
 
 
@@ -167,18 +171,27 @@ def mean_of(ranks: list[dict], name: str) -> float | None:
 class Peer:
     """A program of peer.py."""
 
-    # module (timm's model alone), ddp, or deepspeed.
+    # module (timm's model alone), ddp, fsdp2, tensor, or deepspeed.
     kind: str
     # The mode of torch.compile; None for eager.
     compile: str | None = None
     # fused, or loop: one parameter after the other.
     optimizer: str = "fused"
 
+    def divides(self, case: Case) -> bool:
+        """Whether it divides what the case does."""
+        names = case.parallelism.keys()
+        return {
+            "deepspeed": names <= {"zeroStage"},
+            "fsdp2": case.parallelism.get("zeroStage") == 3,
+            "tensor": names == {"tensor"},
+        }.get(self.kind, not names)
+
     def __call__(self, case: Case, settings: Settings, namespaces: Sequence[str] = ()) -> dict:
         with tempfile.TemporaryDirectory() as folder:
             plan = {
                 "peer": self.kind, "compile": self.compile, "optimizer": self.optimizer, "device": case.device,
-                "batch": case.batch, "precision": case.precision, "model": case.sizes, "folder": folder,
+                "batch": case.batch, "precision": case.precision, "model": case.sizes, "parallelism": case.parallelism, "folder": folder,
                 "warmup_steps": settings.warmup, "steps": settings.steps, "pairs": settings.pairs,
                 "started": time.time(),
             }

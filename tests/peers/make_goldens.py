@@ -8,7 +8,7 @@ A folder each:
     expected.safetensors   images, labels, logits; grad.NAME is the gradient of the mean cross-entropy
 `resized` (images of 24 pixels instead of 16) and `adapted_*` (another number of channels) have no weights of their own:
 they expect those of `class_token`, loaded as timm loads weights of another size. Losses of optimizers are made by
-optimizer_losses.py.
+optimizer_losses.py, weights of models that ranks divide by divided_training.py.
 
 Everything is seeded; made again with the versions of requirements.txt on a CPU, the files differ by rounding at most.
 """

@@ -1,5 +1,5 @@
-"""One rank of a peer: the same training step as `vit-trainer bench` takes, by PyTorch alone, its DistributedDataParallel
-or DeepSpeed, on timm's model. Started by itself or by torchrun; contenders.py says what to measure in the variable
+"""One rank of a peer: the same training step as `vit-trainer bench` takes, by PyTorch alone, its DistributedDataParallel,
+FSDP2 or tensor parallelism, or DeepSpeed, on timm's model. Started by itself or by torchrun; contenders.py says what to measure in the variable
 PEER_PLAN.
 
 Settings are those a careful user picks: fused AdamW, gradients as views of buckets, no synchronisation with the host in
@@ -35,7 +35,11 @@ def new_model() -> torch.nn.Module:
 
 def make_optimizer(model: torch.nn.Module) -> torch.optim.Optimizer:
     fused = PLAN["optimizer"] == "fused"
-    return torch.optim.AdamW(param_groups_weight_decay(model, 0.05), lr=1e-3, fused=fused, foreach=False)
+    groups = param_groups_weight_decay(model, 0.05)
+    if PLAN["peer"] == "tensor":
+        import divided
+        groups = divided.apart(groups)
+    return torch.optim.AdamW(groups, lr=1e-3, fused=fused, foreach=False)
 
 
 class MasterWeights:
@@ -152,8 +156,35 @@ class Ddp:
         return waited
 
 
+class Divided:
+    """FSDP2, or tensor parallelism by DTensor. How long a rank waits is not known: gradients are reduced before hooks run."""
+
+    def __init__(self) -> None:
+        import divided
+        from torch.distributed.device_mesh import init_device_mesh
+        # The ranks of tensor parallelism have the same model and the same images.
+        torch.manual_seed(0)
+        self.model = new_model()
+        mesh = init_device_mesh(PLAN["device"], (WORLD,))
+        if PLAN["peer"] == "fsdp2":
+            divided.shard(self.model, mesh, PLAN["parallelism"].get("reshardAfterForward", True))
+            torch.manual_seed(RANK)
+        else:
+            divided.divide_heads(self.model, mesh)
+        self.updates = make_updates(self.model)
+
+    def step(self, images: torch.Tensor, labels: torch.Tensor, _: bool) -> float | None:
+        with autocast():
+            loss = torch.nn.functional.cross_entropy(self.model(images).float(), labels)
+        loss.backward()
+        self.updates.step()
+        self.updates.zero_grad()
+        return None
+
+
 class DeepSpeed:
-    """DeepSpeed with the study's settings: ZeRO stage 0, which reduces all gradients after the backward pass."""
+    """DeepSpeed with the study's settings: ZeRO stage 0, which reduces all gradients after the backward pass; or another
+    stage."""
 
     def __init__(self) -> None:
         import deepspeed
@@ -161,7 +192,7 @@ class DeepSpeed:
         config = {
             "train_micro_batch_size_per_gpu": PLAN["batch"],
             "gradient_accumulation_steps": 1,
-            "zero_optimization": {"stage": 0},
+            "zero_optimization": {"stage": PLAN["parallelism"].get("zeroStage", 0)},
             "zero_allow_untested_optimizer": True,
             "steps_per_print": 1_000_000,
         }
@@ -169,13 +200,14 @@ class DeepSpeed:
             config["torch_autocast"] = {"enabled": True, "dtype": "bfloat16"}
         self.engine, *_ = deepspeed.initialize(
             model=model, optimizer=make_optimizer(model), config=config, dist_init_required=False)
-        self.last_gradient = LastGradient(model)
+        # At the other stages gradients are reduced before hooks run.
+        self.last_gradient = LastGradient(model) if config["zero_optimization"]["stage"] == 0 else None
 
-    def step(self, images: torch.Tensor, labels: torch.Tensor, synchronize: bool) -> float:
+    def step(self, images: torch.Tensor, labels: torch.Tensor, synchronize: bool) -> float | None:
         loss = torch.nn.functional.cross_entropy(self.engine(images), labels)
         self.engine.enable_backward_allreduce = synchronize
         self.engine.backward(loss)
-        waited = time.perf_counter() - self.last_gradient.time
+        waited = time.perf_counter() - self.last_gradient.time if self.last_gradient else None
         self.engine.step()
         return waited
 
@@ -198,7 +230,7 @@ def join() -> None:
     if PLAN["peer"] == "deepspeed":
         import deepspeed
         deepspeed.init_distributed(dist_backend=backend)
-    elif PLAN["peer"] == "ddp":
+    elif PLAN["peer"] != "module":
         dist.init_process_group(backend)
 
 
@@ -208,10 +240,11 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = PLAN["precision"] == "tf32"
     join()
     torch.manual_seed(RANK)
-    peer = {"module": Module, "ddp": Ddp, "deepspeed": DeepSpeed}[PLAN["peer"]]()
+    kinds = {"module": Module, "ddp": Ddp, "fsdp2": Divided, "tensor": Divided, "deepspeed": DeepSpeed}
+    peer = kinds[PLAN["peer"]]()
     data = Data()
 
-    waits: list[float] = []
+    waits: list[float | None] = []
 
     def step(synchronize: bool = True) -> float:
         start = time.perf_counter()
@@ -230,7 +263,7 @@ def main() -> None:
     wait_for_device()
     seconds = time.perf_counter() - start
     # A GPU's gradients come later than the calls that ask for them.
-    exposed = None if ON_GPU or WORLD == 1 else sum(waits) / seconds
+    exposed = None if ON_GPU or WORLD == 1 or None in waits else sum(waits) / seconds
 
     share = None
     if PLAN["pairs"] and WORLD > 1:
@@ -248,7 +281,8 @@ def main() -> None:
 
     result = {
         "rank": RANK,
-        "images_per_second": PLAN["batch"] * PLAN["steps"] / seconds,
+        # Ranks of tensor parallelism have the same images.
+        "images_per_second": PLAN["batch"] * PLAN["steps"] / seconds / (WORLD if PLAN["peer"] == "tensor" else 1),
         "step_ms_p50": statistics.median(durations) * 1e3,
         "exposed_sync_share": exposed,
         "sync_share_by_difference": share,

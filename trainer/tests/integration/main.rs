@@ -18,4 +18,5 @@ mod rank;
 
 mod sharding;
 mod storage;
+mod torch;
 mod training;
