@@ -24,8 +24,8 @@ impl ComputeTimes {
     }
 }
 
-/// Of the ranks that computed at all, those that take at least [`LEAST_SLOWDOWN`] times as long as the median of the *others*, the slowest first. Of two
-/// ranks, the median of both would hide half of what the slower one takes longer.
+/// Of the ranks that computed at all, those that take at least [`LEAST_SLOWDOWN`] times as long as the median of the *others*,
+/// the slowest first. Of two ranks, the median of both would hide half of what the slower one takes longer.
 fn slow_ranks(seconds: &[f64]) -> Vec<SlowRank> {
     let mut sorted: Vec<f64> = seconds.iter().copied().filter(|own| *own > 0.0).collect();
     sorted.sort_by(f64::total_cmp);

@@ -7,6 +7,7 @@ use super::Trainer;
 use super::balance::{Balancer, Change, Cost, Shares, Sizes};
 use super::clock::StepClock;
 use crate::data::{Batch, Batches, Share};
+use crate::distributed::Mesh;
 use crate::error::{TrainError, ranks_in_words};
 use crate::model::{DropSeed, Mode};
 
@@ -88,7 +89,10 @@ impl Trainer {
         let mut times = Vec::new();
         for images in [many, FEW] {
             let seconds = self.blank_pass(images)?;
-            times.push((u64::from(images), self.by_replica(&self.world.gather(seconds)?)));
+            times.push((
+                u64::from(images),
+                by_replica(&self.world.mesh, &self.world.gather(seconds)?),
+            ));
         }
         let [(many, long), (few, short)] = &times[..] else {
             unreachable!("two sizes")
@@ -131,25 +135,14 @@ impl Trainer {
         Ok(clock.end(&sync.unwrap_or_default())?.compute())
     }
 
-    /// The longest of the times of the ranks of each replica.
-    fn by_replica(&self, by_rank: &[f64]) -> Vec<f64> {
-        let mut longest = vec![0.0_f64; self.world.mesh.data.size as usize];
-        for (rank, seconds) in (0..).zip(by_rank) {
-            let of_replica = &mut longest[self.world.mesh.replica_of(rank) as usize];
-            *of_replica = of_replica.max(*seconds);
-        }
-        longest
-    }
-
     /// Takes in what ranks have computed, as they have told with `step`. Every rank changes the same, for the step that is
     /// launched next.
     pub(super) fn rebalance(&mut self, step: u64, compute_seconds: &[f64]) {
-        let by_replica = self.by_replica(compute_seconds);
-        let change = self
-            .balancer
-            .as_mut()
-            .and_then(|balancer| balancer.observe(step, by_replica));
-        if let Some(change) = change {
+        let mesh = self.world.mesh;
+        let Some(balancer) = &mut self.balancer else {
+            return;
+        };
+        if let Some(change) = balancer.observe(step, by_replica(&mesh, compute_seconds)) {
             self.shares_changed = true;
             self.tell_shares(step, &change);
         }
@@ -203,4 +196,14 @@ impl Trainer {
         }
         self.observer.shares(step, shares.as_slice(), idle);
     }
+}
+
+/// The longest of the times of the ranks of each replica.
+fn by_replica(mesh: &Mesh, by_rank: &[f64]) -> Vec<f64> {
+    let mut longest = vec![0.0_f64; mesh.data.size as usize];
+    for (rank, seconds) in (0..).zip(by_rank) {
+        let of_replica = &mut longest[mesh.replica_of(rank) as usize];
+        *of_replica = of_replica.max(*seconds);
+    }
+    longest
 }
