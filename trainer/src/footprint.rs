@@ -149,9 +149,9 @@ impl Shape {
     }
 }
 
-/// Ranks among which training state is divided or averaged.
+/// Ranks among which training state is divided, or averaged where it is not.
 fn ranks(config: &RunConfig) -> f64 {
-    f64::from(config.world_size() / config.parallelism.tensor)
+    f64::from(config.parallelism.shards(config.nodes, config.ranks_per_node))
 }
 
 pub(crate) fn footprint(config: &RunConfig) -> Footprint {
@@ -251,8 +251,11 @@ pub(crate) fn sent(config: &RunConfig) -> Sent {
     let in_blocks = passes * f64::from(model.depth) * shape.tokens * shape.value * (forward + backward);
     let exchanged = 4.0 * shape.attention * of_ring(f64::from(parallelism.sequence));
     let added_up = 2.0 * 2.0 * shape.width * of_ring(f64::from(parallelism.tensor));
+    // Shards that several nodes have are summed up over them once a step, in 32 bits.
+    let alike = f64::from(config.world_size() / parallelism.tensor) / ranks(config);
+    let between_nodes = 2.0 * FULL * all / ranks(config) * of_ring(alike);
     Sent {
-        gradients: reduced * gradient * all * ring,
+        gradients: reduced * gradient * all * ring + between_nodes,
         weights: gathered * weight * all * ring,
         activations: in_blocks * (exchanged + added_up),
     }
@@ -407,6 +410,12 @@ mod tests {
         let mut config = job(3, true);
         config.training.gradient_accumulation_steps = 2;
         assert!((gb(&config) - 2.0 * 3.0 * 2.0 * 0.75).abs() < 1e-9);
+        // On nodes of two ranks: the same within a node, and half of 32 bits of each gradient between two nodes.
+        let mut config = job(3, true);
+        (config.nodes, config.ranks_per_node) = (2, 2);
+        config.training.gradient_accumulation_steps = 2;
+        config.parallelism.shard_within_node = true;
+        assert!((gb(&config) - (2.0 * 3.0 * 2.0 * 0.5 + 2.0 * 4.0 / 2.0 * 0.5)).abs() < 1e-9);
         // Two ranks exchange half of three activations and of one, forth and back, in each of 12 blocks.
         let mut config = job(0, false);
         config.training.micro_batch_size = 1;

@@ -140,6 +140,16 @@ mod tests {
         serde_json::from_value(config).expect("a configuration")
     }
 
+    /// Ranks among which training state is divided.
+    fn shards(shard_within_node: bool) -> u32 {
+        let config = config();
+        let settings = Parallelism {
+            shard_within_node,
+            ..config.parallelism
+        };
+        settings.shards(config.nodes, config.ranks_per_node)
+    }
+
     fn messages(config: &RunConfig) -> Vec<String> {
         config.errors().iter().map(ToString::to_string).collect()
     }
@@ -153,6 +163,7 @@ mod tests {
             config()
         );
         assert_eq!((config().world_size(), config().global_batch_size()), (4, 96));
+        assert_eq!((shards(false), shards(true)), (4, 2));
         let mut divided = config();
         divided.parallelism.sequence = 2;
         assert_eq!(divided.errors(), []);
@@ -196,6 +207,16 @@ parallelism.zeroStage = 4
 parallelism.zeroStage = 2
 parallelism.reshardAfterForward = false
   parallelism.reshardAfterForward is false: needs parallelism.zeroStage 3: at the other stages weights are never given back
+parallelism.shardWithinNode = true
+  parallelism.shardWithinNode is true: needs parallelism.zeroStage 1, 2 or 3: at stage 0 nothing is divided
+parallelism.zeroStage = 1
+parallelism.shardWithinNode = true
+parallelism.acrossNodes = true
+  parallelism.shardWithinNode is true: must be false with parallelism.acrossNodes: ranks that compute a model together are on one node then, too
+parallelism.zeroStage = 1
+parallelism.shardWithinNode = true
+ranksPerNode = 1
+  workers.gpusPerNode is 1: must be above parallelism.tensor (1) for parallelism.shardWithinNode: a node's ranks divide training state among them
 parallelism.sequence = 0
   parallelism.sequence is 0: must be at least 1
 parallelism.tensor = 0

@@ -16,6 +16,9 @@ pub struct Parallelism {
     /// one that gives them back at all.
     #[serde(default = "yes")]
     pub reshard_after_forward: bool,
+    /// Whether training state is divided among the ranks of a node only, and each node has all of it (hybrid sharding, HSDP).
+    #[serde(default)]
+    pub shard_within_node: bool,
     /// Ranks that divide the tokens of each image among them (DeepSpeed-Ulysses, arXiv 2309.14509); 1 divides none.
     #[serde(default = "one")]
     pub sequence: u32,
@@ -77,6 +80,12 @@ impl Parallelism {
         self.sequence * self.tensor
     }
 
+    /// Ranks among which training state is divided at a stage of ZeRO above 0, where ranks that divide heads count once.
+    pub fn shards(&self, nodes: u32, ranks_per_node: u32) -> u32 {
+        let nodes = if self.shard_within_node { 1 } else { nodes };
+        nodes * ranks_per_node / self.tensor.max(1)
+    }
+
     /// Rules of this section, and those that tie it to the model and to the ranks.
     pub(super) fn check(&self, model: &ModelConfig, (nodes, ranks_per_node): (u32, u32), rules: &mut Rules) {
         rules.positive("parallelism.bucketMegabytes", self.bucket_megabytes);
@@ -91,6 +100,24 @@ impl Parallelism {
             "parallelism.reshardAfterForward",
             self.reshard_after_forward,
             "needs parallelism.zeroStage 3: at the other stages weights are never given back",
+        );
+        rules.require(
+            !self.shard_within_node || self.zero_stage > 0,
+            "parallelism.shardWithinNode",
+            self.shard_within_node,
+            "needs parallelism.zeroStage 1, 2 or 3: at stage 0 nothing is divided",
+        );
+        rules.require(
+            !(self.shard_within_node && self.across_nodes),
+            "parallelism.shardWithinNode",
+            self.shard_within_node,
+            "must be false with parallelism.acrossNodes: ranks that compute a model together are on one node then, too",
+        );
+        rules.require(
+            !self.shard_within_node || ranks_per_node > self.tensor,
+            "workers.gpusPerNode",
+            ranks_per_node,
+            format!("must be above parallelism.tensor ({}) for parallelism.shardWithinNode: a node's ranks divide training state among them", self.tensor),
         );
         rules.positive("parallelism.sequence", self.sequence);
         rules.positive("parallelism.tensor", self.tensor);

@@ -150,6 +150,8 @@ pub fn is_for_vit_operator(managed_by: Option<&str>) -> bool {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(
     validation = Rule::new("self.reshardAfterForward || self.zeroStage == 3").message("parallelism.reshardAfterForward false needs parallelism.zeroStage 3: at the other stages weights are never given back"),
+    validation = Rule::new("!self.shardWithinNode || self.zeroStage > 0").message("parallelism.shardWithinNode needs parallelism.zeroStage 1, 2 or 3: at stage 0 nothing is divided"),
+    validation = Rule::new("!self.shardWithinNode || !self.acrossNodes").message("parallelism.shardWithinNode must be false with parallelism.acrossNodes"),
 )]
 pub struct Parallelism {
     /// zeroStage says what is divided among the ranks, as DeepSpeed's stage of the same name: 0 nothing, 1 optimizer state and
@@ -162,6 +164,11 @@ pub struct Parallelism {
     /// again for its backward pass, which takes less memory and more communication than to keep them.
     #[serde(default = "yes")]
     pub reshard_after_forward: bool,
+    /// shardWithinNode says from zeroStage 1 on that only the ranks of a node divide training state among them, and every node
+    /// has all of it (hybrid sharding: HSDP in PyTorch, MiCS in DeepSpeed). Weights are then gathered within nodes, and
+    /// between nodes travels only the sum of each rank's part of the gradients; it takes more memory.
+    #[serde(default)]
+    pub shard_within_node: bool,
     /// sequence is the number of ranks that divide the tokens of each image among them, and the heads while they attend
     /// (DeepSpeed-Ulysses, arXiv 2309.14509): for images with so many patches that activations do not fit on one GPU.
     /// microBatchSize counts the images of such ranks together. It divides the model's heads.
@@ -208,6 +215,7 @@ impl Default for Parallelism {
         Self {
             zero_stage: 0,
             reshard_after_forward: yes(),
+            shard_within_node: false,
             sequence: one(),
             tensor: one(),
             across_nodes: false,

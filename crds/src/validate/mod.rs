@@ -198,6 +198,7 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
         parallelism: contract::Parallelism {
             zero_stage: u8::try_from(spec.parallelism.zero_stage).unwrap_or(u8::MAX),
             reshard_after_forward: spec.parallelism.reshard_after_forward,
+            shard_within_node: spec.parallelism.shard_within_node,
             sequence: count(spec.parallelism.sequence),
             tensor: count(spec.parallelism.tensor),
             across_nodes: spec.parallelism.across_nodes,

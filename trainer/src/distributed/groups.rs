@@ -52,3 +52,9 @@ pub(super) struct Pair {
     pub(super) group: ProcessGroup,
     pub(super) control: ProcessGroup,
 }
+
+impl Pair {
+    pub(super) fn groups(&self) -> (&ProcessGroup, &ProcessGroup) {
+        (&self.group, &self.control)
+    }
+}

@@ -13,14 +13,17 @@ pub(crate) struct Mesh {
     pub(crate) sequence: Member,
     /// Heads, and hidden values of the MLP, of the same tokens.
     pub(crate) tensor: Member,
+    /// Training state of the same weights.
+    pub(crate) sharding: Member,
     all: Member,
 }
 
 impl Mesh {
-    /// The place of a rank among all ranks, which `settings` divides evenly.
-    pub(super) fn new(all: Member, settings: &Parallelism) -> Self {
+    /// The place of a rank among all ranks, which `settings` divides evenly; `ranks_per_node` of them are on each node.
+    pub(super) fn new(all: Member, settings: &Parallelism, ranks_per_node: u32) -> Self {
         let (sequence, tensor) = (settings.sequence, settings.tensor);
         let replica = sequence * tensor;
+        let shards = settings.shards(all.size / ranks_per_node, ranks_per_node);
         Self {
             data: Member {
                 rank: all.rank / replica,
@@ -33,6 +36,10 @@ impl Mesh {
             tensor: Member {
                 rank: all.rank % tensor,
                 size: tensor,
+            },
+            sharding: Member {
+                rank: all.rank / tensor % shards,
+                size: shards,
             },
             all,
         }
@@ -56,6 +63,15 @@ impl Mesh {
         }
     }
 
+    /// This rank among those that have the same part of the training state, where it is divided.
+    pub(crate) fn replicating(&self) -> Member {
+        let reducing = self.reducing();
+        Member {
+            rank: reducing.rank / self.sharding.size,
+            size: reducing.size / self.sharding.size,
+        }
+    }
+
     /// The place of a rank among those that have gradients for the same weights, and among those that divide heads.
     pub(super) fn places_of(&self, rank: u32) -> (u32, u32) {
         (rank / self.tensor.size, rank % self.tensor.size)
@@ -76,6 +92,7 @@ mod tests {
         let settings = Parallelism {
             zero_stage: 0,
             reshard_after_forward: true,
+            shard_within_node: false,
             sequence: 2,
             tensor: 3,
             across_nodes: false,
@@ -83,13 +100,24 @@ mod tests {
             compress_gradients: contract::GradientCompression::None,
         };
         let places = (0..12).map(|rank| {
-            let mesh = Mesh::new(Member { rank, size: 12 }, &settings);
+            let mesh = Mesh::new(Member { rank, size: 12 }, &settings, 6);
             assert_eq!((mesh.data.size, mesh.sequence.size, mesh.tensor.size), (2, 2, 3));
             assert_eq!(mesh.is_first_of_replica(), rank % 6 == 0);
             assert_eq!(mesh.replica_of(rank), mesh.data.rank);
             // Those of other images and of other tokens.
             assert_eq!((mesh.reducing().rank, mesh.reducing().size), (rank / 3, 4));
             assert_eq!(mesh.rank_of(mesh.reducing().rank, mesh.tensor.rank), rank);
+            assert_eq!((mesh.sharding, mesh.replicating().size), (mesh.reducing(), 1));
+            let settings = Parallelism {
+                shard_within_node: true,
+                ..settings.clone()
+            };
+            let hybrid = Mesh::new(Member { rank, size: 12 }, &settings, 6);
+            assert_eq!((hybrid.sharding.rank, hybrid.sharding.size), (rank % 6 / 3, 2));
+            assert_eq!(
+                (hybrid.replicating().rank, hybrid.replicating().size),
+                (rank / 6, 2)
+            );
             (mesh.data.rank, mesh.sequence.rank, mesh.tensor.rank)
         });
         let expected = (0..2).flat_map(|data| {

@@ -86,6 +86,9 @@ pub(crate) struct World {
     recorder: SyncRecorder,
     /// The ranks that have gradients for the same weights as this one, where those are not all.
     reducing: Option<Pair>,
+    /// The ranks among which training state is divided, where those are not all that have gradients for the same weights, and
+    /// those that have the same part of it.
+    hybrid: Option<(Pair, Pair)>,
     /// The ranks that divide tokens with this one, where it does so.
     sequence: Option<Collectives>,
     /// The ranks that divide heads with this one, where it does so, and their group.
@@ -98,7 +101,8 @@ impl World {
     /// Meets the other ranks. From then on `lost` holds the first of them that is lost, `tell` is called with it, and what
     /// waits for it on a GPU is ended.
     pub(crate) fn join(
-        (place, settings): (&Place, &contract::Parallelism),
+        place: &Place,
+        (settings, ranks_per_node): (&contract::Parallelism, u32),
         accelerator: Accelerator,
         lost: &LostPeer,
         tell: impl Fn(u32) + Send + 'static,
@@ -124,7 +128,7 @@ impl World {
         let arrivals = matches!(accelerator, Accelerator::Cuda { .. }).then_some(&gradients);
         let recorder = SyncRecorder::new(&control, arrivals)?;
         let mut aborters = vec![gradients.aborter()?];
-        let mesh = Mesh::new(store.member(), settings);
+        let mesh = Mesh::new(store.member(), settings, ranks_per_node);
         let mut pair = |name: String, member: Member| -> Result<Pair, TrainError> {
             let pair = groups.pair(&name, member)?;
             aborters.push(pair.group.aborter()?);
@@ -138,6 +142,16 @@ impl World {
         } = mesh;
         let reducing = (tensor.size > 1)
             .then(|| pair(format!("reducing-{}", tensor.rank), mesh.reducing()))
+            .transpose()?;
+        let hybrid = (mesh.replicating().size > 1)
+            .then(|| {
+                let sharding = format!("sharding-{}-{}", tensor.rank, mesh.replicating().rank);
+                let replicating = format!("replicating-{}-{}", tensor.rank, mesh.sharding.rank);
+                Ok::<_, TrainError>((
+                    pair(sharding, mesh.sharding)?,
+                    pair(replicating, mesh.replicating())?,
+                ))
+            })
             .transpose()?;
         let sequence = (sequence.size > 1)
             .then(|| {
@@ -172,6 +186,7 @@ impl World {
             control,
             recorder,
             reducing,
+            hybrid,
             sequence,
             tensor,
             peers,
@@ -245,9 +260,13 @@ impl World {
         stage: Stage,
         settings: &contract::Parallelism,
     ) -> Result<Sharded, TrainError> {
+        let (among, alike) = match &self.hybrid {
+            Some((sharding, replicating)) => (sharding.groups(), Some(replicating.groups())),
+            None => (self.reducing(), None),
+        };
         Ok(Sharded::new(
             stage,
-            self.reducing(),
+            (among, alike),
             &self.recorder,
             compression(settings),
         )?)
@@ -267,7 +286,7 @@ impl World {
     /// The ranks that have gradients for the same weights as this one: their group on the device and that on the CPU.
     fn reducing(&self) -> (&ProcessGroup, &ProcessGroup) {
         match &self.reducing {
-            Some(pair) => (&pair.group, &pair.control),
+            Some(pair) => pair.groups(),
             None => (&self.gradients, &self.control),
         }
     }

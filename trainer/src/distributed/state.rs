@@ -126,7 +126,7 @@ impl World {
             let own = match division.by_rank() {
                 None => part.shallow_clone(),
                 Some(ranges) => {
-                    let range = &ranges[place as usize];
+                    let range = &ranges[place as usize % ranges.len()];
                     part.f_flatten(0, -1)?
                         .f_narrow(0, range.start, range.end - range.start)?
                 }

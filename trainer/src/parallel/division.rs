@@ -15,14 +15,15 @@ pub(crate) struct Division {
     split: Split,
     /// The ranks that compute a model together and divide its heads.
     split_ranks: u32,
-    /// What each rank that has the same holds; `None` where each holds all of it.
-    by_rank: Option<Vec<Range<i64>>>,
+    /// What each rank that has the same holds, and how many groups of ranks hold it so; `None` where each holds all of it.
+    by_rank: Option<(Vec<Range<i64>>, u32)>,
 }
 
 impl Division {
-    /// Of a parameter and its elements by ranges that follow one another, some maybe empty.
-    pub(crate) fn new(parameter: &Parameter, by_rank: Option<Vec<Range<i64>>>) -> Self {
-        let last = by_rank.as_ref().and_then(|ranges| ranges.last());
+    /// Of a parameter and its elements by ranges that follow one another, some maybe empty, of which so many groups of ranks
+    /// each have all.
+    pub(crate) fn new(parameter: &Parameter, by_rank: Option<(Vec<Range<i64>>, u32)>) -> Self {
+        let last = by_rank.as_ref().and_then(|(ranges, _)| ranges.last());
         debug_assert!(last.is_none_or(|last| last.end == parameter.tensor.numel() as i64));
         Self {
             shape: parameter.shape.clone(),
@@ -54,14 +55,15 @@ impl Division {
         }
     }
 
-    /// How many of the ranks that divide the model's heads have the same.
+    /// How many ranks hold the same, of those among which the tensor is divided.
     pub(crate) fn copies(&self) -> u32 {
-        self.split_ranks / self.parts()
+        let groups = self.by_rank.as_ref().map_or(1, |(_, groups)| *groups);
+        self.split_ranks / self.parts() * groups
     }
 
-    /// What each rank that has the same holds; `None` where each holds all of it.
+    /// What each rank of a group holds; `None` where each rank holds all.
     pub(crate) fn by_rank(&self) -> Option<&[Range<i64>]> {
-        self.by_rank.as_deref()
+        self.by_rank.as_ref().map(|(ranges, _)| &ranges[..])
     }
 
     /// Whether every rank holds the whole tensor.

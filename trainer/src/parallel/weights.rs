@@ -67,13 +67,13 @@ impl TrainedWeights {
         }
     }
 
-    /// Divides the weights of a model in 32 bits, which are the same on each of `ranks`, among them. `keeps_weights` is
-    /// whether the model's own ones stay where they are, so that those in 32 bits need no copy.
+    /// Divides the weights of a model in 32 bits, which are the same on each of `ranks`, among them; so many such groups of
+    /// ranks do alike. `keeps_weights` is whether the model's own ones stay where they are, so that those in 32 bits need no copy.
     pub(crate) fn sharded(
         parameters: &Parameters,
         precision: Precision,
         (sharded, keeps_weights): (Rc<Sharded>, bool),
-        ranks: Member,
+        (ranks, groups): (Member, u32),
     ) -> Result<Self, Error> {
         let all: Vec<&Parameter> = parameters.iter().collect();
         let members: Vec<FlatMember> = parameters
@@ -98,7 +98,7 @@ impl TrainedWeights {
                 placed[*index] = Some(Placed {
                     master: view(&part.master),
                     gradient: view(&part.gradient),
-                    division: Rc::new(Division::new(all[*index], Some(ranges))),
+                    division: Rc::new(Division::new(all[*index], Some((ranges, groups)))),
                 });
             }
         }

@@ -99,7 +99,13 @@ impl Trainer {
 
         let to_agent = reporter.clone();
         let tell = move |peer| to_agent.send(&Report::LostPeer { peer });
-        let world = World::join((place, &config.parallelism), accelerator, lost, tell)?;
+        let world = World::join(
+            place,
+            (&config.parallelism, config.ranks_per_node),
+            accelerator,
+            lost,
+            tell,
+        )?;
         let (trained, sync) = Trained::new(&config, device, &world)?;
         let start = Start::find(&world, &config, place.attempt, &trained)?;
         let observer = observer(&config, place.attempt, data.train.len(), &start, reporter)?;

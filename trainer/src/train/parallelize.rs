@@ -35,7 +35,7 @@ pub(super) fn parallelize(
         _ => return replicate(model, precision, world, settings),
     };
     // Nothing can be divided among one rank.
-    let ranks = world.mesh.reducing();
+    let ranks = world.mesh.sharding;
     if ranks.size == 1 {
         return replicate(model, precision, world, settings);
     }
@@ -45,7 +45,7 @@ pub(super) fn parallelize(
         model.parameters(),
         precision,
         (Rc::clone(&sharded), keeps_weights),
-        ranks,
+        (ranks, world.mesh.replicating().size),
     )?;
     model.shard(Rc::clone(&sharded));
     Ok((weights, StepSync::new(sharded)))

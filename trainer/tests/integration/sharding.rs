@@ -65,6 +65,65 @@ fn accuracies(job: &Job) -> Vec<[Value; 2]> {
 }
 
 #[test]
+fn nodes_that_each_have_all_training_state_train_what_one_rank_trains() {
+    for (optimizer, training, cases) in [
+        (
+            "name: adamw, epsilon: 1e-4",
+            EVERYTHING,
+            &[
+                (2, 3, "{zeroStage: 1, shardWithinNode: true}"),
+                (2, 3, "{zeroStage: 2, shardWithinNode: true}"),
+                (2, 3, "{zeroStage: 3, shardWithinNode: true}"),
+                (2, 6, "{zeroStage: 3, shardWithinNode: true, sequence: 2}"),
+            ][..],
+        ),
+        (
+            "name: lamb, epsilon: 1e-4",
+            EVERYTHING,
+            &[
+                (2, 3, "{zeroStage: 2, shardWithinNode: true}"),
+                (4, 3, "{zeroStage: 3, shardWithinNode: true, tensor: 2}"),
+            ],
+        ),
+        // The one that tells a mean from a sum: nothing scales its gradients.
+        (
+            "name: sgd, momentum: 0.9",
+            "ema: {decay: 0.9}",
+            &[(2, 3, "{zeroStage: 3, shardWithinNode: true}")],
+        ),
+    ] {
+        let alone = trained(optimizer, 1, "{}", training);
+        for (ranks_per_node, accumulation, parallelism) in cases.iter().copied() {
+            let mut hybrid = Job::new(240);
+            hybrid.data_fields = "format: cifar10, augmentation: {mixup: 0.8, cutmix: 1.0}".into();
+            (hybrid.nodes, hybrid.ranks_per_node, hybrid.epochs) = (2, ranks_per_node, 1);
+            (hybrid.micro_batch, hybrid.accumulation, hybrid.learning_rate) = (2, accumulation, 1e-2);
+            (hybrid.optimizer, hybrid.training, hybrid.parallelism) = (optimizer, training, parallelism);
+            hybrid.run_well();
+            assert_close(&hybrid, &alone, &format!("{optimizer}, {parallelism}"));
+            assert_eq!(
+                accuracies(&hybrid),
+                accuracies(&alone),
+                "{optimizer}, {parallelism}"
+            );
+            // Between nodes travels a rank's shard, once a step, beside activations where ranks compute a model together.
+            let (within, between) = (bytes(&hybrid, "reduce_scatter"), bytes(&hybrid, "all_reduce"));
+            let passes = if parallelism.contains("zeroStage: 1") {
+                1
+            } else {
+                accumulation
+            };
+            let shards_sent = within / u64::from(hybrid.ranks_per_node * passes);
+            if parallelism.contains("sequence") || parallelism.contains("tensor") {
+                assert!(between > 0, "{parallelism}");
+            } else {
+                assert_eq!(between, shards_sent, "{parallelism}");
+            }
+        }
+    }
+}
+
+#[test]
 fn divided_weights_are_there_when_activations_are_computed_again() {
     let optimizer = "name: adamw, epsilon: 1e-4";
     let training = |checkpointing| match checkpointing {
@@ -97,19 +156,20 @@ fn masters_in_shards_train_as_whole_ones_do() {
 #[test]
 fn any_stage_and_number_of_ranks_continues_from_any_other() {
     let chain = [
-        (2, "{zeroStage: 3}"),
-        (1, "{}"),
-        (3, "{zeroStage: 1}"),
-        (6, "{zeroStage: 2}"),
+        (2, 1, "{zeroStage: 3}"),
+        (1, 1, "{}"),
+        (3, 1, "{zeroStage: 1}"),
+        (3, 2, "{zeroStage: 3, shardWithinNode: true}"),
+        (6, 1, "{zeroStage: 2}"),
     ];
-    let run = |chain: &[(u32, &'static str)]| {
+    let run = |chain: &[(u32, u32, &'static str)]| {
         let mut job = Job::new(48);
         job.micro_batch = 2;
         job.optimizer = "name: adamw, epsilon: 1e-4";
         job.training = "ema: {decay: 0.9}";
-        for (epochs, (ranks, parallelism)) in (1..).zip(chain) {
-            (job.epochs, job.nodes, job.accumulation, job.parallelism) =
-                (epochs, *ranks, 6 / ranks, parallelism);
+        for (epochs, (nodes, ranks_per_node, parallelism)) in (1..).zip(chain) {
+            (job.epochs, job.nodes, job.ranks_per_node) = (epochs, *nodes, *ranks_per_node);
+            (job.accumulation, job.parallelism) = (6 / (nodes * ranks_per_node), parallelism);
             job.run_well();
         }
         assert_eq!(job.log("start").len(), chain.len());
@@ -117,7 +177,7 @@ fn any_stage_and_number_of_ranks_continues_from_any_other() {
         job
     };
     let divided = run(&chain);
-    let whole = run(&chain.map(|_| (1, "{}")));
+    let whole = run(&chain.map(|_| (1, 1, "{}")));
     assert_close(&divided, &whole, "a chain of stages");
 }
 

@@ -11,10 +11,15 @@
 //   forward pass waits for each unit where it begins;
 // - in stage 3 weights are there only while a unit is computed. When one begins, the next one is gathered beside it.
 //
+// Where several groups of ranks each divide all of it (hybrid sharding), the ranks that have the same shard in theirs also
+// average its gradient over the groups, once a step, when it is there.
+//
 // Parameters stay the same tensors throughout. In stage 3 the storage of the flat tensor that they are views of is given
 // back and allocated anew, so what the forward pass saved for the backward pass finds the weights again.
+#include <algorithm>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <torch/csrc/autograd/function_hook.h>
@@ -65,6 +70,7 @@ struct Flat {
   at::Tensor gradient;
   bool has_gradient = false;
   UnderWay reduction;
+  UnderWay average;
   UnderWay gather;
   // What this rank hands to the gather under way.
   at::Tensor sent;
@@ -107,10 +113,17 @@ namespace vit {
 
 class Sharded : public std::enable_shared_from_this<Sharded> {
  public:
-  Sharded(Group group, std::shared_ptr<TreeReduce> control, std::shared_ptr<SyncRecorder> recorder, int stage,
-          bool reshards, bool in_bf16)
-      : group_(std::move(group)),
-        control_(std::move(control)),
+  // Ranks that compare durations by `control`.
+  struct Ranks {
+    Group group;
+    std::shared_ptr<TreeReduce> control;
+  };
+
+  Sharded(Ranks ranks, std::optional<Ranks> alike, std::shared_ptr<SyncRecorder> recorder, int stage, bool reshards,
+          bool in_bf16)
+      : group_(std::move(ranks.group)),
+        control_(std::move(ranks.control)),
+        alike_(std::move(alike)),
         recorder_(std::move(recorder)),
         stage_(stage),
         reshards_(reshards),
@@ -161,15 +174,23 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
 
   std::pair<at::Tensor, Measurement> finish() {
     TORCH_CHECK(is_last_pass_, "the step was not prepared");
-    const auto step = recorder_->take();
     is_last_pass_ = false;
     while (!reducing_.empty()) {
-      for (auto& flat : units_[reducing_.front()].flats) {
+      for (auto& flat : units_[reducing_.front().unit].flats) {
         flat.reduction.future->waitAndThrow();
         flat.reduction.future.reset();
       }
-      reducing_.pop_front();
+      finish_reducing();
     }
+    for (auto& unit : units_) {
+      for (auto& flat : unit.flats) {
+        if (flat.average.future) {
+          flat.average.future->waitAndThrow();
+          flat.average.future.reset();
+        }
+      }
+    }
+    const auto step = recorder_->take();
     auto sums = step->finish();
     return {std::move(sums), Measurement{step}};
   }
@@ -247,11 +268,12 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
   void reduce(size_t index) {
     c10::NoGradGuard no_grad;
     // One at a time for each shard, or two micro-batches would be added to it at once.
-    while (reducing_.size() >= kUnitsReducing || std::count(reducing_.begin(), reducing_.end(), index) > 0) {
-      for (auto& flat : units_[reducing_.front()].flats) {
+    const auto is_same = [index](const Reducing& other) { return other.unit == index; };
+    while (reducing_.size() >= kUnitsReducing || std::any_of(reducing_.begin(), reducing_.end(), is_same)) {
+      for (auto& flat : units_[reducing_.front().unit].flats) {
         flat.reduction.wait(device_, /*in_forward=*/false);
       }
-      reducing_.pop_front();
+      finish_reducing();
     }
     std::vector<at::Tensor> buffers;
     for (auto& flat : units_[index].flats) {
@@ -265,7 +287,29 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
     for (size_t flat = 0; flat < buffers.size(); ++flat) {
       reduce(units_[index].flats[flat], std::move(buffers[flat]));
     }
-    reducing_.push_back(index);
+    reducing_.push_back({index, is_last_pass_});
+  }
+
+  // The shards of the first unit under way are there. Starts to average them over the groups, if they are whole.
+  void finish_reducing() {
+    const auto [unit, is_whole] = reducing_.front();
+    reducing_.pop_front();
+    if (!alike_ || !is_whole) {
+      return;
+    }
+    c10::NoGradGuard no_grad;
+    const auto& group = alike_->group;
+    for (auto& flat : units_[unit].flats) {
+      flat.average.interval = Interval::begin(Operation::kAllReduce, flat.gradient.nbytes(), device_);
+      recorder_->step()->add(flat.average.interval, alike_->control);
+      c10d::AllreduceOptions options;
+      options.reduceOp = group.averages ? c10d::ReduceOp::AVG : c10d::ReduceOp::SUM;
+      if (!group.averages) {
+        flat.gradient.div_(group.group->getSize());
+      }
+      std::vector<at::Tensor> tensors{flat.gradient};
+      flat.average.future = vit::noting_end(group.group->allreduce(tensors, options)->getFuture(), device_, flat.average.interval);
+    }
   }
 
   // The gradients of a flat tensor's parameters, which are dropped, in its layout; what pads it has any value. Divided by
@@ -360,8 +404,16 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
     }
   }
 
+  // A unit whose gradients are under way, and whether those of the step's last pass are.
+  struct Reducing {
+    size_t unit;
+    bool is_whole;
+  };
+
   Group group_;
   std::shared_ptr<TreeReduce> control_;
+  // The ranks of other groups that have the same shards, where there are other groups.
+  std::optional<Ranks> alike_;
   std::shared_ptr<SyncRecorder> recorder_;
   int stage_;
   bool reshards_;
@@ -372,8 +424,8 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
   // Of the running step.
   bool is_last_pass_ = false;
   size_t units_reduced_ = 0;
-  // Units whose gradients are under way, in the order in which that began.
-  std::deque<size_t> reducing_;
+  // In the order in which that began.
+  std::deque<Reducing> reducing_;
 };
 
 // What a Rust handle points at.
@@ -387,13 +439,19 @@ struct ShardedHandle {
 
 extern "C" {
 
-// Divides among the ranks of `group`, which compare durations by `control`.
-vit::Status vit_sharded_new(vit::Group* group, vit::Group* control, vit::RecorderHandle* recorder, int stage,
-                            bool reshards, bool in_bf16, vit::ShardedHandle** out) {
+// Divides among the ranks of `group`, which compare durations by `control`. `alike` and `alike_control` are those of the
+// ranks that have the same shards in other groups; null where there are none.
+vit::Status vit_sharded_new(vit::Group* group, vit::Group* control, vit::Group* alike, vit::Group* alike_control,
+                            vit::RecorderHandle* recorder, int stage, bool reshards, bool in_bf16,
+                            vit::ShardedHandle** out) {
   return guarded([&] {
     const auto& notes = recorder->recorder;
-    *out = new vit::ShardedHandle{
-        std::make_shared<vit::Sharded>(*group, notes->comparing(*control), notes, stage, reshards, in_bf16)};
+    std::optional<vit::Sharded::Ranks> others;
+    if (alike != nullptr) {
+      others = vit::Sharded::Ranks{*alike, notes->comparing(*alike_control)};
+    }
+    *out = new vit::ShardedHandle{std::make_shared<vit::Sharded>(
+        vit::Sharded::Ranks{*group, notes->comparing(*control)}, std::move(others), notes, stage, reshards, in_bf16)};
   });
 }
 

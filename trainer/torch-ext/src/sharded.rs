@@ -1,5 +1,7 @@
 //! Weights, gradients and optimizer state divided among the ranks.
 
+use std::ptr::null_mut;
+
 use tch::Tensor;
 
 use crate::error::{Error, check};
@@ -47,11 +49,15 @@ pub struct Sharded {
 }
 
 impl Sharded {
-    /// Among the ranks of `group`, without units yet. It takes tensors of the parameters' device; `control` has the same
-    /// ranks and takes those on the CPU.
+    /// Among the ranks of a group, without units yet; where there are several such groups, `alike` is of the ranks that have the
+    /// same place in theirs. Groups come in pairs of the same ranks: one that takes tensors of the parameters' device, and one
+    /// for those on the CPU.
     pub fn new(
         stage: Stage,
-        (group, control): (&ProcessGroup, &ProcessGroup),
+        ((group, control), alike): (
+            (&ProcessGroup, &ProcessGroup),
+            Option<(&ProcessGroup, &ProcessGroup)>,
+        ),
         recorder: &SyncRecorder,
         compression: Compression,
     ) -> Result<Self, Error> {
@@ -62,6 +68,10 @@ impl Sharded {
                 reshard_after_forward,
             } => (3, reshard_after_forward),
         };
+        let pointer = |group: &ProcessGroup| group.handle.as_ptr();
+        let (alike, alike_control) = alike.map_or((null_mut(), null_mut()), |(group, control)| {
+            (pointer(group), pointer(control))
+        });
         let handle = Handle::new(sys::vit_sharded_free, |out| {
             // SAFETY: groups and recorder are borrowed for the call (the C++ side keeps references of its own), and `out` is a
             // valid place for the object's pointer.
@@ -69,6 +79,8 @@ impl Sharded {
                 sys::vit_sharded_new(
                     group.handle.as_ptr(),
                     control.handle.as_ptr(),
+                    alike,
+                    alike_control,
                     recorder.handle.as_ptr(),
                     stage,
                     reshards,

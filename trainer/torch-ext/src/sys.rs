@@ -239,6 +239,8 @@ unsafe extern "C" {
     pub(crate) fn vit_sharded_new(
         group: *mut RawGroup,
         control: *mut RawGroup,
+        alike: *mut RawGroup,
+        alike_control: *mut RawGroup,
         recorder: *mut RawRecorder,
         stage: c_int,
         reshards: bool,
