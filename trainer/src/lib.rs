@@ -20,7 +20,6 @@ mod distributed;
 mod error;
 mod evaluation;
 mod flops;
-mod footprint;
 mod launch;
 mod loss_scale;
 mod manifest;

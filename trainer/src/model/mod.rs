@@ -12,6 +12,8 @@ mod weights;
 #[cfg(test)]
 pub(crate) mod fixtures;
 #[cfg(test)]
+mod footprint;
+#[cfg(test)]
 mod goldens;
 
 pub(crate) use drop_path::DropSeed;

@@ -1,0 +1,37 @@
+//! A configuration for tests.
+
+use contract::{DataConfig, DataFormat, LossScaleConfig, ModelPreset, Precision, RunConfig};
+use serde_json::json;
+
+/// A preset with 1000 classes, with `AdamW` on so many nodes of so many ranks.
+pub(crate) fn job(preset: &str, nodes: u32, ranks_per_node: u32) -> RunConfig {
+    let preset = ModelPreset::by_name(preset).unwrap_or_else(|| panic!("no preset {preset}"));
+    let config = json!({
+        "job": {"namespace": "default", "name": "job", "uid": "6f0c2b9e"},
+        "model": preset.model(1000, 3),
+        "data": DataConfig { synthetic_images: Some(64), ..DataConfig::plain(DataFormat::Synthetic) },
+        "training": {
+            "epochs": 2, "microBatchSize": 4, "gradientAccumulationSteps": 1, "seed": 0,
+            "optimizer": {
+                "name": "adamw", "learningRate": 1e-3, "weightDecay": 0.05, "betas": [0.9, 0.999], "epsilon": 1e-8,
+            },
+            "learningRateScaling": {"rule": "none", "referenceBatchSize": 256}, "layerDecay": 1.0,
+            "schedule": {"course": {"name": "cosine"}, "warmupEpochs": 1.0, "minLearningRate": 0.0},
+            "labelSmoothing": 0.1, "precision": "fp32", "masterWeights": false, "lossScale": LossScaleConfig::default(),
+        },
+        "parallelism": {"bucketMegabytes": 25, "compressGradients": "none"},
+        "nodes": nodes, "ranksPerNode": ranks_per_node, "device": "auto",
+        "checkpoint": {"path": "/checkpoints", "keep": 2, "everySteps": 500, "resume": "auto"},
+    });
+    serde_json::from_value(config).expect("a configuration")
+}
+
+/// ViT-B/16 on four ranks, each on a node of its own, at this stage of `ZeRO`.
+pub(crate) fn at_stage(stage: u8, masters: bool) -> RunConfig {
+    let mut config = job("vit_base_patch16_224", 4, 1);
+    config.parallelism.zero_stage = stage;
+    if masters {
+        (config.training.precision, config.training.master_weights) = (Precision::Bf16, true);
+    }
+    config
+}

@@ -1,0 +1,22 @@
+//! What a job takes of each rank, by calculation: bytes of memory by kind, and bytes sent in a step; and which strategies there are
+//! to take less.
+//!
+//! ```text
+//! RunConfig --memory--> Footprint
+//!           --traffic-> Sent
+//!           --strategies-> the ways to divide the job, in the order in which to try them
+//! ```
+//!
+//! The trainer's `plan` prints it.
+
+#[cfg(test)]
+mod fixtures;
+mod memory;
+mod shape;
+mod strategies;
+mod traffic;
+
+pub use memory::{Footprint, footprint};
+pub use shape::parameters;
+pub use strategies::{Settings, Strategy, strategies};
+pub use traffic::{Sent, sent};

@@ -1,0 +1,130 @@
+//! A model's parameters and activations, as a rank has them.
+
+use contract::{ActivationCheckpointing, ModelConfig, Pooling, Precision, RunConfig};
+
+pub(crate) const FULL: f64 = 4.0;
+pub(crate) const HALF: f64 = 2.0;
+
+/// Parameters of which a rank has weights, by the unit that uses them.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Units {
+    pub(crate) embedding: f64,
+    pub(crate) block: f64,
+    pub(crate) head: f64,
+    pub(crate) blocks: f64,
+}
+
+impl Units {
+    pub(crate) fn of(model: &ModelConfig, tensor: u32) -> Self {
+        let [width, mlp, classes, tensor] =
+            [model.hidden_size, model.mlp_size, model.num_classes, tensor].map(f64::from);
+        let layer_scales = if model.layer_scale.is_some() {
+            2.0 * width
+        } else {
+            0.0
+        };
+        let divided = 4.0 * width * width + 3.0 * width + 2.0 * width * mlp + mlp;
+        Self {
+            embedding: width * (values_of_patch(model) + 1.0 + embedded_tokens(model)),
+            block: divided / tensor + 6.0 * width + layer_scales,
+            head: 2.0 * width + width * classes + classes,
+            blocks: f64::from(model.depth),
+        }
+    }
+
+    pub(crate) fn all(self) -> f64 {
+        self.embedding + self.blocks * self.block + self.head
+    }
+
+    pub(crate) fn largest(self) -> f64 {
+        self.embedding.max(self.block).max(self.head)
+    }
+}
+
+pub(crate) fn values_of_patch(model: &ModelConfig) -> f64 {
+    f64::from(model.channels) * f64::from(model.patch_size).powi(2)
+}
+
+pub(crate) fn patches(model: &ModelConfig) -> f64 {
+    f64::from(model.image_size / model.patch_size).powi(2)
+}
+
+/// Of each image.
+fn tokens(model: &ModelConfig) -> f64 {
+    patches(model) + f64::from(u8::from(model.pooling == Pooling::Token)) + f64::from(model.register_tokens)
+}
+
+/// Learned tokens, and places of the position embedding.
+fn embedded_tokens(model: &ModelConfig) -> f64 {
+    let class = f64::from(u8::from(model.pooling == Pooling::Token));
+    let covered = if model.register_tokens > 0 { 0.0 } else { class };
+    class + f64::from(model.register_tokens) + patches(model) + covered
+}
+
+/// How a rank computes.
+pub(crate) struct Shape {
+    /// Tokens of a rank's micro-batch.
+    pub(crate) tokens: f64,
+    /// Bytes of a value of a layer, and of the residual stream.
+    pub(crate) value: f64,
+    pub(crate) residual: f64,
+    pub(crate) width: f64,
+    /// A rank's part of the width of attention, and of the MLP's hidden values.
+    pub(crate) attention: f64,
+    pub(crate) hidden: f64,
+}
+
+impl Shape {
+    pub(crate) fn of(config: &RunConfig) -> Self {
+        let (model, parallelism) = (&config.model, &config.parallelism);
+        let [width, mlp, tensor] = [model.hidden_size, model.mlp_size, parallelism.tensor].map(f64::from);
+        let is_full = config.training.precision == Precision::Fp32;
+        let share = (tokens(model) / f64::from(parallelism.sequence)).ceil();
+        Self {
+            tokens: f64::from(config.training.micro_batch_size) * share,
+            value: if is_full { FULL } else { HALF },
+            residual: if config.training.master_weights {
+                HALF
+            } else {
+                FULL
+            },
+            width,
+            attention: width / tensor,
+            hidden: mlp / tensor,
+        }
+    }
+
+    /// What a block keeps of each token.
+    pub(crate) fn of_block(&self, checkpointing: ActivationCheckpointing, has_layer_scale: bool) -> f64 {
+        let input = self.residual * self.width;
+        let scaled = if has_layer_scale {
+            2.0 * self.value * self.width
+        } else {
+            0.0
+        };
+        // Queries, keys, values and what attention mixes; the stream between the branches; the MLP's hidden values.
+        let kept = 2.0 * input + self.value * (4.0 * self.attention + self.hidden) + scaled;
+        match checkpointing {
+            ActivationCheckpointing::Block => input,
+            ActivationCheckpointing::Selective => kept,
+            // Normed values of both branches, and hidden values after their activation.
+            ActivationCheckpointing::None => kept + self.value * (2.0 * self.width + self.hidden),
+        }
+    }
+
+    /// Gradients of activations that are there at once, of each token: those of hidden values, whose activations are no longer
+    /// needed one after the other, and of the stream.
+    pub(crate) fn in_flight(&self) -> f64 {
+        self.value * self.hidden + 2.0 * self.residual * self.width
+    }
+}
+
+/// Ranks among which training state is divided, or averaged where it is not.
+pub(crate) fn ranks(config: &RunConfig) -> f64 {
+    f64::from(config.parallelism.shards(config.nodes, config.ranks_per_node))
+}
+
+/// Parameters of a model.
+pub fn parameters(model: &ModelConfig) -> f64 {
+    Units::of(model, 1).all()
+}

@@ -1,0 +1,255 @@
+//! The strategies by which a job's ranks can divide it, all of which train the same model with the same global batch.
+
+use contract::{ActivationCheckpointing, RunConfig};
+use serde::Serialize;
+
+use crate::{Footprint, Sent, footprint, sent};
+
+/// What a strategy sets of a job.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Settings {
+    /// Stage of `ZeRO`.
+    pub zero_stage: u8,
+    /// Whether only the ranks of a node divide training state among them.
+    pub shard_within_node: bool,
+    /// Ranks that divide tokens.
+    pub sequence: u32,
+    /// Ranks that divide heads.
+    pub tensor: u32,
+    /// Which activations are computed again.
+    pub activation_checkpointing: ActivationCheckpointing,
+}
+
+/// One of the strategies.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Strategy {
+    /// What it sets.
+    #[serde(flatten)]
+    pub settings: Settings,
+    /// Micro-batches a step, so that the global batch is the job's.
+    pub gradient_accumulation_steps: u32,
+    /// Memory of a rank.
+    pub memory_bytes: Footprint,
+    /// All of that.
+    pub total_bytes: f64,
+    /// What a rank sends in a step.
+    pub sent_bytes: Sent,
+    /// Whether it fits into the memory that was given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fits: Option<bool>,
+    /// Whether it is the first that fits.
+    pub is_recommended: bool,
+}
+
+/// The strategies for a job in the order in which they are to be tried: first without ranks that compute a model together, and
+/// with the job's own `activationCheckpointing`, those that send less before those that send more.
+///
+/// With the bytes of memory that a rank has for tensors, the first that fits is recommended, and the list ends with its kind.
+pub fn strategies(config: &RunConfig, memory: Option<f64>) -> Vec<Strategy> {
+    let given = config.training.activation_checkpointing;
+    let mut all = Vec::new();
+    for checkpointing in [given, ActivationCheckpointing::Block] {
+        for (sequence, tensor) in groups(config) {
+            for (stage, within_node) in STAGES {
+                let settings = Settings {
+                    zero_stage: stage,
+                    shard_within_node: within_node,
+                    sequence,
+                    tensor,
+                    activation_checkpointing: checkpointing,
+                };
+                all.extend(Strategy::of(config, settings, memory));
+            }
+        }
+        if given == ActivationCheckpointing::Block {
+            break;
+        }
+    }
+    // Ranks that compute a model together wait for each other in each block, and have their images alike: that comes last.
+    // To compute activations again costs a third of the computation.
+    let effort = |strategy: &Strategy| {
+        (
+            strategy.settings.sequence * strategy.settings.tensor,
+            strategy.settings.activation_checkpointing != given,
+        )
+    };
+    all.sort_by_key(|strategy| {
+        // What is sent in sums of another order is as much.
+        let sent = (strategy.sent_bytes.total() / f64::from(1 << 20)).round() as u64;
+        (
+            effort(strategy),
+            sent,
+            strategy.settings.zero_stage,
+            strategy.settings.shard_within_node,
+        )
+    });
+    // What comes after a kind of which one fits is of no use.
+    let first = all
+        .iter()
+        .find(|strategy| strategy.fits == Some(true))
+        .map(&effort);
+    all.retain(|strategy| first.is_none_or(|first| effort(strategy) <= first));
+    if let Some(first) = all.iter_mut().find(|strategy| strategy.fits == Some(true)) {
+        first.is_recommended = true;
+    }
+    all
+}
+
+/// Stages of `ZeRO`, and whether only the ranks of a node divide training state among them.
+const STAGES: [(u8, bool); 7] = [
+    (0, false),
+    (1, false),
+    (2, false),
+    (3, false),
+    (1, true),
+    (2, true),
+    (3, true),
+];
+
+/// Numbers of ranks that divide tokens, and heads.
+fn groups(config: &RunConfig) -> Vec<(u32, u32)> {
+    let most = if config.parallelism.across_nodes {
+        config.world_size()
+    } else {
+        config.ranks_per_node
+    };
+    let alone = (2..=most).flat_map(|ranks| [(ranks, 1), (1, ranks)]);
+    std::iter::once((1, 1)).chain(alone).collect()
+}
+
+impl Settings {
+    /// The job divided in this way, with the same global batch; `None` where it cannot be.
+    pub fn applied_to(self, config: &RunConfig) -> Option<RunConfig> {
+        // On one node it is what the stage is without it.
+        if self.shard_within_node && config.nodes == 1 {
+            return None;
+        }
+        let mut divided = config.clone();
+        let parallelism = &mut divided.parallelism;
+        parallelism.zero_stage = self.zero_stage;
+        parallelism.shard_within_node = self.shard_within_node;
+        parallelism.reshard_after_forward = true;
+        (parallelism.sequence, parallelism.tensor) = (self.sequence, self.tensor);
+        divided.training.activation_checkpointing = self.activation_checkpointing;
+        let batch = config.global_batch_size();
+        let in_one_pass = u64::from(divided.training.micro_batch_size) * u64::from(divided.replicas());
+        if in_one_pass == 0 || !batch.is_multiple_of(in_one_pass) {
+            return None;
+        }
+        divided.training.gradient_accumulation_steps = u32::try_from(batch / in_one_pass).ok()?;
+        divided.errors().is_empty().then_some(divided)
+    }
+
+    /// In few words, such as `zeroStage 3, sequence 2, block`.
+    pub fn name(self) -> String {
+        let mut name = format!("zeroStage {}", self.zero_stage);
+        if self.shard_within_node {
+            name += " within node";
+        }
+        for (field, ranks) in [("sequence", self.sequence), ("tensor", self.tensor)] {
+            if ranks > 1 {
+                name += &format!(", {field} {ranks}");
+            }
+        }
+        if self.activation_checkpointing == ActivationCheckpointing::Block {
+            name += ", block";
+        }
+        name
+    }
+}
+
+impl Strategy {
+    fn of(config: &RunConfig, settings: Settings, memory: Option<f64>) -> Option<Self> {
+        let divided = settings.applied_to(config)?;
+        let memory_bytes = footprint(&divided);
+        Some(Self {
+            settings,
+            gradient_accumulation_steps: divided.training.gradient_accumulation_steps,
+            memory_bytes,
+            total_bytes: memory_bytes.total(),
+            sent_bytes: sent(&divided),
+            fits: memory.map(|memory| memory_bytes.total() <= memory),
+            is_recommended: false,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(nodes: u32, per_node: u32) -> RunConfig {
+        crate::fixtures::job("vit_large_patch16_224", nodes, per_node)
+    }
+
+    fn recommended(config: &RunConfig, gibibytes: f64) -> Option<Strategy> {
+        let strategies = strategies(config, Some(gibibytes * f64::from(1 << 30)));
+        strategies.into_iter().find(|strategy| strategy.is_recommended)
+    }
+
+    #[test]
+    fn the_first_that_fits_is_recommended() {
+        let config = job(2, 4);
+        for (gibibytes, stage, checkpointing) in [
+            (80.0, 0, ActivationCheckpointing::None),
+            (4.5, 1, ActivationCheckpointing::None),
+            (3.6, 2, ActivationCheckpointing::None),
+            (2.6, 3, ActivationCheckpointing::None),
+            (1.3, 3, ActivationCheckpointing::Block),
+        ] {
+            let strategy = recommended(&config, gibibytes).expect("fits");
+            assert_eq!(
+                (
+                    strategy.settings.zero_stage,
+                    strategy.settings.sequence,
+                    strategy.settings.tensor,
+                    strategy.settings.activation_checkpointing
+                ),
+                (stage, 1, 1, checkpointing),
+                "{gibibytes} GiB"
+            );
+        }
+        assert_eq!(recommended(&config, 0.1), None);
+    }
+
+    #[test]
+    fn images_that_do_not_fit_alone_are_divided_with_the_same_batch() {
+        let mut config = job(2, 4);
+        config.model.image_size = 1024;
+        config.training.micro_batch_size = 1;
+        config.training.gradient_accumulation_steps = 2;
+        let strategy = recommended(&config, 1.2).expect("fits");
+        assert!(
+            strategy.settings.sequence > 1 && strategy.settings.tensor == 1,
+            "{strategy:?}"
+        );
+        assert_eq!(
+            strategy.gradient_accumulation_steps,
+            2 * strategy.settings.sequence
+        );
+    }
+
+    #[test]
+    fn all_are_told_where_no_memory_is_given() {
+        let strategies = strategies(&job(2, 4), None);
+        // For nothing, tokens or heads divided by two or four: four stages, and within nodes three, which have ranks left for
+        // it but where four divide heads. All of them with and without recomputation.
+        assert_eq!(strategies.len(), (4 * 5 + 3 * 4) * 2);
+        assert!(
+            strategies
+                .iter()
+                .all(|strategy| !strategy.is_recommended && strategy.fits.is_none())
+        );
+        let named = |name: &str| {
+            strategies
+                .iter()
+                .position(|strategy| strategy.settings.name() == name)
+                .expect(name)
+        };
+        assert!(named("zeroStage 0") < named("zeroStage 3"));
+        assert!(named("zeroStage 3") < named("zeroStage 0, block"));
+        assert!(named("zeroStage 3, block") < named("zeroStage 0, sequence 2"));
+    }
+}

@@ -1,0 +1,97 @@
+//! Bytes sent in a step.
+
+use contract::{ActivationCheckpointing, GradientCompression, RunConfig};
+
+use crate::shape::{FULL, HALF, Shape, Units, ranks};
+
+/// Bytes that a rank sends in a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Sent {
+    /// To average gradients.
+    pub gradients: f64,
+    /// To gather weights.
+    pub weights: f64,
+    /// Of ranks that compute a model together.
+    pub activations: f64,
+}
+
+/// What a rank of a job sends in a step.
+pub fn sent(config: &RunConfig) -> Sent {
+    let (model, shape) = (&config.model, Shape::of(config));
+    let parallelism = &config.parallelism;
+    let all = Units::of(model, parallelism.tensor).all();
+    let weight = if config.training.master_weights {
+        HALF
+    } else {
+        FULL
+    };
+    let gradient = match parallelism.compress_gradients {
+        GradientCompression::None => weight,
+        GradientCompression::Bf16 => HALF,
+    };
+    // A ring sends this share of what is reduced to shards, or gathered from them.
+    let of_ring = |ranks: f64| (ranks - 1.0) / ranks;
+    let ring = of_ring(ranks(config));
+    let passes = f64::from(config.training.gradient_accumulation_steps);
+    let (reduced, gathered) = match (parallelism.zero_stage, parallelism.reshard_after_forward) {
+        (0, _) => (2.0, 0.0),
+        (1, _) => (1.0, 1.0),
+        (2, _) => (passes, 1.0),
+        (_, false) => (passes, passes),
+        (_, true) => (passes, 2.0 * passes),
+    };
+    // Forward, backward, and forward once more where that is computed again.
+    let (forward, backward) = match config.training.activation_checkpointing {
+        ActivationCheckpointing::Block => (2.0, 1.0),
+        _ => (1.0, 1.0),
+    };
+    let in_blocks = passes * f64::from(model.depth) * shape.tokens * shape.value * (forward + backward);
+    let exchanged = 4.0 * shape.attention * of_ring(f64::from(parallelism.sequence));
+    let added_up = 2.0 * 2.0 * shape.width * of_ring(f64::from(parallelism.tensor));
+    // Shards that several nodes have are summed up over them once a step, in 32 bits.
+    let alike = f64::from(config.world_size() / parallelism.tensor) / ranks(config);
+    let between_nodes = 2.0 * FULL * all / ranks(config) * of_ring(alike);
+    Sent {
+        gradients: reduced * gradient * all * ring + between_nodes,
+        weights: gathered * weight * all * ring,
+        activations: in_blocks * (exchanged + added_up),
+    }
+}
+
+impl Sent {
+    /// All of it.
+    pub fn total(&self) -> f64 {
+        self.gradients + self.weights + self.activations
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::at_stage;
+
+    #[test]
+    fn what_is_sent_is_what_rings_send() {
+        let n = Units::of(&at_stage(0, false).model, 1).all();
+        let gb = |config: &RunConfig| sent(config).total() / n;
+        assert!((gb(&at_stage(0, false)) - 2.0 * 4.0 * 0.75).abs() < 1e-9);
+        assert!((gb(&at_stage(1, true)) - 2.0 * 2.0 * 0.75).abs() < 1e-9);
+        let mut config = at_stage(3, true);
+        config.training.gradient_accumulation_steps = 2;
+        assert!((gb(&config) - 2.0 * 3.0 * 2.0 * 0.75).abs() < 1e-9);
+        // On nodes of two ranks: the same within a node, and half of 32 bits of each gradient between two nodes.
+        let mut config = at_stage(3, true);
+        (config.nodes, config.ranks_per_node) = (2, 2);
+        config.training.gradient_accumulation_steps = 2;
+        config.parallelism.shard_within_node = true;
+        assert!((gb(&config) - (2.0 * 3.0 * 2.0 * 0.5 + 2.0 * 4.0 / 2.0 * 0.5)).abs() < 1e-9);
+        // Two ranks exchange half of three activations and of one, forth and back, in each of 12 blocks.
+        let mut config = at_stage(0, false);
+        config.training.micro_batch_size = 1;
+        config.training.gradient_accumulation_steps = 1;
+        config.parallelism.sequence = 2;
+        let expected = 12.0 * 2.0 * 99.0 * 768.0 * 4.0 * 4.0 / 2.0;
+        assert!((sent(&config).activations - expected).abs() < 1.0);
+    }
+}

@@ -1,0 +1,85 @@
+//! What the `footprint` crate calculates is what this model has and keeps.
+
+use contract::{ActivationCheckpointing, ModelConfig, Pooling};
+use footprint::Footprint;
+use tch::{Device, Kind, Tensor};
+use torch_ext::memory::Meter;
+
+use super::fixtures::small;
+use super::{DropSeed, Mode, VisionTransformer};
+use crate::data::fixtures::config;
+
+const SYNTHETIC: &str = "{format: synthetic, syntheticImages: 64}";
+
+#[test]
+fn parameters_are_as_many_as_the_model_has() {
+    for pooling in [Pooling::Token, Pooling::Average] {
+        for (register_tokens, layer_scale) in [(0, None), (2, Some(0.1))] {
+            let model = ModelConfig {
+                register_tokens,
+                layer_scale,
+                ..small(pooling)
+            };
+            let built = VisionTransformer::new(&model, 0, Device::Cpu);
+            let count: usize = built.parameters().tensors().iter().map(Tensor::numel).sum();
+            assert_eq!(footprint::parameters(&model) as usize, count, "{model:?}");
+        }
+    }
+}
+
+#[test]
+fn activations_are_those_that_autograd_keeps() {
+    let model = ModelConfig {
+        image_size: 64,
+        hidden_size: 64,
+        heads: 4,
+        mlp_size: 256,
+        depth: 4,
+        ..small(Pooling::Average)
+    };
+    for checkpointing in [
+        ActivationCheckpointing::None,
+        ActivationCheckpointing::Selective,
+        ActivationCheckpointing::Block,
+    ] {
+        check_activations(&model, checkpointing);
+    }
+}
+
+fn check_activations(model: &ModelConfig, checkpointing: ActivationCheckpointing) {
+    let mut config = config(SYNTHETIC);
+    config.model = model.clone();
+    config.training.micro_batch_size = 4;
+    config.training.activation_checkpointing = checkpointing;
+    let side = i64::from(model.image_size);
+    let mut model = VisionTransformer::new(model, 0, Device::Cpu);
+    model.checkpoint_activations(checkpointing);
+    let meter = Meter::start().expect("counts");
+    let images = Tensor::zeros(
+        [4, i64::from(config.model.channels), side, side],
+        (Kind::Float, Device::Cpu),
+    );
+    let logits = model
+        .forward(&images, Mode::Train(DropSeed::default()))
+        .expect("logits");
+    let held = meter.held() as f64;
+    let Footprint {
+        activations: expected,
+        working,
+        ..
+    } = footprint::footprint(&config);
+    let share = held / expected;
+    assert!(
+        (0.93..1.07).contains(&share),
+        "{checkpointing:?}: {share} of what was expected"
+    );
+    logits.sum(Kind::Float).backward();
+    // At the peak some gradients of weights have come on top, at most all of them.
+    let gradients: usize = model.parameters().tensors().iter().map(Tensor::numel).sum();
+    let (peak, expected) = (meter.peak() as f64, expected + working);
+    let least = peak - 4.0 * gradients as f64;
+    assert!(
+        least < 1.05 * expected && expected < 1.05 * peak,
+        "{checkpointing:?}: {least} to {peak} at the peak, and {expected} expected"
+    );
+}
