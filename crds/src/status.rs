@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use contract::Progress;
+use contract::{ActivationCheckpointing, Progress};
 use k8s_openapi::api::core::v1::Toleration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::KubeSchema;
@@ -220,12 +220,38 @@ pub struct PlacementStatus {
     /// nodes hold the pods, in the order of their node rank.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
+    /// strategy is what parallelism.strategy Auto has chosen for these GPUs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub strategy: Option<StrategyStatus>,
     /// time at which it was decided.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time: Option<Time>,
     /// rejected are the groups that were not chosen, and why: 32 of them at most.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rejected: Vec<RejectedGroup>,
+}
+
+/// StrategyStatus is how the ranks of a gang divide the job.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct StrategyStatus {
+    /// name tells the strategy in few words, as vit-trainer plan does.
+    pub name: String,
+    /// zeroStage says what is divided among the ranks.
+    pub zero_stage: i32,
+    /// shardWithinNode says whether only the ranks of a node divide it among them.
+    pub shard_within_node: bool,
+    /// sequence is the number of ranks that divide tokens.
+    pub sequence: i32,
+    /// tensor is the number of ranks that divide heads.
+    pub tensor: i32,
+    /// activationCheckpointing says which activations are computed again.
+    pub activation_checkpointing: ActivationCheckpointing,
+    /// memoryMebibytes is what tensors take of each rank at the most, by calculation, in MiB.
+    pub memory_mebibytes: i64,
+    /// availableMebibytes is the memory that each rank has for them in MiB; absent where it is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub available_mebibytes: Option<i64>,
 }
 
 /// MixedGroup is one kind of GPUs of a gang whose GPUs are not alike.

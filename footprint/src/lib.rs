@@ -7,7 +7,7 @@
 //!           --strategies-> the ways to divide the job, in the order in which to try them
 //! ```
 //!
-//! The trainer's `plan` prints it.
+//! The trainer's `plan` prints it, and the operator chooses by it where a job asks for `parallelism.strategy: Auto`.
 
 #[cfg(test)]
 mod fixtures;

@@ -152,8 +152,14 @@ pub fn is_for_vit_operator(managed_by: Option<&str>) -> bool {
     validation = Rule::new("self.reshardAfterForward || self.zeroStage == 3").message("parallelism.reshardAfterForward false needs parallelism.zeroStage 3: at the other stages weights are never given back"),
     validation = Rule::new("!self.shardWithinNode || self.zeroStage > 0").message("parallelism.shardWithinNode needs parallelism.zeroStage 1, 2 or 3: at stage 0 nothing is divided"),
     validation = Rule::new("!self.shardWithinNode || !self.acrossNodes").message("parallelism.shardWithinNode must be false with parallelism.acrossNodes"),
+    validation = Rule::new("self.strategy == 'Manual' || (self.zeroStage == 0 && self.sequence == 1 && self.tensor == 1)").message("parallelism.strategy Auto chooses zeroStage, shardWithinNode, sequence and tensor: leave them out"),
 )]
 pub struct Parallelism {
+    /// strategy says who chooses zeroStage, shardWithinNode, sequence and tensor: Manual takes those given here. Auto chooses, each
+    /// time the gang gets its GPUs, what vit-trainer plan recommends for their memory, with more activationCheckpointing where
+    /// nothing fits otherwise; the global batch stays the same, and status.placement.strategy tells what was chosen.
+    #[serde(default)]
+    pub strategy: Strategy,
     /// zeroStage says what is divided among the ranks, as DeepSpeed's stage of the same name: 0 nothing, 1 optimizer state and
     /// fp32 master weights, 2 gradients too, 3 weights too (PyTorch's FSDP). Each stage takes less memory than the one before
     /// and trains the same model. Checkpoints are the same at any stage.
@@ -210,9 +216,20 @@ fn default_bucket_megabytes() -> i32 {
     25
 }
 
+/// Strategy says who chooses what is divided among the ranks.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub enum Strategy {
+    /// The manifest.
+    #[default]
+    Manual,
+    /// The operator, by the memory of the GPUs.
+    Auto,
+}
+
 impl Default for Parallelism {
     fn default() -> Self {
         Self {
+            strategy: Strategy::default(),
             zero_stage: 0,
             reshard_after_forward: yes(),
             shard_within_node: false,

@@ -27,7 +27,7 @@ pub use contract::{
 pub use data::{Data, Normalization};
 pub use elastic::Elastic;
 pub use job::{
-    CONTROLLER, FailurePolicy, Parallelism, Scheduling, ViTTrainingJob, ViTTrainingJobSpec,
+    CONTROLLER, FailurePolicy, Parallelism, Scheduling, Strategy, ViTTrainingJob, ViTTrainingJobSpec,
     is_for_vit_operator,
 };
 pub use model::{Model, Pretrained};

@@ -34,6 +34,8 @@ pub struct ValidatedJob {
     pub pod: PodSettings,
     /// The queue of Kueue in which the job waits for quota.
     pub queue_name: Option<String>,
+    /// Whether the operator chooses what `run_config.parallelism` divides.
+    pub strategy: spec::Strategy,
     /// Which GPUs will do.
     pub placement: PlacementRules,
     /// Restarts without a new checkpoint in between.
@@ -226,6 +228,7 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
         errors.extend(run_config.errors());
         sizes = elastic::sizes(spec.elastic.as_ref(), &run_config, &mut errors);
     }
+    strategy(&spec.parallelism, &mut errors);
     volume("checkpoint.volume", &spec.checkpoint.volume, &mut errors);
     folders(spec, &mut errors);
     workers::pods(spec, &mut errors);
@@ -237,6 +240,7 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
         sizes,
         pod: pod_settings(spec),
         queue_name: spec.scheduling.queue_name.clone(),
+        strategy: spec.parallelism.strategy,
         placement: PlacementRules {
             homogeneity: spec.placement.homogeneity,
             group_by: spec.placement.group_by.clone(),
@@ -256,6 +260,27 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
         suspend: spec.suspend,
         ttl_seconds_after_finished: spec.ttl_seconds_after_finished.map(count),
     })
+}
+
+/// What the operator chooses is not given, too.
+fn strategy(parallelism: &spec::Parallelism, errors: &mut Vec<ConfigError>) {
+    let spec::Parallelism {
+        strategy,
+        zero_stage,
+        sequence,
+        tensor,
+        ..
+    } = *parallelism;
+    if strategy == spec::Strategy::Auto && (zero_stage, sequence, tensor) != (0, 1, 1) {
+        refuse(
+            errors,
+            "parallelism.strategy",
+            "Auto",
+            format!(
+                "must be Manual with zeroStage {zero_stage}, sequence {sequence}, tensor {tensor}: Auto chooses them, leave them out"
+            ),
+        );
+    }
 }
 
 /// Counts are signed in the schema, as Kubernetes wants it. A negative one has been refused by its bound; 0 stands in

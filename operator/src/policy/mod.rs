@@ -11,5 +11,6 @@ pub(crate) mod restart;
 pub(crate) mod stall;
 pub(crate) mod start;
 pub(crate) mod straggler;
+pub(crate) mod strategy;
 pub(crate) mod suspend;
 pub(crate) mod ttl;

@@ -19,6 +19,7 @@ use crate::build::{config_map, name_of_attempt, network_policy, pod, pod_group, 
 use crate::policy::admission::{AdmissionState, admission_state};
 use crate::policy::gang::{PodId, PodView};
 use crate::policy::restart::STOP_AFTER_FAILURE_SECONDS;
+use crate::policy::strategy;
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Changes {
@@ -160,6 +161,11 @@ fn gang(observation: &Observation, valid: &ValidatedJob, node_ranks: &[usize]) -
         .filter(|name| **name != config_map_name);
     // The gang has the size it was placed with, which a change of the spec does not alter.
     let run_config = valid.run_config_on(u32::try_from(nodes.len()).unwrap_or(u32::MAX));
+    let placement = status.placement.as_ref();
+    let run_config = strategy::applied(
+        placement.and_then(|placement| placement.strategy.as_ref()),
+        run_config,
+    );
     Changes {
         attempt,
         pod_groups: observation.pod_groups,

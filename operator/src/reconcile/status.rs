@@ -5,18 +5,19 @@ mod transition;
 
 use crds::conditions::reasons;
 use crds::conditions::types::{COMPLETE, FAILED, PLACED, RECONCILED, RUNNING, SUSPENDED};
-use crds::status::{StragglerStatus, ViTTrainingJobStatus};
+use crds::status::{StragglerStatus, StrategyStatus, ViTTrainingJobStatus};
 use crds::{Phase, labels};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt as _;
+use planner::policy::placement::Placement;
 use planner::policy::slow_nodes;
 
 use super::observation::Observation;
 use super::plan::Plan;
 use crate::error::Error;
-use crate::policy::failed_nodes;
 use crate::policy::gang::PodView;
 use crate::policy::suspend::StopReason;
+use crate::policy::{failed_nodes, strategy};
 use progress::{record_progress, with_nodes};
 use transition::Next;
 
@@ -56,7 +57,8 @@ pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStat
         Plan::Admit(granted) => next.admitted(granted),
         Plan::Place { attempt, placement } => {
             let balance = observation.job.spec.training.balance;
-            next.placed(*attempt, placement, balance, &overdue(observation));
+            let strategy = strategy_for(observation, placement);
+            next.placed(*attempt, placement, (balance, strategy), &overdue(observation));
         }
         Plan::Wait(waiting) => next.waits(waiting, &overdue(observation)),
         Plan::Create { .. } | Plan::Follow => next.followed(observation),
@@ -188,6 +190,13 @@ pub(crate) fn only_counters_changed(last: &ViTTrainingJobStatus, next: &ViTTrain
         }
     }
     without == *last
+}
+
+/// What the gang divides on the GPUs that it gets, where the job leaves that to the operator.
+fn strategy_for(observation: &Observation, placement: &Placement) -> Option<StrategyStatus> {
+    let valid = crds::validate(&observation.job).ok()?;
+    let nodes = u32::try_from(placement.nodes.len()).ok()?;
+    strategy::choose(&valid, nodes, &placement.gpus)
 }
 
 /// What is added to a message about GPUs where pods of the job do not end: they are not waited for.

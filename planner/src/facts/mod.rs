@@ -5,5 +5,5 @@ pub mod gpu_labels;
 pub mod inventory;
 pub mod pods;
 pub mod priority;
-mod quantity;
+pub mod quantity;
 pub mod resources;

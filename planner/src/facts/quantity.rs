@@ -37,7 +37,7 @@ pub(crate) fn milli(quantity: &Quantity) -> Option<i64> {
 }
 
 /// The quantity in whole units, rounded up, as counts of GPUs and bytes are meant.
-pub(crate) fn whole(quantity: &Quantity) -> Option<i64> {
+pub fn whole(quantity: &Quantity) -> Option<i64> {
     milli(quantity).map(|milli| milli.div_euclid(1000) + i64::from(milli.rem_euclid(1000) > 0))
 }
 

@@ -110,6 +110,21 @@ fn ranks_without_images_are_named_with_their_nodes() {
 }
 
 #[test]
+fn what_the_operator_has_chosen_to_divide_is_told_with_what_it_takes() {
+    let mut chosen = training();
+    chosen["placement"]["strategy"] = json!({
+        "name": "zeroStage 3, block", "zeroStage": 3, "shardWithinNode": false, "sequence": 1, "tensor": 1,
+        "activationCheckpointing": "block", "memoryMebibytes": 700, "availableMebibytes": 900,
+    });
+    let text = plain(job(chosen.clone()));
+    assert_contains(&text, "strategy     zeroStage 3, block: 700 MiB of 900 MiB a rank");
+    let strategy = chosen["placement"]["strategy"].as_object_mut().expect("an object");
+    strategy.remove("availableMebibytes");
+    assert_contains(&plain(job(chosen)), "zeroStage 3, block: 700 MiB a rank");
+    assert!(!plain(job(training())).contains("strategy"), "the manifest says it");
+}
+
+#[test]
 fn a_job_that_trains_on_a_narrow_terminal() {
     let text = shown(&running(), Paint::plain(80));
     insta::assert_snapshot!(text);

@@ -67,10 +67,22 @@ pub(crate) fn truncated_record_is_named_by_file_and_offset(context: &Context<'_>
 
 pub(crate) fn killed_rank_restarts_the_gang_from_its_checkpoint(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("killed")?;
-    // With a rank goes its shard of weights and optimizer state: checkpoints have all of them.
-    let divided = json!({"training": {"epochs": 24}, "parallelism": {"zeroStage": 3}});
+    // With a rank goes its shard of weights and optimizer state: checkpoints have all of them. The pods' memory leaves 48 MiB
+    // for tensors, and only the last stage takes less.
+    let divided = json!({
+        "model": {"hiddenSize": 192, "depth": 8},
+        "training": {"epochs": 12},
+        "parallelism": {"strategy": "Auto"},
+        "workers": {"device": "cpu", "resources": {"limits": {"memory": "560Mi"}}},
+    });
     namespace.create("digits", divided)?;
     let first = namespace.wait_checkpoint("digits")?;
+    let placement = first.placement.as_ref().context("the placement is told")?;
+    let strategy = placement.strategy.as_ref().context("the strategy is told")?;
+    ensure!(
+        (strategy.zero_stage, strategy.available_mebibytes) == (3, Some(48)),
+        "{strategy:?}"
+    );
     let saved = saved_step(&first)?;
     let node = nodes_of(&first)?[1].clone();
     // As the kernel would when memory runs out.

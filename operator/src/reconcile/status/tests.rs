@@ -1,16 +1,21 @@
-use contract::{FailureClass, Progress};
+use std::sync::Arc;
+
+use contract::{FailureClass, Progress, RunConfig};
 use crds::ViTTrainingJob;
-use crds::status::{CheckpointStatus, WorkersStatus};
+use crds::spec::Strategy;
+use crds::status::{CheckpointStatus, GpuGroup, WorkersStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use planner::Waiting;
-use planner::policy::placement::Unplaceable;
+use planner::policy::placement::{Gpus, Unplaceable};
 use planner::policy::queue::QueueStatus;
 
 use super::*;
+use crate::build::config_map::RUN_CONFIG_KEY;
 use crate::fixtures::{self, assert_contains, at, conditions_of, gang, job_in, observation, pod};
 use crate::policy::failure::Failure;
 use crate::policy::gang::PodState;
 use crate::policy::restart::Verdict;
+use crate::reconcile::changes;
 
 fn no_fit(message: &str, queue: QueueStatus) -> Plan {
     let why = Unplaceable {
@@ -379,4 +384,43 @@ fn the_node_of_a_failure_is_remembered_for_an_hour() {
     assert_eq!(next(&observed, &Plan::Rest(None)).failed_nodes.len(), 1);
     observed.now = at(100 + 3600);
     assert_eq!(next(&observed, &Plan::Rest(None)).failed_nodes, []);
+}
+
+#[test]
+fn a_gang_trains_by_the_strategy_that_was_chosen_for_its_gpus() {
+    let mut job = fixtures::job();
+    job.spec.model.name = Some("vit_large_patch16_224".into());
+    job.spec.parallelism.strategy = Strategy::Auto;
+    let mut placement = fixtures::placement(["a", "b"]);
+    placement.gpus = Gpus::Like(GpuGroup {
+        memory_mebibytes: Some(6_000),
+        ..fixtures::tesla_t4()
+    });
+    let place = Plan::Place {
+        attempt: 1,
+        placement,
+    };
+    let mut observed = observation(job, vec![]);
+    let status = next(&observed, &place);
+    let chosen = status
+        .placement
+        .as_ref()
+        .and_then(|placement| placement.strategy.clone());
+    let chosen = chosen.expect("a strategy");
+    assert!(chosen.zero_stage > 0, "{chosen:?}");
+    assert_contains(
+        &status.condition(PLACED).expect("a condition").message,
+        &format!("; strategy zeroStage {}", chosen.zero_stage),
+    );
+    Arc::make_mut(&mut observed.job).status = Some(status);
+    let valid = crds::validate(&observed.job).expect("valid");
+    let create = Plan::Create {
+        node_ranks: vec![0, 1],
+    };
+    let changes = changes::build(&observed, Some(&valid), &create);
+    let config_map = changes.create_config_map.expect("of the attempt");
+    let data = config_map.data.expect("data");
+    let config: RunConfig = serde_json::from_str(&data[RUN_CONFIG_KEY]).expect("a run configuration");
+    assert_eq!(i32::from(config.parallelism.zero_stage), chosen.zero_stage);
+    assert_eq!(config.global_batch_size(), valid.run_config.global_batch_size());
 }

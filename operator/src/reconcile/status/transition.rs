@@ -5,7 +5,8 @@ use crds::Phase;
 use crds::conditions::types::{FAILED, PLACED, RUNNING, SUSPENDED};
 use crds::conditions::{self, reasons};
 use crds::status::{
-    AdmissionStatus, FailureStatus, MixedGroup, PlacementStatus, ViTTrainingJobStatus, WorkersStatus,
+    AdmissionStatus, FailureStatus, MixedGroup, PlacementStatus, StrategyStatus, ViTTrainingJobStatus,
+    WorkersStatus,
 };
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -18,8 +19,8 @@ use super::progress::count;
 use crate::policy::failed_nodes;
 use crate::policy::failure::Failure;
 use crate::policy::gang::{PodState, PodView};
-use crate::policy::mixed_gpus;
 use crate::policy::restart::Verdict;
+use crate::policy::{mixed_gpus, strategy};
 use crate::reconcile::observation::Observation;
 
 pub(super) struct Next {
@@ -56,7 +57,13 @@ impl Next {
         self.set(PLACED, false, reasons::ADMITTED, &message);
     }
 
-    pub(super) fn placed(&mut self, attempt: i32, placement: &Placement, balance: Balance, overdue: &str) {
+    pub(super) fn placed(
+        &mut self,
+        attempt: i32,
+        placement: &Placement,
+        (balance, strategy): (Balance, Option<StrategyStatus>),
+        overdue: &str,
+    ) {
         self.revive();
         let nodes = placement.nodes.join(", ");
         let (group, mixed, reason, message) = match &placement.gpus {
@@ -78,6 +85,10 @@ impl Next {
                 (None, mixed, reasons::MIXED_GPUS, message)
             }
         };
+        let message = match &strategy {
+            Some(strategy) => format!("{message}; {}", strategy::in_words(strategy)),
+            None => message,
+        };
         self.status.phase = Some(Phase::Starting);
         self.status.attempt = attempt;
         let stragglers = std::mem::take(&mut self.status.stragglers);
@@ -91,6 +102,7 @@ impl Next {
             group,
             mixed,
             topology: placement.topology.clone(),
+            strategy,
             time: Some(Time(self.now)),
             nodes: placement.nodes.clone(),
             rejected: placement.rejected.clone(),

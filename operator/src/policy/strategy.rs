@@ -1,0 +1,201 @@
+//! `parallelism.strategy: Auto`: what the ranks of a gang divide, by the memory that each has.
+
+use contract::{Device, RunConfig};
+use crds::ValidatedJob;
+use crds::spec::Strategy;
+use crds::status::{GpuGroup, StrategyStatus};
+use footprint::{Settings, strategies};
+use planner::facts::quantity::whole;
+use planner::facts::resources::MEMORY;
+use planner::policy::placement::Gpus;
+
+const MEBIBYTE: f64 = 1024.0 * 1024.0;
+
+/// Of a GPU's memory, what tensors may take: the rest is for the CUDA context, libraries and fragmentation.
+const SHARE_FOR_TENSORS: f64 = 0.85;
+
+/// On a CPU, what a rank takes beside its tensors: libraries, and images that are being decoded.
+const BESIDE_TENSORS_MEBIBYTES: i64 = 512;
+
+/// The strategy of a gang of so many nodes: the first that fits, or the one that takes the least memory. Where no memory is
+/// known, the first of all, which divides nothing. `None` where the manifest chooses.
+pub(crate) fn choose(job: &ValidatedJob, nodes: u32, gpus: &Gpus) -> Option<StrategyStatus> {
+    if job.strategy == Strategy::Manual {
+        return None;
+    }
+    let available = match job.run_config.device {
+        Device::Cpu => of_limit(job),
+        _ => of_gpus(gpus),
+    };
+    let config = job.run_config_on(nodes);
+    let all = strategies(&config, available.map(|mebibytes| mebibytes as f64 * MEBIBYTE));
+    let fits = all.iter().find(|strategy| strategy.is_recommended);
+    let chosen = fits.or_else(|| match available {
+        Some(_) => all
+            .iter()
+            .min_by(|one, other| one.total_bytes.total_cmp(&other.total_bytes)),
+        None => all.first(),
+    })?;
+    let settings = chosen.settings;
+    Some(StrategyStatus {
+        name: settings.name(),
+        zero_stage: settings.zero_stage.into(),
+        shard_within_node: settings.shard_within_node,
+        sequence: count(settings.sequence),
+        tensor: count(settings.tensor),
+        activation_checkpointing: settings.activation_checkpointing,
+        memory_mebibytes: (chosen.total_bytes / MEBIBYTE).ceil() as i64,
+        available_mebibytes: available,
+    })
+}
+
+/// The job of a gang that has its GPUs, divided as was chosen for them.
+pub(crate) fn applied(chosen: Option<&StrategyStatus>, config: RunConfig) -> RunConfig {
+    chosen
+        .and_then(|chosen| settings(chosen).applied_to(&config))
+        .unwrap_or(config)
+}
+
+/// What is told of the choice.
+pub(crate) fn in_words(chosen: &StrategyStatus) -> String {
+    let (name, takes) = (&chosen.name, chosen.memory_mebibytes);
+    match chosen.available_mebibytes {
+        None => format!(
+            "strategy {name}, because the memory of a rank is not known: no label tells that of its GPUs, or workers.resources \
+             has no memory limit with workers.device cpu"
+        ),
+        Some(available) if takes <= available => {
+            format!("strategy {name} ({takes} of {available} MiB a rank)")
+        }
+        Some(available) => format!(
+            "strategy {name}, which takes the least memory and still more than there is ({takes} of {available} MiB a rank): \
+             lower training.microBatchSize, or take more GPUs"
+        ),
+    }
+}
+
+fn settings(chosen: &StrategyStatus) -> Settings {
+    let count = |ranks: i32| u32::try_from(ranks).unwrap_or(1).max(1);
+    Settings {
+        zero_stage: u8::try_from(chosen.zero_stage).unwrap_or(0),
+        shard_within_node: chosen.shard_within_node,
+        sequence: count(chosen.sequence),
+        tensor: count(chosen.tensor),
+        activation_checkpointing: chosen.activation_checkpointing,
+    }
+}
+
+/// That of the smallest of the GPUs, or of a share of one, in MiB.
+fn of_gpus(gpus: &Gpus) -> Option<i64> {
+    let of_rank = |group: &GpuGroup| Some(group.memory_mebibytes? / group.replicas.unwrap_or(1).max(1));
+    let all = match gpus {
+        Gpus::Like(group) => of_rank(group),
+        Gpus::Mixed(groups) => groups.keys().map(of_rank).min().flatten(),
+    };
+    all.map(|mebibytes| (mebibytes as f64 * SHARE_FOR_TENSORS) as i64)
+}
+
+/// A rank's part of its pod's limit, in MiB.
+fn of_limit(job: &ValidatedJob) -> Option<i64> {
+    let limit = whole(job.pod.resources.limits.as_ref()?.get(MEMORY)?)?;
+    let of_rank = limit / i64::from(job.gpus_per_node()) / (1 << 20);
+    Some((of_rank - BESIDE_TENSORS_MEBIBYTES).max(0))
+}
+
+fn count(ranks: u32) -> i32 {
+    i32::try_from(ranks).unwrap_or(i32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use serde_json::json;
+
+    use super::*;
+    use crate::fixtures::{job, tesla_t4};
+
+    /// ViT-L/16 on two nodes of four GPUs, whose strategy the operator chooses.
+    fn large(device: &str, limits: &serde_json::Value) -> ValidatedJob {
+        let mut manifest = serde_json::to_value(job()).expect("JSON");
+        manifest["spec"]["model"]["name"] = json!("vit_large_patch16_224");
+        manifest["spec"]["parallelism"]["strategy"] = json!("Auto");
+        manifest["spec"]["training"]["microBatchSize"] = json!(4);
+        manifest["spec"]["workers"] =
+            json!({"nodes": 2, "gpusPerNode": 4, "device": device, "resources": {"limits": limits}});
+        crds::validate(&serde_json::from_value(manifest).expect("a job")).expect("valid")
+    }
+
+    fn gpus(memory_mebibytes: Option<i64>, replicas: Option<i64>) -> Gpus {
+        Gpus::Like(GpuGroup {
+            memory_mebibytes,
+            replicas,
+            ..tesla_t4()
+        })
+    }
+
+    fn chosen(memory_mebibytes: i64) -> StrategyStatus {
+        choose(&large("cuda", &json!({})), 2, &gpus(Some(memory_mebibytes), None)).expect("a strategy")
+    }
+
+    #[test]
+    fn it_divides_what_the_memory_of_the_gpus_asks_for() {
+        let stages = [81_920, 5_500, 4_200, 3_000].map(|mebibytes| chosen(mebibytes).zero_stage);
+        assert_eq!(stages, [0, 1, 2, 3]);
+        let tight = chosen(1_600);
+        assert_eq!(
+            in_words(&tight),
+            "strategy zeroStage 3, block (1010 of 1360 MiB a rank)"
+        );
+        assert!(in_words(&chosen(100)).contains("which takes the least memory and still more than there is"));
+    }
+
+    #[test]
+    fn the_smallest_memory_counts() {
+        let job = large("auto", &json!({}));
+        let available = |gpus: &Gpus| choose(&job, 2, gpus).expect("a strategy").available_mebibytes;
+        assert_eq!(available(&gpus(Some(10_000), None)), Some(8_500));
+        // Two pods share a GPU.
+        assert_eq!(available(&gpus(Some(10_000), Some(2))), Some(4_250));
+        let of = |memory| match gpus(memory, None) {
+            Gpus::Like(group) => (group, 1),
+            Gpus::Mixed(_) => unreachable!(),
+        };
+        let mixed = |groups: [(GpuGroup, usize); 2]| Gpus::Mixed(BTreeMap::from(groups));
+        assert_eq!(
+            available(&mixed([of(Some(10_000)), of(Some(20_000))])),
+            Some(8_500)
+        );
+        assert_eq!(available(&mixed([of(Some(10_000)), of(None)])), None);
+        // On CPUs that of the pod, by four ranks.
+        let on_cpus = large("cpu", &json!({"memory": "8Gi"}));
+        let found = choose(&on_cpus, 2, &gpus(Some(10_000), None)).expect("a strategy");
+        assert_eq!(found.available_mebibytes, Some(8192 / 4 - 512));
+    }
+
+    #[test]
+    fn nothing_is_divided_where_no_memory_is_known() {
+        for (device, limits) in [("cuda", json!({"memory": "8Gi"})), ("cpu", json!({"cpu": 1}))] {
+            let found = choose(&large(device, &limits), 2, &gpus(None, None)).expect("a strategy");
+            assert_eq!(
+                (found.zero_stage, found.available_mebibytes),
+                (0, None),
+                "{device}"
+            );
+            assert!(in_words(&found).contains("the memory of a rank is not known"));
+        }
+    }
+
+    #[test]
+    fn what_was_chosen_is_applied_and_a_job_that_chooses_itself_stays_as_it_is() {
+        let job = large("cuda", &json!({}));
+        let config = job.run_config_on(2);
+        let divided = applied(Some(&chosen(1_600)), config.clone());
+        assert_eq!(divided.parallelism.zero_stage, 3);
+        assert_eq!(divided.global_batch_size(), config.global_batch_size());
+        let mut manual = job;
+        manual.strategy = Strategy::Manual;
+        assert_eq!(choose(&manual, 2, &gpus(Some(1_600), None)), None);
+        assert_eq!(applied(None, config.clone()), config);
+    }
+}
