@@ -4,6 +4,7 @@
 //! ```text
 //! RunConfig --memory--> Footprint
 //!           --traffic-> Sent
+//!           --step----> Step, by speeds that were measured
 //!           --strategies-> the ways to divide the job, in the order in which to try them
 //! ```
 //!
@@ -13,10 +14,12 @@
 mod fixtures;
 mod memory;
 mod shape;
+mod step;
 mod strategies;
 mod traffic;
 
 pub use memory::{Footprint, footprint};
 pub use shape::parameters;
+pub use step::{Speeds, Step};
 pub use strategies::{Settings, Strategy, strategies};
 pub use traffic::{Sent, sent};

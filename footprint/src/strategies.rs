@@ -3,7 +3,7 @@
 use contract::{ActivationCheckpointing, RunConfig};
 use serde::Serialize;
 
-use crate::{Footprint, Sent, footprint, sent};
+use crate::{Footprint, Sent, Speeds, Step, footprint, sent};
 
 /// What a strategy sets of a job.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
@@ -36,6 +36,9 @@ pub struct Strategy {
     pub total_bytes: f64,
     /// What a rank sends in a step.
     pub sent_bytes: Sent,
+    /// Seconds of a step, where speeds were given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step_seconds: Option<Step>,
     /// Whether it fits into the memory that was given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fits: Option<bool>,
@@ -47,7 +50,8 @@ pub struct Strategy {
 /// with the job's own `activationCheckpointing`, those that send less before those that send more.
 ///
 /// With the bytes of memory that a rank has for tensors, the first that fits is recommended, and the list ends with its kind.
-pub fn strategies(config: &RunConfig, memory: Option<f64>) -> Vec<Strategy> {
+/// With speeds those come first whose steps are the shortest, and the list is whole.
+pub fn strategies(config: &RunConfig, memory: Option<f64>, speeds: Option<&Speeds>) -> Vec<Strategy> {
     let given = config.training.activation_checkpointing;
     let mut all = Vec::new();
     for checkpointing in [given, ActivationCheckpointing::Block] {
@@ -60,7 +64,7 @@ pub fn strategies(config: &RunConfig, memory: Option<f64>) -> Vec<Strategy> {
                     tensor,
                     activation_checkpointing: checkpointing,
                 };
-                all.extend(Strategy::of(config, settings, memory));
+                all.extend(Strategy::of(config, settings, memory, speeds));
             }
         }
         if given == ActivationCheckpointing::Block {
@@ -78,7 +82,9 @@ pub fn strategies(config: &RunConfig, memory: Option<f64>) -> Vec<Strategy> {
     all.sort_by_key(|strategy| {
         // What is sent in sums of another order is as much.
         let sent = (strategy.sent_bytes.total() / f64::from(1 << 20)).round() as u64;
+        let step = strategy.step_seconds;
         (
+            step.map(|step| (step.total * 1e6).round() as u64),
             effort(strategy),
             sent,
             strategy.settings.zero_stage,
@@ -90,7 +96,7 @@ pub fn strategies(config: &RunConfig, memory: Option<f64>) -> Vec<Strategy> {
         .iter()
         .find(|strategy| strategy.fits == Some(true))
         .map(&effort);
-    all.retain(|strategy| first.is_none_or(|first| effort(strategy) <= first));
+    all.retain(|strategy| speeds.is_some() || first.is_none_or(|first| effort(strategy) <= first));
     if let Some(first) = all.iter_mut().find(|strategy| strategy.fits == Some(true)) {
         first.is_recommended = true;
     }
@@ -161,8 +167,15 @@ impl Settings {
 }
 
 impl Strategy {
-    fn of(config: &RunConfig, settings: Settings, memory: Option<f64>) -> Option<Self> {
+    fn of(
+        config: &RunConfig,
+        settings: Settings,
+        memory: Option<f64>,
+        speeds: Option<&Speeds>,
+    ) -> Option<Self> {
         let divided = settings.applied_to(config)?;
+        let given = config.training.activation_checkpointing;
+        let computes_again = settings.activation_checkpointing != given;
         let memory_bytes = footprint(&divided);
         Some(Self {
             settings,
@@ -170,6 +183,7 @@ impl Strategy {
             memory_bytes,
             total_bytes: memory_bytes.total(),
             sent_bytes: sent(&divided),
+            step_seconds: speeds.map(|speeds| speeds.step(&divided, computes_again)),
             fits: memory.map(|memory| memory_bytes.total() <= memory),
             is_recommended: false,
         })
@@ -185,7 +199,7 @@ mod tests {
     }
 
     fn recommended(config: &RunConfig, gibibytes: f64) -> Option<Strategy> {
-        let strategies = strategies(config, Some(gibibytes * f64::from(1 << 30)));
+        let strategies = strategies(config, Some(gibibytes * f64::from(1 << 30)), None);
         strategies.into_iter().find(|strategy| strategy.is_recommended)
     }
 
@@ -233,7 +247,7 @@ mod tests {
 
     #[test]
     fn all_are_told_where_no_memory_is_given() {
-        let strategies = strategies(&job(2, 4), None);
+        let strategies = strategies(&job(2, 4), None, None);
         // For nothing, tokens or heads divided by two or four: four stages, and within nodes three, which have ranks left for
         // it but where four divide heads. All of them with and without recomputation.
         assert_eq!(strategies.len(), (4 * 5 + 3 * 4) * 2);
@@ -251,5 +265,38 @@ mod tests {
         assert!(named("zeroStage 0") < named("zeroStage 3"));
         assert!(named("zeroStage 3") < named("zeroStage 0, block"));
         assert!(named("zeroStage 3, block") < named("zeroStage 0, sequence 2"));
+    }
+
+    #[test]
+    fn the_shortest_step_comes_first_where_speeds_are_known() {
+        let mut config = job(2, 4);
+        config.training.gradient_accumulation_steps = 1;
+        let speeds = |within_node, between_nodes| Speeds {
+            images_per_second: 100.0,
+            within_node,
+            between_nodes,
+        };
+        let first = |speeds: &Speeds, gibibytes: f64| {
+            let memory = Some(gibibytes * f64::from(1 << 30));
+            let all = strategies(&config, memory, Some(speeds));
+            let first = all.iter().find(|strategy| strategy.is_recommended).expect("fits");
+            (first.settings.name(), first.step_seconds.expect("speeds"))
+        };
+        // Everything hides behind 4 images: the least is divided.
+        let (name, step) = first(&speeds(1e15, 1e15), 80.0);
+        assert_eq!(name, "zeroStage 0");
+        assert!(
+            (step.total - 0.04).abs() < 1e-3 && (step.compute - 0.04).abs() < 1e-9,
+            "{step:?}"
+        );
+        // A slow network between the nodes: what crosses it is what a step takes.
+        let (name, step) = first(&speeds(1e12, 1e9), 80.0);
+        assert_eq!(name, "zeroStage 1 within node");
+        // Two nodes send each other half of twice 4 bytes of each parameter, over all ranks of a node.
+        let expected = 4.0 * crate::parameters(&config.model) / 1e9;
+        assert!(
+            (step.total - expected).abs() < 1e-3 && step.overlapped > step.compute,
+            "{step:?}"
+        );
     }
 }

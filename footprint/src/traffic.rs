@@ -14,6 +14,8 @@ pub struct Sent {
     pub weights: f64,
     /// Of ranks that compute a model together.
     pub activations: f64,
+    /// Of gradients and weights, what all ranks of a node send to other nodes.
+    pub off_node: f64,
 }
 
 /// What a rank of a job sends in a step.
@@ -52,10 +54,20 @@ pub fn sent(config: &RunConfig) -> Sent {
     // Shards that several nodes have are summed up over them once a step, in 32 bits.
     let alike = f64::from(config.world_size() / parallelism.tensor) / ranks(config);
     let between_nodes = 2.0 * FULL * all / ranks(config) * of_ring(alike);
+    // Rings go through the ranks in their order, so each leaves a node once: one for each part of the heads, or one for each
+    // rank where shards have rings of their own between nodes.
+    let averaged = reduced * gradient * all * ring;
+    let gathered = gathered * weight * all * ring;
+    let off_node = match (config.nodes, parallelism.shard_within_node) {
+        (1, _) => 0.0,
+        (_, false) => f64::from(parallelism.tensor) * (averaged + gathered),
+        (_, true) => f64::from(config.ranks_per_node) * between_nodes,
+    };
     Sent {
-        gradients: reduced * gradient * all * ring + between_nodes,
-        weights: gathered * weight * all * ring,
+        gradients: averaged + between_nodes,
+        weights: gathered,
         activations: in_blocks * (exchanged + added_up),
+        off_node,
     }
 }
 

@@ -28,7 +28,8 @@ pub(crate) fn choose(job: &ValidatedJob, nodes: u32, gpus: &Gpus) -> Option<Stra
         _ => of_gpus(gpus),
     };
     let config = job.run_config_on(nodes);
-    let all = strategies(&config, available.map(|mebibytes| mebibytes as f64 * MEBIBYTE));
+    let memory = available.map(|mebibytes| mebibytes as f64 * MEBIBYTE);
+    let all = strategies(&config, memory, None);
     let fits = all.iter().find(|strategy| strategy.is_recommended);
     let chosen = fits.or_else(|| match available {
         Some(_) => all

@@ -46,7 +46,10 @@ pub(super) fn placed(
         let takes = mebibytes(strategy.memory_mebibytes);
         let available = strategy.available_mebibytes.map(mebibytes);
         let available = available.map_or_else(String::new, |available| format!(" of {available}"));
-        screen.line("strategy", &format!("{}: {takes}{available} a rank", strategy.name));
+        screen.line(
+            "strategy",
+            &format!("{}: {takes}{available} a rank", strategy.name),
+        );
     }
     if status.phase == Some(Phase::Pending) || is_wide || holds_gpus {
         for (index, group) in placement.rejected.iter().enumerate() {

@@ -117,11 +117,19 @@ fn what_the_operator_has_chosen_to_divide_is_told_with_what_it_takes() {
         "activationCheckpointing": "block", "memoryMebibytes": 700, "availableMebibytes": 900,
     });
     let text = plain(job(chosen.clone()));
-    assert_contains(&text, "strategy     zeroStage 3, block: 700 MiB of 900 MiB a rank");
-    let strategy = chosen["placement"]["strategy"].as_object_mut().expect("an object");
+    assert_contains(
+        &text,
+        "strategy     zeroStage 3, block: 700 MiB of 900 MiB a rank",
+    );
+    let strategy = chosen["placement"]["strategy"]
+        .as_object_mut()
+        .expect("an object");
     strategy.remove("availableMebibytes");
     assert_contains(&plain(job(chosen)), "zeroStage 3, block: 700 MiB a rank");
-    assert!(!plain(job(training())).contains("strategy"), "the manifest says it");
+    assert!(
+        !plain(job(training())).contains("strategy"),
+        "the manifest says it"
+    );
 }
 
 #[test]

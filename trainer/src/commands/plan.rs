@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
 use contract::{ExitCode, RunConfig};
-use footprint::{Footprint, Strategy, strategies};
+use footprint::{Footprint, Speeds, Strategy, strategies};
 
 use crate::error::TrainError;
 use crate::manifest;
@@ -13,7 +13,7 @@ use crate::output::write_line;
 /// The command line of `plan`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "All strategies train the same model with the same global batch. They are in the order in which to try them: first without ranks that compute a model together, and with the manifest's activationCheckpointing. With --memory the first is recommended that fits, and the list ends there; the exit code is 77 where none fits. Memory is that of tensors: leave room for the CUDA context, libraries and fragmentation.\n\nExample: vit-trainer plan -f examples/high-resolution.yaml --memory 40Gi --ranks 8"
+    after_help = "All strategies train the same model with the same global batch. They are in the order in which to try them: first without ranks that compute a model together, and with the manifest's activationCheckpointing. With --memory the first is recommended that fits, and the list ends there; the exit code is 77 where none fits. Memory is that of tensors: leave room for the CUDA context, libraries and fragmentation.\n\nWith --images-per-second, and the speeds of the links that the job's ranks use, those come first whose steps are the shortest. A step takes as long as to compute or to send gradients and weights, whichever is longer, and the exchange of activations on top: at least, because some of the sending hides behind nothing.\n\nExample: vit-trainer plan -f examples/high-resolution.yaml --memory 40Gi --ranks 8\nExample: vit-trainer plan -f examples/zero.yaml --images-per-second 300 --within-node 200 --between-nodes 25"
 )]
 pub(crate) struct Arguments {
     /// Manifest of a ViTTrainingJob
@@ -25,19 +25,58 @@ pub(crate) struct Arguments {
     /// Number of ranks, in place of workers.nodes x workers.gpusPerNode; as many a node
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=65536))]
     ranks: Option<u32>,
+    /// Images/s of one rank that trains this model alone, as `bench` measures them: predicts the least time of a step
+    #[arg(long, value_name = "N", value_parser = positive)]
+    images_per_second: Option<f64>,
+    /// Speed at which a rank sends to the others on its node, Gbit/s
+    #[arg(long, value_name = "GBIT", value_parser = positive, requires = "images_per_second")]
+    within_node: Option<f64>,
+    /// Speed at which the ranks of a node together send to other nodes, Gbit/s
+    #[arg(long, value_name = "GBIT", value_parser = positive, requires = "images_per_second")]
+    between_nodes: Option<f64>,
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
-/// Prints the ways. Gives the exit code.
+/// A number above zero.
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(number) if number > 0.0 && f64::is_finite(number) => Ok(number),
+        _ => Err("must be a number above 0".into()),
+    }
+}
+
+impl Arguments {
+    /// What is known of the machines; those links must be that the job's ranks use.
+    fn speeds(&self, config: &RunConfig) -> Result<Option<Speeds>, TrainError> {
+        let Some(images_per_second) = self.images_per_second else {
+            return Ok(None);
+        };
+        let link = |given: Option<f64>, is_used: bool, option: &str| match given {
+            None if is_used => Err(TrainError::Config(format!(
+                "--images-per-second needs {option}, too: ranks of this job send over that link"
+            ))),
+            None => Ok(f64::INFINITY),
+            Some(gigabits) => Ok(gigabits * 1e9 / 8.0),
+        };
+        Ok(Some(Speeds {
+            images_per_second,
+            within_node: link(self.within_node, config.ranks_per_node > 1, "--within-node")?,
+            between_nodes: link(self.between_nodes, config.nodes > 1, "--between-nodes")?,
+        }))
+    }
+}
+
+/// Prints the strategies. Gives the exit code.
 pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     let mut config = manifest::read_config(&arguments.manifest, None, Path::new("checkpoints"), None)?;
     if let Some(ranks) = arguments.ranks {
         set_ranks(&mut config, ranks)?;
     }
     let memory = arguments.memory.map(|memory| memory.as_u64() as f64);
-    let strategies = strategies(&config, memory);
+    let speeds = arguments.speeds(&config)?;
+    let strategies = strategies(&config, memory, speeds.as_ref());
     if arguments.json {
         write_line(&serde_json::to_string_pretty(&strategies).expect("numbers and names"));
     } else {
@@ -66,6 +105,10 @@ fn set_ranks(config: &mut RunConfig, ranks: u32) -> Result<(), TrainError> {
 }
 
 fn table(config: &RunConfig, strategies: &[Strategy], memory: Option<ByteSize>) -> Vec<String> {
+    let has_speeds = strategies.iter().any(|strategy| strategy.step_seconds.is_some());
+    let step = if has_speeds { "  step >=" } else { "" };
+    let names = strategies.iter().map(|strategy| strategy.settings.name());
+    let width = names.map(|name| name.len()).max().unwrap_or_default();
     let mut lines = vec![
         format!(
             "{} ranks, {} images a step, {} a micro-batch",
@@ -74,7 +117,7 @@ fn table(config: &RunConfig, strategies: &[Strategy], memory: Option<ByteSize>) 
             config.training.micro_batch_size
         ),
         format!(
-            "{:<36} {:>7} {:>9} {:>9} {:>11} {:>8} {:>8} {:>9}",
+            "{:<width$} {:>8} {:>9} {:>9} {:>11} {:>8} {:>8} {:>9}{step}",
             "", "weights", "gradients", "optimizer", "activations", "working", "total", "sent/step"
         ),
     ];
@@ -86,13 +129,15 @@ fn table(config: &RunConfig, strategies: &[Strategy], memory: Option<ByteSize>) 
             activations,
             working,
         } = strategy.memory_bytes;
+        let step = strategy.step_seconds;
+        let step = step.map_or_else(String::new, |step| format!(" {:>6.0}ms", 1e3 * step.total));
         let fits = match strategy.fits {
             _ if strategy.is_recommended => "  <- recommended",
             Some(true) => "  fits",
             Some(false) | None => "",
         };
         lines.push(format!(
-            "{:<36} {:>7} {:>9} {:>9} {:>11} {:>8} {:>8} {:>9}{fits}",
+            "{:<width$} {:>8} {:>9} {:>9} {:>11} {:>8} {:>8} {:>9}{step}{fits}",
             strategy.settings.name(),
             size(weights),
             size(gradients),
@@ -161,5 +206,45 @@ mod tests {
         assert_eq!((config.nodes, config.ranks_per_node), (1, 2));
         let error = set_ranks(&mut job(2, 4), 6).expect_err("one and a half");
         assert!(error.to_string().contains("--ranks is 6"), "{error}");
+    }
+
+    #[test]
+    fn a_link_that_ranks_use_has_a_speed() {
+        use clap::Parser as _;
+
+        #[derive(clap::Parser)]
+        struct Line {
+            #[command(flatten)]
+            arguments: Arguments,
+        }
+        let speeds = |options: &str, (nodes, per_node)| {
+            let line = format!("plan -f job.yaml {options}");
+            let line = Line::try_parse_from(line.split_whitespace()).map_err(|error| error.to_string())?;
+            let speeds = line.arguments.speeds(&job(nodes, per_node));
+            speeds.map_err(|error| error.to_string())
+        };
+        assert_eq!(speeds("", (2, 2)), Ok(None));
+        let both = speeds(
+            "--images-per-second 10 --within-node 80 --between-nodes 8",
+            (2, 2),
+        );
+        let expected = Speeds {
+            images_per_second: 10.0,
+            within_node: 1e10,
+            between_nodes: 1e9,
+        };
+        assert_eq!(both, Ok(Some(expected)));
+        let one_node = speeds("--images-per-second 10 --within-node 80", (1, 2));
+        assert!(one_node.is_ok_and(|speeds| speeds.is_some()));
+        for (options, named) in [
+            ("--images-per-second 10 --within-node 80", "needs --between-nodes"),
+            ("--images-per-second 10 --between-nodes 8", "needs --within-node"),
+            ("--within-node 80", "--images-per-second"),
+            ("--images-per-second 0", "must be a number above 0"),
+            ("--images-per-second nan", "must be a number above 0"),
+        ] {
+            let error = speeds(options, (2, 2)).expect_err(options);
+            assert!(error.contains(named), "{options}: {error}");
+        }
     }
 }
