@@ -90,14 +90,15 @@ pub const CHECKPOINT_PHASES: [&str; 2] = ["snapshot", "write"];
 /// A step waits for `exposed + straggler`.
 pub const SYNC_KINDS: [&str; 3] = ["total", "exposed", "straggler"];
 
-/// Of [`SYNC_OPERATIONS`]: of gradients at `parallelism.zeroStage` 0, and of activations with
-/// `parallelism.sequence` and `parallelism.tensor`.
+/// Of [`SYNC_OPERATIONS`]: of gradients at `parallelism.zeroStage` 0 and, with `parallelism.shardWithinNode`, between nodes; and of
+/// activations with `parallelism.sequence` and `parallelism.tensor`.
 pub const ALL_REDUCE: &str = "all_reduce";
 /// Of [`SYNC_OPERATIONS`]: of activations with `parallelism.sequence`.
 pub const ALL_TO_ALL: &str = "all_to_all";
 
 /// Operations of which synchronisation consists:
-/// - `all_reduce`: gradients at `parallelism.zeroStage` 0, whole to every rank; and activations with
+/// - `all_reduce`: gradients at `parallelism.zeroStage` 0, whole to every rank; shards of them between nodes with
+///   `parallelism.shardWithinNode`, whose exposed time counts as `reduce_scatter`; and activations with
 ///   `parallelism.tensor` and, where the classifier reads, `parallelism.sequence`;
 /// - `reduce_scatter`: gradients from stage 1 on, to each rank its shard;
 /// - `all_gather`: weights from stage 1 on;

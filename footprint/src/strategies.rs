@@ -114,6 +114,9 @@ const STAGES: [(u8, bool); 7] = [
     (3, true),
 ];
 
+/// The most ranks that divide tokens, or heads: a manifest takes no more.
+const MOST_TOGETHER: u32 = 64;
+
 /// Numbers of ranks that divide tokens, and heads.
 fn groups(config: &RunConfig) -> Vec<(u32, u32)> {
     let most = if config.parallelism.across_nodes {
@@ -121,7 +124,10 @@ fn groups(config: &RunConfig) -> Vec<(u32, u32)> {
     } else {
         config.ranks_per_node
     };
-    let alone = (2..=most).flat_map(|ranks| [(ranks, 1), (1, ranks)]);
+    let heads = config.model.heads;
+    let alone = (2..=most.min(MOST_TOGETHER))
+        .filter(|ranks| heads.is_multiple_of(*ranks))
+        .flat_map(|ranks| [(ranks, 1), (1, ranks)]);
     std::iter::once((1, 1)).chain(alone).collect()
 }
 

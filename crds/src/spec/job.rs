@@ -149,13 +149,13 @@ pub fn is_for_vit_operator(managed_by: Option<&str>) -> bool {
 #[derive(KubeSchema, Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(
-    validation = Rule::new("self.reshardAfterForward || self.zeroStage == 3").message("parallelism.reshardAfterForward false needs parallelism.zeroStage 3: at the other stages weights are never given back"),
-    validation = Rule::new("!self.shardWithinNode || self.zeroStage > 0").message("parallelism.shardWithinNode needs parallelism.zeroStage 1, 2 or 3: at stage 0 nothing is divided"),
+    validation = Rule::new("self.reshardAfterForward || self.zeroStage == 3 || self.strategy == 'Auto'").message("parallelism.reshardAfterForward false needs parallelism.zeroStage 3: at the other stages weights are never given back"),
+    validation = Rule::new("!self.shardWithinNode || self.zeroStage > 0 || self.strategy == 'Auto'").message("parallelism.shardWithinNode needs parallelism.zeroStage 1, 2 or 3: at stage 0 nothing is divided"),
     validation = Rule::new("!self.shardWithinNode || !self.acrossNodes").message("parallelism.shardWithinNode must be false with parallelism.acrossNodes"),
-    validation = Rule::new("self.strategy == 'Manual' || (self.zeroStage == 0 && self.sequence == 1 && self.tensor == 1)").message("parallelism.strategy Auto chooses zeroStage, shardWithinNode, sequence and tensor: leave them out"),
+    validation = Rule::new("self.strategy == 'Manual' || (self.zeroStage == 0 && self.reshardAfterForward && !self.shardWithinNode && self.sequence == 1 && self.tensor == 1)").message("parallelism.strategy Auto chooses zeroStage, reshardAfterForward, shardWithinNode, sequence and tensor: leave them out"),
 )]
 pub struct Parallelism {
-    /// strategy says who chooses zeroStage, shardWithinNode, sequence and tensor: Manual takes those given here. Auto chooses, each
+    /// strategy says who chooses zeroStage, reshardAfterForward, shardWithinNode, sequence and tensor: Manual takes those given here. Auto chooses, each
     /// time the gang gets its GPUs, what vit-trainer plan recommends for their memory, with more activationCheckpointing where
     /// nothing fits otherwise; the global batch stays the same, and status.placement.strategy tells what was chosen.
     #[serde(default)]

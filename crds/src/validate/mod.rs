@@ -264,21 +264,19 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
 
 /// What the operator chooses is not given, too.
 fn strategy(parallelism: &spec::Parallelism, errors: &mut Vec<ConfigError>) {
-    let spec::Parallelism {
-        strategy,
-        zero_stage,
-        sequence,
-        tensor,
-        ..
-    } = *parallelism;
-    if strategy == spec::Strategy::Auto && (zero_stage, sequence, tensor) != (0, 1, 1) {
+    let chosen = spec::Parallelism {
+        strategy: spec::Strategy::Auto,
+        across_nodes: parallelism.across_nodes,
+        bucket_megabytes: parallelism.bucket_megabytes,
+        compress_gradients: parallelism.compress_gradients,
+        ..spec::Parallelism::default()
+    };
+    if parallelism.strategy == spec::Strategy::Auto && *parallelism != chosen {
         refuse(
             errors,
             "parallelism.strategy",
             "Auto",
-            format!(
-                "must be Manual with zeroStage {zero_stage}, sequence {sequence}, tensor {tensor}: Auto chooses them, leave them out"
-            ),
+            "must be Manual with zeroStage, reshardAfterForward, shardWithinNode, sequence or tensor: Auto chooses them, leave them out",
         );
     }
 }

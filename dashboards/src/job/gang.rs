@@ -71,7 +71,7 @@ fn sync(layout: Layout) -> Layout {
                 5,
                 "The same, by operation",
                 Unit::Share,
-                "all_reduce: gradients at parallelism.zeroStage 0, and activations. reduce_scatter: gradients at the \
+                "all_reduce: gradients at parallelism.zeroStage 0, and between nodes with shardWithinNode; and activations. reduce_scatter: gradients at the \
                  other stages. all_gather: weights at those. all_to_all: activations, with parallelism.sequence.",
             )
             .query(by_operation, "{{operation}}")

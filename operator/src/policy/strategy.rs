@@ -25,7 +25,7 @@ pub(crate) fn choose(job: &ValidatedJob, nodes: u32, gpus: &Gpus) -> Option<Stra
     }
     let available = match job.run_config.device {
         Device::Cpu => of_limit(job),
-        _ => of_gpus(gpus),
+        _ => of_gpus(gpus, &job.pod.gpu_resource),
     };
     let config = job.run_config_on(nodes);
     let memory = available.map(|mebibytes| mebibytes as f64 * MEBIBYTE);
@@ -50,11 +50,9 @@ pub(crate) fn choose(job: &ValidatedJob, nodes: u32, gpus: &Gpus) -> Option<Stra
     })
 }
 
-/// The job of a gang that has its GPUs, divided as was chosen for them.
-pub(crate) fn applied(chosen: Option<&StrategyStatus>, config: RunConfig) -> RunConfig {
-    chosen
-        .and_then(|chosen| settings(chosen).applied_to(&config))
-        .unwrap_or(config)
+/// The job divided as was chosen for the GPUs that its gang has; `None` where it cannot be divided so.
+pub(crate) fn applied(chosen: &StrategyStatus, config: &RunConfig) -> Option<RunConfig> {
+    settings(chosen).applied_to(config)
 }
 
 /// What is told of the choice.
@@ -87,8 +85,19 @@ fn settings(chosen: &StrategyStatus) -> Settings {
 }
 
 /// That of the smallest of the GPUs, or of a share of one, in MiB.
-fn of_gpus(gpus: &Gpus) -> Option<i64> {
-    let of_rank = |group: &GpuGroup| Some(group.memory_mebibytes? / group.replicas.unwrap_or(1).max(1));
+fn of_gpus(gpus: &Gpus, resource: &str) -> Option<i64> {
+    let (_, name) = resource.split_once('/').unwrap_or_default();
+    // Where a node has slices of several sizes, its labels describe the whole GPU.
+    if name.starts_with("mig-") {
+        return None;
+    }
+    let of_rank = |group: &GpuGroup| {
+        let is_shared = group.sharing_strategy.is_some() || name.ends_with(".shared");
+        match group.replicas {
+            None if is_shared => None,
+            replicas => Some(group.memory_mebibytes? / replicas.unwrap_or(1).max(1)),
+        }
+    };
     let all = match gpus {
         Gpus::Like(group) => of_rank(group),
         Gpus::Mixed(groups) => groups.keys().map(of_rank).min().flatten(),
@@ -168,6 +177,13 @@ mod tests {
             Some(8_500)
         );
         assert_eq!(available(&mixed([of(Some(10_000)), of(None)])), None);
+        // How much of a GPU is not told.
+        for resource in ["nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared"] {
+            let mut slices = large("auto", &json!({}));
+            slices.pod.gpu_resource = resource.into();
+            let found = choose(&slices, 2, &gpus(Some(10_000), None)).expect("a strategy");
+            assert_eq!(found.available_mebibytes, None, "{resource}");
+        }
         // On CPUs that of the pod, by four ranks.
         let on_cpus = large("cpu", &json!({"memory": "8Gi"}));
         let found = choose(&on_cpus, 2, &gpus(Some(10_000), None)).expect("a strategy");
@@ -191,12 +207,17 @@ mod tests {
     fn what_was_chosen_is_applied_and_a_job_that_chooses_itself_stays_as_it_is() {
         let job = large("cuda", &json!({}));
         let config = job.run_config_on(2);
-        let divided = applied(Some(&chosen(1_600)), config.clone());
+        let divided = applied(&chosen(1_600), &config).expect("can be");
         assert_eq!(divided.parallelism.zero_stage, 3);
         assert_eq!(divided.global_batch_size(), config.global_batch_size());
         let mut manual = job;
         manual.strategy = Strategy::Manual;
         assert_eq!(choose(&manual, 2, &gpus(Some(1_600), None)), None);
-        assert_eq!(applied(None, config.clone()), config);
+        // A number of heads that the model does not have.
+        let other = StrategyStatus {
+            tensor: 3,
+            ..chosen(1_600)
+        };
+        assert_eq!(applied(&other, &config), None);
     }
 }

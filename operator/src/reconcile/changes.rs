@@ -3,6 +3,8 @@
 
 use std::sync::Arc;
 
+use contract::RunConfig;
+use crds::status::PlacementStatus;
 use crds::{Phase, ValidatedJob};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -140,6 +142,22 @@ fn stop_seconds(observation: &Observation) -> Option<u32> {
         .map(|_| STOP_AFTER_FAILURE_SECONDS)
 }
 
+/// What the ranks get, divided as was chosen when the gang got its GPUs.
+fn divided(config: RunConfig, placement: Option<&PlacementStatus>) -> RunConfig {
+    let Some(chosen) = placement.and_then(|placement| placement.strategy.as_ref()) else {
+        return config;
+    };
+    strategy::applied(chosen, &config).unwrap_or_else(|| {
+        // By an operator with other rules, or by hand.
+        let (namespace, name) = (&config.job.namespace, &config.job.name);
+        tracing::warn!(
+            "{namespace}/{name}: nothing is divided, because {}, as status.placement.strategy says, cannot be",
+            chosen.name
+        );
+        config
+    })
+}
+
 /// What an attempt needs and does not have; what there is of older attempts goes.
 fn gang(observation: &Observation, valid: &ValidatedJob, node_ranks: &[usize]) -> Changes {
     let job = &*observation.job;
@@ -161,11 +179,7 @@ fn gang(observation: &Observation, valid: &ValidatedJob, node_ranks: &[usize]) -
         .filter(|name| **name != config_map_name);
     // The gang has the size it was placed with, which a change of the spec does not alter.
     let run_config = valid.run_config_on(u32::try_from(nodes.len()).unwrap_or(u32::MAX));
-    let placement = status.placement.as_ref();
-    let run_config = strategy::applied(
-        placement.and_then(|placement| placement.strategy.as_ref()),
-        run_config,
-    );
+    let run_config = divided(run_config, status.placement.as_ref());
     Changes {
         attempt,
         pod_groups: observation.pod_groups,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use contract::metrics as names;
-use contract::{Parallelism, Progress, RunConfig};
+use contract::{Progress, RunConfig};
 use prometheus::core::Collector;
 use prometheus::{
     Counter, CounterVec, Encoder as _, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec,
@@ -276,7 +276,7 @@ impl RankMetrics {
             step_seconds,
             // Made at once, so that a rank that never waited shows a 0.
             sync: names::SYNC_OPERATIONS.map(|operation| {
-                uses(&config.parallelism, operation).then(|| SyncMetrics {
+                uses(config, operation).then(|| SyncMetrics {
                     seconds: names::SYNC_KINDS.map(|kind| sync_seconds.with_label_values(&[kind, operation])),
                     bytes: sync_bytes.with_label_values(&[operation]),
                 })
@@ -293,9 +293,14 @@ impl RankMetrics {
 }
 
 /// Whether a job's ranks take part in an operation.
-fn uses(parallelism: &Parallelism, operation: &str) -> bool {
+fn uses(config: &RunConfig, operation: &str) -> bool {
+    let parallelism = &config.parallelism;
     match operation {
-        names::ALL_REDUCE => parallelism.zero_stage == 0 || parallelism.ranks_per_replica() > 1,
+        names::ALL_REDUCE => {
+            parallelism.zero_stage == 0
+                || parallelism.ranks_per_replica() > 1
+                || (parallelism.shard_within_node && config.nodes > 1)
+        }
         names::ALL_TO_ALL => parallelism.sequence > 1,
         _ => parallelism.zero_stage > 0,
     }
@@ -398,6 +403,18 @@ mod tests {
                     "{operation} at {stage}, {sequence}, {tensor}:\n{text}"
                 );
             }
+        }
+        // Between nodes that each have all shards, too.
+        for (nodes, is_shown) in [(1, false), (2, true)] {
+            let mut config = config(2);
+            config.nodes = nodes;
+            (
+                config.parallelism.zero_stage,
+                config.parallelism.shard_within_node,
+            ) = (3, true);
+            let metrics = Metrics::new(&config, 0, None).expect("registers");
+            let shown = text(&metrics).contains("operation=\"all_reduce\"");
+            assert_eq!(shown, is_shown, "{nodes} nodes");
         }
     }
 

@@ -140,9 +140,13 @@ pub(super) const ZERO: &[(&str, Fate)] = &[
         Off("parameters stay on the device"),
     ),
     (
+        "mics_shard_size mics_hierarchical_params_gather",
+        NoEffect("set parallelism.shardWithinNode in the manifest, where that is a node's GPUs"),
+    ),
+    (
         "cpu_offload_use_pin_memory allgather_bucket_size allgather_partitions reduce_scatter \
          use_multi_rank_bucket_allreduce round_robin_gradients sub_group_size legacy_stage1 \
-         zero_hpz_partition_size mics_shard_size mics_hierarchical_params_gather memory_efficient_linear \
+         zero_hpz_partition_size memory_efficient_linear \
          pipeline_loading_checkpoint override_module_apply log_trace_cache_warnings enable_sanity_checks \
          save_muon_momentum_buffer_in_memory leaf_module stage3_prefetch_bucket_size \
          stage3_param_persistence_threshold stage3_model_persistence_threshold \
