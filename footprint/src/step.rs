@@ -3,7 +3,7 @@
 use contract::RunConfig;
 use serde::Serialize;
 
-use crate::{Sent, sent};
+use crate::Sent;
 
 /// What was measured of the machines that a job is planned for.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -31,9 +31,9 @@ pub struct Step {
 }
 
 impl Speeds {
-    /// A step of a job that is divided. `computes_again` is whether it computes activations again that were kept where the speed
+    /// A step of a job that is divided, and in which a rank sends so much. `computes_again` is whether it computes activations again that were kept where the speed
     /// was measured. A lower bound: the first gather and the last reduction hide behind nothing, and ranks wait for each other.
-    pub(crate) fn step(&self, divided: &RunConfig, computes_again: bool) -> Step {
+    pub(crate) fn step(&self, divided: &RunConfig, sent: Sent, computes_again: bool) -> Step {
         let images = divided.global_batch_size() as f64 / f64::from(divided.world_size());
         // A forward pass more, beside one and a backward pass, which takes twice as long.
         let again = if computes_again { 4.0 / 3.0 } else { 1.0 };
@@ -43,7 +43,7 @@ impl Speeds {
             weights,
             activations,
             off_node,
-        } = sent(divided);
+        } = sent;
         let ranks_per_node = f64::from(divided.ranks_per_node);
         // Where each node has shards of its own, the rest of what a rank sends.
         let within_node = match (divided.ranks_per_node, divided.parallelism.shard_within_node) {

@@ -182,14 +182,14 @@ impl Strategy {
         let divided = settings.applied_to(config)?;
         let given = config.training.activation_checkpointing;
         let computes_again = settings.activation_checkpointing != given;
-        let memory_bytes = footprint(&divided);
+        let (memory_bytes, sent_bytes) = (footprint(&divided), sent(&divided));
         Some(Self {
             settings,
             gradient_accumulation_steps: divided.training.gradient_accumulation_steps,
             memory_bytes,
             total_bytes: memory_bytes.total(),
-            sent_bytes: sent(&divided),
-            step_seconds: speeds.map(|speeds| speeds.step(&divided, computes_again)),
+            sent_bytes,
+            step_seconds: speeds.map(|speeds| speeds.step(&divided, sent_bytes, computes_again)),
             fits: memory.map(|memory| memory_bytes.total() <= memory),
             is_recommended: false,
         })

@@ -155,9 +155,10 @@ pub fn is_for_vit_operator(managed_by: Option<&str>) -> bool {
     validation = Rule::new("self.strategy == 'Manual' || (self.zeroStage == 0 && self.reshardAfterForward && !self.shardWithinNode && self.sequence == 1 && self.tensor == 1)").message("parallelism.strategy Auto chooses zeroStage, reshardAfterForward, shardWithinNode, sequence and tensor: leave them out"),
 )]
 pub struct Parallelism {
-    /// strategy says who chooses zeroStage, reshardAfterForward, shardWithinNode, sequence and tensor: Manual takes those given here. Auto chooses, each
-    /// time the gang gets its GPUs, what vit-trainer plan recommends for their memory, with more activationCheckpointing where
-    /// nothing fits otherwise; the global batch stays the same, and status.placement.strategy tells what was chosen.
+    /// strategy says who chooses zeroStage, reshardAfterForward, shardWithinNode, sequence and tensor: Manual takes those
+    /// given here. Auto chooses, each time the gang gets its GPUs, what vit-trainer plan recommends for their memory, with
+    /// more activationCheckpointing where nothing fits otherwise; the global batch stays the same, and
+    /// status.placement.strategy tells what was chosen.
     #[serde(default)]
     pub strategy: Strategy,
     /// zeroStage says what is divided among the ranks, as DeepSpeed's stage of the same name: 0 nothing, 1 optimizer state and
