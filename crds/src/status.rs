@@ -61,6 +61,9 @@ pub struct ViTTrainingJobStatus {
     /// lastFailure is the failure that ended the last failed attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_failure: Option<FailureStatus>,
+    /// outOfMemory is the strategy by which an attempt ran out of memory; later attempts take one that takes less.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub out_of_memory: Option<StrategyStatus>,
     /// stragglers are the ranks of the latest gang that stay slower than the others, which wait for them in every step.
     #[x_kube(merge_strategy = ListMerge::Map(vec!["rank".into()]))]
     #[schemars(length(max = 16))]

@@ -282,7 +282,7 @@ impl Default for Scheduling {
 pub struct FailurePolicy {
     /// maxRestarts is how many times the gang is restarted without a new checkpoint in between; each new checkpoint
     /// starts the count afresh. Failures that would only repeat (wrong configuration, bad data, out of memory, a loss
-    /// that is not finite) are never retried.
+    /// that is not finite) are never retried, but for out of memory with parallelism.strategy Auto, while a strategy takes less.
     #[schemars(range(min = 0, max = 1000))]
     pub max_restarts: i32,
     /// nodeLostSeconds is how long a node may be not ready before its pods count as lost, in seconds. Their gang then

@@ -104,8 +104,10 @@ impl Metrics {
         for category in Error::CATEGORIES {
             metrics.reconcile_errors.with_label_values(&[category]);
         }
-        // Bad data are tried again where they are a node's own.
-        let is_retried = |class: &FailureClass| class.is_retryable() || *class == FailureClass::BadData;
+        // Bad data are tried again where they are a node's own, what ran out of memory where the operator divides it further.
+        let is_retried = |class: &FailureClass| {
+            class.is_retryable() || matches!(class, FailureClass::BadData | FailureClass::OutOfMemory)
+        };
         for class in FailureClass::ALL.into_iter().filter(is_retried) {
             metrics.restarts.with_label_values(&[class.as_str()]);
         }

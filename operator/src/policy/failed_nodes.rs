@@ -92,7 +92,7 @@ pub(crate) fn after(
     let Some(name) = &failure.node else {
         return nodes;
     };
-    let is_of_the_node = !failure.class.is_retryable() && verdict != Verdict::NotRetryable;
+    let is_of_the_node = failure.class == FailureClass::BadData && verdict != Verdict::NotRetryable;
     let blame = if is_of_the_node {
         Blame::AtOnce
     } else {

@@ -14,15 +14,16 @@ pub(crate) enum Verdict {
     Exhausted,
 }
 
-/// Decides by the class of the failure to blame, whether it is [the node's](super::failed_nodes::is_of_the_node), and by the
+/// Decides by the class of the failure to blame, whether the next attempt is another where it matters (it avoids
+/// [the node that failed](super::failed_nodes::is_of_the_node), or [takes less memory](super::strategy::takes_less)), and by the
 /// number of failed attempts since the last new checkpoint, this one included.
 pub(crate) fn verdict(
     class: FailureClass,
-    is_of_the_node: bool,
+    next_differs: bool,
     failures_since_checkpoint: i32,
     max_restarts: u32,
 ) -> Verdict {
-    if !class.is_retryable() && !is_of_the_node {
+    if !class.is_retryable() && !next_differs {
         Verdict::NotRetryable
     } else if i64::from(failures_since_checkpoint) > i64::from(max_restarts) {
         Verdict::Exhausted

@@ -1,13 +1,16 @@
 //! `parallelism.strategy: Auto`: what the ranks of a gang divide, by the memory that each has.
 
-use contract::{Device, RunConfig};
+use contract::exit::ExitCode;
+use contract::{Device, FailureClass, RunConfig};
 use crds::ValidatedJob;
 use crds::spec::Strategy;
-use crds::status::{GpuGroup, StrategyStatus};
+use crds::status::{GpuGroup, StrategyStatus, ViTTrainingJobStatus};
 use footprint::{Settings, strategies};
 use planner::facts::quantity::whole;
 use planner::facts::resources::MEMORY;
 use planner::policy::placement::Gpus;
+
+use super::failure::Failure;
 
 const MEBIBYTE: f64 = 1024.0 * 1024.0;
 
@@ -17,9 +20,19 @@ const SHARE_FOR_TENSORS: f64 = 0.85;
 /// On a CPU, what a rank takes beside its tensors: libraries, and images that are being decoded.
 const BESIDE_TENSORS_MEBIBYTES: i64 = 512;
 
+/// Of what ran out of memory, as much is taken at the most by what comes after it.
+const SHARE_AFTER_OUT_OF_MEMORY: f64 = 0.9;
+
 /// The strategy of a gang of so many nodes: the first that fits, or the one that takes the least memory. Where no memory is
 /// known, the first of all, which divides nothing. `None` where the manifest chooses.
-pub(crate) fn choose(job: &ValidatedJob, nodes: u32, gpus: &Gpus) -> Option<StrategyStatus> {
+///
+/// It takes less than the one that ran out of memory, if one did.
+pub(crate) fn choose(
+    job: &ValidatedJob,
+    nodes: u32,
+    gpus: &Gpus,
+    out_of_memory: Option<&StrategyStatus>,
+) -> Option<StrategyStatus> {
     if job.strategy == Strategy::Manual {
         return None;
     }
@@ -28,10 +41,12 @@ pub(crate) fn choose(job: &ValidatedJob, nodes: u32, gpus: &Gpus) -> Option<Stra
         _ => of_gpus(gpus, &job.pod.gpu_resource),
     };
     let config = job.run_config_on(nodes);
-    let memory = available.map(|mebibytes| mebibytes as f64 * MEBIBYTE);
+    let most = out_of_memory.map(|failed| most_after(failed, available));
+    let usable = available.into_iter().chain(most).min();
+    let memory = usable.map(|mebibytes| mebibytes as f64 * MEBIBYTE);
     let all = strategies(&config, memory, None);
     let fits = all.iter().find(|strategy| strategy.is_recommended);
-    let chosen = fits.or_else(|| match available {
+    let chosen = fits.or_else(|| match usable {
         Some(_) => all
             .iter()
             .min_by(|one, other| one.total_bytes.total_cmp(&other.total_bytes)),
@@ -55,8 +70,47 @@ pub(crate) fn applied(chosen: &StrategyStatus, config: &RunConfig) -> Option<Run
     settings(chosen).applied_to(config)
 }
 
-/// What is told of the choice.
-pub(crate) fn in_words(chosen: &StrategyStatus) -> String {
+/// Whether the next attempt takes less memory than this one, which failed for want of it.
+pub(crate) fn takes_less(failure: &Failure, job: &ValidatedJob, status: &ViTTrainingJobStatus) -> bool {
+    let Some(failed) = status
+        .placement
+        .as_ref()
+        .and_then(|placement| placement.strategy.as_ref())
+    else {
+        return false;
+    };
+    // Beside GPUs a pod has memory of its own, which no strategy takes less of: the trainer tells when a GPU has no more.
+    let is_of_ranks =
+        job.run_config.device == Device::Cpu || failure.exit_code == Some(ExitCode::OutOfMemory.code());
+    let is_out_of_memory = failure.class == FailureClass::OutOfMemory && is_of_ranks;
+    let nodes = u32::try_from(status.nodes().len()).unwrap_or(u32::MAX);
+    let most = most_after(failed, failed.available_mebibytes) as f64 * MEBIBYTE;
+    is_out_of_memory
+        && job.strategy == Strategy::Auto
+        && strategies(&job.run_config_on(nodes), Some(most), None)
+            .iter()
+            .any(|strategy| strategy.is_recommended)
+}
+
+/// The most that a strategy takes where another ran out of memory, in MiB: as much more as these ranks have more memory.
+fn most_after(failed: &StrategyStatus, available_mebibytes: Option<i64>) -> i64 {
+    let growth = match (available_mebibytes, failed.available_mebibytes) {
+        (Some(now), Some(then)) if then > 0 => now as f64 / then as f64,
+        _ => 1.0,
+    };
+    (failed.memory_mebibytes as f64 * growth * SHARE_AFTER_OUT_OF_MEMORY) as i64
+}
+
+/// What is told of the choice, and of the strategy that ran out of memory before it.
+pub(crate) fn in_words(chosen: &StrategyStatus, out_of_memory: Option<&StrategyStatus>) -> String {
+    let words = choice_in_words(chosen);
+    match out_of_memory {
+        Some(failed) => format!("{words}; {} ran out of memory", failed.name),
+        None => words,
+    }
+}
+
+fn choice_in_words(chosen: &StrategyStatus) -> String {
     let (name, takes) = (&chosen.name, chosen.memory_mebibytes);
     match chosen.available_mebibytes {
         None => format!(
@@ -122,8 +176,11 @@ mod tests {
 
     use serde_json::json;
 
+    use crds::status::PlacementStatus;
+
     use super::*;
     use crate::fixtures::{job, tesla_t4};
+    use crate::policy::gang::PodView;
 
     /// ViT-L/16 on two nodes of four GPUs, whose strategy the operator chooses.
     fn large(device: &str, limits: &serde_json::Value) -> ValidatedJob {
@@ -145,7 +202,13 @@ mod tests {
     }
 
     fn chosen(memory_mebibytes: i64) -> StrategyStatus {
-        choose(&large("cuda", &json!({})), 2, &gpus(Some(memory_mebibytes), None)).expect("a strategy")
+        choose(
+            &large("cuda", &json!({})),
+            2,
+            &gpus(Some(memory_mebibytes), None),
+            None,
+        )
+        .expect("a strategy")
     }
 
     #[test]
@@ -154,16 +217,23 @@ mod tests {
         assert_eq!(stages, [0, 1, 2, 3]);
         let tight = chosen(1_600);
         assert_eq!(
-            in_words(&tight),
+            in_words(&tight, None),
             "strategy zeroStage 3, block (1010 of 1360 MiB a rank)"
         );
-        assert!(in_words(&chosen(100)).contains("which takes the least memory and still more than there is"));
+        assert!(
+            in_words(&chosen(100), None)
+                .contains("which takes the least memory and still more than there is")
+        );
     }
 
     #[test]
     fn the_smallest_memory_counts() {
         let job = large("auto", &json!({}));
-        let available = |gpus: &Gpus| choose(&job, 2, gpus).expect("a strategy").available_mebibytes;
+        let available = |gpus: &Gpus| {
+            choose(&job, 2, gpus, None)
+                .expect("a strategy")
+                .available_mebibytes
+        };
         assert_eq!(available(&gpus(Some(10_000), None)), Some(8_500));
         // Two pods share a GPU.
         assert_eq!(available(&gpus(Some(10_000), Some(2))), Some(4_250));
@@ -181,25 +251,90 @@ mod tests {
         for resource in ["nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared"] {
             let mut slices = large("auto", &json!({}));
             slices.pod.gpu_resource = resource.into();
-            let found = choose(&slices, 2, &gpus(Some(10_000), None)).expect("a strategy");
+            let found = choose(&slices, 2, &gpus(Some(10_000), None), None).expect("a strategy");
             assert_eq!(found.available_mebibytes, None, "{resource}");
         }
         // On CPUs that of the pod, by four ranks.
         let on_cpus = large("cpu", &json!({"memory": "8Gi"}));
-        let found = choose(&on_cpus, 2, &gpus(Some(10_000), None)).expect("a strategy");
+        let found = choose(&on_cpus, 2, &gpus(Some(10_000), None), None).expect("a strategy");
         assert_eq!(found.available_mebibytes, Some(8192 / 4 - 512));
+    }
+
+    /// By how a rank of that attempt ended.
+    fn goes_on(job: &ValidatedJob, strategy: &StrategyStatus, exit: ExitCode, class: FailureClass) -> bool {
+        let status = ViTTrainingJobStatus {
+            placement: Some(PlacementStatus {
+                nodes: vec!["a".into(), "b".into()],
+                strategy: Some(strategy.clone()),
+                ..PlacementStatus::default()
+            }),
+            ..ViTTrainingJobStatus::default()
+        };
+        let failure = Failure {
+            exit_code: Some(exit.code()),
+            ..Failure::of_pod(&PodView::default(), class, String::new())
+        };
+        takes_less(&failure, job, &status)
+    }
+
+    #[test]
+    fn what_ran_out_of_memory_is_divided_further_until_nothing_takes_less() {
+        let job = large("cuda", &json!({}));
+        let gpus = gpus(Some(81_920), None);
+        let out_of_memory = |strategy: &StrategyStatus| {
+            goes_on(&job, strategy, ExitCode::OutOfMemory, FailureClass::OutOfMemory)
+        };
+        let mut tried = vec![choose(&job, 2, &gpus, None).expect("a strategy")];
+        while let Some(last) = tried.last().filter(|last| out_of_memory(last)) {
+            let next = choose(&job, 2, &gpus, Some(last)).expect("a strategy");
+            assert!(
+                next.memory_mebibytes as f64 <= last.memory_mebibytes as f64 * 0.9,
+                "{next:?} after {last:?}"
+            );
+            assert_eq!(next.available_mebibytes, last.available_mebibytes);
+            tried.push(next);
+        }
+        let names: Vec<&str> = tried.iter().map(|strategy| strategy.name.as_str()).collect();
+        assert_eq!(names[..3], ["zeroStage 0", "zeroStage 1", "zeroStage 2"]);
+        assert!(names.len() > 4, "{names:?}");
+        assert!(in_words(&tried[1], tried.first()).ends_with("; zeroStage 0 ran out of memory"));
+    }
+
+    #[test]
+    fn gpus_with_more_memory_take_more_than_what_ran_out_of_it() {
+        let job = large("cuda", &json!({}));
+        let on =
+            |mebibytes, failed| choose(&job, 2, &gpus(Some(mebibytes), None), failed).expect("a strategy");
+        let failed = on(8_000, None);
+        assert_eq!((failed.zero_stage, on(8_000, Some(&failed)).zero_stage), (0, 1));
+        assert_eq!(on(16_000, Some(&failed)).zero_stage, 0);
+    }
+
+    #[test]
+    fn what_no_strategy_helps_is_not_tried_again() {
+        let (class, killed) = (FailureClass::OutOfMemory, ExitCode::Signal(9));
+        let on_gpus = large("cuda", &json!({}));
+        let whole = chosen(81_920);
+        // The pod's memory, not the GPU's.
+        assert!(!goes_on(&on_gpus, &whole, killed, class));
+        let on_cpus = large("cpu", &json!({"memory": "80Gi"}));
+        assert!(goes_on(&on_cpus, &whole, killed, class));
+        assert!(!goes_on(&on_cpus, &whole, killed, FailureClass::Killed));
+        let mut manual = on_cpus;
+        manual.strategy = Strategy::Manual;
+        assert!(!goes_on(&manual, &whole, killed, class));
     }
 
     #[test]
     fn nothing_is_divided_where_no_memory_is_known() {
         for (device, limits) in [("cuda", json!({"memory": "8Gi"})), ("cpu", json!({"cpu": 1}))] {
-            let found = choose(&large(device, &limits), 2, &gpus(None, None)).expect("a strategy");
+            let found = choose(&large(device, &limits), 2, &gpus(None, None), None).expect("a strategy");
             assert_eq!(
                 (found.zero_stage, found.available_mebibytes),
                 (0, None),
                 "{device}"
             );
-            assert!(in_words(&found).contains("the memory of a rank is not known"));
+            assert!(in_words(&found, None).contains("the memory of a rank is not known"));
         }
     }
 
@@ -212,7 +347,7 @@ mod tests {
         assert_eq!(divided.global_batch_size(), config.global_batch_size());
         let mut manual = job;
         manual.strategy = Strategy::Manual;
-        assert_eq!(choose(&manual, 2, &gpus(Some(1_600), None)), None);
+        assert_eq!(choose(&manual, 2, &gpus(Some(1_600), None), None), None);
         // A number of heads that the model does not have.
         let other = StrategyStatus {
             tensor: 3,

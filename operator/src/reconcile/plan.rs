@@ -35,6 +35,7 @@ use crate::policy::admission::{AdmissionState, admission_state, is_recorded};
 use crate::policy::failure::{Failure, root_cause};
 use crate::policy::gang::{PodId, PodState, PodView};
 use crate::policy::restart::{Verdict, verdict};
+use crate::policy::strategy;
 use crate::policy::suspend::{StopReason, stop_wanted};
 use crate::policy::{deadline, elastic, failed_nodes, stall, start, ttl};
 use stopping::{backing_off, beyond_reach, drain, failed_stop, lost, settle};
@@ -391,15 +392,12 @@ fn verdict_on(
     valid: &ValidatedJob,
     failures_since_checkpoint: i32,
 ) -> Verdict {
-    let is_of_the_node = failed_nodes::is_of_the_node(
-        failure.class,
-        valid,
-        &observation.status(),
-        observation.progress.as_ref(),
-    );
+    let status = observation.status();
+    let is_of_the_node =
+        failed_nodes::is_of_the_node(failure.class, valid, &status, observation.progress.as_ref());
     verdict(
         failure.class,
-        is_of_the_node,
+        is_of_the_node || strategy::takes_less(failure, valid, &status),
         failures_since_checkpoint,
         valid.max_restarts,
     )

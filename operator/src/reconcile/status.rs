@@ -196,7 +196,9 @@ pub(crate) fn only_counters_changed(last: &ViTTrainingJobStatus, next: &ViTTrain
 fn strategy_for(observation: &Observation, placement: &Placement) -> Option<StrategyStatus> {
     let valid = crds::validate(&observation.job).ok()?;
     let nodes = u32::try_from(placement.nodes.len()).ok()?;
-    strategy::choose(&valid, nodes, &placement.gpus)
+    let status = observation.job.status.as_ref();
+    let out_of_memory = status.and_then(|status| status.out_of_memory.as_ref());
+    strategy::choose(&valid, nodes, &placement.gpus, out_of_memory)
 }
 
 /// What is added to a message about GPUs where pods of the job do not end: they are not waited for.

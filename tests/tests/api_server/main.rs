@@ -204,6 +204,11 @@ fn trials(cluster: Option<&Arc<Cluster>>) -> Result<Vec<Trial>> {
         ),
         trial("operator_runs_a_job".into(), operator::runs_a_job, 0),
         trial(
+            "operator_divides_more_after_a_rank_ran_out_of_memory".into(),
+            operator::divides_more_after_a_rank_ran_out_of_memory,
+            0,
+        ),
+        trial(
             "manifests_of_the_chart_are_valid".into(),
             chart::manifests_are_valid,
             0,

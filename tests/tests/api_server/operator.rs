@@ -2,8 +2,10 @@
 //! runs the pods: the test writes what becomes of them.
 
 use anyhow::{Result, ensure};
+use contract::RunConfig;
+use contract::environment::RUN_CONFIG_PATH;
 use crds::conditions::reasons;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::runtime::Handle;
 use vit_tests::operator::{self, OPERATOR};
 use vit_tests::{Cluster, GpuProduct, kwok};
@@ -23,37 +25,56 @@ pub(crate) fn start(cluster: &Cluster) -> Result<()> {
     operator::start(cluster, &program, &[format!("--{namespace}")])
 }
 
+/// Calls in the operator's namespace.
+struct Operated<'a>(&'a Cluster);
+
+impl Operated<'_> {
+    fn run(&self, arguments: &[&str]) -> Result<String> {
+        self.0
+            .kubectl_output(&[&["--namespace", NAMESPACE], arguments].concat())
+    }
+
+    fn wait(&self, what: &str, objects: &[&str]) -> Result<()> {
+        objects.iter().try_for_each(|object| {
+            self.run(&["wait", object, &format!("--for={what}"), "--timeout=60s"])
+                .map(drop)
+        })
+    }
+
+    /// Writes what became of pods whose containers are in this state.
+    fn play(&self, pods: &[&str], phase: &str, state: &Value) -> Result<()> {
+        let is_ready = if phase == "Running" { "True" } else { "False" };
+        let patch = json!({"status": {
+            "phase": phase,
+            "conditions": [{"type": "Ready", "status": is_ready}],
+            "containerStatuses": [{"name": "trainer", "image": "a", "imageID": "", "ready": true, "restartCount": 0, "state": state}],
+        }});
+        let patch = patch.to_string();
+        let patch = ["patch", "--subresource=status", "--type=merge", "--patch", &patch];
+        self.run(&[&patch[..], pods].concat()).map(drop)
+    }
+}
+
+fn ended(exit_code: u8) -> Value {
+    json!({"terminated": {"exitCode": exit_code, "startedAt": null, "finishedAt": null}})
+}
+
 pub(crate) fn runs_a_job(cluster: &Cluster, _: usize) -> Result<()> {
     let _nodes = NODES.lock();
     Handle::current().block_on(kwok::add_nodes(&cluster.client(), 2, &GpuProduct::TESLA_T4, 1))?;
-    let run = |arguments: &[&str]| cluster.kubectl_output(&[&["--namespace", NAMESPACE], arguments].concat());
-    let wait = |what: &str, objects: &[&str]| -> Result<()> {
-        objects.iter().try_for_each(|object| {
-            run(&["wait", object, &format!("--for={what}"), "--timeout=60s"]).map(drop)
-        })
-    };
-    let play = |status: serde_json::Value| -> Result<()> {
-        let patch = json!({"status": status}).to_string();
-        let patch = ["patch", "--subresource=status", "--type=merge", "--patch", &patch];
-        run(&[&patch[..], &PODS[..]].concat()).map(drop)
-    };
+    let operated = Operated(cluster);
     kubectl_input(cluster, ["--namespace", NAMESPACE, "create", "-f", "-"], VALID)?;
-    wait("create", &PODS)?;
-    let container = |state| json!([{"name": "trainer", "image": "a", "imageID": "", "ready": true, "restartCount": 0, "state": state}]);
-    play(json!({
-        "phase": "Running", "conditions": [{"type": "Ready", "status": "True"}],
-        "containerStatuses": container(json!({"running": {}})),
-    }))?;
-    wait("jsonpath={.status.phase}=Running", &["vtj/digits"])?;
+    operated.wait("create", &PODS)?;
+    operated.play(&PODS, "Running", &json!({"running": {}}))?;
+    operated.wait("jsonpath={.status.phase}=Running", &["vtj/digits"])?;
     let owned = ["service/digits", "configmap/digits-1", "networkpolicy/digits"];
-    run(&[&["get"], &owned[..]].concat())?;
-    let done = json!({"terminated": {"exitCode": 0, "startedAt": null, "finishedAt": null}});
-    play(json!({"phase": "Succeeded", "containerStatuses": container(done)}))?;
-    wait("jsonpath={.status.phase}=Succeeded", &["vtj/digits"])?;
+    operated.run(&[&["get"], &owned[..]].concat())?;
+    operated.play(&PODS, "Succeeded", &ended(0))?;
+    operated.wait("jsonpath={.status.phase}=Succeeded", &["vtj/digits"])?;
 
-    run(&["delete", "vtj/digits"])?;
-    wait("delete", &[&PODS[..], &owned[..]].concat())?;
-    let events = run(&["get", "events", "--output=jsonpath={.items[*].reason}"])?;
+    operated.run(&["delete", "vtj/digits"])?;
+    operated.wait("delete", &[&PODS[..], &owned[..]].concat())?;
+    let events = operated.run(&["get", "events", "--output=jsonpath={.items[*].reason}"])?;
     for reason in [
         reasons::GANG_FITS,
         reasons::ALL_PODS_READY,
@@ -67,5 +88,39 @@ pub(crate) fn runs_a_job(cluster: &Cluster, _: usize) -> Result<()> {
     let holder = "jsonpath={.spec.holderIdentity}";
     let holder = kubectl(cluster, ["get", "lease", OPERATOR, "-n", OPERATOR, "-o", holder])?;
     ensure!(!holder.is_empty(), "nobody holds the lease");
+    kubectl(cluster, ["delete", "nodes", "--selector=nvidia.com/gpu.count=1"]).map(drop)
+}
+
+pub(crate) fn divides_more_after_a_rank_ran_out_of_memory(cluster: &Cluster, _: usize) -> Result<()> {
+    let _nodes = NODES.lock();
+    Handle::current().block_on(kwok::add_nodes(&cluster.client(), 2, &GpuProduct::TESLA_T4, 1))?;
+    let operated = Operated(cluster);
+    let job = VALID.replace("\nspec:\n", "\nspec:\n  parallelism: {strategy: Auto}\n");
+    kubectl_input(cluster, ["--namespace", NAMESPACE, "create", "-f", "-"], &job)?;
+    let status = || -> Result<Value> {
+        let job = operated.run(&["get", "vtj/digits", "--output=json"])?;
+        Ok(serde_json::from_str::<Value>(&job)?["status"].take())
+    };
+    operated.wait("create", &PODS)?;
+    operated.play(&PODS, "Running", &json!({"running": {}}))?;
+    operated.wait("jsonpath={.status.phase}=Running", &["vtj/digits"])?;
+    let first = status()?["placement"]["strategy"].take();
+    operated.play(&PODS[1..], "Failed", &ended(77))?;
+    let next = ["pod/digits-2-0", "pod/digits-2-1"];
+    operated.wait("create", &next)?;
+    let status = status()?;
+    let second = &status["placement"]["strategy"];
+    ensure!(status["outOfMemory"] == first, "{status}");
+    let mebibytes = |strategy: &Value| strategy["memoryMebibytes"].as_i64();
+    ensure!(mebibytes(second) < mebibytes(&first), "{second} after {first}");
+    let config = operated.run(&["get", "configmap/digits-2", "--output=json"])?;
+    let config: Value = serde_json::from_str(&config)?;
+    let (_, key) = RUN_CONFIG_PATH.rsplit_once('/').unwrap_or_default();
+    let config = config["data"][key].as_str().unwrap_or_default();
+    let config: RunConfig = serde_json::from_str(config)?;
+    ensure!(second["zeroStage"] == config.parallelism.zero_stage, "{config:?}");
+
+    operated.run(&["delete", "vtj/digits"])?;
+    operated.wait("delete", &next)?;
     kubectl(cluster, ["delete", "nodes", "--selector=nvidia.com/gpu.count=1"]).map(drop)
 }

@@ -1,7 +1,9 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use contract::FailureClass::{BadData, DeviceFault, Killed, PeerLost, PodLost, Stalled, StartFailed};
+use contract::FailureClass::{
+    BadData, DeviceFault, Killed, OutOfMemory, PeerLost, PodLost, Stalled, StartFailed,
+};
 use contract::exit::ExitCode;
 use contract::{
     Activity, CheckpointRecord, FailureClass, FailureRecord, Heartbeat, Heartbeats, Progress,
@@ -9,6 +11,7 @@ use contract::{
 };
 use crds::ViTTrainingJob;
 use crds::conditions::{reasons, types};
+use crds::spec::Strategy;
 use crds::status::CheckpointStatus;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -292,6 +295,43 @@ fn a_killed_rank_is_followed_by_a_new_attempt_once_its_gang_is_gone() {
     observation.now = at(101);
     assert!(matches!(step(&mut observation), Plan::Place { attempt: 2, .. }));
     assert_eq!(phase(&observation), Phase::Starting);
+}
+
+#[test]
+fn a_rank_out_of_memory_is_followed_by_a_gang_that_divides_more_where_the_operator_chooses() {
+    let mut observation = running(vec![ended(pod(1, 0), 77, 99), pod(1, 1)]);
+    assert_eq!(end(decide(&observation)), (OutOfMemory, NotRetryable, false));
+
+    job_of(&mut observation).spec.parallelism.strategy = Strategy::Auto;
+    status_of(&mut observation).phase = Some(Phase::Pending);
+    let gang = std::mem::take(&mut observation.pods);
+    step(&mut observation);
+    let strategy = |observation: &Observation| {
+        let placement = observation.status().placement.expect("a placement");
+        placement.strategy.expect("a strategy")
+    };
+    let first = strategy(&observation);
+    assert_eq!(first.zero_stage, 0);
+    status_of(&mut observation).attempt = 1;
+    observation.pods = gang;
+    assert_eq!(end(step(&mut observation)), (OutOfMemory, Restart, false));
+    // Which nodes are at fault: none.
+    assert_eq!(observation.status().failed_nodes, []);
+
+    observation.pods.clear();
+    observation.now = at(200);
+    assert!(matches!(step(&mut observation), Plan::Place { attempt: 2, .. }));
+    let second = strategy(&observation);
+    assert!(second.memory_mebibytes < first.memory_mebibytes, "{second:?}");
+    let (_, message) = condition(&observation.status(), types::PLACED);
+    assert_contains(&message, "; zeroStage 0 ran out of memory");
+    // A failure of another kind does not bring the first back.
+    observation.pods = vec![pod(2, 0), ended(pod(2, 1), 137, 210)];
+    assert_eq!(end(step(&mut observation)), (Killed, Restart, false));
+    observation.pods.clear();
+    observation.now = at(300);
+    assert!(matches!(step(&mut observation), Plan::Place { attempt: 3, .. }));
+    assert_eq!(strategy(&observation), second);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What a plan changes in a status.
 
-use contract::Balance;
+use contract::{Balance, FailureClass};
 use crds::Phase;
 use crds::conditions::types::{FAILED, PLACED, RUNNING, SUSPENDED};
 use crds::conditions::{self, reasons};
@@ -86,7 +86,10 @@ impl Next {
             }
         };
         let message = match &strategy {
-            Some(strategy) => format!("{message}; {}", strategy::in_words(strategy)),
+            Some(strategy) => {
+                let out_of_memory = self.status.out_of_memory.as_ref();
+                format!("{message}; {}", strategy::in_words(strategy, out_of_memory))
+            }
             None => message,
         };
         self.status.phase = Some(Phase::Starting);
@@ -224,6 +227,11 @@ impl Next {
         let cause = format!("attempt {attempt}: {}: {}", failure.class, failure.message);
         let reason = match verdict {
             Verdict::Restart => {
+                if failure.class == FailureClass::OutOfMemory
+                    && let Some(placement) = &self.status.placement
+                {
+                    self.status.out_of_memory.clone_from(&placement.strategy);
+                }
                 self.status.phase = Some(Phase::Restarting);
                 self.set(RUNNING, false, reasons::RESTARTING, &cause);
                 return;
