@@ -30,8 +30,8 @@ pub use preset::ModelPreset;
 pub use progress::{CheckpointRecord, FailureRecord, Progress, SlowRank, TerminationRecord};
 pub use run_config::{
     ActivationCheckpointing, AttentionBackend, Augmentation, Balance, BatchShare, CheckpointConfig,
-    ConfigError, Course, DataConfig, DataFormat, Device, Ema, GradientCompression, Interpolation,
-    JobIdentity, LearningRateScaling, LossScaleConfig, ModelConfig, NoRandAugment, Normalization, Optimizer,
-    Parallelism, Pooling, Precision, RandAugment, RandomCrop, RandomResizedCrop, Resume, RunConfig,
-    ScalingRule, Schedule, Shards, TrainingConfig,
+    CheckpointWriters, ConfigError, Course, DataConfig, DataFormat, Device, Ema, GradientCompression,
+    Interpolation, JobIdentity, LearningRateScaling, LossScaleConfig, ModelConfig, NoRandAugment,
+    Normalization, Optimizer, Parallelism, Pooling, Precision, RandAugment, RandomCrop, RandomResizedCrop,
+    Resume, RunConfig, ScalingRule, Schedule, Shards, TrainingConfig,
 };

@@ -21,7 +21,7 @@ use rules::Rules;
 pub use augmentation::{
     Augmentation, Interpolation, NoRandAugment, RandAugment, RandomCrop, RandomResizedCrop,
 };
-pub use checkpoint::{CheckpointConfig, Resume};
+pub use checkpoint::{CheckpointConfig, CheckpointWriters, Resume};
 pub use data::{DataConfig, DataFormat, Normalization, Shards};
 pub use elastic::BatchShare;
 pub use model::{ModelConfig, Pooling};

@@ -1,3 +1,4 @@
+use contract::CheckpointWriters;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +33,12 @@ pub struct Checkpoint {
     /// apart by their uid). A checkpoint of a job in another namespace is always refused.
     #[serde(default)]
     pub resume: Resume,
+    /// writers says which ranks write a checkpoint. FirstRank collects all tensors on the first rank. With EveryRank every rank
+    /// holds and writes its share of them, into files of its own: on a volume that all ranks share it takes less of the first
+    /// rank's memory, and less time. Auto is EveryRank above 1,000,000,000 parameters, else FirstRank. Either continues from
+    /// the other.
+    #[serde(default)]
+    pub writers: CheckpointWriters,
 }
 
 fn default_path() -> String {

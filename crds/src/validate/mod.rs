@@ -219,6 +219,7 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
                 spec::Resume::Auto => contract::Resume::Auto,
                 spec::Resume::Never => contract::Resume::Never,
             },
+            writers: spec.checkpoint.writers,
         },
         job: name,
     };
@@ -449,16 +450,26 @@ spec:
     }
 
     #[test]
-    fn intervals_between_checkpoints_reach_the_trainer() {
+    fn when_and_by_whom_checkpoints_are_written_reaches_the_trainer() {
         let valid = validate(&job(|job| {
             job.spec.checkpoint.every_steps = Some(500);
             job.spec.checkpoint.every_seconds = Some(600);
+            job.spec.checkpoint.writers = contract::CheckpointWriters::EveryRank;
         }))
         .expect("valid");
         let checkpoint = valid.run_config.checkpoint;
         assert_eq!(
-            (checkpoint.every_steps, checkpoint.every_seconds),
-            (Some(500), Some(600))
+            (
+                checkpoint.every_steps,
+                checkpoint.every_seconds,
+                checkpoint.writers.count(1_000, 8)
+            ),
+            (Some(500), Some(600), 8)
+        );
+        let by_itself = contract::CheckpointWriters::Auto;
+        assert_eq!(
+            [1_000_000_000, 1_000_000_001].map(|parameters| by_itself.count(parameters, 8)),
+            [1, 8]
         );
         assert_eq!(
             errors(|job| job.spec.checkpoint.every_steps = Some(-1)),

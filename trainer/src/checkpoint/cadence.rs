@@ -54,6 +54,7 @@ mod tests {
             every_steps,
             every_seconds,
             resume: contract::Resume::Auto,
+            writers: contract::CheckpointWriters::Auto,
         };
         Cadence::new(&config, 0)
     }

@@ -64,7 +64,7 @@ impl Checksums {
         let mut file = fs::File::create(folder.join(CHECKSUMS_FILE))?;
         file.write_all(&json)?;
         file.sync_all()?;
-        Ok(json.len() as u64 + self.0.values().map(|file| file.bytes).sum::<u64>())
+        Ok(json.len() as u64 + self.bytes())
     }
 
     pub(super) fn open(folder: &Path) -> Result<Self, CheckpointError> {
@@ -74,6 +74,21 @@ impl Checksums {
             path,
             message: error.to_string(),
         })
+    }
+
+    /// Adds those of other files.
+    pub(super) fn extend(&mut self, other: Self) {
+        self.0.extend(other.0);
+    }
+
+    /// Bytes of all files together.
+    pub(super) fn bytes(&self) -> u64 {
+        self.0.values().map(|file| file.bytes).sum()
+    }
+
+    /// Whether a file is one of the checkpoint: that with the checksums is, too.
+    pub(super) fn lists(&self, name: &str) -> bool {
+        name == CHECKSUMS_FILE || self.knows(name)
     }
 
     pub(super) fn knows(&self, name: &str) -> bool {

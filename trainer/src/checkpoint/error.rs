@@ -44,6 +44,10 @@ pub(crate) enum CheckpointError {
     )]
     NotThere { path: PathBuf, problem: &'static str },
     #[error(
+        "rank {rank} does not see in {path} what the first rank has written there: where every rank writes checkpoints, all nodes must share the volume; share it, or set checkpoint.writers to FirstRank"
+    )]
+    NotShared { path: PathBuf, rank: u32 },
+    #[error(
         "{path} has no moving average of the weights (ema.safetensors): its run had no training.ema; without --ema the trained weights are taken"
     )]
     NoAverage { path: PathBuf },
@@ -74,6 +78,7 @@ impl CheckpointError {
                 | Self::NotThere { .. }
                 | Self::NoAverage { .. }
                 | Self::OtherModel { .. }
+                | Self::NotShared { .. }
         )
     }
 }

@@ -2,14 +2,15 @@
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use fs_err as fs;
+use torch_ext::Member;
 
-use super::checksums::Checksums;
 use super::ownership::{Claim, Owner};
 use super::restore::{Loaded, load};
+use super::shares::{Lost, Share, tell};
 use super::{CheckpointError, Expected, Run, STATE_FILE, Snapshot};
-use crate::tensor_file;
 
 /// Half written or half removed.
 const PARTIAL_PREFIX: &str = ".partial-";
@@ -22,6 +23,9 @@ pub(crate) struct CheckpointFolder {
     path: PathBuf,
     keep: usize,
     claim: Claim,
+    /// This rank among those that write.
+    member: Member,
+    lost: Lost,
 }
 
 impl CheckpointFolder {
@@ -33,9 +37,38 @@ impl CheckpointFolder {
             path: path.into(),
             keep: keep as usize,
             claim: Claim::take(path, owner).map_err(CheckpointError::Folder)?,
+            member: Member { rank: 0, size: 1 },
+            lost: Lost(Arc::new(|| None)),
         };
         folder.clean_up().map_err(CheckpointError::Folder)?;
         Ok(folder)
+    }
+
+    /// The folder of which so many ranks write checkpoints together, the first rank with them; `lost` ends its wait for one of them.
+    pub(crate) fn shared_by(mut self, ranks: u32, lost: Lost) -> Self {
+        self.member.size = ranks;
+        self.lost = lost;
+        self
+    }
+
+    /// The folder that the first rank has opened as `owner`, for another of the ranks that write.
+    pub(crate) fn join(path: &Path, owner: Owner, member: Member) -> Result<Self, CheckpointError> {
+        let claim = Claim::of_run(path, owner).map_err(CheckpointError::Folder)?;
+        Ok(Self {
+            path: path.into(),
+            keep: usize::MAX,
+            claim: claim.ok_or_else(|| CheckpointError::NotShared {
+                path: path.into(),
+                rank: member.rank,
+            })?,
+            member,
+            lost: Lost(Arc::new(|| None)),
+        })
+    }
+
+    /// Who writes here.
+    pub(crate) fn owner(&self) -> &Owner {
+        self.claim.owner()
     }
 
     fn clean_up(&self) -> std::io::Result<()> {
@@ -55,13 +88,21 @@ impl CheckpointFolder {
         Ok(())
     }
 
-    /// Writes a checkpoint and removes those beyond the number to keep. Gives its folder and its size in bytes.
+    /// Writes a checkpoint and removes those beyond the number to keep; on a rank that is not the first, its share of it.
+    /// Gives its folder and the size in bytes of what was written.
     pub(super) fn save(&self, snapshot: &Snapshot) -> Result<(PathBuf, u64), CheckpointError> {
         let step = snapshot.state.position.step;
         let partial = self.path.join(format!("{PARTIAL_PREFIX}{STEP_PREFIX}{step:08}"));
         // Not even a half-written one of this name may be removed where it is a successor's.
-        let written = self.claim.check().and_then(|()| self.write(snapshot, &partial));
+        let written = self.claim.check().and_then(|()| {
+            if self.member.rank == 0 {
+                self.write(snapshot, &partial)
+            } else {
+                self.write_share(snapshot, &partial)
+            }
+        });
         match written {
+            Ok(bytes) if self.member.rank > 0 => Ok((self.folder(step), bytes)),
             Ok(bytes) => {
                 // The new checkpoint is complete; the next save retries the removal.
                 if let Err(error) = self.prune() {
@@ -70,8 +111,9 @@ impl CheckpointFolder {
                 Ok((self.folder(step), bytes))
             }
             Err(error) => {
-                // Free the space again; the write's own error is the one to report. What is a successor's stays.
-                if self.claim.check().is_ok() {
+                // Free the space again; the write's own error is the one to report. What is a successor's stays, and of a share the
+                // first rank hears.
+                if self.member.rank == 0 && self.claim.check().is_ok() {
                     let _ = fs::remove_dir_all(&partial);
                 }
                 Err(CheckpointError::Write {
@@ -85,20 +127,22 @@ impl CheckpointFolder {
     }
 
     fn write(&self, snapshot: &Snapshot, partial: &Path) -> std::io::Result<u64> {
-        match fs::remove_dir_all(partial) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-            _ => fs::create_dir(partial)?,
+        fs::create_dir_all(partial)?;
+        let mut share = Share::write(partial, snapshot, self.member)?;
+        if self.member.size > 1 {
+            share.complete(partial, self.member.size, self.owner(), &self.lost)?;
         }
-        let mut checksums = Checksums::default();
-        let metadata = snapshot.metadata();
-        for (file, values) in &snapshot.files {
-            checksums.write(partial, file.file(), |out| {
-                tensor_file::write(out, values, &metadata)
-            })?;
-        }
+        let mut checksums = share.checksums;
         let state = snapshot.state.to_json()?;
         checksums.write(partial, STATE_FILE, |out| out.write_all(&state))?;
         let bytes = checksums.finish(partial)?;
+        // Records of shares, and what an interrupted write of this step left.
+        for entry in fs::read_dir(partial)? {
+            let entry = entry?;
+            if !checksums.lists(&entry.file_name().to_string_lossy()) {
+                fs::remove_file(entry.path())?;
+            }
+        }
         sync_folder(partial)?;
         let step = snapshot.state.position.step;
         self.claim.check()?;
@@ -106,6 +150,26 @@ impl CheckpointFolder {
         sync_folder(&self.path)?;
         self.put_in_place(step)?;
         Ok(bytes)
+    }
+
+    fn write_share(&self, snapshot: &Snapshot, partial: &Path) -> std::io::Result<u64> {
+        let written = fs::create_dir_all(partial).and_then(|()| {
+            let share = Share::write(partial, snapshot, self.member)?;
+            sync_folder(partial)?;
+            Ok(share)
+        });
+        match written {
+            Ok(share) => {
+                let bytes = share.checksums.bytes();
+                tell(partial, self.member, self.owner(), Ok(share))?;
+                Ok(bytes)
+            }
+            Err(error) => {
+                // The first rank waits; where it cannot be told it finds out that this one is lost.
+                let _ = tell(partial, self.member, self.owner(), Err(error.to_string()));
+                Err(error)
+            }
+        }
     }
 
     /// What there was too little of, where that is why a write failed.

@@ -14,6 +14,9 @@
 //!                                  /state.json              position in the run, and what the weights belong to
 //!                                  /checksums.json          length and CRC-32 of each of them
 //! ```
+//!
+//! Where every rank writes ([`shares`]) it is `model-00001-of-00008.safetensors` and so on, with
+//! `model.safetensors.index.json`.
 
 mod cadence;
 mod checksums;
@@ -21,6 +24,7 @@ mod error;
 mod folder;
 mod ownership;
 mod restore;
+mod shares;
 mod snapshot;
 mod state;
 #[cfg(test)]
@@ -28,19 +32,23 @@ mod tests;
 mod weights;
 mod writer;
 
+use serde::{Deserialize, Serialize};
 use tch::Tensor;
+use torch_ext::Member;
 
 pub(crate) use cadence::Cadence;
 pub(crate) use error::CheckpointError;
 pub(crate) use folder::{CheckpointFolder, has_checkpoints};
 pub(crate) use ownership::Owner;
 pub(crate) use restore::{Loaded, Run, SavedAverage};
+pub(crate) use shares::{Lost, assign};
 pub(crate) use snapshot::Snapshot;
 pub(crate) use state::{Position, State};
 pub(crate) use weights::{SavedCheckpoint, WeightsKind, locate};
 pub(crate) use writer::{Writer, Written};
 
 const STATE_FILE: &str = "state.json";
+const SUFFIX: &str = ".safetensors";
 const MODEL_FILE: &str = "model.safetensors";
 const OPTIMIZER_FILE: &str = "optimizer.safetensors";
 const AVERAGE_FILE: &str = "ema.safetensors";
@@ -48,8 +56,9 @@ const AVERAGE_FILE: &str = "ema.safetensors";
 /// Named tensors, whole.
 pub(crate) type Named = Vec<(String, Tensor)>;
 
-/// A file of tensors in every checkpoint of a run.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+/// A kind of tensors in every checkpoint of a run.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
 pub(crate) enum Part {
     Model,
     Optimizer,
@@ -57,12 +66,27 @@ pub(crate) enum Part {
 }
 
 impl Part {
+    /// Where one rank writes it.
     fn file(self) -> &'static str {
         match self {
             Self::Model => MODEL_FILE,
             Self::Optimizer => OPTIMIZER_FILE,
             Self::Average => AVERAGE_FILE,
         }
+    }
+
+    /// What a rank writes of it.
+    fn file_of(self, member: Member) -> String {
+        let whole = self.file();
+        match whole.strip_suffix(SUFFIX) {
+            Some(stem) if member.size > 1 => format!("{stem}-{}{SUFFIX}", shares::number(member)),
+            _ => whole.into(),
+        }
+    }
+
+    /// Tells which file has which tensor, where several ranks write it.
+    fn index(self) -> String {
+        format!("{}.index.json", self.file())
     }
 }
 

@@ -78,6 +78,20 @@ impl Claim {
         Ok(claim)
     }
 
+    /// That of the rank which has taken the folder for the whole run, `None` where this rank does not see it there.
+    pub(super) fn of_run(folder: &Path, owner: Owner) -> std::io::Result<Option<Self>> {
+        let claim = Self {
+            path: folder.join(FILE),
+            owner,
+        };
+        let is_seen = claim.read()?.is_some_and(|found| found == claim.owner);
+        Ok(is_seen.then_some(claim))
+    }
+
+    pub(super) fn owner(&self) -> &Owner {
+        &self.owner
+    }
+
     /// Fails where another run has taken the folder since.
     pub(super) fn check(&self) -> std::io::Result<()> {
         match self.read()?.filter(|owner| *owner != self.owner) {

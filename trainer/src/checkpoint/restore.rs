@@ -1,13 +1,15 @@
 //! The values of a checkpoint for a run that continues from it, exactly, if it may.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use contract::{JobIdentity, ModelConfig, Resume};
-use safetensors::SafeTensors;
+use safetensors::{Dtype, SafeTensors};
 use tch::{Kind, Tensor};
 
 use super::checksums::Checksums;
-use super::{AVERAGE_FILE, CheckpointError, Expected, Part, STATE_FILE, State};
+use super::shares::{has, read_part};
+use super::{CheckpointError, Expected, Part, STATE_FILE, State};
 use crate::tensor_file::tensor_of;
 
 /// So many differences are told one by one.
@@ -52,7 +54,7 @@ pub(super) fn load(folder: &Path, run: Run<'_>, parts: &[Expected]) -> Result<Lo
     let other_model = state.model.difference(run.model);
     let is_kept = parts.iter().any(|expected| expected.part == Part::Average);
     // The list of files tells an average that was never saved from one that is lost.
-    let average = match (is_kept, checksums.knows(AVERAGE_FILE)) {
+    let average = match (is_kept, has(&checksums, Part::Average)) {
         (true, false) => SavedAverage::Missing,
         (false, true) => SavedAverage::Unused,
         (true, true) | (false, false) => SavedAverage::Fits,
@@ -60,11 +62,10 @@ pub(super) fn load(folder: &Path, run: Run<'_>, parts: &[Expected]) -> Result<Lo
     let is_saved = |expected: &&Expected| expected.part != Part::Average || average == SavedAverage::Fits;
     let mut values = Vec::new();
     for Expected { part, tensors } in parts.iter().filter(is_saved) {
-        let path = folder.join(part.file());
-        let content = checksums.read(folder, part.file())?;
-        match read(&path, &content, tensors)? {
-            Read::Values(read) => values.push((*part, read)),
-            Read::Differs(tensors) => {
+        match fit(read(folder, &checksums, *part)?, tensors) {
+            Ok(read) => values.push((*part, read)),
+            Err(tensors) => {
+                let path = folder.join(part.file());
                 let difference = match other_model {
                     Some(model) => format!("its model's {model}; {tensors}"),
                     None => tensors,
@@ -119,45 +120,64 @@ fn describe(job: &JobIdentity) -> String {
     }
 }
 
-/// A file that was read: its values, or how it differs from what was expected.
-enum Read {
-    Values(Vec<Tensor>),
-    Differs(String),
+/// A tensor of a checkpoint.
+struct Found {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    /// `None` where its numbers are of a type that is not read.
+    value: Option<Tensor>,
 }
 
-/// Reads the values of exactly the tensors in `expected` from the content of the file `path`.
-fn read(path: &Path, content: &[u8], expected: &[(String, Vec<i64>)]) -> Result<Read, CheckpointError> {
-    let file = SafeTensors::deserialize(content).map_err(|error| CheckpointError::Corrupt {
-        path: path.into(),
-        message: error.to_string(),
+/// Reads all tensors of a part.
+fn read(
+    folder: &Path,
+    checksums: &Checksums,
+    part: Part,
+) -> Result<BTreeMap<String, Found>, CheckpointError> {
+    let mut all = BTreeMap::new();
+    read_part(folder, checksums, part, |path, content| {
+        let file = SafeTensors::deserialize(content).map_err(|error| CheckpointError::Corrupt {
+            path: path.into(),
+            message: error.to_string(),
+        })?;
+        for (name, view) in file.iter() {
+            let found = Found {
+                dtype: view.dtype(),
+                shape: view.shape().to_vec(),
+                value: tensor_of(&view),
+            };
+            all.insert(name.to_owned(), found);
+        }
+        Ok(())
     })?;
+    Ok(all)
+}
+
+/// The values of exactly the tensors in `expected`, or how they differ from what was found.
+fn fit(mut found: BTreeMap<String, Found>, expected: &[(String, Vec<i64>)]) -> Result<Vec<Tensor>, String> {
     let mut differences = Vec::new();
     let mut values = Vec::new();
     for (name, shape) in expected {
-        match file.tensor(name) {
-            Err(_) => differences.push(format!("it has no {name} {shape:?}")),
-            Ok(view) => match tensor_of(&view) {
-                Some(value) if value.kind() == Kind::Float && value.size() == *shape => values.push(value),
-                _ => differences.push(format!(
-                    "{name} is {} {:?} instead of F32 {shape:?}",
-                    view.dtype(),
-                    view.shape()
-                )),
-            },
+        match found.remove(name) {
+            None => differences.push(format!("it has no {name} {shape:?}")),
+            Some(Found {
+                value: Some(value), ..
+            }) if value.kind() == Kind::Float && value.size() == *shape => values.push(value),
+            Some(other) => differences.push(format!(
+                "{name} is {} {:?} instead of F32 {shape:?}",
+                other.dtype, other.shape
+            )),
         }
     }
-    let mut unknown: Vec<String> = file
+    let unknown = found
         .iter()
-        .filter(|(name, _)| !expected.iter().any(|(known, _)| known == name))
-        .map(|(name, view)| format!("it has {name} {:?}, which is not expected", view.shape()))
-        .collect();
-    unknown.sort();
+        .map(|(name, other)| format!("it has {name} {:?}, which is not expected", other.shape));
     differences.extend(unknown);
-    Ok(if differences.is_empty() {
-        Read::Values(values)
+    if differences.is_empty() {
+        Ok(values)
     } else {
-        Read::Differs(tell(&differences))
-    })
+        Err(tell(&differences))
+    }
 }
 
 /// The first few differences, and how many more there are.
@@ -171,10 +191,7 @@ fn tell(differences: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use tch::Device;
-
     use super::*;
-    use crate::tensor_file::Metadata;
 
     fn expected(shapes: &[(&str, &[i64])]) -> Vec<(String, Vec<i64>)> {
         shapes
@@ -183,28 +200,27 @@ mod tests {
             .collect()
     }
 
-    fn written(tensors: &[(String, Vec<i64>)]) -> Vec<u8> {
-        let random = |shape: &Vec<i64>| Tensor::rand(shape.as_slice(), (Kind::Float, Device::Cpu));
-        let values = tensors.iter().map(|(name, shape)| (name.clone(), random(shape)));
-        let mut bytes = Vec::new();
-        crate::tensor_file::write(&mut bytes, &values.collect::<Vec<_>>(), &Metadata::new()).expect("writes");
-        bytes
+    fn found(tensors: &[(String, Vec<i64>)]) -> BTreeMap<String, Found> {
+        let tensor = |(name, shape): &(String, Vec<i64>)| {
+            let value = Tensor::zeros(shape.as_slice(), tch::kind::FLOAT_CPU);
+            let found = Found {
+                dtype: Dtype::F32,
+                shape: shape.iter().map(|size| *size as usize).collect(),
+                value: Some(value),
+            };
+            (name.clone(), found)
+        };
+        tensors.iter().map(tensor).collect()
     }
 
     #[test]
     fn each_difference_is_named_with_both_shapes_and_the_list_is_short() {
-        let found = expected(&[("a", &[2, 3]), ("b", &[4]), ("old", &[1])]);
+        let saved = expected(&[("a", &[2, 3]), ("b", &[4]), ("old", &[1])]);
         let wanted = expected(&[("a", &[2, 4]), ("b", &[4]), ("c", &[]), ("d", &[9]), ("e", &[9])]);
-        let Ok(Read::Differs(difference)) = read(Path::new("file"), &written(&found), &wanted) else {
-            panic!("it does not fit");
-        };
         assert_eq!(
-            difference,
+            fit(found(&saved), &wanted).expect_err("it does not fit"),
             "a is F32 [2, 3] instead of F32 [2, 4]; it has no c []; it has no d [9]; and 2 more"
         );
-        assert!(matches!(
-            read(Path::new("file"), &written(&found), &found),
-            Ok(Read::Values(values)) if values.len() == 3
-        ));
+        assert_eq!(fit(found(&saved), &saved).expect("fits").len(), 3);
     }
 }

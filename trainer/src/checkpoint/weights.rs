@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 use contract::ModelConfig;
 
 use super::checksums::Checksums;
-use super::{AVERAGE_FILE, CheckpointError, MODEL_FILE, STATE_FILE, State};
+use super::shares::{has, read_part};
+use super::{CheckpointError, Part, STATE_FILE, State};
 use crate::error::TrainError;
 use crate::model::Weights;
 
@@ -54,14 +55,14 @@ impl SavedCheckpoint {
     }
 
     pub(crate) fn has_average(&self) -> bool {
-        self.checksums.knows(AVERAGE_FILE)
+        has(&self.checksums, Part::Average)
     }
 
     /// Weights in 32 bits, with every byte checked.
     pub(crate) fn weights(&self, kind: WeightsKind) -> Result<Weights, TrainError> {
-        let file = match kind {
-            WeightsKind::Trained => MODEL_FILE,
-            WeightsKind::Ema if self.has_average() => AVERAGE_FILE,
+        let part = match kind {
+            WeightsKind::Trained => Part::Model,
+            WeightsKind::Ema if self.has_average() => Part::Average,
             WeightsKind::Ema => {
                 return Err(CheckpointError::NoAverage {
                     path: self.path.clone(),
@@ -69,8 +70,22 @@ impl SavedCheckpoint {
                 .into());
             }
         };
-        let content = self.checksums.read(&self.path, file)?;
-        Ok(Weights::parse(&self.path.join(file), &content)?)
+        let mut all: Option<Weights> = None;
+        read_part(&self.path, &self.checksums, part, |path, content| {
+            let weights = Weights::parse(path, content)?;
+            match &mut all {
+                Some(all) => all.extend(weights),
+                None => all = Some(weights),
+            }
+            Ok::<_, TrainError>(())
+        })?;
+        all.ok_or_else(|| {
+            CheckpointError::Corrupt {
+                path: self.path.join(part.index()),
+                message: "it names no file".into(),
+            }
+            .into()
+        })
     }
 
     /// An error where its weights are not those of `model`.

@@ -1,4 +1,4 @@
-//! Training state between this rank's part of it and whole tensors in rank 0's host memory.
+//! Training state between this rank's part of it and whole tensors in host memory.
 
 use std::ops::Range;
 
@@ -10,32 +10,33 @@ use crate::error::TrainError;
 use crate::parallel::{Division, StateTensor};
 
 impl World {
-    /// Copies of these tensors in rank 0's host memory, whole; `None` on the other ranks. Each rank calls this where some are
-    /// divided; one tensor at a time is put together on rank 0's device.
+    /// Copies of these tensors in host memory, whole: each on the rank that `owners` has for it, which gets its own. Each rank
+    /// calls this where some are divided; one tensor at a time is put together on its owner's device.
     pub(crate) fn collect(
         &self,
         tensors: &[StateTensor],
-    ) -> Result<Option<Vec<(String, Tensor)>>, TrainError> {
+        owners: &[u32],
+    ) -> Result<Vec<(String, Tensor)>, TrainError> {
         let mut copies = Vec::new();
-        for tensor in tensors {
+        for (tensor, owner) in tensors.iter().zip(owners) {
             let whole = if tensor.division.is_whole() {
-                self.is_first().then(|| tensor.local.shallow_clone())
+                (*owner == self.rank).then(|| tensor.local.shallow_clone())
             } else {
-                self.gather_on_first(tensor)?
+                self.gather_on(*owner, tensor)?
             };
             if let Some(whole) = whole {
                 copies.push((tensor.name.clone(), host_copy(&whole)?));
             }
         }
         wait_for_copies(tensors)?;
-        Ok(self.is_first().then_some(copies))
+        Ok(copies)
     }
 
-    fn gather_on_first(&self, tensor: &StateTensor) -> Result<Option<Tensor>, TrainError> {
+    fn gather_on(&self, owner: u32, tensor: &StateTensor) -> Result<Option<Tensor>, TrainError> {
         let division = &tensor.division;
-        if !self.is_first() {
+        if owner != self.rank {
             if self.pieces_of(division).any(|piece| piece.rank == self.rank) {
-                self.gradients.send(&tensor.local, 0)?;
+                self.gradients.send(&tensor.local, owner)?;
             }
             return Ok(None);
         }
@@ -60,7 +61,7 @@ impl World {
         Ok(Some(whole))
     }
 
-    /// The pieces that make a tensor, in the order in which rank 0 takes them: of what ranks have alike one of them gives it.
+    /// The pieces that make a tensor, in the order in which its owner takes them: of what ranks have alike one of them gives it.
     fn pieces_of<'a>(&'a self, division: &'a Division) -> impl Iterator<Item = Piece> + 'a {
         (0..division.parts()).flat_map(move |part| {
             let whole = 0..division.numel() / i64::from(division.parts());

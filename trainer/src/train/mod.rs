@@ -58,6 +58,8 @@ pub(crate) struct Trainer {
     /// The last step, until it is settled.
     launched: Option<Launched>,
     /// Only rank 0 touches storage.
+    /// How many ranks write checkpoints, and what this one does so with.
+    writers: u32,
     saver: Option<Saver>,
     position: Position,
     /// Of the newest snapshot, or of the checkpoint that training continued from.
@@ -107,8 +109,14 @@ impl Trainer {
             tell,
         )?;
         let (trained, sync) = Trained::new(&config, device, &world)?;
-        let start = Start::find(&world, &config, place.attempt, &trained)?;
-        let observer = observer(&config, place.attempt, data.train.len(), &start, reporter)?;
+        let start = Start::find(&world, &config, place.attempt, &trained, lost)?;
+        let observer = observer(
+            &config,
+            (place.attempt, place.rank),
+            data.train.len(),
+            &start,
+            reporter,
+        )?;
         let mut trainer = Self {
             even: Shares::even(config.global_batch_size(), world.mesh.data.size),
             balancer: None,
@@ -123,6 +131,7 @@ impl Trainer {
             sync,
             updates: Updates::new(&start.position, device),
             launched: None,
+            writers: start.writers,
             saver: start.saver,
             position: start.position,
             saved: start.is_restored.then_some(start.position),
@@ -253,10 +262,10 @@ impl Trainer {
     }
 }
 
-/// Of a run that begins at `start`. Where there is a saver it speaks for the run.
+/// Of a run that begins at `start`. The first rank speaks for the run.
 fn observer(
     config: &RunConfig,
-    attempt: u32,
+    (attempt, rank): (u32, u32),
     images: u64,
     start: &Start,
     reporter: Reporter,
@@ -271,7 +280,7 @@ fn observer(
         train_images: images,
         wall_clock_breakdown: training.wall_clock_breakdown,
     };
-    let log_folder = start.saver.is_some().then_some(config.checkpoint.path.as_path());
+    let log_folder = (rank == 0).then_some(config.checkpoint.path.as_path());
     let observer = Observer::new(
         shape,
         reporter,

@@ -1,8 +1,8 @@
 //! Checkpoints during training: when one is taken, and that training does not wait for its writing.
 //!
-//! Rank 0 alone writes; the others wait for it at the end of an epoch and of training. Where every rank holds the same
-//! weights and moments it copies its own; where they are divided it collects the parts, and every rank takes part in the
-//! snapshot. One write is under way at a time. A checkpoint that becomes due meanwhile by
+//! Rank 0 alone writes, or every rank its share; all wait for the write at the end of an epoch and of training. Where every rank
+//! holds the same weights and moments, a writer copies its own; where they are divided it collects the parts, and every rank
+//! takes part in the snapshot. One write is under way at a time. A checkpoint that becomes due meanwhile by
 //! `checkpoint.everySteps` or `everySeconds` is put off to the first step after that write; the end of an epoch and the
 //! end of training wait for it. Rank 0 tells a step ahead that one is due, so that all ranks settle the step whose state it
 //! holds.
@@ -12,25 +12,22 @@ use std::time::Instant;
 use contract::Activity;
 
 use super::Trainer;
-use crate::checkpoint::{Cadence, CheckpointFolder, Position, Snapshot, State, Writer, Written};
+use crate::checkpoint::{Cadence, CheckpointFolder, Snapshot, State, Writer, Written};
 use crate::error::TrainError;
 
-/// What rank 0 saves with.
+/// What a rank that writes saves with.
 #[derive(Debug)]
 pub(super) struct Saver {
     writer: Writer,
-    cadence: Cadence,
+    /// Of rank 0, which says when a checkpoint is due.
+    cadence: Option<Cadence>,
 }
 
 impl Saver {
-    pub(super) fn new(
-        folder: CheckpointFolder,
-        config: &contract::CheckpointConfig,
-        start: Position,
-    ) -> Self {
+    pub(super) fn new(folder: CheckpointFolder, cadence: Option<Cadence>) -> Self {
         Self {
             writer: Writer::new(folder),
-            cadence: Cadence::new(config, start.step),
+            cadence,
         }
     }
 }
@@ -42,7 +39,8 @@ impl Trainer {
             return Ok(false);
         };
         let written = saver.writer.poll()?;
-        let is_due = !saver.writer.is_busy() && saver.cadence.is_due(step);
+        let cadence = saver.cadence.as_ref();
+        let is_due = !saver.writer.is_busy() && cadence.is_some_and(|cadence| cadence.is_due(step));
         self.tell(written);
         Ok(is_due)
     }
@@ -77,8 +75,8 @@ impl Trainer {
             None => None,
         };
         let start = Instant::now();
-        let files = self.trained.state().collect(&self.world)?;
-        if let (Some(saver), Some(files)) = (&mut self.saver, files) {
+        let files = self.trained.state().collect(&self.world, self.writers)?;
+        if let Some(saver) = &mut self.saver {
             let state = State::new(
                 self.config.job.clone(),
                 self.position,
@@ -87,7 +85,9 @@ impl Trainer {
             );
             let snapshot = Snapshot::new(state, files, start.elapsed());
             saver.writer.begin(snapshot, self.observer.writes())?;
-            saver.cadence.taken(self.position.step);
+            if let Some(cadence) = &mut saver.cadence {
+                cadence.taken(self.position.step);
+            }
         }
         self.tell(before);
         Ok(())

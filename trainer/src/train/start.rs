@@ -1,14 +1,18 @@
 //! Where a run begins: at the weights it has, or at a checkpoint, and the same on every rank.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use contract::{Precision, RunConfig};
 use tch::Tensor;
+use torch_ext::Member;
 
 use super::saving::Saver;
 use super::trained::{Trained, TrainingState};
-use crate::checkpoint::{CheckpointFolder, Loaded, Owner, Part, Position, Run, SavedAverage, State};
-use crate::distributed::World;
+use crate::checkpoint::{
+    Cadence, CheckpointFolder, Loaded, Lost, Owner, Part, Position, Run, SavedAverage, State,
+};
+use crate::distributed::{LostPeer, World};
 use crate::error::TrainError;
 use crate::loss_scale::LossScale;
 
@@ -18,7 +22,8 @@ pub(super) struct Start {
     pub(super) position: Position,
     /// Whether it is a checkpoint's.
     pub(super) is_restored: bool,
-    /// Only rank 0 touches storage.
+    /// How many ranks write checkpoints, the first ones, and what this rank does so with.
+    pub(super) writers: u32,
     pub(super) saver: Option<Saver>,
     /// Of the checkpoint that rank 0 continues from, as is its folder.
     pub(super) validation_accuracy: Option<f64>,
@@ -33,6 +38,7 @@ impl Start {
         config: &RunConfig,
         attempt: u32,
         trained: &Trained,
+        lost: &LostPeer,
     ) -> Result<Self, TrainError> {
         let training_state = trained.state();
         let (mut folder, mut restored) = (None, None);
@@ -42,8 +48,12 @@ impl Start {
             restored = restore(&opened, config, &training_state)?;
             folder = Some(opened);
         }
+        let told = folder.as_ref().map(|folder| folder.owner().clone());
         let found = restored.as_ref().map(|restored| restored.state.position);
-        let found: Option<Position> = world.broadcast_value(&found)?;
+        let (found, owner): (Option<Position>, Option<Owner>) = world.broadcast_value(&(found, told))?;
+        let writers = training_state.writers(config.checkpoint.writers, world.size);
+        let owner = owner.expect("rank 0 has the folder");
+        let folder = share(world, config, lost, writers, (folder, owner))?;
         if found.is_some() {
             let values = restored.as_ref().map(|restored| &restored.values[..]);
             training_state.spread(world, values)?;
@@ -53,11 +63,40 @@ impl Start {
         Ok(Self {
             position: with_loss_scale(found.unwrap_or_default(), config),
             is_restored: found.is_some(),
-            saver: folder.map(|folder| Saver::new(folder, &config.checkpoint, found.unwrap_or_default())),
+            writers,
+            saver: folder.map(|folder| {
+                let step = found.unwrap_or_default().step;
+                let cadence = world.is_first().then(|| Cadence::new(&config.checkpoint, step));
+                Saver::new(folder, cadence)
+            }),
             validation_accuracy: state.and_then(|state| state.validation_accuracy),
             resumed_from,
         })
     }
+}
+
+/// The folder for a rank that writes, given that of rank 0 and who rank 0 is in it. All ranks see the same content.
+fn share(
+    world: &World,
+    config: &RunConfig,
+    lost: &LostPeer,
+    writers: u32,
+    (first, owner): (Option<CheckpointFolder>, Owner),
+) -> Result<Option<CheckpointFolder>, TrainError> {
+    if let Some(folder) = first {
+        let lost = lost.clone();
+        return Ok(Some(
+            folder.shared_by(writers, Lost(Arc::new(move || lost.get()))),
+        ));
+    }
+    let member = Member {
+        rank: world.rank,
+        size: writers,
+    };
+    let joined = (world.rank < writers)
+        .then(|| CheckpointFolder::join(&config.checkpoint.path, owner, member))
+        .transpose()?;
+    Ok(joined)
 }
 
 /// What rank 0 continues from.

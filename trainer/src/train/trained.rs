@@ -1,11 +1,11 @@
 //! What is trained, and every tensor of it that a checkpoint holds.
 
-use contract::RunConfig;
+use contract::{CheckpointWriters, RunConfig};
 use tch::{Device, Tensor};
 
 use super::parallelize::parallelize;
 use super::sync::StepSync;
-use crate::checkpoint::{Expected, Named, Part, has_checkpoints};
+use crate::checkpoint::{Expected, Named, Part, assign, has_checkpoints};
 use crate::distributed::World;
 use crate::error::TrainError;
 use crate::model::{Fit, Mode, VisionTransformer, Weights};
@@ -91,14 +91,32 @@ impl TrainingState {
         parts.collect()
     }
 
-    /// Whole copies in rank 0's host memory; `None` on the other ranks.
-    pub(super) fn collect(&self, world: &World) -> Result<Option<Vec<(Part, Named)>>, TrainError> {
+    /// How many of so many ranks write checkpoints of it.
+    pub(super) fn writers(&self, writers: CheckpointWriters, ranks: u32) -> u32 {
+        let model = self.0.iter().filter(|(part, _)| *part == Part::Model);
+        let parameters = model
+            .flat_map(|(_, tensors)| tensors)
+            .map(|tensor| tensor.division.numel());
+        writers.count(parameters.sum(), ranks)
+    }
+
+    /// Whole copies in host memory of what this rank writes, one of the first `writers`.
+    pub(super) fn collect(&self, world: &World, writers: u32) -> Result<Vec<(Part, Named)>, TrainError> {
+        let tensors = self.0.iter().flat_map(|(_, tensors)| tensors);
+        let numels: Vec<u64> = tensors
+            .map(|tensor| tensor.division.numel().unsigned_abs())
+            .collect();
+        let mut owners = &assign(&numels, writers)[..];
         let mut files = Vec::new();
         for (part, tensors) in &self.0 {
-            let whole = world.collect(tensors)?;
-            files.extend(whole.map(|whole| (*part, whole)));
+            let (own, rest) = owners.split_at(tensors.len());
+            owners = rest;
+            let whole = world.collect(tensors, own)?;
+            if !whole.is_empty() {
+                files.push((*part, whole));
+            }
         }
-        Ok(world.is_first().then_some(files))
+        Ok(files)
     }
 
     /// Gives every rank its part of rank 0's `values` of a checkpoint.

@@ -37,6 +37,8 @@ pub(crate) struct Job {
     /// Further arguments of `run`.
     pub(crate) arguments: Vec<String>,
     pub(crate) every_steps: Option<u32>,
+    /// Which ranks write checkpoints.
+    pub(crate) writers: &'static str,
     /// Name and further parameters of the optimizer.
     pub(crate) optimizer: &'static str,
     /// Further lines of `training`, `key: value`, separated by semicolons.
@@ -77,6 +79,7 @@ impl Job {
             parallelism: "{}",
             schedule: "name: cosine, warmupEpochs: 1",
             every_steps: None,
+            writers: "Auto",
         }
     }
 
@@ -102,6 +105,7 @@ impl Job {
             model,
             arguments: _,
             every_steps,
+            writers,
             optimizer,
             training,
             parallelism,
@@ -133,7 +137,7 @@ spec:
     schedule: {{{schedule}}}
   parallelism: {parallelism}
   workers: {{nodes: {nodes}, gpusPerNode: {ranks_per_node}, device: cpu}}
-  checkpoint: {{resume: {resume}, {every_steps}keep: 2, volume: {{persistentVolumeClaim: {{claimName: unused}}}}}}
+  checkpoint: {{resume: {resume}, writers: {writers}, {every_steps}keep: 2, volume: {{persistentVolumeClaim: {{claimName: unused}}}}}}
 "
         )
     }

@@ -51,20 +51,36 @@ fn kill_rank(running: Running, rank: u32, delay: Duration) {
 /// Ranks collect a checkpoint together, and each step is one.
 #[test]
 fn ranks_with_divided_weights_may_be_killed_at_any_moment() {
-    killed_at_any_moment(2, "{zeroStage: 3}", (60, 8));
+    killed_at_any_moment(2, "{zeroStage: 3}", "FirstRank", (60, 8));
+}
+
+/// Each step is a checkpoint of which every rank writes a share: some are killed while they write, or while others do.
+#[test]
+fn ranks_that_each_write_a_share_may_be_killed_at_any_moment() {
+    killed_at_any_moment(3, "{zeroStage: 3}", "EveryRank", (40, 6));
 }
 
 /// Most of a step is collectives within blocks.
 #[test]
 fn ranks_that_compute_a_model_together_may_be_killed_at_any_moment() {
-    killed_at_any_moment(2, "{tensor: 2, acrossNodes: true}", (30, 4));
-    killed_at_any_moment(4, "{sequence: 2, zeroStage: 1, acrossNodes: true}", (30, 4));
+    killed_at_any_moment(2, "{tensor: 2, acrossNodes: true}", "FirstRank", (30, 4));
+    killed_at_any_moment(
+        4,
+        "{sequence: 2, zeroStage: 1, acrossNodes: true}",
+        "FirstRank",
+        (30, 4),
+    );
 }
 
-fn killed_at_any_moment(ranks: u32, parallelism: &'static str, (epochs, kills): (u32, u32)) {
+fn killed_at_any_moment(
+    ranks: u32,
+    parallelism: &'static str,
+    writers: &'static str,
+    (epochs, kills): (u32, u32),
+) {
     let job = || {
         let mut job = Job::new(100);
-        (job.nodes, job.parallelism) = (ranks, parallelism);
+        (job.nodes, job.parallelism, job.writers) = (ranks, parallelism, writers);
         (job.epochs, job.every_steps) = (epochs, Some(1));
         job
     };
@@ -83,7 +99,21 @@ fn killed_at_any_moment(ranks: u32, parallelism: &'static str, (epochs, kills): 
         .last()
         .and_then(|record| record["step"].as_u64());
     assert!(start > Some(0), "it continued from a checkpoint");
-    let files = ["model.safetensors", "optimizer.safetensors", "state.json"];
+    let entries = fs_err::read_dir(straight.newest()).expect("a folder");
+    let files: Vec<String> = entries
+        .map(|entry| {
+            entry
+                .expect("an entry")
+                .file_name()
+                .into_string()
+                .expect("a name")
+        })
+        .collect();
+    assert!(
+        files.iter().any(|file| file.ends_with(".safetensors")),
+        "{files:?}"
+    );
+    let files: Vec<&str> = files.iter().map(String::as_str).collect();
     assert_same_files(&straight, &killed, &files, parallelism);
 }
 

@@ -1,6 +1,6 @@
 //! Checkpoints as storage sees them: written while training goes on, killed at any moment, on a disk that is full.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -9,7 +9,9 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::agent::run_config;
-use crate::common::{Job, TRAINER, assert_same_files, await_condition, bytes, process_of_rank};
+use crate::common::{
+    FILES, Job, TRAINER, assert_same_files, await_condition, bytes, process_of_rank, weights_of,
+};
 use crate::rank::Rank;
 
 /// Kills of one job. Each start costs a quarter of a second.
@@ -224,6 +226,53 @@ fn checkpoints_come_after_so_many_seconds_within_an_epoch() {
     let state: Value = serde_json::from_slice(&bytes(&newest, "state.json")).expect("JSON");
     assert_eq!(state["position"]["epoch"], 0, "{state}");
     assert_eq!(state["position"]["step"], told.durable, "{state}");
+}
+
+#[test]
+fn what_every_rank_writes_its_share_of_is_what_the_first_rank_writes_alone() {
+    let job = |writers| {
+        let mut job = Job::new(48);
+        (job.nodes, job.epochs, job.writers) = (3, 1, writers);
+        job.parallelism = "{zeroStage: 3}";
+        job.training = "ema: {decay: 0.9}";
+        job.run_well();
+        job
+    };
+    let [mut shared, mut alone] = ["EveryRank", "FirstRank"].map(job);
+    for file in FILES {
+        let folder = shared.newest();
+        let index: Value =
+            serde_json::from_slice(&bytes(&folder, &format!("{file}.index.json"))).expect("an index");
+        let map = index["weight_map"].as_object().expect("a map");
+        let files: BTreeSet<&str> = map.values().filter_map(Value::as_str).collect();
+        assert_eq!(files.len(), 3, "{file}: every rank writes some: {files:?}");
+        let found = files.into_iter().flat_map(|file| weights_of(&folder.join(file)));
+        let found: BTreeMap<String, Vec<f32>> = found.collect();
+        let expected = weights_of(&alone.newest().join(file)).into_iter().collect();
+        assert!(found == expected, "{file} differs");
+    }
+    let exported = |job: &Job| {
+        let to = job.data().join("exported.safetensors");
+        let output = Command::new(TRAINER)
+            .arg("export")
+            .args([job.checkpoints().as_path(), Path::new("-o"), &to])
+            .output()
+            .expect("runs");
+        assert!(output.status.success(), "{output:?}");
+        weights_of(&to)
+    };
+    assert!(exported(&shared) == exported(&alone), "exported weights differ");
+
+    // One continues from the other, in either direction.
+    (shared.writers, shared.epochs) = ("FirstRank", 2);
+    (alone.writers, alone.epochs) = ("EveryRank", 2);
+    for job in [&mut shared, &mut alone] {
+        job.run_well();
+        assert_eq!(job.log("start")[1]["step"], 4, "it continued");
+        (job.writers, job.epochs) = ("FirstRank", 3);
+        job.run_well();
+    }
+    assert_same_files(&shared, &alone, &FILES, "written by all and by one");
 }
 
 /// The trainer with `runs` on a file system of its own of so many bytes, which keeps what `before` held and is listed

@@ -154,6 +154,11 @@ impl Weights {
         })
     }
 
+    /// Adds the tensors of another file of the same model.
+    pub(crate) fn extend(&mut self, other: Self) {
+        self.tensors.extend(other.tensors);
+    }
+
     /// The tensors under the names of a library.
     pub(crate) fn named(self, naming: Naming) -> Result<Vec<(String, Tensor)>, WeightsError> {
         let Self { path, tensors, .. } = self;

@@ -1,0 +1,247 @@
+//! The tensors of a checkpoint by the rank that writes them.
+//!
+//! The first rank writes all of them, or each rank its share: whole tensors, so that whoever reads needs to know nothing of how
+//! a run was divided. The files of the shares of a part then have an index, as Hugging Face's libraries write and read it.
+//! Each rank leaves a record beside its files once they are flushed. The first rank awaits the records, writes the index and
+//! the checksums of all files, and publishes the checkpoint. So the ranks meet on storage alone, and training does not wait.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fs_err as fs;
+use serde::{Deserialize, Serialize};
+use torch_ext::Member;
+
+use super::checksums::Checksums;
+use super::{CheckpointError, Owner, Part, Snapshot};
+use crate::tensor_file;
+
+/// How long the first rank waits for the files of the others after it has written its own.
+const PATIENCE: Duration = Duration::from_mins(15);
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// Tells the rank that is known to be lost, if one is.
+#[derive(Clone)]
+pub(crate) struct Lost(pub(crate) Arc<dyn Fn() -> Option<u32> + Send + Sync>);
+
+impl std::fmt::Debug for Lost {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "Lost({:?})", (self.0)())
+    }
+}
+
+/// Gives each of these tensors, by its size, to one of so many ranks: the largest first, each to the rank that has the least.
+pub(crate) fn assign(sizes: &[u64], ranks: u32) -> Vec<u32> {
+    let mut order: Vec<usize> = (0..sizes.len()).collect();
+    order.sort_by_key(|index| std::cmp::Reverse(sizes[*index]));
+    let mut loads = vec![0; ranks.max(1) as usize];
+    let mut owners = vec![0; sizes.len()];
+    for index in order {
+        let least = (0..loads.len()).min_by_key(|rank| loads[*rank]).unwrap_or(0);
+        loads[least] += sizes[index];
+        owners[index] = least as u32;
+    }
+    owners
+}
+
+/// What a rank tells of its share.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+struct Record {
+    owner: Owner,
+    written: Result<Share, String>,
+}
+
+/// Files that a rank has written and flushed.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Share {
+    pub(super) checksums: Checksums,
+    /// Of each part: the file of each tensor, and bytes of all.
+    parts: BTreeMap<Part, (BTreeMap<String, String>, u64)>,
+}
+
+impl Share {
+    /// Writes a rank's tensors of a snapshot.
+    pub(super) fn write(folder: &Path, snapshot: &Snapshot, member: Member) -> std::io::Result<Self> {
+        let mut share = Self::default();
+        let metadata = snapshot.metadata();
+        for (part, tensors) in &snapshot.files {
+            let file = part.file_of(member);
+            share
+                .checksums
+                .write(folder, &file, |out| tensor_file::write(out, tensors, &metadata))?;
+            let bytes = tensors
+                .iter()
+                .map(|(_, tensor)| tensor_file::bytes_of(tensor) as u64);
+            let names = tensors.iter().map(|(name, _)| (name.clone(), file.clone()));
+            share.parts.insert(*part, (names.collect(), bytes.sum()));
+        }
+        Ok(share)
+    }
+
+    /// Adds the shares of the other ranks, once they are written, and an index of each part.
+    pub(super) fn complete(
+        &mut self,
+        folder: &Path,
+        size: u32,
+        owner: &Owner,
+        lost: &Lost,
+    ) -> std::io::Result<()> {
+        for other in await_others(folder, size, owner, lost)? {
+            self.checksums.extend(other.checksums);
+            for (part, (files, bytes)) in other.parts {
+                let (all, total) = self.parts.entry(part).or_default();
+                all.extend(files);
+                *total += bytes;
+            }
+        }
+        for (part, (files, bytes)) in &self.parts {
+            let index = Index {
+                metadata: IndexMetadata { total_size: *bytes },
+                weight_map: files.clone(),
+            };
+            let json = serde_json::to_vec_pretty(&index)?;
+            self.checksums
+                .write(folder, &part.index(), |out| out.write_all(&json))?;
+        }
+        Ok(())
+    }
+}
+
+/// Leaves the record of a share, or of why it could not be written.
+pub(super) fn tell(
+    folder: &Path,
+    member: Member,
+    owner: &Owner,
+    written: Result<Share, String>,
+) -> std::io::Result<()> {
+    let record = serde_json::to_vec(&Record {
+        owner: owner.clone(),
+        written,
+    })?;
+    let path = record_of(folder, member);
+    let new = path.with_extension("new");
+    fs::write(&new, record)?;
+    fs::rename(new, path)
+}
+
+fn record_of(folder: &Path, member: Member) -> PathBuf {
+    folder.join(format!("share-{}.json", number(member)))
+}
+
+/// As Hugging Face's libraries count files.
+pub(super) fn number(member: Member) -> String {
+    format!("{:05}-of-{:05}", member.rank + 1, member.size)
+}
+
+/// The shares of all ranks but the first.
+fn await_others(folder: &Path, size: u32, owner: &Owner, lost: &Lost) -> std::io::Result<Vec<Share>> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut missing: Vec<u32> = (1..size).collect();
+    let mut shares = Vec::new();
+    loop {
+        // Asked first: a rank may leave its record and end.
+        let lost = (lost.0)();
+        let mut still = Vec::new();
+        for rank in missing {
+            match read(&record_of(folder, Member { rank, size }), owner)? {
+                Some(Ok(share)) => shares.push(share),
+                Some(Err(problem)) => {
+                    return Err(std::io::Error::other(format!("rank {rank}: {problem}")));
+                }
+                None => still.push(rank),
+            }
+        }
+        missing = still;
+        if missing.is_empty() {
+            return Ok(shares);
+        }
+        if let Some(rank) = lost.filter(|rank| missing.contains(rank)) {
+            return Err(std::io::Error::other(format!(
+                "rank {rank} was lost before its part was written"
+            )));
+        }
+        if Instant::now() >= deadline {
+            return Err(std::io::Error::other(format!(
+                "the parts of ranks {missing:?} are not in {} after {} s",
+                folder.display(),
+                PATIENCE.as_secs()
+            )));
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+}
+
+/// The record at `path` of this run; `None` where there is none yet.
+fn read(path: &Path, owner: &Owner) -> std::io::Result<Option<Result<Share, String>>> {
+    let content = match fs::read(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        content => content?,
+    };
+    let record: Record = serde_json::from_slice(&content)?;
+    // A rank of an earlier attempt may not have noticed yet that its time is over.
+    Ok((record.owner == *owner).then_some(record.written))
+}
+
+/// `model.safetensors.index.json` and its like.
+#[derive(Debug, Serialize, Deserialize)]
+struct Index {
+    metadata: IndexMetadata,
+    weight_map: BTreeMap<String, String>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct IndexMetadata {
+    total_size: u64,
+}
+
+/// Reads the file of a part, or those that its index names, one after the other.
+pub(super) fn read_part<E: From<CheckpointError>>(
+    folder: &Path,
+    checksums: &Checksums,
+    part: Part,
+    mut take: impl FnMut(&Path, &[u8]) -> Result<(), E>,
+) -> Result<(), E> {
+    let index = part.index();
+    let mut files = vec![part.file().to_owned()];
+    if checksums.knows(&index) {
+        let content = checksums.read(folder, &index)?;
+        let parsed: Index = serde_json::from_slice(&content).map_err(|error| CheckpointError::Corrupt {
+            path: folder.join(&index),
+            message: error.to_string(),
+        })?;
+        files = parsed.weight_map.into_values().collect();
+        files.sort_unstable();
+        files.dedup();
+    }
+    for file in files {
+        take(&folder.join(&file), &checksums.read(folder, &file)?)?;
+    }
+    Ok(())
+}
+
+/// Whether a checkpoint has a part.
+pub(super) fn has(checksums: &Checksums, part: Part) -> bool {
+    checksums.knows(part.file()) || checksums.knows(&part.index())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_tensor_has_one_writer_and_no_writer_has_much_more_than_another() {
+        let sizes = [7, 100, 1, 30, 30, 30, 9, 1];
+        let owners = assign(&sizes, 3);
+        let mut loads = [0; 3];
+        for (owner, size) in owners.iter().zip(sizes) {
+            loads[*owner as usize] += size;
+        }
+        loads.sort_unstable();
+        assert_eq!(loads, [48, 60, 100]);
+        assert_eq!(assign(&sizes, 1), [0; 8]);
+        assert_eq!(assign(&[], 2), [] as [u32; 0]);
+    }
+}
