@@ -189,7 +189,8 @@ pub struct Parallelism {
     #[schemars(range(min = 1, max = 64))]
     pub tensor: i32,
     /// acrossNodes allows ranks that compute a model together (sequence x tensor) to be on several nodes. Otherwise
-    /// sequence x tensor divides workers.gpusPerNode, because they exchange activations several times in each block.
+    /// sequence x tensor divides workers.gpusPerNode, because they exchange activations several times in each block. With
+    /// placement.topology the nodes of such ranks are of one domain where they can be.
     #[serde(default)]
     pub across_nodes: bool,
     /// bucketMegabytes is, at zeroStage 0, the largest size in MiB of a bucket of gradients, each of which is reduced while

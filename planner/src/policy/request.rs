@@ -47,6 +47,8 @@ impl GangRequest {
 pub struct Shape {
     /// GPUs of each pod.
     pub gpus_per_node: i64,
+    /// Neighbouring nodes whose ranks compute a model together; 0 or 1 where they are on one node, or share nodes with others.
+    pub together: usize,
     /// The extended resource of the GPUs.
     pub gpu_resource: String,
     /// The rules of `placement`.
@@ -79,6 +81,7 @@ impl From<&ValidatedJob> for GangRequest {
             larger,
             shape: Arc::new(Shape {
                 gpus_per_node,
+                together: nodes_together(job),
                 gpu_resource: job.pod.gpu_resource.clone(),
                 rules: job.placement.clone(),
                 node_selector: job.pod.node_selector.clone(),
@@ -88,6 +91,17 @@ impl From<&ValidatedJob> for GangRequest {
                 required_group: None,
             }),
         }
+    }
+}
+
+/// Nodes of ranks that compute a model together.
+fn nodes_together(job: &ValidatedJob) -> usize {
+    let parallelism = &job.run_config.parallelism;
+    let (ranks, per_node) = (parallelism.sequence * parallelism.tensor, job.gpus_per_node());
+    if ranks.is_multiple_of(per_node) {
+        (ranks / per_node) as usize
+    } else {
+        1
     }
 }
 
@@ -107,6 +121,7 @@ impl Shape {
     pub(crate) fn is_alike(&self, other: &Self) -> bool {
         let Self {
             gpus_per_node,
+            together,
             gpu_resource,
             rules,
             node_selector,
@@ -116,6 +131,7 @@ impl Shape {
             required_group,
         } = self;
         *gpus_per_node == other.gpus_per_node
+            && *together == other.together
             && *requests == other.requests
             && *rules == other.rules
             && *gpu_resource == other.gpu_resource

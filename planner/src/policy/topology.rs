@@ -62,20 +62,23 @@ pub(crate) fn largest_domain(fits: &[Fit<'_>], label: &str) -> usize {
 }
 
 /// Chooses `count` nodes, in order of ranks: with one value of the label `required`, if given, and spread over as few domains of
-/// `keys` as possible, which go from the widest to the closest. `None` if there are too few.
+/// `keys` as possible, which go from the widest to the closest. Of a domain that has too few it takes a multiple of `together`
+/// where it can, so that neighbours of which each so many compute a model together are in one. `None` if there are too few.
 pub(crate) fn choose<'a>(
     fits: &[Fit<'a>],
     count: usize,
+    together: usize,
     required: Option<&str>,
     keys: &[Key<'_>],
 ) -> Option<Vec<Fit<'a>>> {
+    let size = (count, together.max(1));
     let mut chosen = match required {
         None if fits.len() < count => return None,
-        None => pack(fits.to_vec(), count, keys),
+        None => pack(fits.to_vec(), size, keys),
         Some(label) => {
             let mut domains = divide(fits, Key::Label(label));
             domains.remove(&Domain::Unknown);
-            tightest(&domains, count, keys)?
+            tightest(&domains, size, keys)?
         }
     };
     chosen.sort_by_cached_key(|fit| {
@@ -85,8 +88,8 @@ pub(crate) fn choose<'a>(
     Some(chosen)
 }
 
-/// Chooses `count` of at least as many nodes.
-fn pack<'a>(mut fits: Vec<Fit<'a>>, count: usize, keys: &[Key<'_>]) -> Vec<Fit<'a>> {
+/// Chooses `count` of at least as many nodes, of which each `together` belong together.
+fn pack<'a>(mut fits: Vec<Fit<'a>>, (count, together): (usize, usize), keys: &[Key<'_>]) -> Vec<Fit<'a>> {
     let Some((widest, closer)) = keys.split_first() else {
         fits.sort_unstable_by_key(|fit| (fit.free, fit.name));
         fits.truncate(count);
@@ -96,18 +99,35 @@ fn pack<'a>(mut fits: Vec<Fit<'a>>, count: usize, keys: &[Key<'_>]) -> Vec<Fit<'
     let mut taken = Vec::with_capacity(count);
     loop {
         let missing = count - taken.len();
-        if let Some(last) = tightest(&domains, missing, closer) {
+        if let Some(last) = tightest(&domains, (missing, together), closer) {
             taken.extend(last);
             return taken;
         }
         // No domain has all that is missing: take all of the largest, for few domains in total.
+        let whole = |nodes: usize| nodes - nodes % together;
         let largest = domains
             .iter()
-            .min_by_key(|(domain, fits)| (**domain == Domain::Unknown, Reverse(fits.len()), **domain))
+            .min_by_key(|(domain, fits)| {
+                let nodes = fits.len();
+                (
+                    **domain == Domain::Unknown,
+                    Reverse(whole(nodes)),
+                    Reverse(nodes),
+                    **domain,
+                )
+            })
             .map(|(domain, _)| *domain);
-        match largest.and_then(|domain| domains.remove(&domain)) {
-            Some(whole) => taken.extend(whole),
-            None => return taken,
+        let Some((domain, fits)) = largest.and_then(|domain| domains.remove_entry(&domain)) else {
+            return taken;
+        };
+        match whole(fits.len()) {
+            some if 0 < some && some < fits.len() => {
+                let part = pack(fits.clone(), (some, together), closer);
+                let is_left = |fit: &Fit<'a>| part.iter().all(|other| other.name != fit.name);
+                domains.insert(domain, fits.into_iter().filter(is_left).collect());
+                taken.extend(part);
+            }
+            _ => taken.extend(fits),
         }
     }
 }
@@ -116,14 +136,14 @@ fn pack<'a>(mut fits: Vec<Fit<'a>>, count: usize, keys: &[Key<'_>]) -> Vec<Fit<'
 /// the fewest nodes over.
 fn tightest<'a>(
     domains: &BTreeMap<Domain<'a>, Vec<Fit<'a>>>,
-    count: usize,
+    (count, together): (usize, usize),
     closer: &[Key<'_>],
 ) -> Option<Vec<Fit<'a>>> {
     domains
         .iter()
         .filter(|(_, fits)| fits.len() >= count)
         .map(|(domain, fits)| {
-            let packed = pack(fits.clone(), count, closer);
+            let packed = pack(fits.clone(), (count, together), closer);
             let cost: Vec<usize> = closer.iter().map(|key| domains_of(&packed, *key)).collect();
             ((*domain == Domain::Unknown, cost, fits.len(), *domain), packed)
         })

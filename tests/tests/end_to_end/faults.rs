@@ -67,12 +67,13 @@ pub(crate) fn truncated_record_is_named_by_file_and_offset(context: &Context<'_>
 
 pub(crate) fn killed_rank_restarts_the_gang_from_its_checkpoint(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("killed")?;
-    // With a rank goes its shard of weights and optimizer state: checkpoints have all of them. The pods' memory leaves 48 MiB
-    // for tensors, and only the last stage takes less.
+    // With a rank goes its shard of weights and optimizer state: checkpoints have all of them, and here each rank writes some. The
+    // pods' memory leaves 48 MiB for tensors, and only the last stage takes less.
     let divided = json!({
         "model": {"hiddenSize": 192, "depth": 8},
         "training": {"epochs": 12},
         "parallelism": {"strategy": "Auto"},
+        "checkpoint": {"writers": "EveryRank"},
         "workers": {"device": "cpu", "resources": {"limits": {"memory": "560Mi"}}},
     });
     namespace.create("digits", divided)?;

@@ -234,6 +234,7 @@ pub(crate) fn gang() -> impl Strategy<Value = GangRequest> {
                 larger: vec![],
                 shape: Arc::new(Shape {
                     gpus_per_node: gpus,
+                    together: 1,
                     gpu_resource: GPU.into(),
                     rules,
                     node_selector: in_zone.then(|| ("zone".into(), "a".into())).into_iter().collect(),

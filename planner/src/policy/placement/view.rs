@@ -294,7 +294,7 @@ impl View {
             } else {
                 fits.collect()
             };
-            choose(&fits, nodes, required, &keys)
+            choose(&fits, nodes, self.shape.together, required, &keys)
         })
     }
 
@@ -309,7 +309,13 @@ impl View {
             .into_iter()
             .chain(labels.map(|label| Key::Label(label)))
             .collect();
-        choose(&all, nodes, rules.required_topology.as_deref(), &keys)
+        choose(
+            &all,
+            nodes,
+            self.shape.together,
+            rules.required_topology.as_deref(),
+            &keys,
+        )
     }
 
     /// The nodes of the largest gang that fits, of the requested sizes. If like GPUs are preferred, the largest one of like GPUs

@@ -17,6 +17,14 @@ fn cluster(nodes: &[(&str, &str, &str)]) -> Vec<(Arc<str>, BTreeMap<String, Stri
 const KEYS: [Key<'static>; 2] = [Key::Label("block"), Key::Label("rack")];
 
 fn chosen(nodes: &[(&str, &str, &str)], count: usize, required: Option<&str>) -> Option<Vec<String>> {
+    chosen_together(nodes, (count, 1), required)
+}
+
+fn chosen_together(
+    nodes: &[(&str, &str, &str)],
+    (count, together): (usize, usize),
+    required: Option<&str>,
+) -> Option<Vec<String>> {
     let group = GpuGroup::default();
     let nodes = cluster(nodes);
     let fits: Vec<Fit<'_>> = nodes
@@ -28,7 +36,7 @@ fn chosen(nodes: &[(&str, &str, &str)], count: usize, required: Option<&str>) ->
             labels,
         })
         .collect();
-    let chosen = choose(&fits, count, required, &KEYS)?;
+    let chosen = choose(&fits, count, together, required, &KEYS)?;
     Some(chosen.iter().map(|fit| fit.name.to_string()).collect())
 }
 
@@ -88,4 +96,35 @@ fn nodes_without_a_label_are_a_last_resort_for_a_preference_and_none_for_a_requi
     assert_eq!(chosen(&nodes, 1, Some("block")).expect("fits"), ["c"]);
     assert_eq!(chosen(&nodes, 2, Some("block")), None);
     assert_eq!(chosen(&nodes, 4, None), None);
+}
+
+#[test]
+fn nodes_that_compute_a_model_together_are_in_one_rack_where_they_can_be() {
+    let nodes = [
+        ("a", "x", "1"),
+        ("b", "x", "1"),
+        ("c", "x", "1"),
+        ("d", "x", "2"),
+        ("e", "x", "2"),
+        ("f", "x", "2"),
+    ];
+    let choose = |count, together| chosen_together(&nodes, (count, together), None).expect("fits");
+    assert_eq!(choose(4, 1), ["a", "b", "c", "d"]);
+    assert_eq!(choose(4, 2), ["a", "b", "d", "e"]);
+    // The last two can only be apart.
+    assert_eq!(choose(6, 2), ["a", "b", "c", "d", "e", "f"]);
+    assert_eq!(choose(6, 3), ["a", "b", "c", "d", "e", "f"]);
+    // Three fit nowhere but in one rack each; four in none.
+    assert_eq!(choose(3, 3), ["a", "b", "c"]);
+    assert_eq!(choose(4, 4), ["a", "b", "c", "d"]);
+    let blocks = [
+        ("a", "x", ""),
+        ("b", "x", ""),
+        ("c", "x", ""),
+        ("d", "y", ""),
+        ("e", "y", ""),
+        ("f", "z", ""),
+    ];
+    let chosen = chosen_together(&blocks, (4, 2), None).expect("fits");
+    assert_eq!(chosen, ["a", "b", "d", "e"]);
 }
