@@ -2,15 +2,18 @@
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 
-def shard(model: torch.nn.Module, mesh: DeviceMesh, reshard_after_forward: bool) -> None:
-    """Divides training state, block by block."""
+def shard(
+    model: torch.nn.Module, mesh: DeviceMesh, reshard_after_forward: bool, precision: torch.dtype = torch.float32
+) -> None:
+    """Divides training state, block by block; the model computes, and gradients are sent, in this precision."""
+    policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=precision)
     for module in (*model.blocks, model):
-        fully_shard(module, mesh=mesh, reshard_after_forward=reshard_after_forward)
+        fully_shard(module, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
 
 
 def divide_heads(model: torch.nn.Module, mesh: DeviceMesh) -> None:

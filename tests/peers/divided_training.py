@@ -1,4 +1,4 @@
-"""What PyTorch trains on ranks that divide a model: FSDP2, and tensor parallelism by DTensor. For the trainer's test
+"""What PyTorch trains on ranks that divide a model: FSDP2 in 32 bits and in bf16, and tensor parallelism by DTensor. For the trainer's test
 trainer/tests/integration/torch.rs, which trains on as many ranks from the same weights and images.
 
     python tests/peers/divided_training.py
@@ -41,8 +41,10 @@ def train(rank: int, ranks: int, name: str, store: str, images: torch.Tensor, la
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     mesh, model = init_device_mesh("cpu", (ranks,)), start()
-    if name == "fsdp2":
-        divided.shard(model, mesh, reshard_after_forward=True)
+    is_sharded = name.startswith("fsdp2")
+    if is_sharded:
+        precision = torch.bfloat16 if name == "fsdp2_bf16" else torch.float32
+        divided.shard(model, mesh, reshard_after_forward=True, precision=precision)
         images, labels = images.chunk(ranks)[rank], labels.chunk(ranks)[rank]
     else:
         divided.divide_heads(model, mesh)
@@ -50,8 +52,8 @@ def train(rank: int, ranks: int, name: str, store: str, images: torch.Tensor, la
     # So large an epsilon that the rounding of a gradient near zero does not decide the sign of an update.
     optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, eps=1e-4, foreach=False)
     for _ in range(STEPS):
-        torch.nn.functional.cross_entropy(model(images), labels).backward()
-        if name == "fsdp2":
+        torch.nn.functional.cross_entropy(model(images).float(), labels).backward()
+        if is_sharded:
             torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
         optimizer.step()
         optimizer.zero_grad()
@@ -70,7 +72,7 @@ def main() -> None:
     images, labels = torch.randn(IMAGES, 3, 16, 16), torch.randint(5, (IMAGES,))
     numpy.save(FOLDER / "train_images.npy", images.numpy())
     numpy.save(FOLDER / "train_labels.npy", labels.numpy())
-    for name, ranks in (("fsdp2", 2), ("tensor", 3)):
+    for name, ranks in (("fsdp2", 2), ("fsdp2_bf16", 2), ("tensor", 3)):
         store = FOLDER / "store"
         store.unlink(missing_ok=True)
         multiprocessing.spawn(train, (ranks, name, str(store.resolve()), images, labels), nprocs=ranks)

@@ -2,7 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::common::{Job, distance, weights_of};
+use crate::common::{Job, distance, norm_of_difference, weights_of};
+
+const STAGES: [&str; 3] = ["{zeroStage: 1}", "{zeroStage: 2}", "{zeroStage: 3}"];
 
 fn golden(file: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -10,14 +12,13 @@ fn golden(file: &str) -> PathBuf {
         .join(file)
 }
 
-/// Ten steps of the golden's twelve images from its weights. Gives the largest difference to `file`.
-fn distance_to(
-    file: &str,
+/// The weights after ten steps of the golden's twelve images from its weights.
+fn trained(
     ranks: u32,
     micro_batch: u32,
     training: &'static str,
     parallelism: &'static str,
-) -> f32 {
+) -> Vec<(String, Vec<f32>)> {
     let mut job = Job::new(5);
     for array in ["train_images.npy", "train_labels.npy"] {
         fs_err::copy(golden("divided").join(array), job.data().join(array)).expect("copies");
@@ -32,26 +33,35 @@ fn distance_to(
     job.schedule = "name: constant";
     (job.optimizer, job.training, job.parallelism) = ("name: adamw, epsilon: 1e-4", training, parallelism);
     job.run_well();
-    distance(&job.weights(), &weights_of(&golden(file)))
+    job.weights()
 }
 
 #[test]
 fn zero_trains_what_fsdp2_trains() {
-    for parallelism in ["{zeroStage: 1}", "{zeroStage: 2}", "{zeroStage: 3}"] {
-        let distance = distance_to(
-            "divided/fsdp2.safetensors",
-            2,
-            6,
-            "clipGradNorm: 0.5",
-            parallelism,
-        );
+    let expected = weights_of(&golden("divided/fsdp2.safetensors"));
+    for parallelism in STAGES {
+        let found = trained(2, 6, "clipGradNorm: 0.5", parallelism);
+        let distance = distance(&found, &expected);
         assert!(distance < 1e-5, "{parallelism}: {distance}");
+    }
+}
+
+/// Half weights end as near to what 32 bits train as those of FSDP2 with `MixedPrecisionPolicy`.
+#[test]
+fn half_weights_of_zero_lose_no_more_than_those_of_fsdp2() {
+    let exact = weights_of(&golden("divided/fsdp2.safetensors"));
+    let fsdp2 = norm_of_difference(&weights_of(&golden("divided/fsdp2_bf16.safetensors")), &exact);
+    for parallelism in STAGES {
+        let training = "clipGradNorm: 0.5; precision: bf16; masterWeights: true";
+        let own = norm_of_difference(&trained(2, 6, training, parallelism), &exact);
+        assert!(own < fsdp2, "{parallelism}: {own}, FSDP2 {fsdp2}");
     }
 }
 
 #[test]
 fn divided_heads_train_what_dtensor_trains() {
     let parallelism = "{tensor: 3, acrossNodes: true}";
-    let distance = distance_to("divided/tensor.safetensors", 3, 12, "seed: 0", parallelism);
+    let found = trained(3, 12, "seed: 0", parallelism);
+    let distance = distance(&found, &weights_of(&golden("divided/tensor.safetensors")));
     assert!(distance < 1e-5, "{distance}");
 }
