@@ -61,7 +61,8 @@ pub struct ViTTrainingJobStatus {
     /// lastFailure is the failure that ended the last failed attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_failure: Option<FailureStatus>,
-    /// outOfMemory is the strategy by which an attempt ran out of memory; later attempts take one that takes less.
+    /// outOfMemory is the strategy by which an attempt ran out of memory; later attempts take one whose steps take less, where
+    /// there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub out_of_memory: Option<StrategyStatus>,
     /// stragglers are the ranks of the latest gang that stay slower than the others, which wait for them in every step.
@@ -252,6 +253,9 @@ pub struct StrategyStatus {
     pub activation_checkpointing: ActivationCheckpointing,
     /// memoryMebibytes is what tensors take of each rank at the most, by calculation, in MiB.
     pub memory_mebibytes: i64,
+    /// stepMebibytes is what they take in a step, which may be less: before the first step each rank has the whole model.
+    #[serde(default)]
+    pub step_mebibytes: i64,
     /// availableMebibytes is the memory that each rank has for them in MiB; absent where it is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub available_mebibytes: Option<i64>,

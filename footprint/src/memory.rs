@@ -96,10 +96,14 @@ fn activations(config: &RunConfig) -> (f64, f64) {
 }
 
 impl Footprint {
+    /// What a step takes.
+    pub fn step(&self) -> f64 {
+        self.weights + self.gradients + self.optimizer + self.activations + self.working
+    }
+
     /// The most that is taken at one time: by a step, or before the first one.
     pub fn total(&self) -> f64 {
-        let step = self.weights + self.gradients + self.optimizer + self.activations + self.working;
-        step.max(self.start)
+        self.step().max(self.start)
     }
 }
 

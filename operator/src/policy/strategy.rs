@@ -1,6 +1,7 @@
 //! `parallelism.strategy: Auto`: what the ranks of a gang divide, by the memory that each has.
 
-use contract::exit::ExitCode;
+use std::cmp::Ordering;
+
 use contract::{Device, FailureClass, RunConfig};
 use crds::ValidatedJob;
 use crds::spec::Strategy;
@@ -20,13 +21,13 @@ const SHARE_FOR_TENSORS: f64 = 0.85;
 /// On a CPU, what a rank takes beside its tensors: libraries, and images that are being decoded.
 const BESIDE_TENSORS_MEBIBYTES: i64 = 512;
 
-/// Of what ran out of memory, as much is taken at the most by what comes after it.
+/// Of what a step took that ran out of memory, those after it take as much at the most.
 const SHARE_AFTER_OUT_OF_MEMORY: f64 = 0.9;
 
 /// The strategy of a gang of so many nodes: the first that fits, or the one that takes the least memory. Where no memory is
 /// known, the first of all, which divides nothing. `None` where the manifest chooses.
 ///
-/// It takes less than the one that ran out of memory, if one did.
+/// Its steps take less than those that ran out of memory, if some did and there is such a strategy.
 pub(crate) fn choose(
     job: &ValidatedJob,
     nodes: u32,
@@ -40,19 +41,21 @@ pub(crate) fn choose(
         Device::Cpu => of_limit(job),
         _ => of_gpus(gpus, &job.pod.gpu_resource),
     };
-    let config = job.run_config_on(nodes);
-    let most = out_of_memory.map(|failed| most_after(failed, available));
-    let usable = available.into_iter().chain(most).min();
-    let memory = usable.map(|mebibytes| mebibytes as f64 * MEBIBYTE);
-    let all = strategies(&config, memory, None);
-    let fits = all.iter().find(|strategy| strategy.is_recommended);
-    let chosen = fits.or_else(|| match usable {
-        Some(_) => all
-            .iter()
-            .min_by(|one, other| one.total_bytes.total_cmp(&other.total_bytes)),
-        None => all.first(),
-    })?;
+    let all = strategies(&job.run_config_on(nodes), None, None);
+    let limits = Limits {
+        memory: available,
+        step: out_of_memory.map(|failed| most_after(failed, available)),
+    };
+    let least = |one: &&footprint::Strategy, other: &&footprint::Strategy| {
+        let takes = |strategy: &footprint::Strategy| (strategy.total_bytes, strategy.memory_bytes.step());
+        takes(one).partial_cmp(&takes(other)).unwrap_or(Ordering::Equal)
+    };
+    let chosen = all
+        .iter()
+        .find(|strategy| limits.allow(strategy))
+        .or_else(|| all.iter().min_by(least))?;
     let settings = chosen.settings;
+    let mebibytes = |bytes: f64| (bytes / MEBIBYTE).ceil() as i64;
     Some(StrategyStatus {
         name: settings.name(),
         zero_stage: settings.zero_stage.into(),
@@ -60,9 +63,24 @@ pub(crate) fn choose(
         sequence: count(settings.sequence),
         tensor: count(settings.tensor),
         activation_checkpointing: settings.activation_checkpointing,
-        memory_mebibytes: (chosen.total_bytes / MEBIBYTE).ceil() as i64,
+        memory_mebibytes: mebibytes(chosen.total_bytes),
+        step_mebibytes: mebibytes(chosen.memory_bytes.step()),
         available_mebibytes: available,
     })
+}
+
+/// The most that a strategy may take, in MiB, where that is known.
+struct Limits {
+    memory: Option<i64>,
+    /// In a step.
+    step: Option<i64>,
+}
+
+impl Limits {
+    fn allow(&self, strategy: &footprint::Strategy) -> bool {
+        let fits = |bytes: f64, most: Option<i64>| most.is_none_or(|most| bytes <= most as f64 * MEBIBYTE);
+        fits(strategy.total_bytes, self.memory) && fits(strategy.memory_bytes.step(), self.step)
+    }
 }
 
 /// The job divided as was chosen for the GPUs that its gang has; `None` where it cannot be divided so.
@@ -79,34 +97,47 @@ pub(crate) fn takes_less(failure: &Failure, job: &ValidatedJob, status: &ViTTrai
     else {
         return false;
     };
-    // Beside GPUs a pod has memory of its own, which no strategy takes less of: the trainer tells when a GPU has no more.
-    let is_of_ranks =
-        job.run_config.device == Device::Cpu || failure.exit_code == Some(ExitCode::OutOfMemory.code());
+    let is_of_ranks = job.run_config.device == Device::Cpu || is_of_gpu(failure);
     let is_out_of_memory = failure.class == FailureClass::OutOfMemory && is_of_ranks;
     let nodes = u32::try_from(status.nodes().len()).unwrap_or(u32::MAX);
-    let most = most_after(failed, failed.available_mebibytes) as f64 * MEBIBYTE;
+    let limits = Limits {
+        memory: failed.available_mebibytes,
+        step: Some(most_after(failed, failed.available_mebibytes)),
+    };
     is_out_of_memory
         && job.strategy == Strategy::Auto
-        && strategies(&job.run_config_on(nodes), Some(most), None)
+        && strategies(&job.run_config_on(nodes), None, None)
             .iter()
-            .any(|strategy| strategy.is_recommended)
+            .any(|strategy| limits.allow(strategy))
 }
 
-/// The most that a strategy takes where another ran out of memory, in MiB: as much more as these ranks have more memory.
+/// Whether a GPU had no more memory, in libtorch's words. A pod has memory of its own beside, which strategies do not take less of.
+fn is_of_gpu(failure: &Failure) -> bool {
+    ["CUDA", "HIP"]
+        .iter()
+        .any(|device| failure.message.contains(device))
+}
+
+/// The most that a step takes where others ran out of memory, in MiB: as much more as these ranks have more memory.
 fn most_after(failed: &StrategyStatus, available_mebibytes: Option<i64>) -> i64 {
     let growth = match (available_mebibytes, failed.available_mebibytes) {
         (Some(now), Some(then)) if then > 0 => now as f64 / then as f64,
         _ => 1.0,
     };
-    (failed.memory_mebibytes as f64 * growth * SHARE_AFTER_OUT_OF_MEMORY) as i64
+    (failed.step_mebibytes as f64 * growth * SHARE_AFTER_OUT_OF_MEMORY) as i64
 }
 
 /// What is told of the choice, and of the strategy that ran out of memory before it.
 pub(crate) fn in_words(chosen: &StrategyStatus, out_of_memory: Option<&StrategyStatus>) -> String {
     let words = choice_in_words(chosen);
-    match out_of_memory {
-        Some(failed) => format!("{words}; {} ran out of memory", failed.name),
-        None => words,
+    let Some(failed) = out_of_memory else {
+        return words;
+    };
+    let words = format!("{words}; {} ran out of memory", failed.name);
+    if chosen.step_mebibytes > most_after(failed, chosen.available_mebibytes) {
+        words + ", and nothing takes less here"
+    } else {
+        words
     }
 }
 
@@ -260,8 +291,10 @@ mod tests {
         assert_eq!(found.available_mebibytes, Some(8192 / 4 - 512));
     }
 
-    /// By how a rank of that attempt ended.
-    fn goes_on(job: &ValidatedJob, strategy: &StrategyStatus, exit: ExitCode, class: FailureClass) -> bool {
+    const CUDA: &str = "CUDA out of memory. Tried to allocate 1.50 GiB.";
+
+    /// After a rank of that attempt ended with these words.
+    fn goes_on(job: &ValidatedJob, strategy: &StrategyStatus, words: &str, class: FailureClass) -> bool {
         let status = ViTTrainingJobStatus {
             placement: Some(PlacementStatus {
                 nodes: vec!["a".into(), "b".into()],
@@ -270,10 +303,7 @@ mod tests {
             }),
             ..ViTTrainingJobStatus::default()
         };
-        let failure = Failure {
-            exit_code: Some(exit.code()),
-            ..Failure::of_pod(&PodView::default(), class, String::new())
-        };
+        let failure = Failure::of_pod(&PodView::default(), class, words.into());
         takes_less(&failure, job, &status)
     }
 
@@ -281,14 +311,13 @@ mod tests {
     fn what_ran_out_of_memory_is_divided_further_until_nothing_takes_less() {
         let job = large("cuda", &json!({}));
         let gpus = gpus(Some(81_920), None);
-        let out_of_memory = |strategy: &StrategyStatus| {
-            goes_on(&job, strategy, ExitCode::OutOfMemory, FailureClass::OutOfMemory)
-        };
+        let out_of_memory =
+            |strategy: &StrategyStatus| goes_on(&job, strategy, CUDA, FailureClass::OutOfMemory);
         let mut tried = vec![choose(&job, 2, &gpus, None).expect("a strategy")];
         while let Some(last) = tried.last().filter(|last| out_of_memory(last)) {
             let next = choose(&job, 2, &gpus, Some(last)).expect("a strategy");
             assert!(
-                next.memory_mebibytes as f64 <= last.memory_mebibytes as f64 * 0.9,
+                next.step_mebibytes as f64 <= last.step_mebibytes as f64 * 0.9,
                 "{next:?} after {last:?}"
             );
             assert_eq!(next.available_mebibytes, last.available_mebibytes);
@@ -298,6 +327,10 @@ mod tests {
         assert_eq!(names[..3], ["zeroStage 0", "zeroStage 1", "zeroStage 2"]);
         assert!(names.len() > 4, "{names:?}");
         assert!(in_words(&tried[1], tried.first()).ends_with("; zeroStage 0 ran out of memory"));
+        // On fewer nodes each rank has more.
+        let last = tried.last().expect("a strategy");
+        let fewer = choose(&job, 1, &gpus, Some(last)).expect("a strategy");
+        assert!(in_words(&fewer, Some(last)).ends_with(" ran out of memory, and nothing takes less here"));
     }
 
     #[test]
@@ -312,11 +345,15 @@ mod tests {
 
     #[test]
     fn what_no_strategy_helps_is_not_tried_again() {
-        let (class, killed) = (FailureClass::OutOfMemory, ExitCode::Signal(9));
+        let class = FailureClass::OutOfMemory;
+        let killed = "killed: the container reached its memory limit";
         let on_gpus = large("cuda", &json!({}));
         let whole = chosen(81_920);
+        assert!(goes_on(&on_gpus, &whole, CUDA, class));
         // The pod's memory, not the GPU's.
+        let host = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 1073741824 bytes.";
         assert!(!goes_on(&on_gpus, &whole, killed, class));
+        assert!(!goes_on(&on_gpus, &whole, host, class));
         let on_cpus = large("cpu", &json!({"memory": "80Gi"}));
         assert!(goes_on(&on_cpus, &whole, killed, class));
         assert!(!goes_on(&on_cpus, &whole, killed, FailureClass::Killed));

@@ -189,7 +189,7 @@ pub(crate) fn of_class(class: FailureClass) -> (&'static str, Vec<Advice>) {
             "A rank ran out of GPU or host memory; the same plan would again.",
             vec![Words(
                 "create the job again with a smaller training.microBatchSize (gradientAccumulationSteps keeps the global \
-                 batch), with activationCheckpointing, with parallelism.strategy Auto, or with more memory in workers.resources",
+                 batch), with activationCheckpointing, with parallelism.strategy Auto if it is Manual, or with more memory in workers.resources",
             )],
         ),
         FailureClass::Diverged => (

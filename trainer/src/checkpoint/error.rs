@@ -19,6 +19,8 @@ pub(crate) enum CheckpointError {
         /// The checkpoint that is left as the newest.
         earlier: String,
     },
+    #[error("rank {rank} was lost before its share of the checkpoint of step {step} was written; {earlier}")]
+    LostWriter { step: u64, rank: u32, earlier: String },
     #[error("the writer of checkpoints ended at step {step} without a word")]
     WriterLost { step: u64 },
     #[error("failed to use the checkpoint folder: {0}")]
@@ -85,10 +87,10 @@ impl CheckpointError {
 
 impl Failure for CheckpointError {
     fn exit_code(&self) -> ExitCode {
-        if self.is_refusal() {
-            ExitCode::BadConfig
-        } else {
-            ExitCode::Storage
+        match self {
+            Self::LostWriter { .. } => ExitCode::PeerLost,
+            _ if self.is_refusal() => ExitCode::BadConfig,
+            _ => ExitCode::Storage,
         }
     }
 }

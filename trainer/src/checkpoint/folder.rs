@@ -3,13 +3,14 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use fs_err as fs;
 use torch_ext::Member;
 
 use super::ownership::{Claim, Owner};
 use super::restore::{Loaded, load};
-use super::shares::{Lost, Share, tell};
+use super::shares::{Lost, LostWriter, Share, tell};
 use super::{CheckpointError, Expected, Run, STATE_FILE, Snapshot};
 
 /// Half written or half removed.
@@ -17,6 +18,8 @@ const PARTIAL_PREFIX: &str = ".partial-";
 /// Complete, on its way to its place.
 const COMPLETE_PREFIX: &str = ".complete-";
 const STEP_PREFIX: &str = "step-";
+/// How long clients of network storage may still show what was there before.
+const UNTIL_SEEN: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
 
 #[derive(Debug)]
 pub(crate) struct CheckpointFolder {
@@ -53,7 +56,14 @@ impl CheckpointFolder {
 
     /// The folder that the first rank has opened as `owner`, for another of the ranks that write.
     pub(crate) fn join(path: &Path, owner: Owner, member: Member) -> Result<Self, CheckpointError> {
-        let claim = Claim::of_run(path, owner).map_err(CheckpointError::Folder)?;
+        let deadline = Instant::now() + UNTIL_SEEN;
+        let claim = loop {
+            let claim = Claim::of_run(path, &owner).map_err(CheckpointError::Folder)?;
+            if claim.is_some() || Instant::now() >= deadline {
+                break claim;
+            }
+            std::thread::sleep(Duration::from_millis(100));
+        };
         Ok(Self {
             path: path.into(),
             keep: usize::MAX,
@@ -92,7 +102,7 @@ impl CheckpointFolder {
     /// Gives its folder and the size in bytes of what was written.
     pub(super) fn save(&self, snapshot: &Snapshot) -> Result<(PathBuf, u64), CheckpointError> {
         let step = snapshot.state.position.step;
-        let partial = self.path.join(format!("{PARTIAL_PREFIX}{STEP_PREFIX}{step:08}"));
+        let partial = self.partial(step);
         // Not even a half-written one of this name may be removed where it is a successor's.
         let written = self.claim.check().and_then(|()| {
             if self.member.rank == 0 {
@@ -116,6 +126,16 @@ impl CheckpointFolder {
                 if self.member.rank == 0 && self.claim.check().is_ok() {
                     let _ = fs::remove_dir_all(&partial);
                 }
+                if let Some(lost) = error
+                    .get_ref()
+                    .and_then(|error| error.downcast_ref::<LostWriter>())
+                {
+                    return Err(CheckpointError::LostWriter {
+                        step,
+                        rank: lost.rank,
+                        earlier: self.earlier(),
+                    });
+                }
                 Err(CheckpointError::Write {
                     step,
                     space: self.shortage(&error, snapshot.bytes()),
@@ -130,7 +150,7 @@ impl CheckpointFolder {
         fs::create_dir_all(partial)?;
         let mut share = Share::write(partial, snapshot, self.member)?;
         if self.member.size > 1 {
-            share.complete(partial, self.member.size, self.owner(), &self.lost)?;
+            share.complete(partial, self.member.size, &self.lost)?;
         }
         let mut checksums = share.checksums;
         let state = snapshot.state.to_json()?;
@@ -139,8 +159,12 @@ impl CheckpointFolder {
         // Records of shares, and what an interrupted write of this step left.
         for entry in fs::read_dir(partial)? {
             let entry = entry?;
-            if !checksums.lists(&entry.file_name().to_string_lossy()) {
-                fs::remove_file(entry.path())?;
+            if checksums.lists(&entry.file_name().to_string_lossy()) {
+                continue;
+            }
+            match fs::remove_file(entry.path()) {
+                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+                _ => {}
             }
         }
         sync_folder(partial)?;
@@ -156,17 +180,18 @@ impl CheckpointFolder {
         let written = fs::create_dir_all(partial).and_then(|()| {
             let share = Share::write(partial, snapshot, self.member)?;
             sync_folder(partial)?;
+            self.claim.check()?;
             Ok(share)
         });
         match written {
             Ok(share) => {
                 let bytes = share.checksums.bytes();
-                tell(partial, self.member, self.owner(), Ok(share))?;
+                tell(partial, self.member, &Ok(share))?;
                 Ok(bytes)
             }
             Err(error) => {
                 // The first rank waits; where it cannot be told it finds out that this one is lost.
-                let _ = tell(partial, self.member, self.owner(), Err(error.to_string()));
+                let _ = tell(partial, self.member, &Err(error.to_string()));
                 Err(error)
             }
         }
@@ -191,7 +216,11 @@ impl CheckpointFolder {
             }
             Err(_) => format!(" in {folder}"),
         };
-        format!("; a checkpoint needs {needed} bytes{place}")
+        let what = match self.member.size {
+            1 => "a checkpoint",
+            _ => "this rank's share of a checkpoint",
+        };
+        format!("; {what} needs {needed} bytes{place}")
     }
 
     fn earlier(&self) -> String {
@@ -249,6 +278,16 @@ impl CheckpointFolder {
         let doomed = self.path.join(format!("{PARTIAL_PREFIX}removed-{step:08}"));
         fs::rename(self.folder(step), &doomed)?;
         fs::remove_dir_all(doomed)
+    }
+
+    /// Where a checkpoint is written. Ranks of an earlier attempt that write together may still be at it: each attempt has its own.
+    fn partial(&self, step: u64) -> PathBuf {
+        let attempt = match self.member.size {
+            1 => String::new(),
+            _ => format!("{}-", self.owner().tag()),
+        };
+        self.path
+            .join(format!("{PARTIAL_PREFIX}{attempt}{STEP_PREFIX}{step:08}"))
     }
 
     fn complete(&self, step: u64) -> PathBuf {

@@ -44,6 +44,16 @@ impl Owner {
         }
     }
 
+    /// For names of files that are this run's alone.
+    pub(super) fn tag(&self) -> String {
+        format!(
+            "{}-{}-{}",
+            self.attempt,
+            self.since.as_millisecond(),
+            self.process
+        )
+    }
+
     /// Whether this is a later attempt of the same job.
     fn is_after(&self, other: &Self) -> bool {
         self.job.is_some() && self.job == other.job && self.attempt > other.attempt
@@ -79,13 +89,15 @@ impl Claim {
     }
 
     /// That of the rank which has taken the folder for the whole run, `None` where this rank does not see it there.
-    pub(super) fn of_run(folder: &Path, owner: Owner) -> std::io::Result<Option<Self>> {
+    pub(super) fn of_run(folder: &Path, owner: &Owner) -> std::io::Result<Option<Self>> {
         let claim = Self {
             path: folder.join(FILE),
-            owner,
+            owner: owner.clone(),
         };
-        let is_seen = claim.read()?.is_some_and(|found| found == claim.owner);
-        Ok(is_seen.then_some(claim))
+        match claim.read()? {
+            Some(other) if other.is_after(owner) => Err(claim.lost_to(&other)),
+            found => Ok((found.as_ref() == Some(owner)).then_some(claim)),
+        }
     }
 
     pub(super) fn owner(&self) -> &Owner {

@@ -65,7 +65,11 @@ pub(super) fn load(folder: &Path, run: Run<'_>, parts: &[Expected]) -> Result<Lo
         match fit(read(folder, &checksums, *part)?, tensors) {
             Ok(read) => values.push((*part, read)),
             Err(tensors) => {
-                let path = folder.join(part.file());
+                let path = folder.join(if checksums.knows(part.file()) {
+                    part.file().to_owned()
+                } else {
+                    part.index()
+                });
                 let difference = match other_model {
                     Some(model) => format!("its model's {model}; {tensors}"),
                     None => tensors,

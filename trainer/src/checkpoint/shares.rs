@@ -1,12 +1,13 @@
 //! The tensors of a checkpoint by the rank that writes them.
 //!
 //! The first rank writes all of them, or each rank its share: whole tensors, so that whoever reads needs to know nothing of how
-//! a run was divided. The files of the shares of a part then have an index, as Hugging Face's libraries write and read it.
-//! Each rank leaves a record beside its files once they are flushed. The first rank awaits the records, writes the index and
-//! the checksums of all files, and publishes the checkpoint. So the ranks meet on storage alone, and training does not wait.
+//! a run was divided. The files of a part then have an index, as Hugging Face's libraries write and read it. Each rank leaves a
+//! record beside its files once they are flushed. The first rank awaits the records, writes the index and the checksums of all
+//! files, and publishes the checkpoint. So the ranks meet on storage alone, and training does not wait.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, HashSet};
+use std::ffi::OsStr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -15,11 +16,15 @@ use serde::{Deserialize, Serialize};
 use torch_ext::Member;
 
 use super::checksums::Checksums;
-use super::{CheckpointError, Owner, Part, Snapshot};
+use super::{CheckpointError, Part, Snapshot};
+use crate::error::ranks_in_words;
 use crate::tensor_file;
 
-/// How long the first rank waits for the files of the others after it has written its own.
-const PATIENCE: Duration = Duration::from_mins(15);
+/// How long the first rank waits for the shares of the others after it has written its own. At the end of an epoch they wait for
+/// it in a collective, which takes ten minutes at most.
+const PATIENCE: Duration = Duration::from_mins(5);
+/// How long it still waits when a rank is lost: the others end, too, and finish their shares before.
+const PATIENCE_AFTER_LOSS: Duration = Duration::from_secs(20);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Tells the rank that is known to be lost, if one is.
@@ -46,13 +51,15 @@ pub(crate) fn assign(sizes: &[u64], ranks: u32) -> Vec<u32> {
     owners
 }
 
-/// What a rank tells of its share.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Record {
-    owner: Owner,
-    written: Result<Share, String>,
+/// A rank was lost before it had written its share.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("rank {rank} was lost before its share was written")]
+pub(super) struct LostWriter {
+    pub(super) rank: u32,
 }
+
+/// What a rank tells of its share: what it has written, or why it could not.
+type Record = Result<Share, String>;
 
 /// Files that a rank has written and flushed.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -82,14 +89,8 @@ impl Share {
     }
 
     /// Adds the shares of the other ranks, once they are written, and an index of each part.
-    pub(super) fn complete(
-        &mut self,
-        folder: &Path,
-        size: u32,
-        owner: &Owner,
-        lost: &Lost,
-    ) -> std::io::Result<()> {
-        for other in await_others(folder, size, owner, lost)? {
+    pub(super) fn complete(&mut self, folder: &Path, size: u32, lost: &Lost) -> std::io::Result<()> {
+        for other in await_others(folder, size, lost)? {
             self.checksums.extend(other.checksums);
             for (part, (files, bytes)) in other.parts {
                 let (all, total) = self.parts.entry(part).or_default();
@@ -111,24 +112,15 @@ impl Share {
 }
 
 /// Leaves the record of a share, or of why it could not be written.
-pub(super) fn tell(
-    folder: &Path,
-    member: Member,
-    owner: &Owner,
-    written: Result<Share, String>,
-) -> std::io::Result<()> {
-    let record = serde_json::to_vec(&Record {
-        owner: owner.clone(),
-        written,
-    })?;
-    let path = record_of(folder, member);
+pub(super) fn tell(folder: &Path, member: Member, record: &Record) -> std::io::Result<()> {
+    let path = folder.join(record_of(member));
     let new = path.with_extension("new");
-    fs::write(&new, record)?;
+    fs::write(&new, serde_json::to_vec(record)?)?;
     fs::rename(new, path)
 }
 
-fn record_of(folder: &Path, member: Member) -> PathBuf {
-    folder.join(format!("share-{}.json", number(member)))
+fn record_of(member: Member) -> String {
+    format!("share-{}.json", number(member))
 }
 
 /// As Hugging Face's libraries count files.
@@ -137,52 +129,57 @@ pub(super) fn number(member: Member) -> String {
 }
 
 /// The shares of all ranks but the first.
-fn await_others(folder: &Path, size: u32, owner: &Owner, lost: &Lost) -> std::io::Result<Vec<Share>> {
-    let deadline = Instant::now() + PATIENCE;
+fn await_others(folder: &Path, size: u32, lost: &Lost) -> std::io::Result<Vec<Share>> {
+    let mut deadline = Instant::now() + PATIENCE;
     let mut missing: Vec<u32> = (1..size).collect();
     let mut shares = Vec::new();
+    let mut known_lost = None;
     loop {
         // Asked first: a rank may leave its record and end.
         let lost = (lost.0)();
+        // Listed and not looked up by name: clients of network storage remember for a while which names there are not.
+        let names = fs::read_dir(folder)?
+            .map(|entry| Ok(entry?.file_name()))
+            .collect::<std::io::Result<HashSet<_>>>()?;
         let mut still = Vec::new();
         for rank in missing {
-            match read(&record_of(folder, Member { rank, size }), owner)? {
-                Some(Ok(share)) => shares.push(share),
-                Some(Err(problem)) => {
-                    return Err(std::io::Error::other(format!("rank {rank}: {problem}")));
-                }
-                None => still.push(rank),
+            let name = record_of(Member { rank, size });
+            if !names.contains(OsStr::new(&name)) {
+                still.push(rank);
+                continue;
+            }
+            let record: Record = serde_json::from_slice(&fs::read(folder.join(name))?)?;
+            match record {
+                Ok(share) => shares.push(share),
+                Err(problem) => return Err(std::io::Error::other(format!("rank {rank}: {problem}"))),
             }
         }
         missing = still;
         if missing.is_empty() {
             return Ok(shares);
         }
-        if let Some(rank) = lost.filter(|rank| missing.contains(rank)) {
-            return Err(std::io::Error::other(format!(
-                "rank {rank} was lost before its part was written"
-            )));
+        if let Some(rank) = lost {
+            if missing.contains(&rank) {
+                return Err(std::io::Error::other(LostWriter { rank }));
+            }
+            if known_lost.replace(rank).is_none() {
+                deadline = deadline.min(Instant::now() + PATIENCE_AFTER_LOSS);
+            }
         }
         if Instant::now() >= deadline {
-            return Err(std::io::Error::other(format!(
-                "the parts of ranks {missing:?} are not in {} after {} s",
-                folder.display(),
-                PATIENCE.as_secs()
-            )));
+            return Err(match known_lost {
+                // The others went with it.
+                Some(rank) => std::io::Error::other(LostWriter { rank }),
+                None => std::io::Error::other(format!(
+                    "the shares of {} are not in {} after {} s",
+                    ranks_in_words(&missing),
+                    folder.display(),
+                    PATIENCE.as_secs()
+                )),
+            });
         }
         std::thread::sleep(LOOK_AGAIN);
     }
-}
-
-/// The record at `path` of this run; `None` where there is none yet.
-fn read(path: &Path, owner: &Owner) -> std::io::Result<Option<Result<Share, String>>> {
-    let content = match fs::read(path) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        content => content?,
-    };
-    let record: Record = serde_json::from_slice(&content)?;
-    // A rank of an earlier attempt may not have noticed yet that its time is over.
-    Ok((record.owner == *owner).then_some(record.written))
 }
 
 /// `model.safetensors.index.json` and its like.

@@ -4,11 +4,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use contract::{JobIdentity, ModelConfig, Pooling, Resume};
+use contract::{ExitCode, JobIdentity, ModelConfig, Pooling, Resume};
 use fs_err as fs;
 use tch::{Device, Kind};
 
 use super::*;
+use crate::error::Failure as _;
 use crate::model::fixtures::small;
 
 fn model() -> ModelConfig {
@@ -181,52 +182,75 @@ fn ranks_write_a_checkpoint_together_and_one_rank_reads_it() {
 #[test]
 fn a_checkpoint_of_which_a_share_is_missing_is_not_published() {
     let place = tempfile::tempdir().expect("a folder");
-    let [first, _] = shared(place.path(), true);
-    let message = first
-        .save(&share_of(0, 7))
-        .expect_err("rank 1 is lost")
-        .to_string();
+    let [first, other] = shared(place.path(), true);
+    let error = first.save(&share_of(0, 7)).expect_err("rank 1 is lost");
+    let message = error.to_string();
     assert!(
-        message.contains("rank 1 was lost before its part was written"),
+        message.contains("rank 1 was lost before its share of the checkpoint of step 7 was written"),
         "{message}"
     );
-    let steps = |folder: &CheckpointFolder| folder.steps().expect("lists");
-    assert_eq!(steps(&first), [] as [u64; 0]);
-    assert!(
-        !place.path().join(".partial-step-00000007").exists(),
-        "the space is free"
-    );
+    assert_eq!(error.exit_code(), ExitCode::PeerLost, "storage is not to blame");
+    let names = || {
+        let entries = fs::read_dir(place.path()).expect("a folder");
+        let names = entries.map(|entry| {
+            entry
+                .expect("an entry")
+                .file_name()
+                .into_string()
+                .expect("a name")
+        });
+        names.filter(|name| name != "owner.json").collect::<Vec<_>>()
+    };
+    assert_eq!(names(), [] as [&str; 0], "the space is free");
 
-    // A rank of an earlier attempt goes on writing.
-    let [first, late] = shared(place.path(), true);
-    let partial = place.path().join(".partial-step-00000008");
-    fs::create_dir(&partial).expect("makes");
-    let member = Member { rank: 1, size: 2 };
-    super::shares::tell(&partial, member, &owner(0), Ok(super::shares::Share::default())).expect("writes");
-    let message = first
-        .save(&share_of(0, 8))
-        .expect_err("it is of another run")
-        .to_string();
-    assert!(message.contains("rank 1 was lost"), "{message}");
+    // It had written its share, and was lost afterwards.
+    other.save(&share_of(1, 8)).expect("writes");
+    first.save(&share_of(0, 8)).expect("is complete");
+    assert_eq!(names(), ["step-00000008"]);
+}
 
-    // It has been told why.
-    fs::write(place.path().join(".partial-step-00000009"), "").expect("a file in the way");
-    late.save(&share_of(1, 9)).expect_err("cannot be written");
-    fs::remove_file(place.path().join(".partial-step-00000009")).expect("removes");
-    fs::create_dir(place.path().join(".partial-step-00000009")).expect("makes");
-    let told = Err("no space left".to_owned());
-    super::shares::tell(
-        &place.path().join(".partial-step-00000009"),
-        member,
-        first.owner(),
-        told,
-    )
-    .expect("writes");
+#[test]
+fn a_share_that_cannot_be_written_ends_the_wait_for_it() {
+    let place = tempfile::tempdir().expect("a folder");
+    let [first, other] = shared(place.path(), false);
+    let partial = place
+        .path()
+        .join(format!(".partial-{}-step-00000009", first.owner().tag()));
+    fs::create_dir_all(partial.join("model-00002-of-00002.safetensors")).expect("a folder in the way");
+    other.save(&share_of(1, 9)).expect_err("cannot be written");
     let message = first
         .save(&share_of(0, 9))
         .expect_err("rank 1 failed")
         .to_string();
-    assert!(message.contains("rank 1: no space left"), "{message}");
+    assert!(
+        message.contains("rank 1: ") && message.contains("model-00002-of-00002.safetensors"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_rank_of_an_earlier_attempt_writes_nothing_into_a_checkpoint_of_its_successor() {
+    let place = tempfile::tempdir().expect("a folder");
+    let [_, late] = shared(place.path(), true);
+    let first = CheckpointFolder::open(place.path(), 9, owner(2)).expect("opens");
+    let first = first.shared_by(2, Lost(Arc::new(|| Some(1))));
+    let message = late
+        .save(&share_of(1, 7))
+        .expect_err("its time is over")
+        .to_string();
+    assert!(message.contains("belongs to another run by now"), "{message}");
+    // As if it had looked before, and written only now.
+    let own = place
+        .path()
+        .join(format!(".partial-{}-step-00000007", late.owner().tag()));
+    let member = Member { rank: 1, size: 2 };
+    fs::create_dir_all(&own).expect("makes");
+    super::shares::tell(&own, member, &Ok(super::shares::Share::default())).expect("writes");
+    let message = first
+        .save(&share_of(0, 7))
+        .expect_err("its own rank 1 is lost")
+        .to_string();
+    assert!(message.contains("rank 1 was lost"), "{message}");
 }
 
 #[test]

@@ -28,7 +28,9 @@ impl World {
                 copies.push((tensor.name.clone(), host_copy(&whole)?));
             }
         }
-        wait_for_copies(tensors)?;
+        if let Some(first) = tensors.first().filter(|_| !copies.is_empty()) {
+            wait_for_copies(first.local.device())?;
+        }
         Ok(copies)
     }
 
@@ -161,14 +163,10 @@ fn host_copy(tensor: &Tensor) -> Result<Tensor, TrainError> {
     })?)
 }
 
-/// Returns once what is queued before on the device of these tensors is done.
-fn wait_for_copies(tensors: &[StateTensor]) -> Result<(), TrainError> {
-    let on_device = tensors.iter().find(|tensor| {
-        let local = &tensor.local;
-        local.device() != Device::Cpu && local.numel() > 0
-    });
-    if let Some(tensor) = on_device {
-        tensor.local.f_flatten(0, -1)?.f_get(0)?.f_double_value(&[])?;
+/// Returns once what is queued before on a device is done.
+fn wait_for_copies(device: Device) -> Result<(), TrainError> {
+    if device != Device::Cpu {
+        Tensor::f_zeros([1], (Kind::Float, device))?.f_double_value(&[0])?;
     }
     Ok(())
 }

@@ -57,7 +57,6 @@ pub(crate) struct Trainer {
     updates: Updates,
     /// The last step, until it is settled.
     launched: Option<Launched>,
-    /// Only rank 0 touches storage.
     /// How many ranks write checkpoints, and what this one does so with.
     writers: u32,
     saver: Option<Saver>,

@@ -230,10 +230,21 @@ fn checkpoints_come_after_so_many_seconds_within_an_epoch() {
 
 #[test]
 fn what_every_rank_writes_its_share_of_is_what_the_first_rank_writes_alone() {
+    for (nodes, ranks_per_node, parallelism) in [
+        (3, 1, "{zeroStage: 3}"),
+        (2, 2, "{zeroStage: 2, tensor: 2}"),
+        (2, 2, "{zeroStage: 3, shardWithinNode: true}"),
+        (2, 1, "{}"),
+    ] {
+        check_shares(nodes, ranks_per_node, parallelism);
+    }
+}
+
+fn check_shares(nodes: u32, ranks_per_node: u32, parallelism: &'static str) {
     let job = |writers| {
         let mut job = Job::new(48);
-        (job.nodes, job.epochs, job.writers) = (3, 1, writers);
-        job.parallelism = "{zeroStage: 3}";
+        (job.nodes, job.ranks_per_node) = (nodes, ranks_per_node);
+        (job.epochs, job.writers, job.parallelism) = (1, writers, parallelism);
         job.training = "ema: {decay: 0.9}";
         job.run_well();
         job
@@ -245,11 +256,12 @@ fn what_every_rank_writes_its_share_of_is_what_the_first_rank_writes_alone() {
             serde_json::from_slice(&bytes(&folder, &format!("{file}.index.json"))).expect("an index");
         let map = index["weight_map"].as_object().expect("a map");
         let files: BTreeSet<&str> = map.values().filter_map(Value::as_str).collect();
-        assert_eq!(files.len(), 3, "{file}: every rank writes some: {files:?}");
+        let ranks = (nodes * ranks_per_node) as usize;
+        assert_eq!(files.len(), ranks, "{file}: every rank writes some: {files:?}");
         let found = files.into_iter().flat_map(|file| weights_of(&folder.join(file)));
         let found: BTreeMap<String, Vec<f32>> = found.collect();
         let expected = weights_of(&alone.newest().join(file)).into_iter().collect();
-        assert!(found == expected, "{file} differs");
+        assert!(found == expected, "{parallelism}: {file} differs");
     }
     let exported = |job: &Job| {
         let to = job.data().join("exported.safetensors");
@@ -268,7 +280,7 @@ fn what_every_rank_writes_its_share_of_is_what_the_first_rank_writes_alone() {
     (alone.writers, alone.epochs) = ("EveryRank", 2);
     for job in [&mut shared, &mut alone] {
         job.run_well();
-        assert_eq!(job.log("start")[1]["step"], 4, "it continued");
+        assert!(job.log("start")[1]["step"].as_u64() > Some(0), "it continued");
         (job.writers, job.epochs) = ("FirstRank", 3);
         job.run_well();
     }

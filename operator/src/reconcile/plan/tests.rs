@@ -299,7 +299,11 @@ fn a_killed_rank_is_followed_by_a_new_attempt_once_its_gang_is_gone() {
 
 #[test]
 fn a_rank_out_of_memory_is_followed_by_a_gang_that_divides_more_where_the_operator_chooses() {
-    let mut observation = running(vec![ended(pod(1, 0), 77, 99), pod(1, 1)]);
+    let mut failed = ended(pod(1, 0), 77, 99);
+    let record = failed.end.as_mut().and_then(|end| end.record.as_mut());
+    let failure = record.and_then(|record| record.failure.as_mut());
+    failure.expect("it failed").message = "CUDA out of memory".into();
+    let mut observation = running(vec![failed, pod(1, 1)]);
     assert_eq!(end(decide(&observation)), (OutOfMemory, NotRetryable, false));
 
     job_of(&mut observation).spec.parallelism.strategy = Strategy::Auto;
@@ -322,7 +326,7 @@ fn a_rank_out_of_memory_is_followed_by_a_gang_that_divides_more_where_the_operat
     observation.now = at(200);
     assert!(matches!(step(&mut observation), Plan::Place { attempt: 2, .. }));
     let second = strategy(&observation);
-    assert!(second.memory_mebibytes < first.memory_mebibytes, "{second:?}");
+    assert!(second.step_mebibytes < first.step_mebibytes, "{second:?}");
     let (_, message) = condition(&observation.status(), types::PLACED);
     assert_contains(&message, "; zeroStage 0 ran out of memory");
     // A failure of another kind does not bring the first back.
