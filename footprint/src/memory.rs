@@ -53,8 +53,10 @@ pub fn footprint(config: &RunConfig) -> Footprint {
         (0, false) => 0.0,
         _ => FULL * shard,
     };
+    // At stage 1 they are reduced, and given back, in the last micro-batch.
     let raw = match stage {
-        0 | 1 => weight * all,
+        0 => weight * all,
+        1 if training.gradient_accumulation_steps > 1 => weight * all,
         _ => weight * two_units,
     };
     // Autocast keeps the weights that it has cast until the backward pass is done with them.
@@ -132,14 +134,16 @@ mod tests {
     fn training_state_takes_what_the_papers_say() {
         let n = Units::of(&at_stage(0, false).model, 1).all();
         let two_units = |config: &RunConfig| 2.0 * Units::of(&config.model, 1).largest();
-        for (stage, full, half) in [
-            (0, 16.0, 20.0),
-            (1, 8.0 + 12.0 / 4.0, 4.0 + 16.0 / 4.0),
-            (2, 4.0 + 12.0 / 4.0, 2.0 + 16.0 / 4.0),
-            (3, 16.0 / 4.0, 16.0 / 4.0),
+        for (stage, micro_batches, full, half) in [
+            (0, 1, 16.0, 20.0),
+            (1, 2, 8.0 + 12.0 / 4.0, 4.0 + 16.0 / 4.0),
+            (1, 1, 4.0 + 12.0 / 4.0, 2.0 + 16.0 / 4.0),
+            (2, 2, 4.0 + 12.0 / 4.0, 2.0 + 16.0 / 4.0),
+            (3, 2, 16.0 / 4.0, 16.0 / 4.0),
         ] {
             for (masters, of_each, weight) in [(false, full, FULL), (true, half, HALF)] {
-                let config = at_stage(stage, masters);
+                let mut config = at_stage(stage, masters);
+                config.training.gradient_accumulation_steps = micro_batches;
                 let Footprint {
                     weights,
                     gradients,
@@ -147,9 +151,9 @@ mod tests {
                     ..
                 } = footprint(&config);
                 // Gradients of two units from stage 2 on, weights of two at stage 3.
-                let units = match stage {
-                    2 => weight * two_units(&config),
-                    3 => 2.0 * weight * two_units(&config),
+                let units = match (stage, micro_batches) {
+                    (2, _) | (1, 1) => weight * two_units(&config),
+                    (3, _) => 2.0 * weight * two_units(&config),
                     _ => 0.0,
                 };
                 let found = weights + gradients + optimizer - units;

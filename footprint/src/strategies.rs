@@ -211,7 +211,8 @@ mod tests {
 
     #[test]
     fn the_first_that_fits_is_recommended() {
-        let config = job(2, 4);
+        let mut config = job(2, 4);
+        config.training.gradient_accumulation_steps = 2;
         for (gibibytes, stage, checkpointing) in [
             (80.0, 0, ActivationCheckpointing::None),
             (4.5, 1, ActivationCheckpointing::None),

@@ -219,6 +219,7 @@ mod tests {
         manifest["spec"]["model"]["name"] = json!("vit_large_patch16_224");
         manifest["spec"]["parallelism"]["strategy"] = json!("Auto");
         manifest["spec"]["training"]["microBatchSize"] = json!(4);
+        manifest["spec"]["training"]["gradientAccumulationSteps"] = json!(2);
         manifest["spec"]["workers"] =
             json!({"nodes": 2, "gpusPerNode": 4, "device": device, "resources": {"limits": limits}});
         crds::validate(&serde_json::from_value(manifest).expect("a job")).expect("valid")
@@ -324,7 +325,10 @@ mod tests {
             tried.push(next);
         }
         let names: Vec<&str> = tried.iter().map(|strategy| strategy.name.as_str()).collect();
-        assert_eq!(names[..3], ["zeroStage 0", "zeroStage 1", "zeroStage 2"]);
+        assert_eq!(
+            names[..3],
+            ["zeroStage 0", "zeroStage 1", "zeroStage 2 within node"]
+        );
         assert!(names.len() > 4, "{names:?}");
         assert!(in_words(&tried[1], tried.first()).ends_with("; zeroStage 0 ran out of memory"));
         // On fewer nodes each rank has more.
