@@ -34,9 +34,9 @@ pub struct Checkpoint {
     #[serde(default)]
     pub resume: Resume,
     /// writers says which ranks write a checkpoint. FirstRank collects all tensors on the first rank. With EveryRank every rank
-    /// holds and writes its share of them, into files of its own, on a volume that all ranks share: writing takes less of the first
-    /// rank's memory, and less time; to resume, the first rank reads all. Auto is EveryRank above 1,000,000,000 parameters, else FirstRank. Either continues from
-    /// the other.
+    /// holds and writes its share of them, into files of its own, on a volume that all ranks share: writing takes less of the
+    /// first rank's memory, and less time; to resume, the first rank reads all. Auto is EveryRank above 1,000,000,000
+    /// parameters, else FirstRank. Either continues from the other.
     #[serde(default)]
     pub writers: CheckpointWriters,
 }

@@ -1,7 +1,5 @@
 //! `parallelism.strategy: Auto`: what the ranks of a gang divide, by the memory that each has.
 
-use std::cmp::Ordering;
-
 use contract::{Device, FailureClass, RunConfig};
 use crds::ValidatedJob;
 use crds::spec::Strategy;
@@ -47,8 +45,8 @@ pub(crate) fn choose(
         step: out_of_memory.map(|failed| most_after(failed, available)),
     };
     let least = |one: &&footprint::Strategy, other: &&footprint::Strategy| {
-        let takes = |strategy: &footprint::Strategy| (strategy.total_bytes, strategy.memory_bytes.step());
-        takes(one).partial_cmp(&takes(other)).unwrap_or(Ordering::Equal)
+        let by_step = || one.memory_bytes.step().total_cmp(&other.memory_bytes.step());
+        one.total_bytes.total_cmp(&other.total_bytes).then_with(by_step)
     };
     let chosen = all
         .iter()

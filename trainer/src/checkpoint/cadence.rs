@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use contract::CheckpointConfig;
 
-/// The clock of `checkpoint.everySteps` and `checkpoint.everySeconds`. Only rank 0 has one: the others have no part in
-/// a checkpoint, and need not know when one is taken.
+/// The clock of `checkpoint.everySteps` and `checkpoint.everySeconds`. Only rank 0 has one, and tells the others
+/// when a checkpoint is due.
 #[derive(Debug)]
 pub(crate) struct Cadence {
     every_steps: Option<u64>,

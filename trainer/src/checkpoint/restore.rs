@@ -8,7 +8,7 @@ use safetensors::{Dtype, SafeTensors};
 use tch::{Kind, Tensor};
 
 use super::checksums::Checksums;
-use super::shares::{has, read_part};
+use super::shares::{entry, has, read_part};
 use super::{CheckpointError, Expected, Part, STATE_FILE, State};
 use crate::tensor_file::tensor_of;
 
@@ -65,11 +65,7 @@ pub(super) fn load(folder: &Path, run: Run<'_>, parts: &[Expected]) -> Result<Lo
         match fit(read(folder, &checksums, *part)?, tensors) {
             Ok(read) => values.push((*part, read)),
             Err(tensors) => {
-                let path = folder.join(if checksums.knows(part.file()) {
-                    part.file().to_owned()
-                } else {
-                    part.index()
-                });
+                let path = folder.join(entry(&checksums, *part));
                 let difference = match other_model {
                     Some(model) => format!("its model's {model}; {tensors}"),
                     None => tensors,

@@ -5,7 +5,7 @@
 //! record beside its files once they are flushed. The first rank awaits the records, writes the index and the checksums of all
 //! files, and publishes the checkpoint. So the ranks meet on storage alone, and training does not wait.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::OsStr;
 use std::path::Path;
 use std::sync::Arc;
@@ -201,27 +201,32 @@ pub(super) fn read_part<E: From<CheckpointError>>(
     part: Part,
     mut take: impl FnMut(&Path, &[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
-    let index = part.index();
-    let mut files = vec![part.file().to_owned()];
-    if checksums.knows(&index) {
-        let content = checksums.read(folder, &index)?;
-        let parsed: Index = serde_json::from_slice(&content).map_err(|error| CheckpointError::Corrupt {
-            path: folder.join(&index),
-            message: error.to_string(),
-        })?;
-        files = parsed.weight_map.into_values().collect();
-        files.sort_unstable();
-        files.dedup();
+    let entry = entry(checksums, part);
+    let content = checksums.read(folder, &entry)?;
+    if entry == part.file() {
+        return take(&folder.join(entry), &content);
     }
+    let index: Index = serde_json::from_slice(&content).map_err(|error| CheckpointError::Corrupt {
+        path: folder.join(entry),
+        message: error.to_string(),
+    })?;
+    let files: BTreeSet<String> = index.weight_map.into_values().collect();
     for file in files {
         take(&folder.join(&file), &checksums.read(folder, &file)?)?;
     }
     Ok(())
 }
 
+/// The file with which reading a part begins: its index where several ranks wrote it, else the part itself.
+pub(super) fn entry(checksums: &Checksums, part: Part) -> String {
+    Some(part.index())
+        .filter(|index| checksums.knows(index))
+        .unwrap_or_else(|| part.file().into())
+}
+
 /// Whether a checkpoint has a part.
 pub(super) fn has(checksums: &Checksums, part: Part) -> bool {
-    checksums.knows(part.file()) || checksums.knows(&part.index())
+    checksums.knows(&entry(checksums, part))
 }
 
 #[cfg(test)]

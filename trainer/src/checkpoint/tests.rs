@@ -88,188 +88,6 @@ pub(super) fn snapshot(step: u64) -> Snapshot {
     snapshot_of(step, step as f64, step as f64 + 0.5)
 }
 
-/// What a rank writes of a checkpoint with the weights `a` of rank 0 and `b` of rank 1.
-fn share_of(rank: u32, step: u64) -> Snapshot {
-    let tensor = |name: &str, value| (name.into(), Tensor::full([2], value, (Kind::Float, Device::Cpu)));
-    let files = match rank {
-        0 => vec![(Part::Model, vec![tensor("a", 1.0)])],
-        _ => vec![
-            (Part::Model, vec![tensor("b", 2.0)]),
-            (Part::Optimizer, vec![tensor("m", 3.0)]),
-        ],
-    };
-    Snapshot::new(state(step), files, Duration::ZERO)
-}
-
-fn shared_parts() -> [Expected; 2] {
-    let part = |part, names: &[&str]| Expected {
-        part,
-        tensors: names.iter().map(|name| ((*name).into(), vec![2])).collect(),
-    };
-    [part(Part::Model, &["a", "b"]), part(Part::Optimizer, &["m"])]
-}
-
-/// The folder of two ranks that write, for each of them; rank 1 is lost where `lost` says so.
-fn shared(path: &Path, lost: bool) -> [CheckpointFolder; 2] {
-    let lost = Lost(Arc::new(move || lost.then_some(1)));
-    let first = CheckpointFolder::open(path, 9, owner(1))
-        .expect("opens")
-        .shared_by(2, lost);
-    let member = Member { rank: 1, size: 2 };
-    let other = CheckpointFolder::join(path, first.owner().clone(), member).expect("joins");
-    [first, other]
-}
-
-#[test]
-fn ranks_write_a_checkpoint_together_and_one_rank_reads_it() {
-    let place = tempfile::tempdir().expect("a folder");
-    let [first, other] = shared(place.path(), false);
-    std::thread::scope(|scope| {
-        let rank = scope.spawn(|| other.save(&share_of(1, 7)));
-        first.save(&share_of(0, 7)).expect("writes");
-        rank.join().expect("no panic").expect("writes");
-    });
-    let mut names: Vec<String> = fs::read_dir(place.path().join("step-00000007"))
-        .expect("complete")
-        .map(|entry| entry.expect("a file").file_name().to_string_lossy().into_owned())
-        .collect();
-    names.sort();
-    assert_eq!(
-        names,
-        [
-            "checksums.json",
-            "model-00001-of-00002.safetensors",
-            "model-00002-of-00002.safetensors",
-            "model.safetensors.index.json",
-            "optimizer-00002-of-00002.safetensors",
-            "optimizer.safetensors.index.json",
-            "state.json",
-        ]
-    );
-    let job = job("research", Some("first"));
-    let model = model();
-    let alone = CheckpointFolder::open(place.path(), 9, owner(2)).expect("opens");
-    let load = || alone.load_newest(run(&job, &model, Resume::Auto), &shared_parts());
-    let loaded = load().expect("reads").expect("there");
-    let values: Vec<Vec<f64>> = loaded
-        .values
-        .iter()
-        .map(|(_, tensors)| tensors.iter().map(|tensor| tensor.double_value(&[1])).collect())
-        .collect();
-    assert_eq!(values, [vec![1.0, 2.0], vec![3.0]]);
-    let index = fs::read(place.path().join("step-00000007/model.safetensors.index.json")).expect("an index");
-    let index: serde_json::Value = serde_json::from_slice(&index).expect("JSON");
-    assert_eq!(
-        index,
-        serde_json::json!({
-            "metadata": {"total_size": 16},
-            "weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"},
-        })
-    );
-
-    // One file of several is damaged.
-    fs::write(
-        place
-            .path()
-            .join("step-00000007/model-00002-of-00002.safetensors"),
-        "short",
-    )
-    .expect("writes");
-    let message = load().expect_err("damaged").to_string();
-    assert!(message.contains("model-00002-of-00002.safetensors"), "{message}");
-}
-
-#[test]
-fn a_checkpoint_of_which_a_share_is_missing_is_not_published() {
-    let place = tempfile::tempdir().expect("a folder");
-    let [first, other] = shared(place.path(), true);
-    let error = first.save(&share_of(0, 7)).expect_err("rank 1 is lost");
-    let message = error.to_string();
-    assert!(
-        message.contains("rank 1 was lost before its share of the checkpoint of step 7 was written"),
-        "{message}"
-    );
-    assert_eq!(error.exit_code(), ExitCode::PeerLost, "storage is not to blame");
-    let names = || {
-        let entries = fs::read_dir(place.path()).expect("a folder");
-        let names = entries.map(|entry| {
-            entry
-                .expect("an entry")
-                .file_name()
-                .into_string()
-                .expect("a name")
-        });
-        names.filter(|name| name != "owner.json").collect::<Vec<_>>()
-    };
-    assert_eq!(names(), [] as [&str; 0], "the space is free");
-
-    // It had written its share, and was lost afterwards.
-    other.save(&share_of(1, 8)).expect("writes");
-    first.save(&share_of(0, 8)).expect("is complete");
-    assert_eq!(names(), ["step-00000008"]);
-}
-
-#[test]
-fn a_share_that_cannot_be_written_ends_the_wait_for_it() {
-    let place = tempfile::tempdir().expect("a folder");
-    let [first, other] = shared(place.path(), false);
-    let partial = place
-        .path()
-        .join(format!(".partial-{}-step-00000009", first.owner().tag()));
-    fs::create_dir_all(partial.join("model-00002-of-00002.safetensors")).expect("a folder in the way");
-    other.save(&share_of(1, 9)).expect_err("cannot be written");
-    let message = first
-        .save(&share_of(0, 9))
-        .expect_err("rank 1 failed")
-        .to_string();
-    assert!(
-        message.contains("rank 1: ") && message.contains("model-00002-of-00002.safetensors"),
-        "{message}"
-    );
-}
-
-#[test]
-fn a_rank_of_an_earlier_attempt_writes_nothing_into_a_checkpoint_of_its_successor() {
-    let place = tempfile::tempdir().expect("a folder");
-    let [_, late] = shared(place.path(), true);
-    let first = CheckpointFolder::open(place.path(), 9, owner(2)).expect("opens");
-    let first = first.shared_by(2, Lost(Arc::new(|| Some(1))));
-    let message = late
-        .save(&share_of(1, 7))
-        .expect_err("its time is over")
-        .to_string();
-    assert!(message.contains("belongs to another run by now"), "{message}");
-    // As if it had looked before, and written only now.
-    let own = place
-        .path()
-        .join(format!(".partial-{}-step-00000007", late.owner().tag()));
-    let member = Member { rank: 1, size: 2 };
-    fs::create_dir_all(&own).expect("makes");
-    super::shares::tell(&own, member, &Ok(super::shares::Share::default())).expect("writes");
-    let message = first
-        .save(&share_of(0, 7))
-        .expect_err("its own rank 1 is lost")
-        .to_string();
-    assert!(message.contains("rank 1 was lost"), "{message}");
-}
-
-#[test]
-fn a_rank_that_does_not_see_the_folder_of_the_first_says_so_at_the_start() {
-    let (place, elsewhere) = (
-        tempfile::tempdir().expect("a folder"),
-        tempfile::tempdir().expect("another"),
-    );
-    let first = CheckpointFolder::open(place.path(), 9, owner(1)).expect("opens");
-    let member = Member { rank: 1, size: 2 };
-    let error =
-        CheckpointFolder::join(elsewhere.path(), first.owner().clone(), member).expect_err("not shared");
-    assert!(error.is_refusal(), "{error}");
-    assert!(
-        error.to_string().contains("set checkpoint.writers to FirstRank"),
-        "{error}"
-    );
-}
-
 /// An attempt of one job.
 pub(super) fn owner(attempt: u32) -> Owner {
     Owner::new(Some("uid".into()), attempt)
@@ -585,4 +403,172 @@ fn an_average_that_was_never_saved_is_no_damage_and_one_that_is_lost_is() {
 
     fs::remove_file(path.join("ema.safetensors")).expect("removes");
     assert_eq!(load(&all).0, 1, "the one before is taken");
+}
+
+/// What a rank writes of a checkpoint with the weights `a` of rank 0 and `b` of rank 1.
+fn share_of(rank: u32, step: u64) -> Snapshot {
+    let tensor = |name: &str, value| (name.into(), Tensor::full([2], value, (Kind::Float, Device::Cpu)));
+    let files = match rank {
+        0 => vec![(Part::Model, vec![tensor("a", 1.0)])],
+        _ => vec![
+            (Part::Model, vec![tensor("b", 2.0)]),
+            (Part::Optimizer, vec![tensor("m", 3.0)]),
+        ],
+    };
+    Snapshot::new(state(step), files, Duration::ZERO)
+}
+
+fn shared_parts() -> [Expected; 2] {
+    let part = |part, names: &[&str]| Expected {
+        part,
+        tensors: names.iter().map(|name| ((*name).into(), vec![2])).collect(),
+    };
+    [part(Part::Model, &["a", "b"]), part(Part::Optimizer, &["m"])]
+}
+
+/// The folder of two ranks that write, for each of them; rank 1 is lost where `lost` says so.
+fn shared(path: &Path, lost: bool) -> [CheckpointFolder; 2] {
+    let lost = Lost(Arc::new(move || lost.then_some(1)));
+    let first = CheckpointFolder::open(path, 9, owner(1))
+        .expect("opens")
+        .shared_by(2, lost);
+    let member = Member { rank: 1, size: 2 };
+    let other = CheckpointFolder::join(path, first.owner().clone(), member).expect("joins");
+    [first, other]
+}
+
+#[test]
+fn ranks_write_a_checkpoint_together_and_one_rank_reads_it() {
+    let place = tempfile::tempdir().expect("a folder");
+    let [first, other] = shared(place.path(), false);
+    std::thread::scope(|scope| {
+        let rank = scope.spawn(|| other.save(&share_of(1, 7)));
+        first.save(&share_of(0, 7)).expect("writes");
+        rank.join().expect("no panic").expect("writes");
+    });
+    let mut names = contents(&place.path().join("step-00000007"));
+    names.sort();
+    assert_eq!(
+        names,
+        [
+            "checksums.json",
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+            "model.safetensors.index.json",
+            "optimizer-00002-of-00002.safetensors",
+            "optimizer.safetensors.index.json",
+            "state.json",
+        ]
+    );
+    let job = job("research", Some("first"));
+    let model = model();
+    let alone = CheckpointFolder::open(place.path(), 9, owner(2)).expect("opens");
+    let load = || alone.load_newest(run(&job, &model, Resume::Auto), &shared_parts());
+    let loaded = load().expect("reads").expect("there");
+    let values: Vec<Vec<f64>> = loaded
+        .values
+        .iter()
+        .map(|(_, tensors)| tensors.iter().map(|tensor| tensor.double_value(&[1])).collect())
+        .collect();
+    assert_eq!(values, [vec![1.0, 2.0], vec![3.0]]);
+    let index = fs::read(place.path().join("step-00000007/model.safetensors.index.json")).expect("an index");
+    let index: serde_json::Value = serde_json::from_slice(&index).expect("JSON");
+    assert_eq!(
+        index,
+        serde_json::json!({
+            "metadata": {"total_size": 16},
+            "weight_map": {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"},
+        })
+    );
+
+    // One file of several is damaged.
+    fs::write(
+        place
+            .path()
+            .join("step-00000007/model-00002-of-00002.safetensors"),
+        "short",
+    )
+    .expect("writes");
+    let message = load().expect_err("damaged").to_string();
+    assert!(message.contains("model-00002-of-00002.safetensors"), "{message}");
+}
+
+#[test]
+fn a_checkpoint_of_which_a_share_is_missing_is_not_published() {
+    let place = tempfile::tempdir().expect("a folder");
+    let [first, other] = shared(place.path(), true);
+    let error = first.save(&share_of(0, 7)).expect_err("rank 1 is lost");
+    let message = error.to_string();
+    assert!(
+        message.contains("rank 1 was lost before its share of the checkpoint of step 7 was written"),
+        "{message}"
+    );
+    assert_eq!(error.exit_code(), ExitCode::PeerLost, "storage is not to blame");
+    assert_eq!(contents(place.path()), [] as [&str; 0], "the space is free");
+
+    // It had written its share, and was lost afterwards.
+    other.save(&share_of(1, 8)).expect("writes");
+    first.save(&share_of(0, 8)).expect("is complete");
+    assert_eq!(contents(place.path()), ["step-00000008"]);
+}
+
+#[test]
+fn a_share_that_cannot_be_written_ends_the_wait_for_it() {
+    let place = tempfile::tempdir().expect("a folder");
+    let [first, other] = shared(place.path(), false);
+    let partial = place
+        .path()
+        .join(format!(".partial-{}-step-00000009", first.owner().tag()));
+    fs::create_dir_all(partial.join("model-00002-of-00002.safetensors")).expect("a folder in the way");
+    other.save(&share_of(1, 9)).expect_err("cannot be written");
+    let message = first
+        .save(&share_of(0, 9))
+        .expect_err("rank 1 failed")
+        .to_string();
+    assert!(
+        message.contains("rank 1: ") && message.contains("model-00002-of-00002.safetensors"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_rank_of_an_earlier_attempt_writes_nothing_into_a_checkpoint_of_its_successor() {
+    let place = tempfile::tempdir().expect("a folder");
+    let [_, late] = shared(place.path(), true);
+    let first = CheckpointFolder::open(place.path(), 9, owner(2)).expect("opens");
+    let first = first.shared_by(2, Lost(Arc::new(|| Some(1))));
+    let message = late
+        .save(&share_of(1, 7))
+        .expect_err("its time is over")
+        .to_string();
+    assert!(message.contains("belongs to another run by now"), "{message}");
+    // As if it had looked before, and written only now.
+    let own = place
+        .path()
+        .join(format!(".partial-{}-step-00000007", late.owner().tag()));
+    let member = Member { rank: 1, size: 2 };
+    fs::create_dir_all(&own).expect("makes");
+    super::shares::tell(&own, member, &Ok(super::shares::Share::default())).expect("writes");
+    let message = first
+        .save(&share_of(0, 7))
+        .expect_err("its own rank 1 is lost")
+        .to_string();
+    assert!(message.contains("rank 1 was lost"), "{message}");
+}
+
+#[test]
+fn a_rank_that_does_not_see_the_folder_of_the_first_says_so_at_the_start() {
+    let (place, elsewhere) = (
+        tempfile::tempdir().expect("a folder"),
+        tempfile::tempdir().expect("another"),
+    );
+    let first = CheckpointFolder::open(place.path(), 9, owner(1)).expect("opens");
+    let member = Member { rank: 1, size: 2 };
+    let error =
+        CheckpointFolder::join(elsewhere.path(), first.owner().clone(), member).expect_err("not shared");
+    assert!(error.is_refusal(), "{error}");
+    assert!(
+        error.to_string().contains("set checkpoint.writers to FirstRank"),
+        "{error}"
+    );
 }
