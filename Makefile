@@ -99,6 +99,7 @@ goldens: peers ## Make anew what PyTorch and timm compute, which the trainer's t
 	"$$(tests/peers/setup)/bin/python" tests/peers/make_goldens.py
 	"$$(tests/peers/setup)/bin/python" tests/peers/optimizer_losses.py > tests/peers/goldens/optimizer_losses.json
 	"$$(tests/peers/setup)/bin/python" tests/peers/divided_training.py
+	"$$(tests/peers/setup)/bin/python" tests/peers/hdf5_files.py
 
 .PHONY: check-export
 check-export: release ## Check that timm and torchvision load exported weights and compute the same with them

@@ -54,6 +54,8 @@ pub enum DataFormat {
     WebDataset,
     /// `NumPy` arrays: `train.npz` and `val.npz` with `images` and `labels`, or each array in a file of its own.
     Numpy,
+    /// HDF5 files: `train.h5` and `val.h5` with `images` and `labels`, or each dataset in a file of its own.
+    Hdf5,
     /// Random images with random labels, made in memory: to measure, not to learn from.
     Synthetic,
 }
@@ -152,9 +154,9 @@ impl DataConfig {
                 [1, 3].contains(&model.channels),
                 "model.channels",
                 model.channels,
-                "must be 1 (grey) or 3 (red, green, blue) for JPEG and PNG files; format numpy takes any number",
+                "must be 1 (grey) or 3 (red, green, blue) for JPEG and PNG files; formats numpy and hdf5 take any number",
             ),
-            DataFormat::Numpy => {}
+            DataFormat::Numpy | DataFormat::Hdf5 => {}
             DataFormat::Synthetic => rules.require(
                 self.synthetic_images.is_some_and(|images| images > 0),
                 "data.syntheticImages",

@@ -280,7 +280,7 @@ model.channels = 5
   model.channels is 5: must be 3 for colorJitter, randAugment and threeAugment of data.augmentation
 data.format = "imageFolder"
 model.channels = 4
-  model.channels is 4: must be 1 (grey) or 3 (red, green, blue) for JPEG and PNG files; format numpy takes any number
+  model.channels is 4: must be 1 (grey) or 3 (red, green, blue) for JPEG and PNG files; formats numpy and hdf5 take any number
 "#;
 
     #[test]

@@ -17,6 +17,7 @@ pub struct Data {
     /// and val/CLASS/..., classes numbered by their sorted names); webDataset (tar files of key.jpg or key.png with
     /// key.cls or key.json); numpy (train.npz and val.npz with images and labels, or train_images.npy,
     /// train_labels.npy, val_images.npy and val_labels.npy; images of uint8 or float32, with channels first or last);
+    /// hdf5 (the same in train.h5 and val.h5, or train_images.h5, train_labels.h5, val_images.h5 and val_labels.h5);
     /// or synthetic (random images made in memory: to measure, not to learn from).
     pub format: DataFormat,
     /// path is the folder at which the volume is mounted in the pod, read-only; the files lie in it.

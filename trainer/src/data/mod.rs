@@ -6,6 +6,7 @@
 //! Small sets are held on the device as they are stored, and every batch is made there. Images in files, and those whose
 //! colours change, are prepared by threads of their own while the model works on earlier batches.
 
+mod arrays;
 mod augment;
 mod batch;
 mod cifar;
@@ -17,7 +18,6 @@ pub(crate) mod fixtures;
 mod image_folder;
 mod in_memory;
 mod loader;
-mod numpy;
 mod order;
 mod resident;
 mod source;
@@ -40,6 +40,7 @@ pub(crate) use order::Share;
 pub(crate) use statistics::{Range, Split, Unreadable, survey};
 
 use crate::threads;
+use arrays::Files;
 use augment::{Finish, Preparation};
 pub(crate) use batch::Batch;
 use batch::Readable;
@@ -77,6 +78,7 @@ impl Splits {
                 DataFormat::Cifar10 => "cifar10 has them in test_batch.bin",
                 DataFormat::Cifar100 => "cifar100 has them in test.bin",
                 DataFormat::Numpy => "numpy has them in val.npz, or val_images.npy and val_labels.npy",
+                DataFormat::Hdf5 => "hdf5 has them in val.h5, or val_images.h5 and val_labels.h5",
                 DataFormat::ImageFolder => "an imageFolder has them in val/<class>/",
                 DataFormat::WebDataset => {
                     "a webDataset has them in the files that data.validationShards names"
@@ -182,7 +184,8 @@ fn open(
     let (train, validation) = match data.format {
         DataFormat::Cifar10 => cifar::load(folder, &cifar::CIFAR_10)?,
         DataFormat::Cifar100 => cifar::load(folder, &cifar::CIFAR_100)?,
-        DataFormat::Numpy => numpy::load(folder, expected)?,
+        DataFormat::Numpy => arrays::load(folder, Files::Numpy, expected)?,
+        DataFormat::Hdf5 => arrays::load(folder, Files::Hdf5, expected)?,
         DataFormat::Synthetic => {
             let images = data.synthetic_images.unwrap_or(0);
             (synthetic::generate(images, expected, seed), None)

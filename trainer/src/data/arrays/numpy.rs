@@ -1,18 +1,52 @@
-//! The array of a `NumPy` file, read part by part: whoever puts the parts together holds the values once.
+//! `NumPy` files: an array in `.npy`, several in `.npz`.
 
-use std::io::Read;
+use std::io::{BufReader, Read};
+use std::path::Path;
 
+use fs_err::File;
 use npyz::{NpyHeader, Order};
 use tch::{Kind, Tensor};
+use zip::ZipArchive;
+use zip::result::ZipError;
 
-/// Most bytes of a part, but for a row that is longer.
-const PART_BYTES: usize = 8 << 20;
+use super::{Array, DataError, refused};
+
 /// `NumPy`'s own bound.
 const MOST_HEADER_BYTES: u64 = 10_000;
 
+/// A file of several arrays.
+pub(super) struct Npz(ZipArchive<BufReader<File>>);
+
+impl Npz {
+    pub(super) fn open(path: &Path) -> Result<Self, DataError> {
+        let file = File::open(path).map_err(DataError::Read)?;
+        let archive = ZipArchive::new(BufReader::new(file));
+        archive.map(Self).map_err(|error| refused(path, error))
+    }
+
+    pub(super) fn array(&mut self, name: &str) -> Result<Array<'_>, String> {
+        let file = self
+            .0
+            .by_name(&format!("{name}.npy"))
+            .map_err(|error| match error {
+                ZipError::FileNotFound => format!("it has no array {name}"),
+                other => other.to_string(),
+            })?;
+        let bytes = file.size();
+        array(file, bytes).map_err(|error| format!("{name}: {error}"))
+    }
+}
+
+/// The array of a file that holds no other.
+pub(super) fn single(path: &Path) -> Result<Array<'static>, DataError> {
+    let file = File::open(path).map_err(DataError::Read)?;
+    let bytes = file.metadata().map_err(DataError::Read)?.len();
+    array(file, bytes).map_err(|error| refused(path, error))
+}
+
 /// What is wrong with a file.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum ArrayError {
+enum ArrayError {
     #[error("{0}")]
     Read(#[from] std::io::Error),
     #[error("it is no NumPy array: {0} (it must start with \\x93NUMPY, a version from 1 to 3, and a header)")]
@@ -27,61 +61,51 @@ pub(super) enum ArrayError {
     TooShort { found: u64, shape: Vec<i64>, kind: Kind },
 }
 
-/// An array of which the header was read.
-#[derive(Debug)]
-pub(super) struct ArrayFile<R> {
-    pub(super) kind: Kind,
-    pub(super) shape: Vec<i64>,
-    values: R,
+/// The array of a file of so many bytes.
+fn array<'a>(mut file: impl Read + 'a, bytes: u64) -> Result<Array<'a>, ArrayError> {
+    let mut head = file.by_ref().take(MOST_HEADER_BYTES);
+    let header = NpyHeader::from_reader(&mut head).map_err(ArrayError::Header)?;
+    let found = bytes.saturating_sub(MOST_HEADER_BYTES - head.limit());
+    let kind = kind(&header.dtype().descr())?;
+    let shape: Vec<i64> = header.shape().iter().map(|size| size.cast_signed()).collect();
+    // With one dimension both orders are the same, and NumPy may say either.
+    if header.order() == Order::Fortran && shape.len() > 1 {
+        return Err(ArrayError::FortranOrder);
+    }
+    let mut sizes = header.shape().iter();
+    let needed = sizes.try_fold(kind.elt_size_in_bytes() as u64, |bytes, size| {
+        bytes.checked_mul(*size)
+    });
+    if needed.is_none_or(|needed| found < needed) {
+        return Err(ArrayError::TooShort { found, shape, kind });
+    }
+    let parts = Box::new(parts(file, kind, &shape));
+    Ok(Array { kind, shape, parts })
 }
 
-impl<R: Read> ArrayFile<R> {
-    /// Reads the header of a file of so many bytes.
-    pub(super) fn open(mut file: R, bytes: u64) -> Result<Self, ArrayError> {
-        let mut head = file.by_ref().take(MOST_HEADER_BYTES);
-        let header = NpyHeader::from_reader(&mut head).map_err(ArrayError::Header)?;
-        let found = bytes.saturating_sub(MOST_HEADER_BYTES - head.limit());
-        let kind = kind(&header.dtype().descr())?;
-        let shape: Vec<i64> = header.shape().iter().map(|size| size.cast_signed()).collect();
-        // With one dimension both orders are the same, and NumPy may say either.
-        if header.order() == Order::Fortran && shape.len() > 1 {
-            return Err(ArrayError::FortranOrder);
+fn parts<R: Read>(
+    mut values: R,
+    kind: Kind,
+    shape: &[i64],
+) -> impl Iterator<Item = Result<Tensor, String>> + use<R> {
+    let (rows, row) = shape.split_first().unwrap_or((&0, &[]));
+    let (mut rest, mut shape) = (*rows as usize, shape.to_vec());
+    let row_bytes = row.iter().product::<i64>() as usize * kind.elt_size_in_bytes();
+    let mut bytes = Vec::new();
+    std::iter::from_fn(move || {
+        let rows = Array::rows_of_part(rest, row_bytes);
+        if rows == 0 {
+            return None;
         }
-        let mut sizes = header.shape().iter();
-        let needed = sizes.try_fold(kind.elt_size_in_bytes() as u64, |bytes, size| {
-            bytes.checked_mul(*size)
-        });
-        if needed.is_none_or(|needed| found < needed) {
-            return Err(ArrayError::TooShort { found, shape, kind });
-        }
-        Ok(Self {
-            kind,
-            shape,
-            values: file,
+        rest -= rows;
+        shape[0] = rows as i64;
+        bytes.resize(rows * row_bytes, 0);
+        let read = values.read_exact(&mut bytes);
+        Some(match read {
+            Ok(()) => Ok(Tensor::from_data_size(&bytes, &shape, kind)),
+            Err(error) => Err(error.to_string()),
         })
-    }
-
-    /// The rows (what the first dimension counts) in order, several in a tensor.
-    pub(super) fn parts(mut self) -> impl Iterator<Item = Result<Tensor, ArrayError>> {
-        let (rows, row) = self.shape.split_first().unwrap_or((&0, &[]));
-        let (mut rest, mut shape) = (*rows as usize, self.shape.clone());
-        let row_bytes = row.iter().product::<i64>() as usize * self.kind.elt_size_in_bytes();
-        let mut bytes = Vec::new();
-        std::iter::from_fn(move || {
-            let rows = rest.min((PART_BYTES / row_bytes.max(1)).max(1));
-            if rows == 0 {
-                return None;
-            }
-            rest -= rows;
-            shape[0] = rows as i64;
-            bytes.resize(rows * row_bytes, 0);
-            let read = self.values.read_exact(&mut bytes);
-            Some(match read {
-                Ok(()) => Ok(Tensor::from_data_size(&bytes, &shape, self.kind)),
-                Err(error) => Err(error.into()),
-            })
-        })
-    }
+    })
 }
 
 /// The kind of numbers that `NumPy` calls `descr`, in quotes.
@@ -106,6 +130,7 @@ mod tests {
 
     use tch::Device;
 
+    use super::super::PART_BYTES;
     use super::*;
 
     fn file(header: &str, values: &[u8]) -> Vec<u8> {
@@ -114,8 +139,8 @@ mod tests {
         [start[0], start[1], header.as_bytes(), values].concat()
     }
 
-    fn open(bytes: &[u8]) -> Result<ArrayFile<Cursor<&[u8]>>, ArrayError> {
-        ArrayFile::open(Cursor::new(bytes), bytes.len() as u64)
+    fn open(bytes: &[u8]) -> Result<Array<'_>, ArrayError> {
+        array(Cursor::new(bytes), bytes.len() as u64)
     }
 
     #[test]
@@ -127,7 +152,7 @@ mod tests {
         let bytes = fs_err::read(place.path()).expect("reads");
         let opened = open(&bytes).expect("opens");
         assert_eq!((opened.kind, &opened.shape), (Kind::Uint8, &vec![rows, 10, 100]));
-        let parts: Vec<Tensor> = opened.parts().collect::<Result<_, _>>().expect("reads");
+        let parts: Vec<Tensor> = opened.parts.collect::<Result<_, _>>().expect("reads");
         assert!(parts.len() >= 3);
         for part in &parts {
             assert!(part.numel() <= PART_BYTES, "a part of {} bytes", part.numel());
@@ -139,7 +164,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_read_is_told() {
-        let message = |bytes: &[u8]| open(bytes).expect_err("refused").to_string();
+        let message = |bytes: &[u8]| open(bytes).err().expect("refused").to_string();
         let vector = "{'descr': '|u1', 'fortran_order': False, 'shape': (2,), }";
         for bytes in [
             b"PK".as_slice(),

@@ -1,57 +1,131 @@
-//! Images in `NumPy` arrays: `train.npz` and `val.npz` with `images` and `labels`, or each array in a file of its own,
-//! such as `train_images.npy`. Images are uint8 or float32, with the channels first or last.
+//! Images in arrays: `train.npz` or `train.h5` with `images` and `labels`, or each array in a file of its own, such as
+//! `train_images.npy`. Images are uint8 or float32, with the channels first or last.
 
-mod array;
+mod hdf5;
+mod numpy;
 
-use std::io::{BufReader, Read};
+use std::fmt::Display;
 use std::path::Path;
 
-use fs_err::File;
 use tch::{Device, Kind, Tensor};
-use zip::ZipArchive;
-use zip::result::ZipError;
 
 use super::resident::Resident;
 use super::{DataError, Expected};
-use array::ArrayFile;
+use hdf5::Hdf5;
+use numpy::Npz;
 
-const EXPECTED: &str =
-    "a numpy data set has train.npz with images and labels, or train_images.npy and train_labels.npy";
+/// Most bytes of a part, but for a row that is longer.
+const PART_BYTES: usize = 8 << 20;
 
-/// The images to train on and those to evaluate.
-pub(super) fn load(folder: &Path, expected: Expected) -> Result<(Resident, Option<Resident>), DataError> {
-    let train = split(folder, "train", expected)?.ok_or_else(|| DataError::Missing {
-        path: folder.join("train.npz"),
-        expected: EXPECTED,
-    })?;
-    Ok((train, split(folder, "val", expected)?))
+/// An array of which the header was read.
+struct Array<'a> {
+    kind: Kind,
+    shape: Vec<i64>,
+    /// The rows (what the first dimension counts) in order, several in a tensor: whoever puts the parts together holds
+    /// the values once.
+    parts: Box<dyn Iterator<Item = Result<Tensor, String>> + 'a>,
 }
 
-fn split(folder: &Path, name: &str, expected: Expected) -> Result<Option<Resident>, DataError> {
-    let archive = folder.join(format!("{name}.npz"));
+impl Array<'_> {
+    /// How many rows of this shape make a part, if it has no more than so many.
+    fn rows_of_part(rows: usize, row_bytes: usize) -> usize {
+        rows.min((PART_BYTES / row_bytes.max(1)).max(1))
+    }
+}
+
+/// What kind of files hold the arrays.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Files {
+    Numpy,
+    Hdf5,
+}
+
+impl Files {
+    /// Ending of a file with both arrays, and of one with a single array.
+    fn endings(self) -> [&'static str; 2] {
+        match self {
+            Self::Numpy => ["npz", "npy"],
+            Self::Hdf5 => ["h5", "h5"],
+        }
+    }
+
+    fn expected(self) -> &'static str {
+        match self {
+            Self::Numpy => {
+                "a numpy data set has train.npz with images and labels, or train_images.npy and train_labels.npy"
+            }
+            Self::Hdf5 => {
+                "an hdf5 data set has train.h5 with images and labels, or train_images.h5 and train_labels.h5 with one dataset each"
+            }
+        }
+    }
+
+    fn open(self, path: &Path) -> Result<Opened, DataError> {
+        Ok(match self {
+            Self::Numpy => Opened::Npz(Npz::open(path)?),
+            Self::Hdf5 => Opened::Hdf5(Hdf5::open(path)?),
+        })
+    }
+
+    /// The only array of a file.
+    fn single(self, path: &Path) -> Result<Array<'static>, DataError> {
+        match self {
+            Self::Numpy => numpy::single(path),
+            Self::Hdf5 => Hdf5::open(path)?.single().map_err(|error| refused(path, error)),
+        }
+    }
+}
+
+/// A file of several arrays.
+enum Opened {
+    Npz(Npz),
+    Hdf5(Hdf5),
+}
+
+impl Opened {
+    fn array(&mut self, path: &Path, name: &str) -> Result<Array<'_>, DataError> {
+        let array = match self {
+            Self::Npz(file) => file.array(name),
+            Self::Hdf5(file) => file.array(name),
+        };
+        array.map_err(|error| refused(path, error))
+    }
+}
+
+/// The images to train on and those to evaluate.
+pub(super) fn load(
+    folder: &Path,
+    files: Files,
+    expected: Expected,
+) -> Result<(Resident, Option<Resident>), DataError> {
+    let train = split(folder, files, "train", expected)?.ok_or_else(|| DataError::Missing {
+        path: folder.join(format!("train.{}", files.endings()[0])),
+        expected: files.expected(),
+    })?;
+    Ok((train, split(folder, files, "val", expected)?))
+}
+
+fn split(folder: &Path, files: Files, name: &str, expected: Expected) -> Result<Option<Resident>, DataError> {
+    let [both, single] = files.endings();
+    let file = folder.join(format!("{name}.{both}"));
     let [images_file, labels_file] =
-        ["images", "labels"].map(|array| folder.join(format!("{name}_{array}.npy")));
-    let (images, labels) = if archive.is_file() {
-        let file = File::open(&archive).map_err(DataError::Read)?;
-        let mut arrays = ZipArchive::new(BufReader::new(file)).map_err(|error| refused(&archive, error))?;
-        let images = images(
-            &archive,
-            in_archive(&archive, &mut arrays, "images")?,
-            expected.channels,
-        )?;
-        let labels = in_archive(&archive, &mut arrays, "labels")?;
-        let labels = self::labels(&archive, labels, images.size()[0], expected.classes)?;
+        ["images", "labels"].map(|array| folder.join(format!("{name}_{array}.{single}")));
+    let (images, labels) = if file.is_file() {
+        let mut arrays = files.open(&file)?;
+        let images = images(&file, arrays.array(&file, "images")?, expected.channels)?;
+        let array = arrays.array(&file, "labels")?;
+        let labels = labels(&file, array, images.size()[0], expected.classes)?;
         (images, labels)
     } else if images_file.is_file() {
         if !labels_file.is_file() {
             return Err(DataError::Missing {
                 path: labels_file,
-                expected: EXPECTED,
+                expected: files.expected(),
             });
         }
-        let images = images(&images_file, in_file(&images_file)?, expected.channels)?;
-        let labels = in_file(&labels_file)?;
-        let labels = self::labels(&labels_file, labels, images.size()[0], expected.classes)?;
+        let images = images(&images_file, files.single(&images_file)?, expected.channels)?;
+        let array = files.single(&labels_file)?;
+        let labels = labels(&labels_file, array, images.size()[0], expected.classes)?;
         (images, labels)
     } else {
         return Ok(None);
@@ -60,28 +134,7 @@ fn split(folder: &Path, name: &str, expected: Expected) -> Result<Option<Residen
     Ok(Some(Resident::new(images, &labels, count)))
 }
 
-fn in_file(path: &Path) -> Result<ArrayFile<impl Read + use<>>, DataError> {
-    let file = File::open(path).map_err(DataError::Read)?;
-    let bytes = file.metadata().map_err(DataError::Read)?.len();
-    ArrayFile::open(file, bytes).map_err(|error| refused(path, error))
-}
-
-fn in_archive<'a>(
-    path: &Path,
-    arrays: &'a mut ZipArchive<BufReader<File>>,
-    array: &str,
-) -> Result<ArrayFile<impl Read + use<'a>>, DataError> {
-    let file = arrays
-        .by_name(&format!("{array}.npy"))
-        .map_err(|error| match error {
-            ZipError::FileNotFound => refused(path, format!("it has no array {array}")),
-            other => refused(path, other),
-        })?;
-    let bytes = file.size();
-    ArrayFile::open(file, bytes).map_err(|error| refused(path, format!("{array}: {error}")))
-}
-
-fn refused(path: &Path, message: impl std::fmt::Display) -> DataError {
+fn refused(path: &Path, message: impl Display) -> DataError {
     DataError::Array {
         path: path.into(),
         message: message.to_string(),
@@ -89,7 +142,7 @@ fn refused(path: &Path, message: impl std::fmt::Display) -> DataError {
 }
 
 /// As [images, channels, height, width].
-fn images(path: &Path, array: ArrayFile<impl Read>, channels: u32) -> Result<Tensor, DataError> {
+fn images(path: &Path, array: Array<'_>, channels: u32) -> Result<Tensor, DataError> {
     let kind = array.kind;
     if !matches!(kind, Kind::Uint8 | Kind::Float) {
         return Err(refused(
@@ -132,7 +185,7 @@ fn images(path: &Path, array: ArrayFile<impl Read>, channels: u32) -> Result<Ten
     })
 }
 
-fn labels(path: &Path, array: ArrayFile<impl Read>, images: i64, classes: u32) -> Result<Tensor, DataError> {
+fn labels(path: &Path, array: Array<'_>, images: i64, classes: u32) -> Result<Tensor, DataError> {
     if !matches!(
         array.kind,
         Kind::Uint8 | Kind::Int8 | Kind::Int16 | Kind::Int | Kind::Int64
@@ -142,7 +195,8 @@ fn labels(path: &Path, array: ArrayFile<impl Read>, images: i64, classes: u32) -
             format!("labels are {:?}, but must be whole numbers", array.kind),
         ));
     }
-    if array.shape != [images] {
+    // PatchCamelyon's have three dimensions more, all of one.
+    if array.shape.first() != Some(&images) || array.shape[1..].iter().any(|size| *size != 1) {
         return Err(refused(
             path,
             format!(
@@ -151,7 +205,7 @@ fn labels(path: &Path, array: ArrayFile<impl Read>, images: i64, classes: u32) -
             ),
         ));
     }
-    let labels = together(path, array, &[images], Ok)?.to_kind(Kind::Int64);
+    let labels = together(path, array, &[images], |part| Ok(part.flatten(0, -1)))?.to_kind(Kind::Int64);
     for label in [labels.min().int64_value(&[]), labels.max().int64_value(&[])] {
         if !(0..i64::from(classes)).contains(&label) {
             return Err(refused(
@@ -169,13 +223,13 @@ fn labels(path: &Path, array: ArrayFile<impl Read>, images: i64, classes: u32) -
 /// The whole array, of a shape into which `arrange` brings its rows.
 fn together(
     path: &Path,
-    array: ArrayFile<impl Read>,
+    array: Array<'_>,
     shape: &[i64],
     arrange: impl Fn(Tensor) -> Result<Tensor, DataError>,
 ) -> Result<Tensor, DataError> {
-    let whole = Tensor::empty(shape, (array.kind, Device::Cpu));
+    let whole = Tensor::f_empty(shape, (array.kind, Device::Cpu)).map_err(|error| refused(path, error))?;
     let mut row = 0;
-    for part in array.parts() {
+    for part in array.parts {
         let part = arrange(part.map_err(|error| refused(path, error))?)?;
         let rows = part.size()[0];
         whole.narrow(0, row, rows).copy_(&part);
@@ -210,7 +264,7 @@ mod tests {
 
     fn message(channels: u32, images: Tensor, labels: Tensor) -> String {
         let folder = files(&[("train_images.npy", images), ("train_labels.npy", labels)]);
-        let error = load(folder.path(), expected(channels))
+        let error = load(folder.path(), Files::Numpy, expected(channels))
             .expect_err("refused")
             .to_string();
         error.replace(folder.path().to_str().expect("a name"), "DIR")
@@ -232,7 +286,7 @@ mod tests {
             .narrow(0, 0, 2)
             .write_npy(folder.path().join("val_labels.npy"))
             .expect("writes");
-        let (train, validation) = load(folder.path(), expected(5)).expect("loads");
+        let (train, validation) = load(folder.path(), Files::Numpy, expected(5)).expect("loads");
         let validation = validation.expect("val");
         assert_eq!(train.stored().0.size(), [4, 5, 6, 7]);
         assert!(validation.stored().0.equal(&train.stored().0.narrow(0, 0, 2)));
@@ -243,7 +297,7 @@ mod tests {
             ("train_images.npy", array(Kind::Uint8, &[3, 8, 9])),
             ("train_labels.npy", array(Kind::Uint8, &[3])),
         ]);
-        let (train, validation) = load(grey.path(), expected(1)).expect("loads");
+        let (train, validation) = load(grey.path(), Files::Numpy, expected(1)).expect("loads");
         assert_eq!(train.stored().0.size(), [3, 1, 8, 9]);
         assert!(validation.is_none());
     }
@@ -280,13 +334,17 @@ mod tests {
             "DIR/train_images.npy: images hold numbers that are not finite"
         );
         let folder = tempfile::tempdir().expect("a folder");
-        let missing = load(folder.path(), expected(3)).expect_err("refused").to_string();
+        let missing = load(folder.path(), Files::Numpy, expected(3))
+            .expect_err("refused")
+            .to_string();
         assert!(
             missing.contains("train.npz does not exist: a numpy data set has"),
             "{missing}"
         );
         fs_err::write(folder.path().join("train.npz"), "no archive").expect("writes");
-        let broken = load(folder.path(), expected(3)).expect_err("refused").to_string();
+        let broken = load(folder.path(), Files::Numpy, expected(3))
+            .expect_err("refused")
+            .to_string();
         assert!(broken.contains("train.npz: "), "{broken}");
     }
 }

@@ -1,0 +1,68 @@
+"""Writes the HDF5 files that the trainer's tests read, with h5py.
+
+    make goldens
+
+Every pixel of an image of bytes is (7 x its place in the array) % 251, of floats its place / 8; labels are row % 4.
+"""
+
+import pathlib
+import shutil
+
+import h5py
+import numpy
+
+FOLDER = pathlib.Path(__file__).resolve().parent / "goldens" / "hdf5"
+
+
+def pixels(shape, dtype):
+    places = numpy.arange(numpy.prod(shape)).reshape(shape)
+    return ((7 * places) % 251 if dtype == "uint8" else places / 8).astype(dtype)
+
+
+def labels(rows, dtype="int64"):
+    return (numpy.arange(rows) % 4).astype(dtype)
+
+
+def write(name, arrays, **options):
+    with h5py.File(FOLDER / name, "w", **options) as file:
+        for array, (values, how) in arrays.items():
+            file.create_dataset(array, data=values, **how)
+
+
+def main():
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    FOLDER.mkdir(parents=True)
+
+    # As fastMRI's reconstruction_rss: floats of one channel, in one piece.
+    write("slices.h5", {"images": (pixels((5, 12, 10), "float32"), {}), "labels": (labels(5), {})})
+
+    # As PatchCamelyon: compressed chunks, the channels last, and labels of four dimensions in a file of their own.
+    packed = {"chunks": (4, 8, 8, 3), "compression": "gzip", "shuffle": True, "fletcher32": True}
+    write("patches_x.h5", {"x": (pixels((10, 8, 8, 3), "uint8"), packed)})
+    write("patches_y.h5", {"y": (labels(10, "uint8").reshape(10, 1, 1, 1), {})})
+
+    # The newest form of the format, which has other indexes of chunks; high bytes first.
+    for extents, name in [((6, 3, 8, 8), "fixed"), ((None, 3, 8, 8), "growing"), ((None, None, 8, 8), "growing_twice")]:
+        how = {"chunks": (2, 3, 8, 8), "maxshape": extents}
+        arrays = {"images": (pixels((6, 3, 8, 8), ">f4"), how), "labels": (labels(6, ">i4"), {})}
+        write(f"{name}.h5", arrays, libver="latest")
+
+    # One that its writer has not closed.
+    with h5py.File(FOLDER / "whole.h5", "w", libver="latest") as file:
+        file.create_dataset("images", data=pixels((4, 3, 8, 8), "uint8"))
+        file.create_dataset("labels", data=labels(4))
+        file.flush()
+        shutil.copy(FOLDER / "whole.h5", FOLDER / "open.h5")
+    (FOLDER / "whole.h5").unlink()
+
+    # What is not read.
+    images = pixels((4, 3, 8, 8), "uint8")
+    write("lzf.h5", {"images": (images, {"compression": "lzf"}), "labels": (labels(4), {})})
+    write("complex.h5", {"images": (images.astype("complex64"), {}), "labels": (labels(4), {})})
+    with h5py.File(FOLDER / "huge.h5", "w") as file:
+        file.create_dataset("images", shape=(1 << 40, 3, 64, 64), dtype="uint8", chunks=(1, 3, 64, 64))
+        file.create_dataset("labels", data=labels(4))
+
+
+if __name__ == "__main__":
+    main()
