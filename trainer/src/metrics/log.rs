@@ -26,6 +26,9 @@ pub(super) enum Record {
         world_size: u32,
         global_batch_size: u64,
         train_images: u64,
+        /// Product of the GPU, where it is known.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        device: Option<String>,
     },
     /// Means over the steps since the last line of this kind; times in seconds a step, of rank 0.
     Train {
@@ -44,6 +47,10 @@ pub(super) enum Record {
         step_seconds: f64,
         phases: Phases,
         sync: Box<SyncTimes>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        resident_bytes: Option<u64>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        device_memory_peak_bytes: Option<u64>,
         /// Milliseconds under DeepSpeed's names, where asked for.
         #[serde(skip_serializing_if = "Option::is_none")]
         wall_clock_breakdown: Option<Breakdown>,
@@ -202,6 +209,7 @@ mod tests {
             world_size: 1,
             global_batch_size: 1,
             train_images: 1,
+            device: None,
         }
     }
 

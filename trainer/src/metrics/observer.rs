@@ -15,7 +15,7 @@ use crate::checkpoint::{Position, Written};
 use crate::evaluation::Counts;
 
 /// Sizes of a run that do not change while it lasts.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct RunShape {
     pub(crate) attempt: u32,
     pub(crate) total_epochs: u32,
@@ -23,6 +23,8 @@ pub(crate) struct RunShape {
     pub(crate) world_size: u32,
     pub(crate) global_batch_size: u64,
     pub(crate) train_images: u64,
+    /// Product of rank 0's GPU; `None` on the CPU, or where it is not known.
+    pub(crate) device: Option<String>,
     /// Whether the times of a step are to be logged as DeepSpeed does.
     pub(crate) wall_clock_breakdown: bool,
 }
@@ -33,6 +35,8 @@ pub(crate) struct Observer {
     shape: RunShape,
     reporter: Reporter,
     window: Window,
+    /// The newest step, where the window holds it.
+    newest: Option<StepReport>,
     /// Only rank 0 speaks for the run.
     run: Option<RunObserver>,
 }
@@ -74,6 +78,7 @@ impl Observer {
                     world_size: shape.world_size,
                     global_batch_size: shape.global_batch_size,
                     train_images: shape.train_images,
+                    device: shape.device.clone(),
                 });
                 let progress = Progress {
                     attempt: shape.attempt,
@@ -100,6 +105,7 @@ impl Observer {
             shape,
             reporter,
             window: Window::new(),
+            newest: None,
             run,
         };
         observer.send_progress();
@@ -139,14 +145,22 @@ impl Observer {
 
     pub(crate) fn step(&mut self, step: &StepReport) {
         self.window.add(step);
-        if self.window.is_due() || step.step == self.shape.total_steps {
-            self.flush(step);
+        self.newest = Some(*step);
+        if self.window.is_due() {
+            self.flush();
         }
         self.reporter.send(&Report::Step(*step));
     }
 
-    fn flush(&mut self, step: &StepReport) {
-        let Some(summary) = self.window.take() else { return };
+    /// An epoch has no more steps: no line of the log is about two epochs.
+    pub(crate) fn epoch_ends(&mut self) {
+        self.flush();
+    }
+
+    fn flush(&mut self) {
+        let (Some(summary), Some(step)) = (self.window.take(), self.newest.take()) else {
+            return;
+        };
         let Some(run) = &mut self.run else { return };
         let images_per_second = self.shape.global_batch_size as f64 / summary.step_seconds;
         let breakdown = self
@@ -169,6 +183,8 @@ impl Observer {
             step_seconds: summary.step_seconds,
             phases: summary.phases,
             sync: Box::new(summary.sync),
+            resident_bytes: step.resident_bytes,
+            device_memory_peak_bytes: step.device.map(|device| device.memory_peak_bytes),
             wall_clock_breakdown: breakdown,
         });
         let remaining = self.shape.total_steps.saturating_sub(step.step);

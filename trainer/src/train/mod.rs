@@ -112,7 +112,7 @@ impl Trainer {
         let observer = observer(
             &config,
             (place.attempt, place.rank),
-            data.train.len(),
+            (data.train.len(), accelerator.product()),
             &start,
             reporter,
         )?;
@@ -166,7 +166,9 @@ impl Trainer {
 
     fn train_epochs(&mut self) -> Result<Outcome, TrainError> {
         while self.position.epoch < self.config.training.epochs {
-            if self.train_epoch()? {
+            let stop = self.train_epoch()?;
+            self.observer.epoch_ends();
+            if stop {
                 self.save_and_wait()?;
                 return Ok(Outcome::Stopped);
             }
@@ -265,7 +267,7 @@ impl Trainer {
 fn observer(
     config: &RunConfig,
     (attempt, rank): (u32, u32),
-    images: u64,
+    (images, device): (u64, Option<String>),
     start: &Start,
     reporter: Reporter,
 ) -> Result<Observer, CheckpointError> {
@@ -277,6 +279,7 @@ fn observer(
         world_size: config.world_size(),
         global_batch_size,
         train_images: images,
+        device,
         wall_clock_breakdown: training.wall_clock_breakdown,
     };
     let log_folder = (rank == 0).then_some(config.checkpoint.path.as_path());
