@@ -25,6 +25,11 @@ help: ## List the targets
 demo: ## Train a ViT on a real local Kubernetes cluster, from one manifest (as root)
 	@scripts/demo
 
+.PHONY: study
+study: build ## Measure a small model at many points on this machine, and write target/study/report.html
+	target/release/vit-cluster digits --out target/digits
+	target/release/vit-trainer study -f examples/studies/digits.yaml --data target/digits --output target/study
+
 .PHONY: demo-down
 demo-down: ## Remove the demo's cluster and all it left
 	@scripts/demo --down

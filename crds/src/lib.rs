@@ -27,8 +27,14 @@ pub mod spec;
     reason = "these texts are what `kubectl explain` prints, where backticks are noise"
 )]
 pub mod status;
+#[allow(
+    clippy::doc_markdown,
+    reason = "these texts are what `kubectl explain` prints, where backticks are noise"
+)]
+pub mod study;
 pub mod validate;
 
 pub use spec::{ViTTrainingJob, ViTTrainingJobSpec};
 pub use status::{Phase, ViTTrainingJobStatus};
+pub use study::ViTScalingStudy;
 pub use validate::{InvalidJob, ValidatedJob, validate};

@@ -4,11 +4,11 @@ use std::path::Path;
 
 use contract::{DataFormat, RunConfig};
 use crds::ViTTrainingJob;
+use serde::de::DeserializeOwned;
 
 use crate::error::TrainError;
 
 const API_VERSION: &str = "vit-operator.dev/v1alpha1";
-const KIND: &str = "ViTTrainingJob";
 
 /// What a manifest says that it is.
 #[derive(serde::Deserialize)]
@@ -72,16 +72,21 @@ pub(crate) fn local_config(
 }
 
 pub(crate) fn read(path: &Path) -> Result<ViTTrainingJob, TrainError> {
+    read_resource(path, "ViTTrainingJob")
+}
+
+/// A resource of this project, of one kind.
+pub(crate) fn read_resource<R: DeserializeOwned>(path: &Path, expected: &str) -> Result<R, TrainError> {
     let text = fs_err::read_to_string(path)
         .map_err(|error| TrainError::Config(format!("failed to read the manifest: {error}")))?;
     let wrong = |reason: &dyn std::fmt::Display| {
-        TrainError::Config(format!("{} is no ViTTrainingJob: {reason}", path.display()))
+        TrainError::Config(format!("{} is no {expected}: {reason}", path.display()))
     };
-    // The job's own type leaves these two to the API server.
+    // The resource's own type leaves these two to the API server.
     let TypeMeta { api_version, kind } = serde_saphyr::from_str(&text).map_err(|error| wrong(&error))?;
-    if (api_version.as_str(), kind.as_str()) != (API_VERSION, KIND) {
+    if (api_version.as_str(), kind.as_str()) != (API_VERSION, expected) {
         let found =
-            format!("apiVersion is {api_version} and kind is {kind}: must be {API_VERSION} and {KIND}");
+            format!("apiVersion is {api_version} and kind is {kind}: must be {API_VERSION} and {expected}");
         return Err(wrong(&found));
     }
     serde_saphyr::from_str(&text).map_err(|error| wrong(&error))

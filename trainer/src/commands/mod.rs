@@ -9,6 +9,7 @@ mod inspect;
 mod plan;
 mod preflight;
 mod run;
+mod study;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 use contract::ExitCode;
@@ -42,6 +43,8 @@ enum Command {
     Completions(completions::Arguments),
     /// Measure training steps of a model on this machine
     Bench(bench::Arguments),
+    /// Measure the points of a ViTScalingStudy on this machine, and write the report on them
+    Study(Box<study::Arguments>),
     /// Look into data sets
     #[command(subcommand)]
     Data(inspect::Command),
@@ -76,6 +79,7 @@ pub(crate) fn main() -> ExitCode {
         Command::ImportDeepspeed(arguments) => deepspeed::main(&arguments),
         Command::Completions(arguments) => Ok(completions::main(&arguments, &mut CommandLine::command())),
         Command::Bench(arguments) => bench::main(&arguments),
+        Command::Study(arguments) => study::main(&arguments),
         Command::Data(command) => inspect::main(&command),
         Command::Agent {
             output,

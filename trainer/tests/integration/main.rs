@@ -18,5 +18,6 @@ mod rank;
 
 mod sharding;
 mod storage;
+mod study;
 mod torch;
 mod training;

@@ -1,0 +1,382 @@
+//! What a run measured, from its `log.jsonl`.
+
+use serde::{Deserialize, Serialize};
+
+/// What one run measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Measurement {
+    /// Number of ranks.
+    pub world_size: u32,
+    /// Images of a step.
+    pub global_batch_size: u64,
+    /// Images of an epoch.
+    pub train_images: u64,
+    /// Product of the GPUs; `None` on CPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// Every epoch, the first with its warm-up.
+    pub epochs: Vec<Epoch>,
+    /// Steps after the warm-up, which the following are means of.
+    pub steps: u64,
+    /// Seconds of a step of rank 0.
+    pub step_seconds: f64,
+    /// Training images a second over all ranks.
+    pub images_per_second: f64,
+    /// Where a step's seconds went on rank 0.
+    pub phases: PhaseSeconds,
+    /// Seconds of a step in which collectives were under way, hidden or not.
+    pub communication_seconds: f64,
+    /// Bytes that a rank gave to collectives in a step.
+    pub communication_bytes: f64,
+    /// Most memory of tensors on rank 0's GPU, or of its process where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+}
+
+/// An epoch of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Epoch {
+    /// Of its steps; without evaluation and checkpoints.
+    pub seconds: f64,
+    /// Mean training loss.
+    pub loss: f64,
+    /// Share of its training images that were classified right while the model trained on them, 0..1.
+    pub train_accuracy: f64,
+    /// Share of held-out images classified right after it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation_accuracy: Option<f64>,
+}
+
+/// Seconds of a step by phase, named as [`contract::metrics::STEP_PHASES`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PhaseSeconds {
+    /// Images into tensors.
+    pub data: f64,
+    /// Forward pass.
+    pub forward: f64,
+    /// Backward pass, without waiting.
+    pub backward: f64,
+    /// Waiting for collectives that every rank had begun.
+    pub sync_exposed: f64,
+    /// Waiting for ranks that had not begun.
+    pub sync_straggler: f64,
+    /// Checks, clipping and the optimizer.
+    pub optimizer: f64,
+}
+
+/// What is wrong with a log.
+#[derive(Debug, thiserror::Error)]
+pub enum LogError {
+    /// A line is not what a trainer writes.
+    #[error("line {line} of the log is no record of a trainer: {reason}")]
+    Line {
+        /// From 1.
+        line: usize,
+        /// What is wrong with it.
+        reason: serde_json::Error,
+    },
+    /// Nothing was trained.
+    #[error("the log has no line of kind start: the run has not begun to train")]
+    NotStarted,
+    /// The run was begun more than once: times of several attempts do not belong together.
+    #[error("the log is of {attempts} attempts: a measurement needs a run without a break")]
+    SeveralAttempts {
+        /// Lines of kind `start`.
+        attempts: usize,
+    },
+    /// The run ended early, or is not over.
+    #[error("the log ends at step {step} of {total}")]
+    Unfinished {
+        /// Steps done.
+        step: u64,
+        /// Steps of the run.
+        total: u64,
+    },
+    /// All steps are warm-up.
+    #[error(
+        "the run has {total} steps, and none is left to measure after a warm-up of {warmup}: lower measure.warmupSteps or train for more epochs"
+    )]
+    OnlyWarmup {
+        /// Steps of the run.
+        total: u64,
+        /// Steps to leave out.
+        warmup: u64,
+    },
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase", rename_all_fields = "camelCase", tag = "kind")]
+enum Record {
+    Start {
+        total_steps: u64,
+        world_size: u32,
+        global_batch_size: u64,
+        train_images: u64,
+        device: Option<String>,
+    },
+    Train(Box<Steps>),
+    Evaluation {
+        epoch: u32,
+        accuracy: f64,
+    },
+    Shares {},
+    Checkpoint {},
+}
+
+/// Means over some steps.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Steps {
+    epoch: u32,
+    step: u64,
+    steps: u64,
+    loss: f64,
+    accuracy: f64,
+    step_seconds: f64,
+    phases: PhaseSeconds,
+    sync: Sync,
+    resident_bytes: Option<u64>,
+    device_memory_peak_bytes: Option<u64>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Sync {
+    total: f64,
+    bytes: f64,
+}
+
+impl Measurement {
+    /// What the run measured whose log this is, with its first `warmup` steps left out of times. Lines that are partly
+    /// warm-up are left out whole.
+    pub fn of_log(text: &str, warmup: u64) -> Result<Self, LogError> {
+        let mut starts = Vec::new();
+        let mut lines: Vec<Steps> = Vec::new();
+        let mut evaluations = Vec::new();
+        for (number, line) in text.lines().enumerate() {
+            let record = serde_json::from_str(line).map_err(|reason| LogError::Line {
+                line: number + 1,
+                reason,
+            })?;
+            match record {
+                Record::Start { .. } => starts.push(record),
+                Record::Train(steps) => lines.push(*steps),
+                Record::Evaluation { epoch, accuracy } => evaluations.push((epoch, accuracy)),
+                Record::Shares {} | Record::Checkpoint {} => {}
+            }
+        }
+        if starts.len() > 1 {
+            return Err(LogError::SeveralAttempts {
+                attempts: starts.len(),
+            });
+        }
+        let Some(Record::Start {
+            total_steps,
+            world_size,
+            global_batch_size,
+            train_images,
+            device,
+        }) = starts.pop()
+        else {
+            return Err(LogError::NotStarted);
+        };
+        let step = lines.last().map_or(0, |line| line.step);
+        if step < total_steps {
+            return Err(LogError::Unfinished {
+                step,
+                total: total_steps,
+            });
+        }
+        let measured: Vec<&Steps> = lines
+            .iter()
+            .filter(|line| line.step - line.steps >= warmup)
+            .collect();
+        let steps: u64 = measured.iter().map(|line| line.steps).sum();
+        if steps == 0 {
+            return Err(LogError::OnlyWarmup {
+                total: total_steps,
+                warmup,
+            });
+        }
+        let mean = |value: &dyn Fn(&Steps) -> f64| {
+            measured
+                .iter()
+                .map(|line| value(line) * line.steps as f64)
+                .sum::<f64>()
+                / steps as f64
+        };
+        let step_seconds = mean(&|line| line.step_seconds);
+        let on_device = lines
+            .iter()
+            .filter_map(|line| line.device_memory_peak_bytes)
+            .max();
+        Ok(Self {
+            world_size,
+            global_batch_size,
+            train_images,
+            device,
+            epochs: epochs(&lines, &evaluations),
+            steps,
+            step_seconds,
+            images_per_second: global_batch_size as f64 / step_seconds,
+            phases: PhaseSeconds {
+                data: mean(&|line| line.phases.data),
+                forward: mean(&|line| line.phases.forward),
+                backward: mean(&|line| line.phases.backward),
+                sync_exposed: mean(&|line| line.phases.sync_exposed),
+                sync_straggler: mean(&|line| line.phases.sync_straggler),
+                optimizer: mean(&|line| line.phases.optimizer),
+            },
+            communication_seconds: mean(&|line| line.sync.total),
+            communication_bytes: mean(&|line| line.sync.bytes),
+            memory_bytes: on_device.or_else(|| lines.iter().filter_map(|line| line.resident_bytes).max()),
+        })
+    }
+
+    /// Steps of an epoch, of which only whole ones are trained.
+    pub fn steps_per_epoch(&self) -> u64 {
+        self.train_images / self.global_batch_size.max(1)
+    }
+
+    /// What an epoch takes after the warm-up.
+    pub fn epoch_seconds(&self) -> f64 {
+        self.steps_per_epoch() as f64 * self.step_seconds
+    }
+
+    /// The mean over all epochs, the first included, as the study that this project started from has it.
+    pub fn mean_epoch_seconds(&self) -> f64 {
+        self.epochs.iter().map(|epoch| epoch.seconds).sum::<f64>() / self.epochs.len().max(1) as f64
+    }
+}
+
+impl PhaseSeconds {
+    /// Everything but waiting.
+    pub fn compute(&self) -> f64 {
+        self.data + self.forward + self.backward + self.optimizer
+    }
+
+    /// Waiting for synchronisation. What DeepSpeed reports as `bwd_allreduce`.
+    pub fn waiting(&self) -> f64 {
+        self.sync_exposed + self.sync_straggler
+    }
+}
+
+/// No line is about two epochs. Lines count epochs that are finished, evaluations the one that they follow, too.
+fn epochs(lines: &[Steps], evaluations: &[(u32, f64)]) -> Vec<Epoch> {
+    let count = lines.last().map_or(0, |line| line.epoch + 1);
+    let epoch = |number: u32| {
+        let of_epoch = || lines.iter().filter(move |line| line.epoch == number);
+        let steps: u64 = of_epoch().map(|line| line.steps).sum();
+        let sum = |value: fn(&Steps) -> f64| {
+            of_epoch()
+                .map(|line| value(line) * line.steps as f64)
+                .sum::<f64>()
+        };
+        let evaluation = evaluations.iter().find(|(after, _)| *after == number + 1);
+        Epoch {
+            seconds: sum(|line| line.step_seconds),
+            loss: sum(|line| line.loss) / steps.max(1) as f64,
+            train_accuracy: of_epoch().last().map_or(0.0, |line| line.accuracy),
+            validation_accuracy: evaluation.map(|(_, accuracy)| *accuracy),
+        }
+    };
+    (0..count).map(epoch).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn start(total: u64) -> String {
+        format!(
+            r#"{{"time":"t","attempt":1,"kind":"start","step":0,"totalSteps":{total},"worldSize":2,"globalBatchSize":32,"trainImages":70}}"#
+        )
+    }
+
+    fn train(epoch: u32, step: u64, steps: u64, seconds: f64) -> String {
+        format!(
+            r#"{{"time":"t","attempt":1,"kind":"train","epoch":{epoch},"step":{step},"steps":{steps},"loss":{step}.0,"accuracy":0.{step},"learningRate":0.1,"imagesPerSecond":1.0,"stepSeconds":{seconds},"phases":{{"data":0.1,"forward":{seconds},"backward":0.2,"sync_exposed":0.3,"sync_straggler":0.4,"optimizer":0.5}},"sync":{{"total":0.6,"exposed":0.3,"straggler":0.4,"bytes":100,"waited_in_forward":0.0}},"residentBytes":{}}}"#,
+            1000 * step
+        )
+    }
+
+    const EVALUATION: &str = r#"{"time":"t","attempt":1,"kind":"evaluation","epoch":1,"step":2,"correct":1,"images":4,"accuracy":0.25,"seconds":0.1}"#;
+    const CHECKPOINT: &str = r#"{"time":"t","attempt":1,"kind":"checkpoint","step":2,"path":"p","snapshotSeconds":0.1,"writeSeconds":0.1,"bytes":3}"#;
+
+    fn measured(lines: &[String], warmup: u64) -> Result<Measurement, LogError> {
+        Measurement::of_log(&lines.join("\n"), warmup)
+    }
+
+    fn whole() -> Vec<String> {
+        vec![
+            start(4),
+            train(0, 1, 1, 9.0),
+            train(0, 2, 1, 1.0),
+            EVALUATION.into(),
+            CHECKPOINT.into(),
+            train(1, 4, 2, 3.0),
+        ]
+    }
+
+    #[test]
+    fn times_are_means_over_the_steps_after_the_warm_up() {
+        let found = measured(&whole(), 1).expect("measured");
+        let seconds = (1.0 + 2.0 * 3.0) / 3.0;
+        assert_eq!(
+            (found.world_size, found.steps, found.steps_per_epoch()),
+            (2, 3, 2)
+        );
+        assert!(
+            (found.step_seconds - seconds).abs() < 1e-12,
+            "{}",
+            found.step_seconds
+        );
+        assert!((found.phases.forward - seconds).abs() < 1e-12);
+        assert!((found.images_per_second - 32.0 / seconds).abs() < 1e-9);
+        assert!((found.epoch_seconds() - 2.0 * seconds).abs() < 1e-12);
+        assert!((found.phases.compute() - 0.8 - seconds).abs() < 1e-12);
+        assert!((found.phases.waiting() - 0.7).abs() < 1e-12);
+        assert_eq!(
+            (found.communication_seconds, found.communication_bytes),
+            (0.6, 100.0)
+        );
+        assert_eq!((found.memory_bytes, found.device), (Some(4000), None));
+        // A line that is partly warm-up is left out: of the last one the first step would be.
+        assert_eq!(measured(&whole(), 2).expect("measured").steps, 2);
+    }
+
+    #[test]
+    fn an_epoch_is_told_with_its_warm_up() {
+        let found = measured(&whole(), 1).expect("measured");
+        let [first, second] = &found.epochs[..] else {
+            panic!("{:?}", found.epochs)
+        };
+        assert_eq!(
+            (first.seconds, first.loss, first.train_accuracy),
+            (10.0, 1.5, 0.2)
+        );
+        assert_eq!(
+            (first.validation_accuracy, second.validation_accuracy),
+            (Some(0.25), None)
+        );
+        assert_eq!((second.seconds, second.train_accuracy), (6.0, 0.4));
+        assert!((found.mean_epoch_seconds() - 8.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn what_is_no_whole_run_measures_nothing() {
+        let message = |lines: &[String], warmup| measured(lines, warmup).expect_err("refused").to_string();
+        assert_eq!(
+            message(&[], 0),
+            "the log has no line of kind start: the run has not begun to train"
+        );
+        assert_eq!(message(&whole()[..3], 0), "the log ends at step 2 of 4");
+        assert_eq!(message(&[start(4)], 0), "the log ends at step 0 of 4");
+        let twice = [whole(), whole()].concat();
+        assert!(message(&twice, 0).starts_with("the log is of 2 attempts"));
+        assert!(message(&whole(), 3).starts_with("the run has 4 steps, and none is left"));
+        let broken = [start(1), r#"{"kind": "train""#.into()];
+        assert!(message(&broken, 0).starts_with("line 2 of the log is no record"));
+    }
+}

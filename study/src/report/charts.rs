@@ -1,0 +1,219 @@
+//! Pictures as SVG.
+
+use std::ops::Range;
+
+use plotters::coord::ranged1d::{DefaultFormatting, KeyPointHint};
+use plotters::coord::types::RangedCoordf64;
+use plotters::prelude::*;
+
+use crate::results::Spread;
+
+const SIZE: (u32, u32) = (620, 340);
+const INK: RGBColor = RGBColor(60, 64, 72);
+const GRID: RGBColor = RGBColor(226, 229, 234);
+/// Of series; told apart by people who see few colours, too (Okabe and Ito).
+const SERIES: [RGBColor; 7] = [
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(0, 158, 115),
+    RGBColor(204, 121, 167),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+    RGBColor(90, 90, 90),
+];
+
+/// What the axes say.
+pub(super) struct Axes<'a> {
+    /// Along the bottom: a place for each.
+    pub(super) categories: &'a [String],
+    pub(super) x: &'a str,
+    pub(super) y: &'a str,
+}
+
+/// A line, or one stack of bars in each place.
+pub(super) struct Series<T> {
+    pub(super) name: String,
+    /// A value for each place, where there is one.
+    pub(super) values: Vec<Option<T>>,
+}
+
+/// A picture, and what its colours stand for.
+pub(super) struct Picture {
+    pub(super) svg: String,
+    /// Colour and meaning.
+    pub(super) legend: Vec<(String, String)>,
+}
+
+type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Places, RangedCoordf64>>;
+type Drawn = Result<(), Box<dyn std::error::Error>>;
+
+/// Lines through medians, with bars from the least to the greatest value; `ideal` is drawn in dashes.
+pub(super) fn lines(axes: &Axes<'_>, series: &[Series<Spread>], ideal: Option<&[f64]>) -> Picture {
+    let all = series.iter().flat_map(|series| series.values.iter().flatten());
+    let most = all
+        .map(|spread| spread.most)
+        .chain(ideal.into_iter().flatten().copied())
+        .fold(0.0, f64::max);
+    let svg = picture(axes, most, |chart| {
+        if let Some(ideal) = ideal {
+            let points: Vec<(f64, f64)> = ideal
+                .iter()
+                .enumerate()
+                .map(|(place, y)| (centre(place), *y))
+                .collect();
+            chart.draw_series(DashedLineSeries::new(points, 6, 5, INK.stroke_width(1)))?;
+        }
+        for (series, color) in series.iter().zip(SERIES.iter().cycle()) {
+            let points: Vec<(f64, Spread)> = series
+                .values
+                .iter()
+                .enumerate()
+                .filter_map(|(place, spread)| Some((centre(place), (*spread)?)))
+                .collect();
+            let medians = points.iter().map(|(x, spread)| (*x, spread.median));
+            chart.draw_series(LineSeries::new(medians.clone(), color.stroke_width(2)))?;
+            let spreads = points.iter().filter(|(_, spread)| spread.least < spread.most);
+            chart.draw_series(spreads.flat_map(|(x, spread)| {
+                let cap = |y| PathElement::new(vec![(x - 0.03, y), (x + 0.03, y)], *color);
+                let bar = PathElement::new(vec![(*x, spread.least), (*x, spread.most)], *color);
+                [bar, cap(spread.least), cap(spread.most)]
+            }))?;
+            chart.draw_series(medians.map(|point| Circle::new(point, 4, color.filled())))?;
+        }
+        Ok(())
+    });
+    let mut legend: Vec<(String, String)> = series
+        .iter()
+        .zip(SERIES.iter().cycle())
+        .map(|(series, color)| (hex(*color), series.name.clone()))
+        .collect();
+    if ideal.is_some() {
+        legend.push((hex(INK), "ideal".into()));
+    }
+    Picture { svg, legend }
+}
+
+/// Bars of parts on top of one another; of several series beside one another, in the order given.
+pub(super) fn stacks<const PARTS: usize>(
+    axes: &Axes<'_>,
+    series: &[Series<[f64; PARTS]>],
+    parts: [(&str, (u8, u8, u8)); PARTS],
+) -> Picture {
+    let all = series.iter().flat_map(|series| series.values.iter().flatten());
+    let most = all.map(|values| values.iter().sum()).fold(0.0, f64::max);
+    let colors = parts.map(|(_, (red, green, blue))| RGBColor(red, green, blue));
+    let width = 0.7 / series.len().max(1) as f64;
+    let svg = picture(axes, most, |chart| {
+        for (number, series) in series.iter().enumerate() {
+            for (place, values) in series.values.iter().enumerate() {
+                let left = place as f64 + 0.15 + number as f64 * width;
+                let mut below = 0.0;
+                for (value, color) in values.iter().flatten().zip(colors) {
+                    let bar = [(left, below), (left + width * 0.92, below + value)];
+                    chart.draw_series([Rectangle::new(bar, color.filled())])?;
+                    below += value;
+                }
+            }
+        }
+        Ok(())
+    });
+    let legend = parts
+        .iter()
+        .zip(colors)
+        .map(|((name, _), color)| (hex(color), (*name).to_owned()));
+    Picture {
+        svg,
+        legend: legend.collect(),
+    }
+}
+
+/// Axes from 0 to what is a little above `most`, and what is drawn between them.
+fn picture(axes: &Axes<'_>, most: f64, draw: impl FnOnce(&mut Chart<'_, '_>) -> Drawn) -> String {
+    let mut svg = String::new();
+    let drawn = frame(&mut svg, axes, most, draw);
+    // Into a string: nothing that could fail.
+    drawn.expect("draws to memory");
+    svg
+}
+
+fn frame(
+    svg: &mut String,
+    axes: &Axes<'_>,
+    most: f64,
+    draw: impl FnOnce(&mut Chart<'_, '_>) -> Drawn,
+) -> Drawn {
+    let root = SVGBackend::with_string(svg, SIZE).into_drawing_area();
+    root.fill(&WHITE)?;
+    let top = if most > 0.0 { most * 1.08 } else { 1.0 };
+    let mut chart = ChartBuilder::on(&root)
+        .margin(12)
+        .x_label_area_size(52)
+        .y_label_area_size(74)
+        .build_cartesian_2d(Places(axes.categories.len()), 0.0..top)?;
+    let text = ("sans-serif", 16).into_font().color(&INK);
+    let category = |x: &f64| axes.categories.get(*x as usize).cloned().unwrap_or_default();
+    chart
+        .configure_mesh()
+        .disable_x_mesh()
+        .light_line_style(TRANSPARENT)
+        .bold_line_style(GRID)
+        .axis_style(INK)
+        .label_style(text.clone())
+        .axis_desc_style(text)
+        .x_label_formatter(&category)
+        .y_label_formatter(&|y| number(*y))
+        .y_labels(6)
+        .x_desc(axes.x)
+        .y_desc(axes.y)
+        .draw()?;
+    draw(&mut chart)?;
+    root.present()?;
+    Ok(())
+}
+
+/// An axis with so many places, each one wide and named at its centre.
+struct Places(usize);
+
+impl Ranged for Places {
+    type FormatOption = DefaultFormatting;
+    type ValueType = f64;
+
+    fn map(&self, value: &f64, (first, last): (i32, i32)) -> i32 {
+        first + (f64::from(last - first) * value / self.0.max(1) as f64).round() as i32
+    }
+
+    fn key_points<Hint: KeyPointHint>(&self, _: Hint) -> Vec<f64> {
+        (0..self.0).map(centre).collect()
+    }
+
+    fn range(&self) -> Range<f64> {
+        0.0..self.0 as f64
+    }
+}
+
+fn centre(place: usize) -> f64 {
+    place as f64 + 0.5
+}
+
+/// With as few digits as tell it from its neighbours on an axis.
+fn number(value: f64) -> String {
+    let digits = if value >= 10.0 || value == 0.0 {
+        0
+    } else if value >= 1.0 {
+        1
+    } else if value >= 0.1 {
+        2
+    } else {
+        3
+    };
+    let text = format!("{value:.digits$}");
+    if digits > 0 {
+        text.trim_end_matches('0').trim_end_matches('.').into()
+    } else {
+        text
+    }
+}
+
+fn hex(color: RGBColor) -> String {
+    format!("#{:02x}{:02x}{:02x}", color.0, color.1, color.2)
+}

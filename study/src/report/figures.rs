@@ -1,0 +1,358 @@
+//! Which pictures a sweep gets.
+
+use crds::study::Mode;
+
+use super::charts::{Axes, Picture, Series, lines, stacks};
+use crate::results::{Measured, PointResult, Spread};
+
+/// A picture with its heading.
+pub(super) struct Figure {
+    pub(super) title: String,
+    /// What to see in it.
+    pub(super) caption: String,
+    pub(super) picture: Picture,
+}
+
+/// Parts of an epoch's seconds, from the bottom, with their colours.
+const PARTS: [(&str, (u8, u8, u8)); 3] = [
+    ("compute", (86, 130, 180)),
+    ("exposed communication", (213, 74, 60)),
+    ("waiting for slower ranks", (240, 170, 60)),
+];
+/// More lines than this cannot be told apart.
+const MOST_LINES: usize = 7;
+
+/// The points of each sweep.
+pub(super) fn sweeps(points: &[PointResult]) -> impl Iterator<Item = &[PointResult]> {
+    points.chunk_by(|left, right| left.point.sweep == right.point.sweep)
+}
+
+/// The points of a sweep as a grid: along the axis what the sweep is about, the rest as series.
+struct Grid<'a> {
+    axis: &'static str,
+    categories: Vec<String>,
+    series: Vec<(String, Vec<Option<&'a PointResult>>)>,
+}
+
+impl<'a> Grid<'a> {
+    fn new(points: &'a [PointResult]) -> Self {
+        let mode = points[0].point.mode;
+        let axis = match mode {
+            Mode::Strong | Mode::Weak => "ranks",
+            Mode::Batch => "images of a micro-batch",
+            Mode::Accumulation => "micro-batches of a step",
+            Mode::Variants => "",
+        };
+        let category = |point: &PointResult| match mode {
+            Mode::Strong | Mode::Weak => point.point.ranks.to_string(),
+            Mode::Batch => point.point.micro_batch_size.to_string(),
+            Mode::Accumulation => point.point.gradient_accumulation_steps.to_string(),
+            Mode::Variants => point.point.variant.clone().unwrap_or_default(),
+        };
+        let names = Names::new(points, Some(mode));
+        let mut grid = Self {
+            axis,
+            categories: vec![],
+            series: vec![],
+        };
+        for point in points {
+            let category = category(point);
+            if !grid.categories.contains(&category) {
+                grid.categories.push(category);
+            }
+        }
+        for point in points {
+            let name = names.of(point);
+            let place = grid
+                .categories
+                .iter()
+                .position(|known| *known == category(point))
+                .unwrap_or(0);
+            let row = match grid.series.iter().position(|(known, _)| *known == name) {
+                Some(row) => row,
+                None => {
+                    grid.series.push((name, vec![None; grid.categories.len()]));
+                    grid.series.len() - 1
+                }
+            };
+            grid.series[row].1[place] = Some(point);
+        }
+        grid
+    }
+
+    fn axes<'b>(&'b self, y: &'b str) -> Axes<'b> {
+        Axes {
+            categories: &self.categories,
+            x: self.axis,
+            y,
+        }
+    }
+
+    fn values<T>(&self, value: impl Fn(&Measured) -> Option<T>) -> Vec<Series<T>> {
+        let of = |(name, points): &(String, Vec<Option<&PointResult>>)| Series {
+            name: name.clone(),
+            values: points
+                .iter()
+                .map(|point| point.and_then(|point| value(point.measured.as_ref()?)))
+                .collect(),
+        };
+        self.series.iter().map(of).collect()
+    }
+}
+
+/// What tells a sweep's series apart: whatever differs but what is along the axis.
+struct Names {
+    ranks: bool,
+    micro_batch: bool,
+    accumulation: bool,
+    variant: bool,
+}
+
+impl Names {
+    /// Of points of a sweep that is about `mode`; of each point alone without.
+    fn new(points: &[PointResult], mode: Option<Mode>) -> Self {
+        fn differs<T: PartialEq>(points: &[PointResult], value: impl Fn(&PointResult) -> T) -> bool {
+            points.iter().any(|point| value(point) != value(&points[0]))
+        }
+        let over_ranks = matches!(mode, Some(Mode::Strong | Mode::Weak));
+        Self {
+            ranks: !over_ranks && differs(points, |point| point.point.ranks),
+            micro_batch: mode != Some(Mode::Batch)
+                && differs(points, |point| point.point.first_micro_batch_size),
+            accumulation: mode != Some(Mode::Accumulation)
+                && differs(points, |point| point.point.gradient_accumulation_steps),
+            variant: mode != Some(Mode::Variants) && differs(points, |point| point.point.variant.clone()),
+        }
+    }
+
+    fn of(&self, point: &PointResult) -> String {
+        let of = &point.point;
+        let mut words = Vec::new();
+        if self.variant {
+            words.push(of.variant.clone().unwrap_or_default());
+        }
+        if self.ranks {
+            words.push(if of.ranks == 1 {
+                "1 rank".into()
+            } else {
+                format!("{} ranks", of.ranks)
+            });
+        }
+        if self.micro_batch {
+            words.push(format!("micro-batches of {}", of.first_micro_batch_size));
+        }
+        if self.accumulation {
+            words.push(format!("{} micro-batches a step", of.gradient_accumulation_steps));
+        }
+        if words.is_empty() {
+            "measured".into()
+        } else {
+            words.join(", ")
+        }
+    }
+}
+
+/// The pictures of a sweep; none where nothing was measured.
+pub(super) fn figures(points: &[PointResult]) -> Vec<Figure> {
+    if points.iter().all(|point| point.measured.is_none()) {
+        return vec![];
+    }
+    let grid = Grid::new(points);
+    let mut figures = vec![parts(&grid)];
+    let mode = points[0].point.mode;
+    figures.push(rates(&grid, mode));
+    if matches!(mode, Mode::Strong | Mode::Weak) {
+        figures.push(speedups(&grid, points));
+    }
+    if mode == Mode::Variants {
+        figures.extend(memory(&grid));
+    }
+    figures.push(accuracies(&grid));
+    figures.extend(courses(points));
+    figures
+}
+
+fn parts(grid: &Grid<'_>) -> Figure {
+    // Per epoch: where batches differ, so do steps.
+    let series = grid.values(|measured| {
+        let steps = measured.epoch_seconds.median / measured.step_seconds.median;
+        let parts = [
+            measured.compute_seconds,
+            measured.exposed_seconds,
+            measured.straggler_seconds,
+        ];
+        Some(parts.map(|part| part.median * steps))
+    });
+    let names: Vec<&str> = series.iter().map(|series| series.name.as_str()).collect();
+    let beside = match names[..] {
+        [_] => String::new(),
+        _ => format!(" Bars of a place, from the left: {}.", names.join("; ")),
+    };
+    Figure {
+        title: "Where an epoch's seconds go".into(),
+        caption: format!("Of rank 0, after the warm-up.{beside}"),
+        picture: stacks(&grid.axes("seconds per epoch"), &series, PARTS),
+    }
+}
+
+fn rates(grid: &Grid<'_>, mode: Mode) -> Figure {
+    let series = grid.values(|measured| Some(measured.images_per_second));
+    let ideal = matches!(mode, Mode::Strong | Mode::Weak)
+        .then(|| ideal(grid, &series))
+        .flatten();
+    let caption = match &ideal {
+        Some(_) => {
+            "Training images a second over all ranks, after the warm-up. Dashed: the fewest ranks' rate, multiplied."
+        }
+        None => "Training images a second over all ranks, after the warm-up.",
+    };
+    Figure {
+        title: "Throughput".into(),
+        caption: caption.into(),
+        picture: lines(&grid.axes("images per second"), &series, ideal.as_deref()),
+    }
+}
+
+/// What ranks reach that cost one another nothing: of one series only, because each has an ideal of its own.
+fn ideal(grid: &Grid<'_>, series: &[Series<Spread>]) -> Option<Vec<f64>> {
+    let [only] = series else { return None };
+    let first = only.values.first().copied().flatten()?;
+    let ranks: Vec<f64> = grid
+        .categories
+        .iter()
+        .filter_map(|ranks| ranks.parse().ok())
+        .collect();
+    Some(
+        ranks
+            .iter()
+            .map(|count| first.median * count / ranks[0])
+            .collect(),
+    )
+}
+
+fn speedups(grid: &Grid<'_>, points: &[PointResult]) -> Figure {
+    let exact = |value: f64| Spread {
+        median: value,
+        least: value,
+        most: value,
+    };
+    let series = grid.values(|measured| measured.speedup.map(exact));
+    let ideal: Vec<f64> = grid
+        .categories
+        .iter()
+        .filter_map(|ranks| ranks.parse().ok())
+        .collect();
+    let weak = points[0].point.mode == Mode::Weak;
+    Figure {
+        title: if weak { "Speedup, with data that grow".into() } else { "Speedup".into() },
+        caption: "Images a second over those of the fewest ranks, as many ranks as these. Dashed: what ranks reach that cost one another nothing.".into(),
+        picture: lines(&grid.axes("speedup"), &series, Some(&ideal)),
+    }
+}
+
+fn memory(grid: &Grid<'_>) -> Option<Figure> {
+    let series = grid.values(|measured| measured.memory_bytes.map(|bytes| [bytes.median / 1e6]));
+    series
+        .iter()
+        .any(|series| series.values.iter().any(Option::is_some))
+        .then(|| Figure {
+            title: "Memory".into(),
+            caption: "The most that rank 0 took: tensors on its GPU, or its whole process on CPUs.".into(),
+            picture: stacks(
+                &grid.axes("megabytes"),
+                &series,
+                [("memory of rank 0", (110, 160, 110))],
+            ),
+        })
+}
+
+fn accuracies(grid: &Grid<'_>) -> Figure {
+    let percent = |spread: Spread| Spread {
+        median: spread.median * 100.0,
+        least: spread.least * 100.0,
+        most: spread.most * 100.0,
+    };
+    let named = |what: &str, series: Vec<Series<Spread>>| {
+        let named = series.into_iter().map(|series| Series {
+            name: format!("{what}, {}", series.name),
+            ..series
+        });
+        named.collect::<Vec<_>>()
+    };
+    let mut series = named(
+        "held out",
+        grid.values(|measured| measured.validation_accuracy.map(percent)),
+    );
+    series.extend(named(
+        "train",
+        grid.values(|measured| Some(percent(measured.train_accuracy))),
+    ));
+    series.retain(|series| series.values.iter().any(Option::is_some));
+    series.truncate(MOST_LINES);
+    Figure {
+        title: "Accuracy after the last epoch".into(),
+        caption: "Held out: of images that are not trained on. Train: of the last epoch's images while the model trained on them, which is what many studies report.".into(),
+        picture: lines(&grid.axes("percent"), &series, None),
+    }
+}
+
+/// Held-out accuracy over the epochs, or that on training images where there are none.
+fn courses(points: &[PointResult]) -> Option<Figure> {
+    let measured: Vec<(&PointResult, &Measured)> = points
+        .iter()
+        .filter_map(|point| Some((point, point.measured.as_ref()?)))
+        .collect();
+    let epochs = measured.iter().map(|(_, measured)| measured.epochs.len()).max()?;
+    if epochs < 2 {
+        return None;
+    }
+    let held_out = measured
+        .iter()
+        .all(|(_, measured)| measured.validation_accuracy.is_some());
+    let names = Names::new(points, None);
+    let series: Vec<Series<Spread>> = measured
+        .iter()
+        .take(MOST_LINES)
+        .map(|(point, measured)| Series {
+            name: names.of(point),
+            values: (0..epochs)
+                .map(|epoch| {
+                    let epoch = measured.epochs.get(epoch)?;
+                    let accuracy = if held_out {
+                        epoch.validation_accuracy?
+                    } else {
+                        epoch.train_accuracy
+                    } * 100.0;
+                    Some(Spread {
+                        median: accuracy,
+                        least: accuracy,
+                        most: accuracy,
+                    })
+                })
+                .collect(),
+        })
+        .collect();
+    let categories: Vec<String> = (1..=epochs).map(|epoch| epoch.to_string()).collect();
+    let first = if measured.len() > MOST_LINES {
+        format!(" The first {MOST_LINES} points of the sweep.")
+    } else {
+        String::new()
+    };
+    Some(Figure {
+        title: if held_out {
+            "Held-out accuracy over epochs".into()
+        } else {
+            "Accuracy on training images over epochs".into()
+        },
+        caption: format!("Medians.{first}"),
+        picture: lines(
+            &Axes {
+                categories: &categories,
+                x: "epoch",
+                y: "percent",
+            },
+            &series,
+            None,
+        ),
+    })
+}

@@ -1,0 +1,83 @@
+//! What a reader must know in order not to read more into numbers than is there.
+
+use crds::study::Mode;
+
+use crate::results::PointResult;
+
+/// Notes on a sweep, for what it has.
+pub(super) fn notes(points: &[PointResult]) -> Vec<String> {
+    let mode = points[0].point.mode;
+    let mut notes = Vec::new();
+    let batches = || points.iter().map(|point| point.point.global_batch_size);
+    let (least, most) = (batches().min().unwrap_or(0), batches().max().unwrap_or(0));
+    if least != most && mode == Mode::Strong {
+        notes.push(format!(
+            "The global batch grows from {least} to {most} images: points with more ranks take fewer, larger steps, so part of \
+             what looks like scaling is a larger batch, and accuracies are not those of the same training. \
+             globalBatch: Fixed keeps the step."
+        ));
+    } else if least != most {
+        notes.push(format!(
+            "Steps take {least} to {most} images. With the same epochs and learning rate, larger steps are fewer, and accuracy \
+             usually falls; training.learningRateScaling counters it."
+        ));
+    }
+    if mode == Mode::Weak {
+        notes.push(
+            "The data grow with the ranks: a flat line of seconds per epoch is ideal, and accuracies are of unlike amounts of data."
+                .into(),
+        );
+    }
+    for (name, speeds) in emulated(points) {
+        notes.push(format!(
+            "Emulated devices: in {name} ranks wait between their passes as if they computed at {speeds} of the machine's speed."
+        ));
+    }
+    let with_warmup = |point: &PointResult| {
+        let measured = point.measured.as_ref()?;
+        Some(measured.mean_epoch_seconds.median / measured.epoch_seconds.median)
+    };
+    if let Some(ratio) = points
+        .iter()
+        .filter_map(with_warmup)
+        .max_by(|a, b| (a - 1.0).abs().total_cmp(&(b - 1.0).abs()))
+        && (ratio - 1.0).abs() > 0.03
+    {
+        notes.push(format!(
+            "The mean over all epochs, which counts the first steps too, is up to {:.0} % {} than an epoch after the warm-up. \
+             Both are in the table.",
+            (ratio - 1.0).abs() * 100.0,
+            if ratio > 1.0 { "longer" } else { "shorter" }
+        ));
+    }
+    if points.iter().any(|point| point.repetitions == 1) {
+        notes.push("Some points were measured once: nothing tells how far they would spread.".into());
+    }
+    notes
+}
+
+/// Variants whose ranks emulate slower devices, and how fast those are, on the most ranks.
+fn emulated(points: &[PointResult]) -> Vec<(String, String)> {
+    let mut found: Vec<(String, Vec<f64>)> = Vec::new();
+    for point in points.iter().filter(|point| !point.point.speeds.is_empty()) {
+        let name = point.point.variant.clone().unwrap_or_default();
+        let speeds = &point.point.speeds;
+        match found.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, known)) if known.len() < speeds.len() => known.clone_from(speeds),
+            Some(_) => {}
+            None => found.push((name, speeds.clone())),
+        }
+    }
+    let words = |speeds: &[f64]| match speeds {
+        [first, rest @ ..] if rest.iter().all(|speed| speed == first) => first.to_string(),
+        _ => speeds
+            .iter()
+            .map(ToString::to_string)
+            .collect::<Vec<_>>()
+            .join(", "),
+    };
+    found
+        .into_iter()
+        .map(|(name, speeds)| (format!("{name:?}"), words(&speeds)))
+        .collect()
+}

@@ -1,0 +1,145 @@
+//! The page.
+
+use maud::{DOCTYPE, Markup, PreEscaped, html};
+
+use super::figures::{Figure, figures, sweeps};
+use super::notes::notes;
+use super::tables::{COLUMNS, place};
+use super::{Report, Subject};
+use crate::results::PointResult;
+
+const STYLE: &str = "
+:root { color-scheme: light; font: 15px/1.5 system-ui, sans-serif; color: #24292f; }
+body { max-width: 1320px; margin: 0 auto; padding: 24px; }
+h1 { font-size: 26px; margin: 0 0 4px; } h2 { font-size: 20px; margin: 40px 0 8px; border-bottom: 1px solid #d8dee4; }
+h3 { font-size: 15px; margin: 0; } p { margin: 4px 0; } .muted, figcaption { color: #57606a; font-size: 13px; }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(400px, 1fr)); gap: 20px; margin: 16px 0; }
+figure { margin: 0; padding: 12px; border: 1px solid #d8dee4; border-radius: 8px; } svg { width: 100%; height: auto; }
+.legend span { display: inline-block; margin-right: 14px; font-size: 13px; }
+.legend i { display: inline-block; width: 11px; height: 11px; border-radius: 2px; margin-right: 5px; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: 4px 10px; border-bottom: 1px solid #eaeef2; white-space: nowrap; }
+th { background: #f6f8fa; font-weight: 600; } .text { text-align: left; }
+small { display: block; color: #57606a; font-size: 11px; } td { vertical-align: top; }
+.note { border-left: 3px solid #d4a72c; background: #fff8e5; padding: 6px 12px; margin: 6px 0; }
+.failed { border-left: 3px solid #cf222e; background: #ffebe9; padding: 6px 12px; margin: 6px 0; }
+dl { display: grid; grid-template-columns: max-content auto; gap: 2px 16px; margin: 8px 0; font-size: 13px; } dd { margin: 0; }
+dt { color: #57606a; }
+";
+
+pub(super) fn page(report: &Report) -> Markup {
+    let subject = &report.subject;
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                meta name="viewport" content="width=device-width, initial-scale=1";
+                title { "Scaling study " (subject.name) }
+                style { (PreEscaped(STYLE)) }
+            }
+            body {
+                h1 { "Scaling study " (subject.name) }
+                (how(subject))
+                dl {
+                    @for (name, value) in &subject.circumstances { dt { (name) } dd { (value) } }
+                }
+                (terms())
+                @for points in sweeps(&report.results.points) { (sweep(points)) }
+            }
+        }
+    }
+}
+
+fn how(subject: &Subject) -> Markup {
+    let runs = match subject.repetitions {
+        1 => "once".to_owned(),
+        many => format!("{many} times, with a seed each"),
+    };
+    html! {
+        p.muted {
+            "Every point trained for " (subject.epochs) " epochs, " (runs) ". Values are medians, with the least and the greatest \
+             in parentheses and as bars. Times leave out the first " (subject.warmup_steps) " steps."
+        }
+    }
+}
+
+fn terms() -> Markup {
+    html! {
+        p.muted {
+            b { "Compute" } ": data, forward and backward pass, optimizer. " b { "Exposed" } ": waiting for communication that every \
+             rank had begun. " b { "Straggler" } ": waiting for slower ranks. DeepSpeed's " code { "bwd_allreduce" } " is exposed + \
+             straggler. " b { "Communication" } ": collectives under way, hidden by computation or not."
+        }
+    }
+}
+
+fn sweep(points: &[PointResult]) -> Markup {
+    let failed: Vec<&PointResult> = points.iter().filter(|point| !point.failures.is_empty()).collect();
+    html! {
+        h2 { (points[0].point.sweep) }
+    @for note in notes(points) { p.note { (note) } }
+        @for point in failed {
+            p.failed {
+                b { "Not measured: " } (words(point)) ": " (point.failures.join("; "))
+            }
+        }
+        div.figures { @for figure in figures(points) { (picture(&figure)) } }
+        (table(points))
+    }
+}
+
+fn words(point: &PointResult) -> String {
+    let named = place(point)
+        .into_iter()
+        .filter(|(name, value)| *name != "runs" && !value.is_empty());
+    named
+        .map(|(name, value)| format!("{name} {value}"))
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
+fn picture(figure: &Figure) -> Markup {
+    html! {
+        figure {
+            h3 { (figure.title) }
+            div.legend {
+                @for (color, meaning) in &figure.picture.legend {
+                    span { i style={ "background:" (color) } {} (meaning) }
+                }
+            }
+            (PreEscaped(&figure.picture.svg))
+            figcaption { (figure.caption) }
+        }
+    }
+}
+
+fn table(points: &[PointResult]) -> Markup {
+    html! {
+        div.scroll {
+            table {
+                thead {
+                    tr {
+                        @for (name, _) in place(&points[0]) { th { (name) } }
+                        @for column in &COLUMNS { th { (column.title) } }
+                    }
+                }
+                tbody {
+                    @for point in points {
+                        tr {
+                            @for (name, value) in place(point) { td.text[name == "variant"] { (value) } }
+                            @for column in &COLUMNS { (cell(column.parts(point))) }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A median, and below it from where to where values spread.
+fn cell((median, spread): (String, Option<String>)) -> Markup {
+    html! {
+        td { (median) @if let Some(spread) = spread { small { (spread) } } }
+    }
+}

@@ -1,0 +1,228 @@
+//! The numbers of points in rows.
+
+use std::fmt::Write as _;
+
+use super::{Report, figures};
+use crate::results::{Measured, PointResult, Spread};
+
+/// A value of a point.
+pub(super) struct Column {
+    /// For programs.
+    key: &'static str,
+    /// For people, with the unit.
+    pub(super) title: &'static str,
+    /// What a median is multiplied with for people.
+    scale: f64,
+    /// Digits after the point for people.
+    digits: usize,
+    value: fn(&Measured) -> Option<Spread>,
+}
+
+pub(super) const COLUMNS: [Column; 12] = [
+    Column {
+        key: "imagesPerSecond",
+        title: "images/s",
+        scale: 1.0,
+        digits: 1,
+        value: |m| Some(m.images_per_second),
+    },
+    Column {
+        key: "stepSeconds",
+        title: "step, ms",
+        scale: 1e3,
+        digits: 1,
+        value: |m| Some(m.step_seconds),
+    },
+    Column {
+        key: "computeSeconds",
+        title: "compute, ms",
+        scale: 1e3,
+        digits: 1,
+        value: |m| Some(m.compute_seconds),
+    },
+    Column {
+        key: "exposedSeconds",
+        title: "exposed, ms",
+        scale: 1e3,
+        digits: 1,
+        value: |m| Some(m.exposed_seconds),
+    },
+    Column {
+        key: "stragglerSeconds",
+        title: "straggler, ms",
+        scale: 1e3,
+        digits: 1,
+        value: |m| Some(m.straggler_seconds),
+    },
+    Column {
+        key: "communicationSeconds",
+        title: "communication, ms",
+        scale: 1e3,
+        digits: 1,
+        value: |m| Some(m.communication_seconds),
+    },
+    Column {
+        key: "epochSeconds",
+        title: "epoch, s",
+        scale: 1.0,
+        digits: 2,
+        value: |m| Some(m.epoch_seconds),
+    },
+    Column {
+        key: "meanEpochSeconds",
+        title: "epoch with warm-up, s",
+        scale: 1.0,
+        digits: 2,
+        value: |m| Some(m.mean_epoch_seconds),
+    },
+    Column {
+        key: "efficiency",
+        title: "efficiency, %",
+        scale: 1e2,
+        digits: 1,
+        value: |m| m.efficiency.map(exact),
+    },
+    Column {
+        key: "trainAccuracy",
+        title: "train accuracy, %",
+        scale: 1e2,
+        digits: 1,
+        value: |m| Some(m.train_accuracy),
+    },
+    Column {
+        key: "validationAccuracy",
+        title: "held-out accuracy, %",
+        scale: 1e2,
+        digits: 1,
+        value: |m| m.validation_accuracy,
+    },
+    Column {
+        key: "memoryBytes",
+        title: "memory, MB",
+        scale: 1e-6,
+        digits: 0,
+        value: |m| m.memory_bytes,
+    },
+];
+
+fn exact(value: f64) -> Spread {
+    Spread {
+        median: value,
+        least: value,
+        most: value,
+    }
+}
+
+impl Column {
+    /// The median, with the least and the greatest where they differ.
+    pub(super) fn text(&self, point: &PointResult) -> String {
+        match self.parts(point) {
+            (median, Some(spread)) => format!("{median} ({spread})"),
+            (median, None) => median,
+        }
+    }
+
+    /// The median; the least and the greatest where they differ.
+    pub(super) fn parts(&self, point: &PointResult) -> (String, Option<String>) {
+        let Some(spread) = point.measured.as_ref().and_then(self.value) else {
+            return (String::new(), None);
+        };
+        let number = |value: f64| format!("{:.*}", self.digits, value * self.scale);
+        let [median, least, most] = [spread.median, spread.least, spread.most].map(number);
+        let spread = (least != most).then(|| format!("{least} to {most}"));
+        (median, spread)
+    }
+}
+
+/// What tells a point from others, and how often it was measured.
+pub(super) fn place(point: &PointResult) -> [(&'static str, String); 6] {
+    let of = &point.point;
+    [
+        ("ranks", of.ranks.to_string()),
+        ("micro-batch", of.micro_batch_size.to_string()),
+        ("accumulation", of.gradient_accumulation_steps.to_string()),
+        ("global batch", of.global_batch_size.to_string()),
+        ("variant", of.variant.clone().unwrap_or_default()),
+        ("runs", point.repetitions.to_string()),
+    ]
+}
+
+pub(super) fn csv(points: &[PointResult]) -> String {
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    let mut rows = vec![
+        [
+            "sweep",
+            "ranks",
+            "microBatchSize",
+            "gradientAccumulationSteps",
+            "globalBatchSize",
+            "variant",
+            "runs",
+            "failed",
+        ]
+        .into_iter()
+        .map(str::to_owned)
+        .chain(
+            COLUMNS
+                .iter()
+                .flat_map(|column| ["", "Least", "Most"].map(|suffix| format!("{}{suffix}", column.key))),
+        )
+        .collect::<Vec<_>>(),
+    ];
+    for point in points {
+        let place = place(point).map(|(_, value)| value);
+        let values = COLUMNS.iter().flat_map(|column| {
+            let spread = point.measured.as_ref().and_then(column.value);
+            [|s: Spread| s.median, |s: Spread| s.least, |s: Spread| s.most]
+                .map(|part| spread.map(|spread| part(spread).to_string()).unwrap_or_default())
+        });
+        let row = [point.point.sweep.clone()]
+            .into_iter()
+            .chain(place)
+            .chain([point.failures.len().to_string()]);
+        rows.push(row.chain(values).collect());
+    }
+    for row in rows {
+        writer.write_record(row).expect("writes to memory");
+    }
+    let bytes = writer.into_inner().expect("writes to memory");
+    String::from_utf8(bytes).expect("of strings")
+}
+
+pub(super) fn markdown(report: &Report) -> String {
+    let mut text = format!("# {}\n\n", report.subject.name);
+    for (name, value) in &report.subject.circumstances {
+        let _ = writeln!(text, "- {name}: {value}");
+    }
+    for points in figures::sweeps(&report.results.points) {
+        let _ = writeln!(text, "\n## {}\n", points[0].point.sweep);
+        let titles = place(&points[0]).map(|(title, _)| title);
+        let titles: Vec<&str> = titles
+            .into_iter()
+            .chain(COLUMNS.iter().map(|column| column.title))
+            .collect();
+        let _ = writeln!(
+            text,
+            "| {} |\n|{}",
+            titles.join(" | "),
+            " --- |".repeat(titles.len())
+        );
+        for point in points {
+            let place = place(point).map(|(_, value)| value).into_iter();
+            let cells: Vec<String> = place
+                .chain(COLUMNS.iter().map(|column| column.text(point)))
+                .collect();
+            let _ = writeln!(text, "| {} |", cells.join(" | ").replace("|  |", "| |"));
+        }
+        for point in points.iter().filter(|point| !point.failures.is_empty()) {
+            let _ = writeln!(
+                text,
+                "\n{} ranks, micro-batch {}: {}",
+                point.point.ranks,
+                point.point.micro_batch_size,
+                point.failures.join("; ")
+            );
+        }
+    }
+    text
+}

@@ -1,0 +1,287 @@
+//! `vit-trainer study`: the points of a ViTScalingStudy on this machine, one after the other, and the report on them.
+
+mod display;
+mod folder;
+mod machine;
+
+use std::path::{Path, PathBuf};
+
+use contract::{ExitCode, RunConfig};
+use crds::study::ViTScalingStudySpec;
+use crds::{ViTScalingStudy, ViTTrainingJob};
+use study::{Measurement, Plan, Report, Results, Run, Subject};
+use tokio_util::sync::CancellationToken;
+
+use crate::error::TrainError;
+use crate::launch::{self, Event, Launch};
+use crate::manifest::{self, local_config};
+use crate::output::write_line;
+use crate::signals::stop_on_signal;
+use crate::speeds::Speeds;
+use display::Display;
+use folder::{Folder, Place};
+use machine::Machine;
+
+/// The command line of `study`.
+#[derive(Debug, clap::Args)]
+#[command(
+    args_conflicts_with_subcommands = true,
+    subcommand_negates_reqs = true,
+    after_help = "Run it again to continue: what was measured stays. Exit code 1 if some runs failed.\n\nExample: vit-trainer study -f examples/study.yaml --data target/digits --output target/study"
+)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    command: Option<Command>,
+    /// Manifest of a ViTScalingStudy
+    #[arg(short = 'f', long = "file", value_name = "FILE", required = true)]
+    manifest: Option<PathBuf>,
+    /// Folder of the data set, in place of the template's volume
+    #[arg(long, value_name = "DIR")]
+    data: Option<PathBuf>,
+    /// Folder for what is measured, and for the report
+    #[arg(long, value_name = "DIR", default_value = "study")]
+    output: PathBuf,
+    /// Print the points and the runs that they need, and measure nothing
+    #[arg(long)]
+    dry_run: bool,
+}
+
+/// Commands about what was measured.
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Write the report on what a folder has so far: report.html, report.md, report.csv, report.json
+    #[command(after_help = "Example: vit-trainer study report target/study")]
+    Report {
+        /// Folder of a study
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+    },
+}
+
+/// Measures what is missing, and writes the report. Gives the exit code.
+pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
+    if let Some(Command::Report { folder }) = &arguments.command {
+        let study = Study::read(&folder.join(folder::MANIFEST))?;
+        study.report(&Folder::open(folder))?;
+        return Ok(ExitCode::Done);
+    }
+    let manifest = arguments.manifest.as_deref().unwrap_or(Path::new(""));
+    let study = Study::read(manifest)?;
+    if arguments.dry_run {
+        study.tell();
+        return Ok(ExitCode::Done);
+    }
+    let folder = Folder::make(&arguments.output, &study.manifest)?;
+    let ended = launch::block_on(study.measure(&folder, arguments.data.as_deref()))??;
+    study.report(&folder)?;
+    Ok(match ended {
+        Ended { stopped: true, .. } => {
+            tracing::info!("told to stop: run the study again to go on");
+            ExitCode::Stopped
+        }
+        Ended { failed: 0, .. } => ExitCode::Done,
+        Ended { failed, .. } => {
+            tracing::error!(
+                "{failed} runs failed: the report names them, and running the study again tries them once more"
+            );
+            ExitCode::Other(1)
+        }
+    })
+}
+
+struct Study {
+    manifest: ViTScalingStudy,
+    plan: Plan,
+}
+
+/// How measuring ended.
+#[derive(Debug, Default)]
+struct Ended {
+    failed: usize,
+    stopped: bool,
+}
+
+impl Study {
+    fn read(path: &Path) -> Result<Self, TrainError> {
+        let manifest: ViTScalingStudy = manifest::read_resource(path, "ViTScalingStudy")?;
+        let plan = study::plan(&manifest.spec)
+            .map_err(|error| TrainError::Config(format!("{}: {error}", path.display())))?;
+        Ok(Self { manifest, plan })
+    }
+
+    fn spec(&self) -> &ViTScalingStudySpec {
+        &self.manifest.spec
+    }
+
+    fn name(&self) -> &str {
+        self.manifest.metadata.name.as_deref().unwrap_or("study")
+    }
+
+    /// Prints what would be measured.
+    fn tell(&self) {
+        for run in &self.plan.runs {
+            let points = self
+                .plan
+                .points
+                .iter()
+                .filter(|point| self.plan.runs[point.run].key == run.key);
+            let sweeps: Vec<&str> = points.map(|point| point.sweep.as_str()).collect();
+            write_line(&format!(
+                "{}  {}  {} ranks x {} images x {}, of {}",
+                run.key,
+                run.label,
+                run.config.world_size(),
+                run.config.training.micro_batch_size,
+                run.config.training.gradient_accumulation_steps,
+                sweeps.join(", ")
+            ));
+        }
+        write_line(&self.counted());
+    }
+
+    fn counted(&self) -> String {
+        format!(
+            "{}: {} points, {} runs, each {} times",
+            self.name(),
+            self.plan.points.len(),
+            self.plan.runs.len(),
+            self.plan.repetitions
+        )
+    }
+
+    /// Carries out what has not been measured yet. Repetitions of a run lie as far apart as they can, so that what changes
+    /// on the machine meanwhile does not meet one point alone.
+    async fn measure(&self, folder: &Folder, data: Option<&Path>) -> Result<Ended, TrainError> {
+        let stop = stop_on_signal()?;
+        let machine = Machine::of_this();
+        let mut ended = Ended::default();
+        let places: Vec<(&Run, u32)> = (0..self.plan.repetitions)
+            .flat_map(|repetition| self.plan.runs.iter().map(move |run| (run, repetition)))
+            .collect();
+        let mut display = Display::new(&self.counted(), places.len());
+        for (run, repetition) in places {
+            let place = folder.place(run, repetition)?;
+            if let Some(measured) = place.measured(self.plan.warmup_steps) {
+                display.kept(&run.label, repetition, &measured);
+                continue;
+            }
+            let config = config(run, repetition, data, &place.partial());
+            let result = match config {
+                _ if stop.is_cancelled() => None,
+                Ok(config) => {
+                    self.train(&config, run, &place, stop.clone(), &mut display)
+                        .await?
+                }
+                Err(error) => Some(Err(error)),
+            };
+            let Some(result) = result else {
+                ended.stopped = true;
+                place.discard()?;
+                break;
+            };
+            display.measured(&run.label, repetition, &result);
+            match result {
+                Ok(_) => place.keep(&machine)?,
+                Err(message) => {
+                    ended.failed += 1;
+                    place.fail(&message)?;
+                }
+            }
+        }
+        display.end();
+        Ok(ended)
+    }
+
+    /// What a run measured, or why it did not; `None` where it was told to stop.
+    async fn train(
+        &self,
+        config: &RunConfig,
+        run: &Run,
+        place: &Place,
+        stop: CancellationToken,
+        display: &mut Display,
+    ) -> Result<Option<Result<Measurement, String>>, TrainError> {
+        let speeds = match Speeds::of_arguments(&run.speeds, config) {
+            Ok(speeds) => speeds,
+            Err(error) => return Ok(Some(Err(error.to_string()))),
+        };
+        place.begin(&run.jobs[0])?;
+        let emulated = speeds.iter().flat_map(|speeds| {
+            // A rank's own speed must not depend on how many there are.
+            [speeds.variable(), ("OMP_NUM_THREADS".into(), "1".into())]
+        });
+        let launch = Launch {
+            keep_errors: true,
+            environment: emulated.collect(),
+            ..Launch::default()
+        };
+        let ended = launch::run(config, &launch, stop.clone(), |event| match event {
+            Event::Progress(progress) => display.progress(&run.label, progress),
+            Event::Said(line) => tracing::debug!("{line}"),
+        })
+        .await;
+        let end = match ended {
+            Ok(end) => end,
+            Err(error) => return Ok(Some(Err(error.to_string()))),
+        };
+        Ok(match end.code {
+            ExitCode::Stopped => None,
+            // An agent that has only begun is ended by the signal.
+            code if code != ExitCode::Done && stop.is_cancelled() => None,
+            ExitCode::Done => Some(place.trained(config, self.plan.warmup_steps)),
+            code => Some(Err(end.failure.map_or_else(
+                || format!("exit code {}", code.code()),
+                |failure| failure.message,
+            ))),
+        })
+    }
+
+    /// Writes the report on what the folder has so far.
+    fn report(&self, folder: &Folder) -> Result<(), TrainError> {
+        let mut machines: Vec<Machine> = Vec::new();
+        let mut measured = Vec::new();
+        for run in &self.plan.runs {
+            let mut repetitions = Vec::new();
+            for repetition in 0..self.plan.repetitions {
+                let place = folder.place(run, repetition)?;
+                repetitions.push(place.result(self.plan.warmup_steps));
+                machines.extend(place.machine().filter(|machine| !machines.contains(machine)));
+            }
+            measured.push(repetitions);
+        }
+        let devices: Vec<String> = measured
+            .iter()
+            .flatten()
+            .filter_map(|found| found.as_ref().ok()?.device.clone())
+            .collect();
+        let report = Report {
+            subject: Subject {
+                name: self.name().into(),
+                circumstances: machine::circumstances(&machines, devices),
+                warmup_steps: self.plan.warmup_steps,
+                epochs: u32::try_from(self.spec().measure.epochs).unwrap_or(0),
+                repetitions: self.plan.repetitions,
+            },
+            results: Results::new(&self.plan, &measured),
+        };
+        for (name, text) in [
+            ("report.html", report.html()),
+            ("report.json", report.json()),
+            ("report.csv", report.csv()),
+            ("report.md", report.markdown()),
+        ] {
+            folder.write(name, &text)?;
+        }
+        write_line(&format!(
+            "report: {}",
+            folder.path().join("report.html").display()
+        ));
+        Ok(())
+    }
+}
+
+/// What a repetition trains, with its checkpoints in `folder`.
+fn config(run: &Run, repetition: u32, data: Option<&Path>, folder: &Path) -> Result<RunConfig, String> {
+    let job = ViTTrainingJob::new(folder::JOB, run.jobs[repetition as usize].clone());
+    local_config(job, data, folder, None).map_err(|error| error.to_string())
+}

@@ -1,0 +1,299 @@
+//! `vit-trainer study`.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Instant;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+
+use crate::common::{DEADLINE, TRAINER, await_condition};
+
+const TEMPLATE: &str = "
+apiVersion: vit-operator.dev/v1alpha1
+kind: ViTScalingStudy
+metadata: {name: small}
+spec:
+  template:
+    spec:
+      image: unused
+      model: {imageSize: 16, patchSize: 8, hiddenSize: 16, depth: 1, heads: 2, numClasses: 5}
+      data: {format: synthetic, syntheticImages: 64}
+      training: {epochs: 1, microBatchSize: 4}
+      workers: {nodes: 1, gpusPerNode: 1, device: cpu}
+      checkpoint: {volume: {persistentVolumeClaim: {claimName: unused}}}
+";
+
+/// A study in a folder of its own.
+struct Study {
+    folder: tempfile::TempDir,
+}
+
+impl Study {
+    fn new(measure: &str, sweeps: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a folder");
+        let text = format!("{TEMPLATE}  measure: {measure}\n  sweeps: {sweeps}\n");
+        fs_err::write(folder.path().join("study.yaml"), text).expect("writes");
+        Self { folder }
+    }
+
+    fn output(&self) -> PathBuf {
+        self.folder.path().join("output")
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(TRAINER);
+        command
+            .args(["study", "--file"])
+            .arg(self.folder.path().join("study.yaml"));
+        command.arg("--output").arg(self.output());
+        command
+    }
+
+    fn run(&self) -> Output {
+        self.command().output().expect("starts")
+    }
+
+    /// Logs of all repetitions that were kept.
+    fn logs(&self) -> Vec<PathBuf> {
+        self.files("log.jsonl")
+    }
+
+    fn files(&self, name: &str) -> Vec<PathBuf> {
+        let entries = |folder: &Path| -> Vec<PathBuf> {
+            let entries = fs_err::read_dir(folder).into_iter().flatten();
+            entries.map(|entry| entry.expect("an entry").path()).collect()
+        };
+        let runs = entries(&self.output().join("runs"));
+        let repetitions = runs.iter().flat_map(|run| entries(run));
+        let mut files: Vec<PathBuf> = repetitions
+            .map(|place| place.join(name))
+            .filter(|file| file.exists())
+            .collect();
+        files.sort();
+        files
+    }
+
+    fn report(&self) -> Value {
+        let json = fs_err::read(self.output().join("report.json")).expect("a report");
+        serde_json::from_slice(&json).expect("JSON")
+    }
+}
+
+#[test]
+fn a_study_is_measured_once_and_reported() {
+    let study = Study::new(
+        "{epochs: 2, warmupSteps: 2, repetitions: 2}",
+        "[{name: strong, mode: Strong, ranks: [1, 2]}, {name: batch, mode: Batch, ranks: [2], microBatchSize: [4, 8]}]",
+    );
+    let output = study.run();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success(),
+        "{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert!(
+        text.starts_with("small: 4 points, 3 runs, each 2 times\n"),
+        "{text}"
+    );
+    assert_eq!(study.logs().len(), 6, "{text}");
+    assert!(study.files("point").is_empty(), "checkpoints are not kept");
+    let report = study.report();
+    let points = report["points"].as_array().expect("points");
+    let of = |place: usize, field: &str| points[place][field].clone();
+    let ranks: Vec<Option<u64>> = (0..4).map(|place| of(place, "ranks").as_u64()).collect();
+    assert_eq!(ranks, [Some(1), Some(2), Some(2), Some(2)]);
+    for point in points {
+        assert_eq!(point["repetitions"], 2, "{point}");
+        let step = point["stepSeconds"]["median"].as_f64().expect("seconds");
+        let parts = ["computeSeconds", "exposedSeconds", "stragglerSeconds"];
+        assert!(
+            step > 0.0
+                && parts
+                    .iter()
+                    .all(|part| point[part]["median"].as_f64().expect("seconds") <= step)
+        );
+        assert_eq!(point["epochs"].as_array().map(Vec::len), Some(2), "{point}");
+    }
+    assert_eq!(
+        of(1, "imagesPerSecond"),
+        of(2, "imagesPerSecond"),
+        "one run for both sweeps"
+    );
+    assert_eq!(
+        of(0, "exposedSeconds")["median"],
+        0.0,
+        "one rank waits for nobody"
+    );
+
+    // Another manifest over the same folder measures what is new, and only that.
+    let times = |files: &[PathBuf]| -> Vec<_> {
+        files
+            .iter()
+            .map(|file| {
+                fs_err::metadata(file)
+                    .and_then(|file| file.modified())
+                    .expect("a time")
+            })
+            .collect()
+    };
+    let (kept, before) = (study.logs(), times(&study.logs()));
+    let manifest = study.folder.path().join("study.yaml");
+    let more = fs_err::read_to_string(&manifest)
+        .expect("reads")
+        .replace("microBatchSize: [4, 8]", "microBatchSize: [4, 2]");
+    fs_err::write(&manifest, more).expect("writes");
+    let output = study.run();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}");
+    assert_eq!(text.matches("from an earlier run").count(), 4, "{text}");
+    assert_eq!(times(&kept), before);
+    assert_eq!(study.logs().len(), 8);
+    // The report can be made again from the folder alone.
+    fs_err::remove_file(study.output().join("report.html")).expect("removes");
+    let again = Command::new(TRAINER)
+        .args(["study", "report"])
+        .arg(study.output())
+        .output()
+        .expect("starts");
+    assert!(again.status.success() && study.output().join("report.html").exists());
+}
+
+#[test]
+fn a_run_that_fails_is_told_and_the_others_are_measured() {
+    let study = Study::new(
+        "{epochs: 1, warmupSteps: 0, repetitions: 1}",
+        "[{name: kinds, mode: Variants, variants: [{name: bad, spec: {data: {format: imageFolder, syntheticImages: null, \
+         path: /nowhere, volume: {hostPath: {path: /nowhere}}}}}, {name: good}, {name: short, spec: {data: {syntheticImages: 3}}}]}]",
+    );
+    let output = study.run();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(
+        text.contains("kinds-r1-b4-bad #1: failed: /nowhere/train does not exist"),
+        "{text}"
+    );
+    let report = study.report();
+    let point = |place: usize| report["points"][place].clone();
+    assert!(
+        point(0)["imagesPerSecond"].is_null()
+            && point(0)["failures"][0]
+                .as_str()
+                .expect("why")
+                .contains("/nowhere")
+    );
+    assert!(point(1)["imagesPerSecond"]["median"].as_f64().expect("a rate") > 0.0);
+    assert!(
+        point(2)["failures"][0]
+            .as_str()
+            .expect("why")
+            .contains("fewer than one step"),
+        "{}",
+        point(2)
+    );
+    // What failed is tried again, what was measured is not.
+    let text = String::from_utf8_lossy(&study.run().stdout).into_owned();
+    assert_eq!(
+        (
+            text.matches("failed:").count(),
+            text.matches("from an earlier run").count()
+        ),
+        (2, 1),
+        "{text}"
+    );
+}
+
+#[test]
+fn a_study_that_is_stopped_keeps_whole_runs_only_and_goes_on() {
+    // The second run is long.
+    let study = Study::new(
+        "{epochs: 1, warmupSteps: 0, repetitions: 1}",
+        "[{name: kinds, mode: Variants, variants: [{name: short}, {name: long, spec: {data: {syntheticImages: 1000000}}}]}]",
+    );
+    let mut child = study.command().stdout(Stdio::null()).spawn().expect("starts");
+    let pid = Pid::from_raw(child.id().cast_signed());
+    let log = |study: &Study| {
+        study
+            .files("point/log.jsonl")
+            .iter()
+            .find(|file| file.to_string_lossy().contains("long"))
+            .map(|file| fs_err::read_to_string(file).unwrap_or_default())
+    };
+    await_condition("the long run trains", || {
+        log(&study).is_some_and(|log| log.contains("\"train\""))
+    });
+    let second = study.run();
+    let told = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(
+        told.contains("output is in use by another study: give another --output"),
+        "{told}"
+    );
+    kill(pid, Signal::SIGTERM).expect("signals");
+    let start = Instant::now();
+    let status = child.wait().expect("ends");
+    assert!(start.elapsed() < DEADLINE);
+    assert_eq!(status.code(), Some(i32::from(contract::ExitCode::Stopped.code())));
+    assert_eq!(
+        (study.logs().len(), study.files("point").len()),
+        (1, 0),
+        "{:?}",
+        study.logs()
+    );
+    assert_eq!(study.report()["points"][1]["failures"][0], "not run yet");
+
+    // One that is killed leaves its unfinished run, which the next removes.
+    let mut child = study.command().stdout(Stdio::null()).spawn().expect("starts");
+    await_condition("the long run trains", || {
+        log(&study).is_some_and(|log| log.contains("\"train\""))
+    });
+    child.kill().expect("kills");
+    child.wait().expect("ends");
+    let manifest = study.folder.path().join("study.yaml");
+    let shorter = fs_err::read_to_string(&manifest)
+        .expect("reads")
+        .replace("1000000", "128");
+    fs_err::write(&manifest, shorter).expect("writes");
+    let output = study.run();
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    assert_eq!(study.logs().len(), 2);
+    assert!(
+        study.report()["points"][1]["imagesPerSecond"]["median"]
+            .as_f64()
+            .expect("a rate")
+            > 0.0
+    );
+}
+
+#[test]
+fn a_manifest_that_makes_no_study_is_refused_before_anything_is_made() {
+    let study = Study::new("{repetitions: 1}", "[{name: strong, mode: Strong, ranks: [1]}]");
+    let output = study.run();
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(
+        output.status.code(),
+        Some(i32::from(contract::ExitCode::BadConfig.code())),
+        "{told}"
+    );
+    assert!(
+        told.contains("spec.sweeps[strong].ranks is a list of 1"),
+        "{told}"
+    );
+    assert!(!study.output().exists());
+    let listed = Study::new(
+        "{repetitions: 1}",
+        "[{name: strong, mode: Strong, ranks: [1, 2]}]",
+    );
+    let output = listed.command().arg("--dry-run").output().expect("starts");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success() && !listed.output().exists(), "{text}");
+    assert!(
+        text.contains("strong-r2-b4  2 ranks x 4 images x 1, of strong"),
+        "{text}"
+    );
+}
