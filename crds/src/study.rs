@@ -26,6 +26,9 @@ pub struct ViTScalingStudySpec {
     /// sweeps are the points, by what changes along them.
     #[schemars(length(min = 1, max = 32))]
     pub sweeps: Vec<Sweep>,
+    /// predict is what is calculated from what was measured, for ranks and networks that were not.
+    #[serde(default)]
+    pub predict: Predict,
 }
 
 /// JobTemplate is a job without a name.
@@ -141,4 +144,31 @@ pub struct Variant {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), inner(range(min = 0.0001, max = 1.0)))]
     pub speeds: Vec<f64>,
+}
+
+/// Predict says what is calculated from what was measured.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub struct Predict {
+    /// ranks for which a step is predicted, with the template's batch.
+    #[schemars(length(max = 32), inner(range(min = 1, max = 1_000_000)))]
+    pub ranks: Vec<i32>,
+    /// links are networks between ranks, in place of the measured one.
+    #[schemars(length(max = 16))]
+    pub links: Vec<Link>,
+}
+
+/// Link is a network between ranks.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Link {
+    /// name by which the report tells it.
+    #[schemars(length(min = 1, max = 40))]
+    pub name: String,
+    /// latencyMicroseconds of a message.
+    #[schemars(range(min = 0.0))]
+    pub latency_microseconds: f64,
+    /// gigabitsPerSecond of each rank.
+    #[schemars(range(min = 0.000_001))]
+    pub gigabits_per_second: f64,
 }

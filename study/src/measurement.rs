@@ -130,8 +130,10 @@ enum Record {
 #[serde(rename_all = "camelCase")]
 struct Steps {
     epoch: u32,
+    /// The last of them.
     step: u64,
-    steps: u64,
+    #[serde(rename = "steps")]
+    count: u64,
     loss: f64,
     accuracy: f64,
     step_seconds: f64,
@@ -190,9 +192,9 @@ impl Measurement {
         }
         let measured: Vec<&Steps> = lines
             .iter()
-            .filter(|line| line.step - line.steps >= warmup)
+            .filter(|line| line.step - line.count >= warmup)
             .collect();
-        let steps: u64 = measured.iter().map(|line| line.steps).sum();
+        let steps: u64 = measured.iter().map(|line| line.count).sum();
         if steps == 0 {
             return Err(LogError::OnlyWarmup {
                 total: total_steps,
@@ -202,7 +204,7 @@ impl Measurement {
         let mean = |value: &dyn Fn(&Steps) -> f64| {
             measured
                 .iter()
-                .map(|line| value(line) * line.steps as f64)
+                .map(|line| value(line) * line.count as f64)
                 .sum::<f64>()
                 / steps as f64
         };
@@ -267,17 +269,17 @@ fn epochs(lines: &[Steps], evaluations: &[(u32, f64)]) -> Vec<Epoch> {
     let count = lines.last().map_or(0, |line| line.epoch + 1);
     let epoch = |number: u32| {
         let of_epoch = || lines.iter().filter(move |line| line.epoch == number);
-        let steps: u64 = of_epoch().map(|line| line.steps).sum();
+        let steps: u64 = of_epoch().map(|line| line.count).sum();
         let sum = |value: fn(&Steps) -> f64| {
             of_epoch()
-                .map(|line| value(line) * line.steps as f64)
+                .map(|line| value(line) * line.count as f64)
                 .sum::<f64>()
         };
         let evaluation = evaluations.iter().find(|(after, _)| *after == number + 1);
         Epoch {
             seconds: sum(|line| line.step_seconds),
             loss: sum(|line| line.loss) / steps.max(1) as f64,
-            train_accuracy: of_epoch().last().map_or(0.0, |line| line.accuracy),
+            train_accuracy: of_epoch().next_back().map_or(0.0, |line| line.accuracy),
             validation_accuracy: evaluation.map(|(_, accuracy)| *accuracy),
         }
     };

@@ -180,6 +180,18 @@ impl Plan {
     }
 }
 
+impl Run {
+    /// Whether no rank is slower than another on purpose.
+    pub(crate) fn has_like_ranks(&self) -> bool {
+        are_alike(&self.speeds)
+    }
+}
+
+/// Whether speeds are one and the same.
+pub(crate) fn are_alike(speeds: &[f64]) -> bool {
+    speeds.iter().all(|speed| speed.total_cmp(&speeds[0]).is_eq())
+}
+
 impl Point {
     /// What tells the point from others, in a few words.
     fn label(&self) -> String {

@@ -68,13 +68,11 @@ impl<'a> Grid<'a> {
                 .iter()
                 .position(|known| *known == category(point))
                 .unwrap_or(0);
-            let row = match grid.series.iter().position(|(known, _)| *known == name) {
-                Some(row) => row,
-                None => {
-                    grid.series.push((name, vec![None; grid.categories.len()]));
-                    grid.series.len() - 1
-                }
-            };
+            let known = grid.series.iter().position(|(known, _)| *known == name);
+            let row = known.unwrap_or_else(|| {
+                grid.series.push((name, vec![None; grid.categories.len()]));
+                grid.series.len() - 1
+            });
             grid.series[row].1[place] = Some(point);
         }
         grid
@@ -100,50 +98,57 @@ impl<'a> Grid<'a> {
     }
 }
 
-/// What tells a sweep's series apart: whatever differs but what is along the axis.
-struct Names {
-    ranks: bool,
-    micro_batch: bool,
-    accumulation: bool,
-    variant: bool,
+/// Something that tells points apart.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Difference {
+    Variant,
+    Ranks,
+    MicroBatch,
+    Accumulation,
 }
+
+impl Difference {
+    fn of(self, point: &PointResult) -> String {
+        let of = &point.point;
+        match self {
+            Self::Variant => of.variant.clone().unwrap_or_default(),
+            Self::Ranks if of.ranks == 1 => "1 rank".into(),
+            Self::Ranks => format!("{} ranks", of.ranks),
+            Self::MicroBatch => format!("micro-batches of {}", of.first_micro_batch_size),
+            Self::Accumulation => format!("{} micro-batches a step", of.gradient_accumulation_steps),
+        }
+    }
+}
+
+/// What tells a sweep's series apart: whatever differs but what is along the axis.
+struct Names(Vec<Difference>);
 
 impl Names {
     /// Of points of a sweep that is about `mode`; of each point alone without.
     fn new(points: &[PointResult], mode: Option<Mode>) -> Self {
-        fn differs<T: PartialEq>(points: &[PointResult], value: impl Fn(&PointResult) -> T) -> bool {
-            points.iter().any(|point| value(point) != value(&points[0]))
-        }
-        let over_ranks = matches!(mode, Some(Mode::Strong | Mode::Weak));
-        Self {
-            ranks: !over_ranks && differs(points, |point| point.point.ranks),
-            micro_batch: mode != Some(Mode::Batch)
-                && differs(points, |point| point.point.first_micro_batch_size),
-            accumulation: mode != Some(Mode::Accumulation)
-                && differs(points, |point| point.point.gradient_accumulation_steps),
-            variant: mode != Some(Mode::Variants) && differs(points, |point| point.point.variant.clone()),
-        }
+        let axis = mode.map(|mode| match mode {
+            Mode::Strong | Mode::Weak => Difference::Ranks,
+            Mode::Batch => Difference::MicroBatch,
+            Mode::Accumulation => Difference::Accumulation,
+            Mode::Variants => Difference::Variant,
+        });
+        let all = [
+            Difference::Variant,
+            Difference::Ranks,
+            Difference::MicroBatch,
+            Difference::Accumulation,
+        ];
+        let differs = |difference: &Difference| {
+            Some(*difference) != axis
+                && points
+                    .iter()
+                    .any(|point| difference.of(point) != difference.of(&points[0]))
+        };
+        Self(all.into_iter().filter(differs).collect())
     }
 
     fn of(&self, point: &PointResult) -> String {
-        let of = &point.point;
-        let mut words = Vec::new();
-        if self.variant {
-            words.push(of.variant.clone().unwrap_or_default());
-        }
-        if self.ranks {
-            words.push(if of.ranks == 1 {
-                "1 rank".into()
-            } else {
-                format!("{} ranks", of.ranks)
-            });
-        }
-        if self.micro_batch {
-            words.push(format!("micro-batches of {}", of.first_micro_batch_size));
-        }
-        if self.accumulation {
-            words.push(format!("{} micro-batches a step", of.gradient_accumulation_steps));
-        }
+        let words: Vec<String> = self.0.iter().map(|difference| difference.of(point)).collect();
         if words.is_empty() {
             "measured".into()
         } else {

@@ -2,12 +2,14 @@
 
 mod charts;
 mod figures;
+mod models;
 mod notes;
 mod page;
 mod tables;
 
 use serde::Serialize;
 
+use crate::forecast::Forecast;
 use crate::results::Results;
 
 /// What was studied, and on what.
@@ -34,6 +36,8 @@ pub struct Report {
     /// What was measured.
     #[serde(flatten)]
     pub results: Results,
+    /// What that says of points that were not measured.
+    pub forecasts: Vec<Forecast>,
 }
 
 impl Report {
@@ -71,6 +75,10 @@ mod tests {
     fn report(measured: impl Fn(usize) -> Vec<Result<Measurement, String>>) -> Report {
         let plan = plan(SWEEPS);
         let measured: Vec<_> = (0..plan.runs.len()).map(measured).collect();
+        let predict = serde_saphyr::from_str(
+            "{ranks: [8, 64], links: [{name: slow <link>, latencyMicroseconds: 100, gigabitsPerSecond: 0.1}]}",
+        )
+        .expect("what to predict");
         Report {
             subject: Subject {
                 name: "digits".into(),
@@ -80,6 +88,7 @@ mod tests {
                 repetitions: 2,
             },
             results: Results::new(&plan, &measured),
+            forecasts: crate::forecast::forecasts(&plan, &measured, &predict),
         }
     }
 
@@ -93,9 +102,13 @@ mod tests {
         for outside in ["src=", "href=", "url(", "@import", "<script"] {
             assert!(!page.contains(outside), "{outside}");
         }
-        assert!(page.contains("2 x &lt;CPU&gt;") && page.contains("slow &amp; late"));
-        // Per sweep: parts, rates, speedup or memory where there is one, accuracy, its course.
-        assert_eq!(page.matches("<svg").count(), 5 + 4 + 5);
+        assert!(
+            page.contains("2 x &lt;CPU&gt;")
+                && page.contains("slow &amp; late")
+                && page.contains("slow &lt;link&gt;")
+        );
+        // Per sweep: parts, rates, speedup or memory where there is one, accuracy, its course; and what is predicted.
+        assert_eq!(page.matches("<svg").count(), 5 + 4 + 5 + 1);
         for note in [
             "The global batch grows from 16 to 64 images",
             "ranks wait between their passes as if they computed at 0.5 of",

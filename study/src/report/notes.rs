@@ -2,6 +2,7 @@
 
 use crds::study::Mode;
 
+use crate::plan::are_alike;
 use crate::results::PointResult;
 
 /// Notes on a sweep, for what it has.
@@ -69,7 +70,7 @@ fn emulated(points: &[PointResult]) -> Vec<(String, String)> {
         }
     }
     let words = |speeds: &[f64]| match speeds {
-        [first, rest @ ..] if rest.iter().all(|speed| speed == first) => first.to_string(),
+        [first, ..] if are_alike(speeds) => first.to_string(),
         _ => speeds
             .iter()
             .map(ToString::to_string)

@@ -3,6 +3,7 @@
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
 use super::figures::{Figure, figures, sweeps};
+use super::models;
 use super::notes::notes;
 use super::tables::{COLUMNS, place};
 use super::{Report, Subject};
@@ -12,7 +13,7 @@ const STYLE: &str = "
 :root { color-scheme: light; font: 15px/1.5 system-ui, sans-serif; color: #24292f; }
 body { max-width: 1320px; margin: 0 auto; padding: 24px; }
 h1 { font-size: 26px; margin: 0 0 4px; } h2 { font-size: 20px; margin: 40px 0 8px; border-bottom: 1px solid #d8dee4; }
-h3 { font-size: 15px; margin: 0; } p { margin: 4px 0; } .muted, figcaption { color: #57606a; font-size: 13px; }
+h3 { font-size: 15px; margin: 0; } .model { margin-top: 20px; } p { margin: 4px 0; } .muted, figcaption { color: #57606a; font-size: 13px; }
 .figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(400px, 1fr)); gap: 20px; margin: 16px 0; }
 figure { margin: 0; padding: 12px; border: 1px solid #d8dee4; border-radius: 8px; } svg { width: 100%; height: auto; }
 .legend span { display: inline-block; margin-right: 14px; font-size: 13px; }
@@ -46,6 +47,7 @@ pub(super) fn page(report: &Report) -> Markup {
                 }
                 (terms())
                 @for points in sweeps(&report.results.points) { (sweep(points)) }
+                @if !report.forecasts.is_empty() { (models(report)) }
             }
         }
     }
@@ -86,6 +88,31 @@ fn sweep(points: &[PointResult]) -> Markup {
         }
         div.figures { @for figure in figures(points) { (picture(&figure)) } }
         (table(points))
+    }
+}
+
+fn models(report: &Report) -> Markup {
+    html! {
+        h2 { "What a step costs, and what that predicts" }
+        p.muted { (models::EXPLANATION) }
+        @for sentence in models::crossings(&report.forecasts) { p { (sentence) } }
+        @for forecast in &report.forecasts {
+            h3.model { (forecast.name) }
+            p { (models::costs(forecast)) }
+            @for sentence in models::findings(forecast) { p { (sentence) } }
+            @if let Some(figure) = models::efficiencies(forecast) {
+                div.figures { (picture(&figure)) }
+            }
+            @for table in models::tables(forecast) {
+                p.muted { (table.title) }
+                div.scroll {
+                    table {
+                        thead { tr { @for title in &table.titles { th { (title) } } } }
+                        tbody { @for row in &table.rows { tr { @for value in row { td { (value) } } } } }
+                    }
+                }
+            }
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Report, figures};
+use super::{Report, figures, models};
 use crate::results::{Measured, PointResult, Spread};
 
 /// A value of a point.
@@ -222,6 +222,29 @@ pub(super) fn markdown(report: &Report) -> String {
                 point.point.micro_batch_size,
                 point.failures.join("; ")
             );
+        }
+    }
+    for forecast in &report.forecasts {
+        let _ = writeln!(
+            text,
+            "\n## What a step costs: {}\n\n{}",
+            forecast.name,
+            models::costs(forecast)
+        );
+        for sentence in models::findings(forecast) {
+            let _ = writeln!(text, "{sentence}");
+        }
+        for table in models::tables(forecast) {
+            let _ = writeln!(
+                text,
+                "\n{}\n\n| {} |\n|{}",
+                table.title,
+                table.titles.join(" | "),
+                " --- |".repeat(table.titles.len())
+            );
+            for row in table.rows {
+                let _ = writeln!(text, "| {} |", row.join(" | "));
+            }
         }
     }
     text

@@ -13,6 +13,10 @@ pub enum Manifest {
     Job(Value),
     /// A part of a job's `spec`.
     PartOfSpec(Value),
+    /// A study as a whole.
+    Study(Value),
+    /// A part of a study's `spec`, with sweeps.
+    PartOfStudy(Value),
     /// An object of another kind.
     Other(Value),
 }
@@ -29,7 +33,12 @@ pub fn parse(text: &str) -> Result<Vec<Manifest>> {
             let value: Value = serde_saphyr::from_str(document)?;
             ensure!(value.is_object(), "no object: {document}");
             Ok(match (&value["apiVersion"], &value["kind"]) {
+                (Value::Null, _) if value["sweeps"].is_array() => Manifest::PartOfStudy(value),
                 (Value::Null, _) => Manifest::PartOfSpec(value),
+                (Value::String(version), Value::String(kind)) if kind == "ViTScalingStudy" => {
+                    ensure!(version == "vit-operator.dev/v1alpha1", "apiVersion {version}");
+                    Manifest::Study(value)
+                }
                 (Value::String(version), Value::String(kind)) if kind == "ViTTrainingJob" => {
                     ensure!(version == "vit-operator.dev/v1alpha1", "apiVersion {version}");
                     Manifest::Job(value)
@@ -55,6 +64,15 @@ impl Manifest {
         let job = match self {
             Self::Job(job) => job.clone(),
             Self::PartOfSpec(part) => with(part),
+            Self::Study(study) => return plan(study.clone()),
+            Self::PartOfStudy(part) => {
+                let mut study = json!({"metadata": {}, "spec": part});
+                let template = json!({"spec": with(&json!({}))["spec"]});
+                if study["spec"]["template"].is_null() {
+                    study["spec"]["template"] = template;
+                }
+                return plan(study);
+            }
             Self::Other(object) => {
                 ensure!(
                     object["metadata"]["name"].is_string(),
@@ -67,6 +85,13 @@ impl Manifest {
         crds::validate(&job)?;
         Ok(())
     }
+}
+
+/// What `vit-trainer study` would say of a study.
+fn plan(study: Value) -> Result<()> {
+    let study: crds::ViTScalingStudy = serde_json::from_value(study)?;
+    study::plan(&study.spec)?;
+    Ok(())
 }
 
 /// A job with this part of a `spec` in it.
@@ -98,7 +123,10 @@ mod tests {
         for manifest in parse(good).expect("parses") {
             manifest.validate().expect(good);
         }
+        let study = "sweeps: [{name: strong, mode: Strong, ranks: [1, 2]}]";
+        parse(study).expect("parses")[0].validate().expect(study);
         for bad in [
+            "sweeps: [{name: strong, mode: Strong, ranks: [1]}]",
             "elastic: {minNodes: 5}",
             "elastik: {}",
             "training: {epoch: 3}",

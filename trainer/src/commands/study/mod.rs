@@ -263,6 +263,7 @@ impl Study {
                 repetitions: self.plan.repetitions,
             },
             results: Results::new(&self.plan, &measured),
+            forecasts: study::forecasts(&self.plan, &measured, &self.spec().predict),
         };
         for (name, text) in [
             ("report.html", report.html()),

@@ -1,0 +1,448 @@
+//! What a study's measurements say of points that were not measured.
+
+use std::collections::BTreeMap;
+
+use crds::study::Predict;
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::measurement::Measurement;
+use crate::model::{CostModel, Link, Parts, Sample};
+use crate::plan::{Plan, Run};
+use crate::results::Spread;
+
+/// What runs measured: those of each of [`Plan::runs`], by repetition.
+type Measured = [Vec<Result<Measurement, String>>];
+
+/// How many times repetitions are drawn to tell how far a prediction may be off.
+const DRAWS: usize = 200;
+/// Share of the draws that lies below and above what is told.
+const OUTSIDE: f64 = 0.05;
+/// A batch is large enough where twice as many images gain less than this share of images a second.
+const LEAST_GAIN: f64 = 0.05;
+/// Fewer points are left alone.
+const LEAST_POINTS: usize = 3;
+
+/// A job that differs by ranks and batch alone, in the measured points.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Forecast {
+    /// Variants that it is of, or the template.
+    pub name: String,
+    /// Points that the model was fitted to.
+    pub points: usize,
+    /// Images of a micro-batch that predictions are for.
+    pub micro_batch_size: u32,
+    /// Micro-batches of a step that they are for.
+    pub gradient_accumulation_steps: u32,
+    /// What a step costs.
+    pub model: CostModel,
+    /// Bytes that a rank sends in a step.
+    pub bytes: f64,
+    /// Each point, by a model that was fitted to the others.
+    pub held_out: Vec<HeldOut>,
+    /// Images of a micro-batch of which twice as many gain little, by ranks.
+    pub enough_images: Vec<EnoughImages>,
+    /// For the study's `predict`.
+    pub predictions: Vec<Prediction>,
+}
+
+/// A point, and what a model without it says of it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HeldOut {
+    /// Number of ranks.
+    pub ranks: u32,
+    /// Images of a micro-batch.
+    pub micro_batch_size: u32,
+    /// Micro-batches of a step.
+    pub gradient_accumulation_steps: u32,
+    /// Seconds of a step.
+    pub measured: f64,
+    /// The same.
+    pub predicted: f64,
+}
+
+impl HeldOut {
+    /// Share by which the prediction is too long; below 0 where it is too short.
+    pub fn error(&self) -> f64 {
+        self.predicted / self.measured - 1.0
+    }
+}
+
+/// A batch of which a larger one gains little.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EnoughImages {
+    /// Number of ranks.
+    pub ranks: u32,
+    /// Images of a micro-batch.
+    pub micro_batch_size: u32,
+}
+
+/// A step that was not measured.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Prediction {
+    /// Number of ranks.
+    pub ranks: u32,
+    /// Name of the network; `None` for the measured one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub link: Option<String>,
+    /// Images of a micro-batch.
+    pub micro_batch_size: u32,
+    /// Micro-batches of a step.
+    pub gradient_accumulation_steps: u32,
+    /// Seconds of a step by part.
+    pub parts: Parts,
+    /// Seconds of a step: by the model, and where nine in ten models of drawn repetitions lie.
+    pub step_seconds: Spread,
+    /// Training images a second.
+    pub images_per_second: f64,
+    /// Images a second of each rank over those of a single one, 0..1.
+    pub efficiency: f64,
+}
+
+/// A point of a job: what its repetitions measured.
+struct Group<'a> {
+    run: &'a Run,
+    measured: Vec<&'a Measurement>,
+}
+
+/// What can be said of each job that was measured at enough points, with ranks that are alike.
+pub fn forecasts(plan: &Plan, measured: &Measured, predict: &Predict) -> Vec<Forecast> {
+    let mut jobs: BTreeMap<String, Vec<Group<'_>>> = BTreeMap::new();
+    for (run, repetitions) in plan.runs.iter().zip(measured) {
+        let measured: Vec<&Measurement> = repetitions
+            .iter()
+            .filter_map(|found| found.as_ref().ok())
+            .collect();
+        if run.has_like_ranks() && !measured.is_empty() {
+            jobs.entry(job_key(run))
+                .or_default()
+                .push(Group { run, measured });
+        }
+    }
+    let mut forecasts: Vec<(usize, Forecast)> = jobs
+        .into_values()
+        .filter(|groups| groups.len() >= LEAST_POINTS)
+        .filter_map(|groups| Some((place(plan, groups[0].run), forecast(plan, &groups, predict)?)))
+        .collect();
+    forecasts.sort_by_key(|(place, _)| *place);
+    forecasts.into_iter().map(|(_, forecast)| forecast).collect()
+}
+
+/// Everything that a job is made from but ranks, batch, amount of data and seed.
+fn job_key(run: &Run) -> String {
+    let mut spec = serde_json::to_value(&run.jobs[0]).unwrap_or_default();
+    for field in [
+        "/workers/nodes",
+        "/workers/gpusPerNode",
+        "/training/microBatchSize",
+        "/training/gradientAccumulationSteps",
+        "/data/fraction",
+        "/data/syntheticImages",
+    ] {
+        if let Some(value) = spec.pointer_mut(field) {
+            *value = Value::Null;
+        }
+    }
+    json!([spec, run.speeds.first()]).to_string()
+}
+
+fn place(plan: &Plan, run: &Run) -> usize {
+    plan.runs
+        .iter()
+        .position(|known| known.key == run.key)
+        .unwrap_or(usize::MAX)
+}
+
+fn forecast(plan: &Plan, groups: &[Group<'_>], predict: &Predict) -> Option<Forecast> {
+    let samples: Vec<Sample> = groups.iter().map(Group::median).collect();
+    let model = CostModel::fit(&samples)?;
+    let mut bytes: Vec<f64> = groups
+        .iter()
+        .filter(|group| group.run.config.world_size() > 1)
+        .flat_map(|group| group.measured.iter().map(|measured| measured.communication_bytes))
+        .collect();
+    bytes.sort_by(f64::total_cmp);
+    let bytes = bytes.get(bytes.len() / 2).copied().unwrap_or(0.0);
+    let drawn = drawn_models(groups);
+    let mut ranks: Vec<u32> = samples.iter().map(|sample| sample.ranks).collect();
+    ranks.sort_unstable();
+    ranks.dedup();
+    let enough = ranks.iter().filter_map(|ranks| {
+        let micro_batch_size = model.enough_images(*ranks, LEAST_GAIN)?;
+        Some(EnoughImages {
+            ranks: *ranks,
+            micro_batch_size,
+        })
+    });
+    Some(Forecast {
+        name: name(plan, groups),
+        micro_batch_size: groups[0].run.config.training.micro_batch_size,
+        gradient_accumulation_steps: groups[0].run.config.training.gradient_accumulation_steps,
+        points: samples.len(),
+        bytes,
+        held_out: held_out(&samples),
+        enough_images: enough.collect(),
+        predictions: predictions(groups[0].run, &model, &drawn, bytes, predict),
+        model,
+    })
+}
+
+/// The variants of its points.
+fn name(plan: &Plan, groups: &[Group<'_>]) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    for group in groups {
+        let of_run = plan
+            .points
+            .iter()
+            .filter(|point| plan.runs[point.run].key == group.run.key);
+        for variant in of_run.filter_map(|point| point.variant.as_deref()) {
+            if !names.contains(&variant) {
+                names.push(variant);
+            }
+        }
+    }
+    if names.is_empty() {
+        "the template".into()
+    } else {
+        names.join(", ")
+    }
+}
+
+impl Group<'_> {
+    fn sample(&self, seconds: f64, parts: Parts) -> Sample {
+        Sample {
+            ranks: self.run.config.world_size(),
+            micro_batch: self.run.config.training.micro_batch_size,
+            accumulation: self.run.config.training.gradient_accumulation_steps,
+            seconds,
+            parts: Some(parts),
+        }
+    }
+
+    fn of(&self, measured: &Measurement) -> Sample {
+        self.sample(
+            measured.step_seconds,
+            Parts {
+                compute: measured.phases.compute(),
+                exposed: measured.phases.sync_exposed,
+                straggler: measured.phases.sync_straggler,
+                communication: measured.communication_seconds,
+            },
+        )
+    }
+
+    /// Medians over its repetitions.
+    fn median(&self) -> Sample {
+        let over = |value: &dyn Fn(&Measurement) -> f64| {
+            Spread::of(self.measured.iter().map(|run| value(run))).map_or(0.0, |spread| spread.median)
+        };
+        self.sample(
+            over(&|run| run.step_seconds),
+            Parts {
+                compute: over(&|run| run.phases.compute()),
+                exposed: over(&|run| run.phases.sync_exposed),
+                straggler: over(&|run| run.phases.sync_straggler),
+                communication: over(&|run| run.communication_seconds),
+            },
+        )
+    }
+}
+
+/// Each sample by a model of the others. One that alone tells of several ranks cannot be left out.
+fn held_out(samples: &[Sample]) -> Vec<HeldOut> {
+    let of = |(place, sample): (usize, &Sample)| {
+        let mut others = samples.to_vec();
+        others.remove(place);
+        let several = |sample: &Sample| sample.ranks > 1;
+        if others.len() < LEAST_POINTS || (several(sample) && !others.iter().any(several)) {
+            return None;
+        }
+        let step = CostModel::fit(&others)?.step(sample.ranks, sample.micro_batch, sample.accumulation);
+        Some(HeldOut {
+            ranks: sample.ranks,
+            micro_batch_size: sample.micro_batch,
+            gradient_accumulation_steps: sample.accumulation,
+            measured: sample.seconds,
+            predicted: step.step(),
+        })
+    };
+    samples.iter().enumerate().filter_map(of).collect()
+}
+
+/// Models of repetitions that are drawn at random, one of each point.
+fn drawn_models(groups: &[Group<'_>]) -> Vec<CostModel> {
+    let mut random = fastrand::Rng::with_seed(0);
+    let draw = |_| {
+        let samples: Vec<Sample> = groups
+            .iter()
+            .map(|group| group.of(group.measured[random.usize(..group.measured.len())]))
+            .collect();
+        CostModel::fit(&samples)
+    };
+    (0..DRAWS).filter_map(draw).collect()
+}
+
+fn predictions(
+    run: &Run,
+    model: &CostModel,
+    drawn: &[CostModel],
+    bytes: f64,
+    predict: &Predict,
+) -> Vec<Prediction> {
+    let (micro_batch_size, accumulation) = (
+        run.config.training.micro_batch_size,
+        run.config.training.gradient_accumulation_steps,
+    );
+    let links = predict.links.iter().map(|link| {
+        let known = Link {
+            latency: link.latency_microseconds * 1e-6,
+            bandwidth: link.gigabits_per_second * 1e9 / 8.0,
+        };
+        (Some(link.name.clone()), Some(known))
+    });
+    let mut predictions = Vec::new();
+    for (name, link) in std::iter::once((None, None)).chain(links) {
+        let over = |model: &CostModel| link.map_or(*model, |link| model.over(link, bytes));
+        let one = over(model).images_per_second(1, micro_batch_size, accumulation);
+        for ranks in predict
+            .ranks
+            .iter()
+            .filter_map(|ranks| u32::try_from(*ranks).ok())
+        {
+            let parts = over(model).step(ranks, micro_batch_size, accumulation);
+            let mut drawn: Vec<f64> = drawn
+                .iter()
+                .map(|model| over(model).step(ranks, micro_batch_size, accumulation).step())
+                .collect();
+            drawn.sort_by(f64::total_cmp);
+            let at = |share: f64| {
+                drawn
+                    .get((share * drawn.len() as f64) as usize)
+                    .copied()
+                    .unwrap_or(parts.step())
+            };
+            let rate = over(model).images_per_second(ranks, micro_batch_size, accumulation);
+            predictions.push(Prediction {
+                ranks,
+                link: name.clone(),
+                micro_batch_size,
+                gradient_accumulation_steps: accumulation,
+                parts,
+                step_seconds: Spread {
+                    median: parts.step(),
+                    least: at(OUTSIDE),
+                    most: at(1.0 - OUTSIDE),
+                },
+                images_per_second: rate,
+                efficiency: rate / one / f64::from(ranks),
+            });
+        }
+    }
+    predictions
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::{measurement, plan};
+
+    /// Of a run whose step takes 10 ms and 1 ms an image, and 2 ms for each doubling of the ranks; `factor` times as long.
+    fn run(run: &Run, factor: f64) -> Measurement {
+        let ranks = f64::from(run.config.world_size());
+        let images = f64::from(run.config.training.micro_batch_size);
+        let (compute, exposed) = (factor * (0.01 + 0.001 * images), factor * 0.002 * ranks.log2());
+        let mut found = measurement(1.0);
+        found.step_seconds = compute + exposed;
+        found.phases = crate::PhaseSeconds {
+            forward: compute,
+            sync_exposed: exposed,
+            ..crate::PhaseSeconds::default()
+        };
+        found.communication_seconds = exposed;
+        found
+    }
+
+    fn predict(text: &str) -> Predict {
+        serde_saphyr::from_str(text).expect("what to predict")
+    }
+
+    const SWEEPS: &str = "[{name: s, mode: Strong, ranks: [1, 2, 4]}, {name: b, mode: Batch, ranks: [1, 2], microBatchSize: [4, 64]}]";
+
+    #[test]
+    fn a_step_that_follows_the_model_is_predicted_exactly() {
+        let plan = plan(SWEEPS);
+        let measured: Vec<_> = plan
+            .runs
+            .iter()
+            .map(|of| vec![Ok(run(of, 1.0)), Ok(run(of, 1.0))])
+            .collect();
+        let link = "links: [{name: slow, latencyMicroseconds: 4000, gigabitsPerSecond: 8000}]";
+        let found = forecasts(&plan, &measured, &predict(&format!("{{ranks: [1, 16], {link}}}")));
+        let [forecast] = &found[..] else {
+            panic!("{found:?}")
+        };
+        assert_eq!((forecast.points, forecast.name.as_str()), (7, "the template"));
+        assert!(
+            forecast.held_out.len() == 7 && forecast.held_out.iter().all(|point| point.error().abs() < 1e-6)
+        );
+        let seconds: Vec<f64> = forecast
+            .predictions
+            .iter()
+            .map(|prediction| prediction.step_seconds.median)
+            .collect();
+        // Two messages of 4 ms for each doubling; the bytes take next to nothing.
+        let expected = [0.026, 0.026 + 0.008, 0.026, 0.026 + 0.032];
+        for (found, expected) in seconds.iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-5, "{seconds:?}");
+        }
+        let last = &forecast.predictions[1];
+        assert!((last.efficiency - 26.0 / 34.0).abs() < 1e-6 && last.step_seconds.least > 0.0339);
+        // 10 ms + 1 ms an image: 256 instead of 128 images gain 3.6 %.
+        assert_eq!(
+            forecast.enough_images[0],
+            EnoughImages {
+                ranks: 1,
+                micro_batch_size: 128
+            }
+        );
+    }
+
+    #[test]
+    fn repetitions_that_differ_widen_what_is_told() {
+        let plan = plan(SWEEPS);
+        let measured: Vec<_> = plan
+            .runs
+            .iter()
+            .map(|of| vec![Ok(run(of, 0.8)), Ok(run(of, 1.2))])
+            .collect();
+        let found = forecasts(&plan, &measured, &predict("{ranks: [16]}"));
+        let step = found[0].predictions[0].step_seconds;
+        assert!(
+            step.least < 0.95 * step.median && step.most > 1.05 * step.median,
+            "{step:?}"
+        );
+    }
+
+    #[test]
+    fn jobs_that_differ_by_more_than_ranks_and_batch_have_models_of_their_own() {
+        let plan = plan(
+            "[{name: s, mode: Strong, ranks: [1, 2, 4], variants: [{name: a}, {name: b, spec: {training: {precision: bf16}}}, \
+             {name: uneven, speeds: [1.0, 0.5]}]}]",
+        );
+        let measured: Vec<_> = plan.runs.iter().map(|of| vec![Ok(run(of, 1.0))]).collect();
+        let names = |measured: &Measured| -> Vec<String> {
+            forecasts(&plan, measured, &Predict::default())
+                .into_iter()
+                .map(|forecast| forecast.name)
+                .collect()
+        };
+        assert_eq!(names(&measured), ["a", "b"]);
+        let mut failed = measured;
+        failed[0] = vec![Err("it broke".into())];
+        assert_eq!(names(&failed), ["b"], "two points are too few");
+    }
+}

@@ -1,0 +1,318 @@
+//! Cost models and predictions in words and tables.
+
+use super::charts::{Axes, Series, lines};
+use super::figures::Figure;
+use crate::forecast::{Forecast, HeldOut, Prediction};
+use crate::results::Spread;
+
+pub(super) const EXPLANATION: &str = "Each part of a step is fitted for itself to the medians of all points of a job with like ranks, with no \
+    cost below 0. N: ranks; n: images of a rank's step; b: of its micro-batch; x(N): how far the slowest of N normal values lies above \
+    the mean.";
+
+/// Ranks are doubled so many times to find where another job is faster.
+const MOST_DOUBLINGS: u32 = 12;
+
+/// A table with a line about it.
+pub(super) struct Table {
+    pub(super) title: String,
+    pub(super) titles: Vec<&'static str>,
+    pub(super) rows: Vec<Vec<String>>,
+}
+
+/// What a step costs.
+pub(super) fn costs(forecast: &Forecast) -> String {
+    let model = &forecast.model;
+    let ms = |seconds: f64| format!("{} ms", significant(seconds * 1e3));
+    let mut parts = vec![format!("compute {} + {} n", ms(model.fixed), ms(model.image))];
+    if model.interference > 0.0 {
+        parts.push(format!(
+            "{} n (1 - 1/N) that ranks take from one another",
+            ms(model.interference)
+        ));
+    }
+    if model.spread > 0.0 {
+        parts.push(format!(
+            "waiting for slower ranks {} % of compute x(N)",
+            significant(model.spread * 1e2)
+        ));
+    }
+    let mut text = format!("A step takes {}", parts.join(" + "));
+    if model.latency + model.transfer > 0.0 {
+        let mut parts = Vec::new();
+        if model.latency > 0.0 {
+            parts.push(format!("{} log2(N)", ms(model.latency)));
+        }
+        if model.transfer > 0.0 {
+            let rate = forecast.bytes / model.transfer / 1e9;
+            parts.push(format!(
+                "{} 2 (N - 1)/N ({} GB/s)",
+                ms(model.transfer),
+                significant(rate)
+            ));
+        }
+        text += &format!(". Communication takes {}", parts.join(" + "));
+        text += &match (model.tail, model.hiding) {
+            (tail, _) if tail >= 1.0 => ", and computation hides none of it".to_owned(),
+            (tail, hiding) => format!(
+                "; computation hides up to {} b of it, but {} % in no case",
+                ms(hiding),
+                significant(tail * 1e2)
+            ),
+        };
+    }
+    text + "."
+}
+
+/// What follows from it.
+pub(super) fn findings(forecast: &Forecast) -> Vec<String> {
+    let mut sentences = Vec::new();
+    let enough: Vec<String> = forecast
+        .enough_images
+        .iter()
+        .map(|enough| format!("{} with {}", enough.micro_batch_size, counted(enough.ranks)))
+        .collect();
+    if !enough.is_empty() {
+        sentences.push(format!(
+            "From so many images of a micro-batch on, twice as many gain less than 5 % of images a second: {}.",
+            enough.join(", ")
+        ));
+    }
+    let mut errors: Vec<f64> = forecast
+        .held_out
+        .iter()
+        .map(|point| point.error().abs() * 100.0)
+        .collect();
+    errors.sort_by(f64::total_cmp);
+    if let Some(most) = errors.last() {
+        sentences.push(format!(
+            "Each of {} points by a model of the others: {} % off in the median, {} % at most.",
+            errors.len(),
+            significant(errors[errors.len() / 2]),
+            significant(*most)
+        ));
+    }
+    sentences
+}
+
+pub(super) fn tables(forecast: &Forecast) -> Vec<Table> {
+    let held_out = Table {
+        title: "Points, by a model of the others:".into(),
+        titles: vec![
+            "ranks",
+            "micro-batch",
+            "accumulation",
+            "measured, ms",
+            "predicted, ms",
+            "error, %",
+        ],
+        rows: forecast.held_out.iter().map(held_out_row).collect(),
+    };
+    let predicted = Table {
+        title: "Predictions, with where 90 % of models of single repetitions lie:".into(),
+        titles: vec![
+            "network",
+            "ranks",
+            "micro-batch",
+            "step, ms",
+            "90 %",
+            "compute, ms",
+            "exposed, ms",
+            "straggler, ms",
+            "images/s",
+            "efficiency, %",
+        ],
+        rows: forecast.predictions.iter().map(prediction_row).collect(),
+    };
+    [held_out, predicted]
+        .into_iter()
+        .filter(|table| !table.rows.is_empty())
+        .collect()
+}
+
+fn held_out_row(point: &HeldOut) -> Vec<String> {
+    vec![
+        point.ranks.to_string(),
+        point.micro_batch_size.to_string(),
+        point.gradient_accumulation_steps.to_string(),
+        format!("{:.1}", point.measured * 1e3),
+        format!("{:.1}", point.predicted * 1e3),
+        format!("{:+.1}", point.error() * 1e2),
+    ]
+}
+
+fn prediction_row(prediction: &Prediction) -> Vec<String> {
+    let ms = |seconds: f64| format!("{:.1}", seconds * 1e3);
+    let spread = prediction.step_seconds;
+    vec![
+        network(prediction).to_owned(),
+        prediction.ranks.to_string(),
+        prediction.micro_batch_size.to_string(),
+        ms(spread.median),
+        format!("{} to {}", ms(spread.least), ms(spread.most)),
+        ms(prediction.parts.compute),
+        ms(prediction.parts.exposed),
+        ms(prediction.parts.straggler),
+        format!("{:.0}", prediction.images_per_second),
+        format!("{:.1}", prediction.efficiency * 1e2),
+    ]
+}
+
+fn network(prediction: &Prediction) -> &str {
+    prediction.link.as_deref().unwrap_or("as measured")
+}
+
+/// From how many ranks on another job than before is the fastest.
+pub(super) fn crossings(forecasts: &[Forecast]) -> Vec<String> {
+    let crossings = crossings_of(forecasts).into_iter();
+    crossings
+        .map(|(ranks, before, after)| format!("From {ranks} ranks on, {after} is faster than {before}."))
+        .collect()
+}
+
+/// Numbers of ranks, doubled from the fewest that were measured, at which one job overtakes another.
+fn crossings_of(forecasts: &[Forecast]) -> Vec<(u32, &str, &str)> {
+    let rate = |forecast: &Forecast, ranks| {
+        forecast.model.images_per_second(
+            ranks,
+            forecast.micro_batch_size,
+            forecast.gradient_accumulation_steps,
+        )
+    };
+    let fastest = |ranks: u32| {
+        forecasts
+            .iter()
+            .max_by(|left, right| rate(left, ranks).total_cmp(&rate(right, ranks)))
+    };
+    let measured = |forecast: &Forecast| forecast.enough_images.first().map_or(1, |enough| enough.ranks);
+    let fewest = forecasts.iter().map(measured).max().unwrap_or(1);
+    let ranks = (0..=MOST_DOUBLINGS).map_while(|doublings| fewest.checked_shl(doublings));
+    let order: Vec<(u32, &Forecast)> = ranks.filter_map(|ranks| Some((ranks, fastest(ranks)?))).collect();
+    let changes = order.windows(2).filter(|pair| pair[0].1.name != pair[1].1.name);
+    changes
+        .map(|pair| (pair[1].0, pair[0].1.name.as_str(), pair[1].1.name.as_str()))
+        .collect()
+}
+
+/// Predicted efficiency by ranks, a line for each network.
+pub(super) fn efficiencies(forecast: &Forecast) -> Option<Figure> {
+    let mut ranks: Vec<u32> = forecast
+        .predictions
+        .iter()
+        .map(|prediction| prediction.ranks)
+        .collect();
+    ranks.sort_unstable();
+    ranks.dedup();
+    if ranks.len() < 2 {
+        return None;
+    }
+    let mut series: Vec<Series<Spread>> = Vec::new();
+    for prediction in &forecast.predictions {
+        let name = network(prediction);
+        let place = ranks.iter().position(|known| *known == prediction.ranks)?;
+        let row = series
+            .iter()
+            .position(|series| series.name == name)
+            .unwrap_or_else(|| {
+                series.push(Series {
+                    name: name.to_owned(),
+                    values: vec![None; ranks.len()],
+                });
+                series.len() - 1
+            });
+        // A longer step is a lower efficiency.
+        let percent = |seconds: f64| prediction.efficiency * 1e2 * prediction.step_seconds.median / seconds;
+        series[row].values[place] = Some(Spread {
+            median: prediction.efficiency * 1e2,
+            least: percent(prediction.step_seconds.most),
+            most: percent(prediction.step_seconds.least),
+        });
+    }
+    let categories: Vec<String> = ranks.iter().map(u32::to_string).collect();
+    Some(Figure {
+        title: "Predicted efficiency".into(),
+        caption: "Images a second of each rank over those of a single one, by the model.".into(),
+        picture: lines(
+            &Axes {
+                categories: &categories,
+                x: "ranks",
+                y: "percent",
+            },
+            &series,
+            None,
+        ),
+    })
+}
+
+fn counted(ranks: u32) -> String {
+    if ranks == 1 {
+        "1 rank".into()
+    } else {
+        format!("{ranks} ranks")
+    }
+}
+
+/// Three digits that count.
+fn significant(value: f64) -> String {
+    let digits = if value >= 100.0 || value == 0.0 {
+        0
+    } else if value >= 10.0 {
+        1
+    } else if value >= 1.0 {
+        2
+    } else {
+        3
+    };
+    format!("{value:.digits$}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::CostModel;
+
+    fn forecast(name: &str, fixed: f64, latency: f64) -> Forecast {
+        let model = CostModel {
+            fixed,
+            image: 0.01,
+            interference: 0.0,
+            spread: 0.0,
+            latency,
+            transfer: 0.002,
+            tail: 0.25,
+            hiding: 0.001,
+        };
+        Forecast {
+            name: name.into(),
+            points: 5,
+            micro_batch_size: 16,
+            gradient_accumulation_steps: 1,
+            model,
+            bytes: 1e6,
+            held_out: vec![],
+            enough_images: vec![],
+            predictions: vec![],
+        }
+    }
+
+    #[test]
+    fn costs_are_told_without_what_is_zero() {
+        assert_eq!(
+            costs(&forecast("a", 0.02, 0.0)),
+            "A step takes compute 20.0 ms + 10.0 ms n. Communication takes 2.00 ms 2 (N - 1)/N (0.500 GB/s); computation hides up to 1.00 ms b of it, but 25.0 % in no case."
+        );
+        let mut alone = forecast("a", 0.0, 0.0);
+        alone.model.transfer = 0.0;
+        assert_eq!(costs(&alone), "A step takes compute 0 ms + 10.0 ms n.");
+    }
+
+    #[test]
+    fn a_job_that_pays_more_for_each_rank_is_overtaken() {
+        let (cheap, steady) = (forecast("cheap", 0.0, 0.05), forecast("steady", 0.06, 0.0));
+        // What is exposed of 50 ms a doubling, less 16 ms that are hidden: more than 60 ms from 4 ranks on.
+        assert_eq!(
+            crossings(&[cheap.clone(), steady.clone()]),
+            ["From 4 ranks on, steady is faster than cheap."]
+        );
+        assert!(crossings(&[steady]).is_empty() && crossings(&[]).is_empty());
+    }
+}
