@@ -35,6 +35,12 @@ pub const STEP_SECONDS: &str = "vit_step_seconds";
 pub const SYNC_SECONDS_TOTAL: &str = "vit_sync_seconds_total";
 /// Counter: bytes of gradients that were reduced and of weights that were gathered, by operation.
 pub const SYNC_BYTES_TOTAL: &str = "vit_sync_bytes_total";
+/// Counter: seconds by which steps would have been shorter without this rank: what it computed for longer than the next slowest,
+/// in the steps in which it was the slowest.
+pub const RANK_SLOWDOWN_SECONDS_TOTAL: &str = "vit_rank_slowdown_seconds_total";
+/// Gauge: time of a step over that of one in which every rank computes for as long as the one in the middle, 1 or above; of rank 0
+/// alone.
+pub const JOB_SLOWDOWN_RATIO: &str = "vit_job_slowdown_ratio";
 /// Gauge: training loss of the last step, mean over all ranks.
 pub const LOSS: &str = "vit_loss";
 /// Gauge: share of images classified right, by split.

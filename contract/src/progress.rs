@@ -38,6 +38,10 @@ pub struct Progress {
     /// 0..1, mean of the last log interval.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sync_share: Option<f64>,
+    /// Time of a step over that of one in which every rank computes for as long as the one in the middle (of an even number
+    /// the faster one), mean of the last log interval; 1 where no rank is slower. The slowdown S of arXiv 2505.05713.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slowdown: Option<f64>,
     /// Ranks that computed for longer than the others in the last log interval, the slowest first; at most
     /// [`MOST_SLOW_RANKS`]. The agent leaves them out of its last words.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -164,6 +168,7 @@ mod tests {
                 ema_validation_accuracy: Some(1.0 / 3.0),
                 images_per_second: Some(f64::MAX / 3.0),
                 sync_share: Some(1.0 / 3.0),
+                slowdown: Some(4.0 / 3.0),
                 slow_ranks: Vec::new(),
                 idle_ranks: Vec::new(),
                 eta_seconds: Some(u64::MAX),

@@ -365,6 +365,10 @@ pub struct ProgressStatus {
     /// slower ranks), 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sync_share: Option<f64>,
+    /// slowdown is the time of a step over that of one in which every rank computes for as long as the one in the middle, of
+    /// late; 1 where no rank is slower.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub slowdown: Option<f64>,
     /// idleRanks are ranks that take no images, because a single one would hold up the others (training.balance Weighted);
     /// of many the first 16.
     #[schemars(length(max = 16))]

@@ -71,7 +71,7 @@ fn placement() -> Value {
 fn progress() -> Value {
     json!({
         "epoch": 41, "totalEpochs": 60, "step": 1845, "totalSteps": 2700, "percent": 68, "loss": 0.6044,
-        "trainAccuracy": 0.931, "validationAccuracy": 0.9549, "imagesPerSecond": 1235.3, "syncShare": 0.1764,
+        "trainAccuracy": 0.931, "validationAccuracy": 0.9549, "imagesPerSecond": 1235.3, "syncShare": 0.1764, "slowdown": 1.12,
         "etaSeconds": 95, "updatedAt": "2026-11-22T11:59:58Z"})
 }
 

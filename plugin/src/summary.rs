@@ -12,6 +12,9 @@ use crate::text::counted;
 /// A larger share of step time that waits for synchronisation is pointed out; the alert `ViTSyncShareHigh` has the same bound.
 pub(crate) const HIGH_SYNC_SHARE: f64 = 0.4;
 
+/// A step that takes fewer times as long as one without slow ranks is nothing to point out: no two ranks take the same.
+pub(crate) const NOTABLE_SLOWDOWN: f64 = 1.1;
+
 /// The phase; `None` before the operator has looked at the job.
 pub(crate) fn phase(job: &ViTTrainingJob) -> Option<Phase> {
     job.status.as_ref()?.phase

@@ -112,39 +112,69 @@ fn slowness(layout: Layout) -> Layout {
         .rate()
         .sum_by(&RANK)
         .over(ranks(step_seconds()).rate().sum_by(&RANK));
+    let saved = ranks(Series::of(of::RANK_SLOWDOWN_SECONDS_TOTAL))
+        .rate()
+        .sum_by(&RANK)
+        .over(ranks(step_seconds()).rate().sum_by(&RANK));
     let named = Expr::from(job(Series::of(operator::STRAGGLER_SLOWDOWN_RATIO)))
         .max_by(&[operator::LABEL_RANK, operator::LABEL_NODE]);
-    layout.heading("Who is slow?").line(
-        8,
-        [
-            time_series(
-                8,
-                "Compute time of a step, by rank",
-                Unit::Seconds,
-                "Data, forward and backward pass, and no waiting. The rank that stays above the \
+    layout
+        .heading("Who is slow?")
+        .line(
+            8,
+            [
+                time_series(
+                    8,
+                    "Compute time of a step, by rank",
+                    Unit::Seconds,
+                    "Data, forward and backward pass, and no waiting. The rank that stays above the \
                  others is the one that they wait for.",
-            )
-            .query(with_node(compute), RANK_ON_NODE),
-            time_series(
-                8,
-                "Waiting for slower ranks, by rank",
-                Unit::Share,
-                "Share of step time that a rank waits for others: the one that waits least is the \
+                )
+                .query(with_node(compute), RANK_ON_NODE),
+                time_series(
+                    8,
+                    "Waiting for slower ranks, by rank",
+                    Unit::Share,
+                    "Share of step time that a rank waits for others: the one that waits least is the \
                  slow one.",
-            )
-            .query(with_node(waits), RANK_ON_NODE),
-            time_series(
-                8,
-                "Stragglers",
-                Unit::Times,
-                "Ranks that the operator has named in status.stragglers: compute time over the \
+                )
+                .query(with_node(waits), RANK_ON_NODE),
+                time_series(
+                    8,
+                    "Stragglers",
+                    Unit::Times,
+                    "Ranks that the operator has named in status.stragglers: compute time over the \
                  median of the other ranks. See ViTStraggler in docs/operations.md.",
-            )
-            .query(named, RANK_ON_NODE)
-            .threshold(1.33, "red")
-            .or_else("no rank stays slower"),
-        ],
-    )
+                )
+                .query(named, RANK_ON_NODE)
+                .threshold(1.33, "red")
+                .or_else("no rank stays slower"),
+            ],
+        )
+        .line(
+            7,
+            [
+                time_series(
+                    12,
+                    "What slow ranks cost",
+                    Unit::Times,
+                    "Time of a step over that of one in which every rank computes for as long as the one in \
+                 the middle: 1 where no rank is slower.",
+                )
+                .query(
+                    newest(of::JOB_SLOWDOWN_RATIO),
+                    "a step takes so many times as long",
+                ),
+                time_series(
+                    12,
+                    "Saved without a rank, share of a step",
+                    Unit::Share,
+                    "By how much steps would be shorter without this rank: what it computes for longer than \
+                 the next slowest. Two ranks that are slow alike save nothing one by one.",
+                )
+                .query(with_node(saved), RANK_ON_NODE),
+            ],
+        )
 }
 
 fn safety(layout: Layout) -> Layout {

@@ -12,7 +12,7 @@ use super::screen::{LEFT, Screen};
 use crate::gang::AGENTS_ASKED;
 use crate::paint::Paint;
 use crate::step_times::{Split, StepTimes};
-use crate::summary::HIGH_SYNC_SHARE;
+use crate::summary::{HIGH_SYNC_SHARE, NOTABLE_SLOWDOWN};
 use crate::text::{age, ago, bar, counted, duration, failed_where, percent, sparkline, wrapped};
 use crate::why::Why;
 
@@ -191,6 +191,15 @@ fn progressed(view: &View, status: &ViTTrainingJobStatus, progress: &ProgressSta
         );
         let is_high = share > HIGH_SYNC_SHARE;
         screen.raw("sync", &if is_high { paint.warning(words) } else { words });
+    }
+    if let Some(slowdown) = progress
+        .slowdown
+        .filter(|slowdown| is_running && *slowdown >= NOTABLE_SLOWDOWN)
+    {
+        screen.line(
+            "slowdown",
+            &format!("a step takes {slowdown:.2}x as long as without slow ranks, of late"),
+        );
     }
 }
 

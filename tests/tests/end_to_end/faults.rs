@@ -214,6 +214,21 @@ pub(crate) fn rank_that_is_slow_is_named_with_its_node_until_it_recovers(
         matches!(named, [only] if only.rank == 1 && only.node.as_ref() == Some(slow) && only.slowdown > 1.2),
         "{named:?}"
     );
+    let slowdown = status.progress.as_ref().and_then(|progress| progress.slowdown);
+    ensure!(slowdown.is_some_and(|slowdown| slowdown > 1.2), "{slowdown:?}");
+    let saved_without = |rank: u32| -> Result<f64> {
+        let query = format!(
+            r#"last_over_time(vit_rank_slowdown_seconds_total{{namespace="{}",rank="{rank}"}}[5m])"#,
+            namespace.name
+        );
+        let samples = context.cluster.query(&query)?;
+        samples.first().map(|sample| sample.value).context(query)
+    };
+    let (fast, slow_one) = (saved_without(0)?, saved_without(1)?);
+    ensure!(
+        slow_one > 3.0 * fast,
+        "rank 1 costs {slow_one} s, rank 0 {fast} s"
+    );
 
     cgroup::limit_cpu(process, None)?;
     namespace.wait("digits", "names nobody", |status| status.stragglers.is_empty())?;

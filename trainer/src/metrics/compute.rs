@@ -1,4 +1,7 @@
-//! Which ranks compute for longer than the others, over the steps since the last line of the log.
+//! Which ranks compute for longer than the others, and what that costs, over the steps since the last line of the log.
+//!
+//! A step lasts as long as its slowest rank computes. Without that rank it would last as long as the next slowest does; if no
+//! rank were slower than usual, as long as the one in the middle.
 
 use contract::SlowRank;
 use contract::progress::{LEAST_SLOWDOWN, MOST_SLOW_RANKS};
@@ -8,6 +11,18 @@ use contract::progress::{LEAST_SLOWDOWN, MOST_SLOW_RANKS};
 pub(super) struct ComputeTimes {
     /// By rank.
     seconds: Vec<f64>,
+    steps: u32,
+    /// What the slowest rank of each step computed for longer than the one in the middle.
+    lost: f64,
+}
+
+/// What ranks that are slower than others cost.
+#[derive(Debug, Default, PartialEq)]
+pub(super) struct Slowness {
+    /// The slowest first.
+    pub(super) ranks: Vec<SlowRank>,
+    /// Seconds of a step.
+    pub(super) lost: f64,
 }
 
 impl ComputeTimes {
@@ -17,18 +32,48 @@ impl ComputeTimes {
         for (sum, seconds) in self.seconds.iter_mut().zip(seconds) {
             *sum += seconds;
         }
+        self.steps += 1;
+        let sorted = of_those_that_compute(seconds);
+        if let (Some(slowest), Some(middle)) = (sorted.last(), sorted.get(sorted.len().saturating_sub(1) / 2))
+        {
+            self.lost += slowest - middle;
+        }
     }
 
-    pub(super) fn take(&mut self) -> Vec<SlowRank> {
-        slow_ranks(&std::mem::take(&mut self.seconds))
+    pub(super) fn take(&mut self) -> Slowness {
+        let Self { seconds, steps, lost } = std::mem::take(self);
+        Slowness {
+            ranks: slow_ranks(&seconds),
+            lost: lost / f64::from(steps.max(1)),
+        }
     }
+}
+
+/// Seconds by which a step would have been shorter without a rank.
+pub(super) fn saved_without(seconds: &[f64], rank: u32) -> f64 {
+    let Some(own) = seconds.get(rank as usize) else {
+        return 0.0;
+    };
+    let others = (0_u32..).zip(seconds).filter(|(other, _)| *other != rank);
+    let slowest = others.map(|(_, seconds)| *seconds).fold(0.0, f64::max);
+    // Where nobody else computes there is no step without it.
+    if slowest > 0.0 {
+        (own - slowest).max(0.0)
+    } else {
+        0.0
+    }
+}
+
+fn of_those_that_compute(seconds: &[f64]) -> Vec<f64> {
+    let mut sorted: Vec<f64> = seconds.iter().copied().filter(|own| *own > 0.0).collect();
+    sorted.sort_by(f64::total_cmp);
+    sorted
 }
 
 /// Of the ranks that computed at all, those that take at least [`LEAST_SLOWDOWN`] times as long as the median of the *others*,
 /// the slowest first. Of two ranks, the median of both would hide half of what the slower one takes longer.
 fn slow_ranks(seconds: &[f64]) -> Vec<SlowRank> {
-    let mut sorted: Vec<f64> = seconds.iter().copied().filter(|own| *own > 0.0).collect();
-    sorted.sort_by(f64::total_cmp);
+    let sorted = of_those_that_compute(seconds);
     let mut slow: Vec<SlowRank> = (0_u32..)
         .zip(seconds)
         .filter(|(_, own)| **own > 0.0)
@@ -98,15 +143,54 @@ mod tests {
         let mut times = ComputeTimes::default();
         times.add(&[1.0, 3.0]);
         times.add(&[1.0, 1.0]);
+        let slow = SlowRank {
+            rank: 1,
+            slowdown: 2.0,
+        };
         assert_eq!(
             times.take(),
-            [SlowRank {
-                rank: 1,
-                slowdown: 2.0
-            }]
+            Slowness {
+                ranks: vec![slow],
+                lost: 1.0
+            }
         );
         times.add(&[1.0, 1.0]);
-        assert_eq!(times.take(), []);
+        assert_eq!(times.take(), Slowness::default());
+    }
+
+    #[test]
+    fn what_is_lost_is_what_the_slowest_takes_longer_than_the_middle() {
+        let lost = |seconds: &[f64]| {
+            let mut times = ComputeTimes::default();
+            times.add(seconds);
+            times.take().lost
+        };
+        for (seconds, expected) in [
+            (&[1.0, 3.0][..], 2.0),
+            (&[1.0, 2.0, 4.0], 2.0),
+            (&[1.0, 2.0, 3.0, 7.0], 5.0),
+            (&[0.0, 2.0, 3.0], 1.0),
+            (&[5.0], 0.0),
+            (&[], 0.0),
+        ] {
+            assert!((lost(seconds) - expected).abs() < 1e-12, "{seconds:?}");
+        }
+    }
+
+    #[test]
+    fn only_the_slowest_rank_is_worth_going_without() {
+        let saved = |seconds: &[f64]| -> Vec<f64> {
+            let ranks = 0..seconds.len() as u32;
+            ranks.map(|rank| saved_without(seconds, rank)).collect()
+        };
+        assert_eq!(saved(&[1.0, 5.0, 2.0]), [0.0, 3.0, 0.0]);
+        assert_eq!(
+            saved(&[4.0, 4.0, 2.0]),
+            [0.0, 0.0, 0.0],
+            "without one the other stays"
+        );
+        assert_eq!(saved(&[3.0, 0.0]), [0.0, 0.0], "nobody else computes");
+        assert!(saved_without(&[1.0], 7) < f64::MIN_POSITIVE);
     }
 
     #[test]

@@ -47,6 +47,9 @@ pub(super) enum Record {
         step_seconds: f64,
         phases: Phases,
         sync: Box<SyncTimes>,
+        /// Over the time of a step without slow ranks.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        slowdown: Option<f64>,
         #[serde(skip_serializing_if = "Option::is_none")]
         resident_bytes: Option<u64>,
         #[serde(skip_serializing_if = "Option::is_none")]

@@ -64,6 +64,9 @@ pub(crate) struct StepReport {
     /// Where the step's time went.
     pub(crate) phases: Phases,
     pub(crate) sync: SyncTimes,
+    /// Seconds by which steps would have been shorter without this rank, since the last report.
+    #[serde(default)]
+    pub(crate) slowdown_seconds: f64,
     /// Mean loss over all ranks.
     pub(crate) loss: f64,
     /// Share of the running epoch's images that were classified right, over all ranks.

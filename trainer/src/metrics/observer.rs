@@ -7,7 +7,7 @@ use contract::progress::MOST_SLOW_RANKS;
 use contract::{Activity, CheckpointRecord, Progress};
 
 use super::breakdown::Breakdown;
-use super::compute::ComputeTimes;
+use super::compute::{ComputeTimes, saved_without};
 use super::log::{Log, Record};
 use super::window::Window;
 use super::{CheckpointCost, Report, Reporter, StepReport, now};
@@ -17,6 +17,7 @@ use crate::evaluation::Counts;
 /// Sizes of a run that do not change while it lasts.
 #[derive(Clone, Debug)]
 pub(crate) struct RunShape {
+    pub(crate) rank: u32,
     pub(crate) attempt: u32,
     pub(crate) total_epochs: u32,
     pub(crate) total_steps: u64,
@@ -37,6 +38,8 @@ pub(crate) struct Observer {
     window: Window,
     /// The newest step, where the window holds it.
     newest: Option<StepReport>,
+    /// Seconds by which steps since the last report would have been shorter without this rank.
+    slowdown_seconds: f64,
     /// Only rank 0 speaks for the run.
     run: Option<RunObserver>,
 }
@@ -106,6 +109,7 @@ impl Observer {
             reporter,
             window: Window::new(),
             newest: None,
+            slowdown_seconds: 0.0,
             run,
         };
         observer.send_progress();
@@ -125,6 +129,7 @@ impl Observer {
 
     /// Seconds that each rank computed in a step before it waited for others.
     pub(crate) fn compute_times(&mut self, seconds: &[f64]) {
+        self.slowdown_seconds += saved_without(seconds, self.shape.rank);
         if let Some(run) = &mut self.run {
             run.compute_times.add(seconds);
         }
@@ -149,7 +154,10 @@ impl Observer {
         if self.window.is_due() {
             self.flush();
         }
-        self.reporter.send(&Report::Step(*step));
+        self.reporter.send(&Report::Step(StepReport {
+            slowdown_seconds: std::mem::take(&mut self.slowdown_seconds),
+            ..*step
+        }));
     }
 
     /// An epoch has no more steps: no line of the log is about two epochs.
@@ -170,6 +178,10 @@ impl Observer {
         for line in breakdown.iter().flat_map(Breakdown::lines) {
             tracing::info!("{line}");
         }
+        let slowness = run.compute_times.take();
+        // What a step takes beside computing stays.
+        let without = (summary.step_seconds - slowness.lost).max(f64::MIN_POSITIVE);
+        let slowdown = (self.shape.world_size > 1).then(|| summary.step_seconds / without);
         run.log.write(&Record::Train {
             epoch: step.epoch,
             step: step.step,
@@ -183,6 +195,7 @@ impl Observer {
             step_seconds: summary.step_seconds,
             phases: summary.phases,
             sync: Box::new(summary.sync),
+            slowdown,
             resident_bytes: step.resident_bytes,
             device_memory_peak_bytes: step.device.map(|device| device.memory_peak_bytes),
             wall_clock_breakdown: breakdown,
@@ -195,7 +208,8 @@ impl Observer {
             train_accuracy: Some(step.train_accuracy),
             images_per_second: Some(images_per_second),
             sync_share: Some(summary.sync_share),
-            slow_ranks: run.compute_times.take(),
+            slowdown,
+            slow_ranks: slowness.ranks,
             eta_seconds: Some((remaining as f64 * summary.step_seconds).ceil() as u64),
             ..run.progress.clone()
         };

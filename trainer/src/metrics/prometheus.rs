@@ -28,6 +28,8 @@ pub(crate) struct Metrics {
 struct RankMetrics {
     images: Counter,
     step_seconds: HistogramVec,
+    /// Of a job with several ranks.
+    slowdown_seconds: Option<Counter>,
     /// A place for each of [`names::SYNC_OPERATIONS`]; those that the job does not use have no series.
     sync: [Option<SyncMetrics>; 4],
     accuracy: GaugeVec,
@@ -72,7 +74,11 @@ const FIGURES: [(&str, &str); 8] = [
     ),
 ];
 /// Those of rank 0.
-const FIGURES_OF_RUN: [(&str, &str); 2] = [
+const FIGURES_OF_RUN: [(&str, &str); 3] = [
+    (
+        names::JOB_SLOWDOWN_RATIO,
+        "Time of a step over that of one in which every rank computes for as long as the one in the middle.",
+    ),
     (names::RUN_STEPS, "Optimizer steps of the whole run."),
     (
         names::CHECKPOINT_STEP,
@@ -103,6 +109,9 @@ impl Metrics {
         rank.images.inc_by(step.images);
         for (phase, seconds) in names::STEP_PHASES.iter().zip(step.phases.values()) {
             rank.step_seconds.with_label_values(&[phase]).observe(seconds);
+        }
+        if let Some(counter) = &rank.slowdown_seconds {
+            counter.inc_by(step.slowdown_seconds);
         }
         for (metrics, cost) in rank.sync.iter().zip(sync_operations(&step.sync)) {
             let Some(metrics) = metrics else { continue };
@@ -136,6 +145,9 @@ impl Metrics {
         rank.classifies(names::SPLIT_VALIDATION, progress.validation_accuracy);
         rank.classifies(names::SPLIT_VALIDATION_EMA, progress.ema_validation_accuracy);
         rank.set(names::RUN_STEPS, progress.total_steps as f64);
+        if let Some(slowdown) = progress.slowdown {
+            rank.set(names::JOB_SLOWDOWN_RATIO, slowdown);
+        }
         if let Some(newest) = &progress.last_checkpoint {
             rank.set(names::CHECKPOINT_STEP, newest.step as f64);
         }
@@ -227,6 +239,15 @@ impl RankMetrics {
             &[names::LABEL_OPERATION],
         )?;
         registered(Box::new(sync_bytes.clone()))?;
+        let slowdown_seconds = (config.world_size() > 1)
+            .then(|| {
+                counters(
+                    names::RANK_SLOWDOWN_SECONDS_TOTAL,
+                    "Seconds by which steps would have been shorter without this rank.",
+                    &[],
+                )
+            })
+            .transpose()?;
         gauges(
             names::MODEL_FLOPS_PER_IMAGE,
             "Floating-point operations of the model for one training image, forward and backward pass.",
@@ -274,6 +295,7 @@ impl RankMetrics {
             )?
             .with_label_values::<&str>(&[]),
             step_seconds,
+            slowdown_seconds: slowdown_seconds.map(|counters| counters.with_label_values::<&str>(&[])),
             // Made at once, so that a rank that never waited shows a 0.
             sync: names::SYNC_OPERATIONS.map(|operation| {
                 uses(config, operation).then(|| SyncMetrics {
@@ -352,6 +374,7 @@ mod tests {
                 reduce_scatter: cost(2000),
                 ..SyncTimes::default()
             },
+            slowdown_seconds: 0.75,
             loss: 1.5,
             train_accuracy: 0.75,
             learning_rate: 0.001,
@@ -483,7 +506,11 @@ mod tests {
 
     #[test]
     fn the_reference_of_metrics_is_what_is_told() {
-        let metrics = Metrics::new(&config(1), 0, Some("gpu-7")).expect("registers");
+        let config = RunConfig {
+            nodes: 2,
+            ..config(1)
+        };
+        let metrics = Metrics::new(&config, 0, Some("gpu-7")).expect("registers");
         metrics.step(
             0,
             &StepReport {
@@ -502,6 +529,7 @@ mod tests {
                 path: "/checkpoints/digits/step-00000007".into(),
                 time: "2026-01-02T03:04:05Z".into(),
             }),
+            slowdown: Some(1.0),
             ..Progress::default()
         });
         // One job uses some operations only.
@@ -514,6 +542,29 @@ mod tests {
             page.contains(&table),
             "docs/reference/metrics.md should have:\n{table}"
         );
+    }
+
+    #[test]
+    fn what_slow_ranks_cost_is_shown_where_there_are_several() {
+        let shown = |ranks| {
+            let metrics = Metrics::new(&config(ranks), 0, None).expect("registers");
+            metrics.step(0, &step());
+            metrics.step(0, &step());
+            metrics.progress(&Progress {
+                slowdown: (ranks > 1).then_some(1.25),
+                ..Progress::default()
+            });
+            text(&metrics)
+        };
+        check(
+            &shown(2),
+            &[
+                r#"vit_rank_slowdown_seconds_total{job_name="digits",namespace="vision",rank="0"} 1.5"#
+                    .to_owned(),
+                r#"vit_job_slowdown_ratio{job_name="digits",namespace="vision",rank="0"} 1.25"#.to_owned(),
+            ],
+        );
+        assert!(!shown(1).contains("slowdown"));
     }
 
     #[test]
@@ -538,6 +589,7 @@ mod tests {
             names::LEARNING_RATE,
             names::CHECKPOINT_STEP,
             names::RUN_STEPS,
+            names::JOB_SLOWDOWN_RATIO,
         ] {
             let series = format!("{name}{{");
             assert!(!text(&metrics).contains(&series), "{name} is a guess");

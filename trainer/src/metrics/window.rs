@@ -106,6 +106,7 @@ mod tests {
                 all_gather: cost(sync_exposed),
                 ..SyncTimes::default()
             },
+            slowdown_seconds: 0.0,
             loss,
             train_accuracy: 0.5,
             learning_rate: 0.1,

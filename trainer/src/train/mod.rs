@@ -273,6 +273,7 @@ fn observer(
 ) -> Result<Observer, CheckpointError> {
     let (training, global_batch_size) = (&config.training, config.global_batch_size());
     let shape = RunShape {
+        rank,
         attempt,
         total_epochs: training.epochs,
         total_steps: total_steps(start.position, training.epochs, images, global_batch_size),

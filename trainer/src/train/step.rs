@@ -115,6 +115,7 @@ impl Trainer {
             micro_batches: launched.micro_batches,
             phases,
             sync: sync.unwrap_or_default(),
+            slowdown_seconds: 0.0,
             loss: agreed.loss,
             train_accuracy: self.position.correct as f64 / self.position.counted as f64,
             learning_rate: launched.learning_rate,

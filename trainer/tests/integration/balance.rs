@@ -58,6 +58,22 @@ fn shares(job: &Job) -> Vec<Vec<u64>> {
 }
 
 #[test]
+fn what_slow_ranks_cost_is_logged() {
+    let slowdown = |speeds: &str| {
+        let mut job = job(ADAMW, "{}");
+        job.nodes = u32::try_from(speeds.split(',').count()).expect("a few");
+        job.arguments = vec!["--speeds".into(), speeds.into()];
+        job.run_well();
+        let line = job.log("train").pop().expect("a line");
+        line["slowdown"].as_f64()
+    };
+    // Where a rank takes five times as long as the others, nearly all of that is waited for.
+    assert!(slowdown("0.2,0.04,0.2").is_some_and(|slowdown| (2.5..5.5).contains(&slowdown)));
+    assert!(slowdown("0.2,0.2,0.2").is_some_and(|slowdown| (1.0..2.0).contains(&slowdown)));
+    assert_eq!(slowdown("0.2"), None, "one rank waits for nobody");
+}
+
+#[test]
 fn ranks_of_unlike_speed_train_what_one_rank_trains() {
     for (optimizer, cases) in [
         (

@@ -29,6 +29,7 @@ pub(super) fn record_progress(status: &mut ViTTrainingJobStatus, progress: &Prog
             .map(|accuracy| rounded(accuracy, 4)),
         images_per_second: progress.images_per_second.map(|rate| rounded(rate, 1)),
         sync_share: progress.sync_share.map(|share| rounded(share, 4)),
+        slowdown: progress.slowdown.map(|slowdown| rounded(slowdown, 3)),
         idle_ranks: progress
             .idle_ranks
             .iter()
