@@ -148,13 +148,28 @@ pub fn page(path: &str) -> Result<Page> {
     Ok(Page::parse(Path::new(path), &text))
 }
 
-/// The manifests of `examples/`, in the order of their names.
+/// The manifests of jobs in `examples/`, in the order of their names.
 pub fn examples() -> Result<Vec<PathBuf>> {
-    let mut paths = Vec::new();
-    files_below(&root().join("examples"), &mut paths)?;
-    paths.retain(|path| path.extension().is_some_and(|extension| extension == "yaml"));
-    paths.sort();
+    let paths = manifests_in(&root().join("examples"))?;
     ensure!(paths.len() > 2, "only {} examples", paths.len());
+    Ok(paths)
+}
+
+/// The manifests of studies, which are not for a cluster.
+pub fn studies() -> Result<Vec<PathBuf>> {
+    manifests_in(&root().join("examples/studies"))
+}
+
+/// Those of a folder, and not of folders in it.
+fn manifests_in(folder: &Path) -> Result<Vec<PathBuf>> {
+    let mut paths = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "yaml") {
+            paths.push(path);
+        }
+    }
+    paths.sort();
     Ok(paths)
 }
 

@@ -147,10 +147,10 @@ fn frame(
     let top = if most > 0.0 { most * 1.08 } else { 1.0 };
     let mut chart = ChartBuilder::on(&root)
         .margin(12)
-        .x_label_area_size(52)
-        .y_label_area_size(74)
+        .x_label_area_size(58)
+        .y_label_area_size(84)
         .build_cartesian_2d(Places(axes.categories.len()), 0.0..top)?;
-    let text = ("sans-serif", 16).into_font().color(&INK);
+    let text = ("sans-serif", 18).into_font().color(&INK);
     let category = |x: &f64| axes.categories.get(*x as usize).cloned().unwrap_or_default();
     chart
         .configure_mesh()

@@ -29,7 +29,7 @@ const FOLDERS: [&str; 7] = [
 ];
 
 /// Blocks of commands that build images or install the chart for good, which a test renders or prints at most.
-const DRY_RUNS: usize = 12;
+const DRY_RUNS: usize = 13;
 
 fn main() -> Result<()> {
     let arguments = Arguments::from_args();
@@ -63,6 +63,16 @@ fn main() -> Result<()> {
                 fs_err::read_to_string(&path)
                     .map_err(Into::into)
                     .and_then(example),
+            )
+        }));
+    }
+    for path in documentation::studies()? {
+        let name = path.strip_prefix(root())?.display().to_string();
+        trials.push(Trial::test(name, move || {
+            tried(
+                fs_err::read_to_string(&path)
+                    .map_err(Into::into)
+                    .and_then(|text| study(&text)),
             )
         }));
     }
@@ -208,6 +218,16 @@ fn commands(page: &Page) -> Result<()> {
 }
 
 /// A manifest of `examples/` says first how it is used, is valid, and is one job.
+/// Its points make jobs.
+fn study(text: &str) -> Result<()> {
+    let found = manifests::parse(text)?;
+    let are_studies = found
+        .iter()
+        .all(|manifest| matches!(manifest, manifests::Manifest::Study(_)));
+    ensure!(are_studies && found.len() == 1, "not one study");
+    found.iter().try_for_each(manifests::Manifest::validate)
+}
+
 fn example(text: String) -> Result<()> {
     let header: Vec<&str> = text.lines().take_while(|line| line.starts_with('#')).collect();
     let command = "#   kubectl apply -f examples/";
