@@ -52,6 +52,9 @@ pub struct Measure {
     /// repetitions of each point, each with a seed of its own: results are medians.
     #[schemars(range(min = 1, max = 100))]
     pub repetitions: i32,
+    /// timeoutSeconds is how long a run may take; one that takes longer has failed.
+    #[schemars(range(min = 1, max = 604_800))]
+    pub timeout_seconds: i32,
 }
 
 impl Default for Measure {
@@ -60,6 +63,7 @@ impl Default for Measure {
             epochs: 2,
             warmup_steps: 5,
             repetitions: 3,
+            timeout_seconds: 3600,
         }
     }
 }
@@ -144,6 +148,20 @@ pub struct Variant {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), inner(range(min = 0.0001, max = 1.0)))]
     pub speeds: Vec<f64>,
+    /// external is another trainer, which runs the points in place of vit-trainer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub external: Option<External>,
+}
+
+/// External is another trainer. A process of it is started for each rank, with torchrun's environment: RANK, WORLD_SIZE,
+/// LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR and MASTER_PORT. VIT_RUN_CONFIG names a file of JSON with the
+/// point's configuration, and VIT_LOG the file to which rank 0 writes lines of JSON as vit-trainer's log.jsonl has them.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct External {
+    /// command and its arguments.
+    #[schemars(length(min = 1, max = 64))]
+    pub command: Vec<String>,
 }
 
 /// Predict says what is calculated from what was measured.

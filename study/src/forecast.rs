@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::measurement::Measurement;
 use crate::model::{CostModel, Link, Parts, Sample};
 use crate::plan::{Plan, Run};
-use crate::results::Spread;
+use crate::results::{MOST_UNTOLD, Spread};
 
 /// What runs measured: those of each of [`Plan::runs`], by repetition.
 type Measured = [Vec<Result<Measurement, String>>];
@@ -147,7 +147,7 @@ fn job_key(run: &Run) -> String {
             *value = Value::Null;
         }
     }
-    json!([spec, run.speeds.first()]).to_string()
+    json!([spec, run.speeds.first(), run.external]).to_string()
 }
 
 fn place(plan: &Plan, run: &Run) -> usize {
@@ -213,13 +213,14 @@ fn name(plan: &Plan, groups: &[Group<'_>]) -> String {
 }
 
 impl Group<'_> {
+    /// A step of so many seconds; of parts that leave much untold nothing is made.
     fn sample(&self, seconds: f64, parts: Parts) -> Sample {
         Sample {
             ranks: self.run.config.world_size(),
             micro_batch: self.run.config.training.micro_batch_size,
             accumulation: self.run.config.training.gradient_accumulation_steps,
             seconds,
-            parts: Some(parts),
+            parts: Some(parts).filter(|parts| parts.step() >= (1.0 - MOST_UNTOLD) * seconds),
         }
     }
 

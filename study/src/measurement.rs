@@ -51,6 +51,7 @@ pub struct Epoch {
 
 /// Seconds of a step by phase, named as [`contract::metrics::STEP_PHASES`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct PhaseSeconds {
     /// Images into tensors.
     pub data: f64,
@@ -137,13 +138,16 @@ struct Steps {
     loss: f64,
     accuracy: f64,
     step_seconds: f64,
+    /// Other trainers may not know them.
+    #[serde(default)]
     phases: PhaseSeconds,
+    #[serde(default)]
     sync: Sync,
     resident_bytes: Option<u64>,
     device_memory_peak_bytes: Option<u64>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 struct Sync {
     total: f64,
     bytes: f64,
@@ -234,6 +238,11 @@ impl Measurement {
             communication_bytes: mean(&|line| line.sync.bytes),
             memory_bytes: on_device.or_else(|| lines.iter().filter_map(|line| line.resident_bytes).max()),
         })
+    }
+
+    /// Seconds of a step of which it is not known where they went; other trainers may not tell.
+    pub fn untold_seconds(&self) -> f64 {
+        (self.step_seconds - self.phases.compute() - self.phases.waiting()).max(0.0)
     }
 
     /// Steps of an epoch, of which only whole ones are trained.

@@ -1,6 +1,7 @@
 //! From a study's manifest to its points, and to the runs that measure them.
 
 use std::collections::BTreeSet;
+use std::time::Duration;
 
 use contract::{Device, RunConfig};
 use crds::study::{GlobalBatch, Mode, Sweep, Variant, ViTScalingStudySpec};
@@ -19,6 +20,8 @@ pub struct Plan {
     pub repetitions: u32,
     /// Steps at the start of a run that times leave out.
     pub warmup_steps: u64,
+    /// How long a run may take.
+    pub timeout: Duration,
 }
 
 /// A place on a sweep.
@@ -62,6 +65,8 @@ pub struct Run {
     pub jobs: Vec<ViTTrainingJobSpec>,
     /// Speed of each rank, where slower devices are emulated.
     pub speeds: Vec<f64>,
+    /// The command of another trainer, where it is not vit-trainer that runs the job.
+    pub external: Option<Vec<String>>,
     /// What the trainer makes of the first job.
     pub config: RunConfig,
 }
@@ -114,6 +119,7 @@ pub fn plan(study: &ViTScalingStudySpec) -> Result<Plan, InvalidStudy> {
         runs: vec![],
         repetitions: count(study.measure.repetitions),
         warmup_steps: u64::from(count(study.measure.warmup_steps)),
+        timeout: Duration::from_secs(count(study.measure.timeout_seconds).into()),
     };
     if problems.is_empty() {
         for sweep in &study.sweeps {
@@ -158,7 +164,9 @@ impl Plan {
             },
             run: 0,
         };
-        let key = key(&spec, &speeds);
+        let external = choice.variant.and_then(|variant| variant.external.as_ref());
+        let external = external.map(|external| external.command.clone());
+        let key = key(&spec, &speeds, external.as_deref());
         let run = self
             .runs
             .iter()
@@ -171,6 +179,7 @@ impl Plan {
                         .map(|repetition| seeded(&spec, repetition))
                         .collect(),
                     speeds,
+                    external,
                     config,
                 });
                 self.runs.len() - 1
@@ -247,6 +256,7 @@ fn check(study: &ViTScalingStudySpec, problems: &mut Vec<Problem>) {
         ("measure.epochs", measure.epochs, 1),
         ("measure.warmupSteps", measure.warmup_steps, 0),
         ("measure.repetitions", measure.repetitions, 1),
+        ("measure.timeoutSeconds", measure.timeout_seconds, 1),
     ] {
         if value < least {
             refuse(
@@ -334,6 +344,22 @@ fn check(study: &ViTScalingStudySpec, problems: &mut Vec<Problem>) {
                     variant.spec.to_string(),
                     "must be fields of a ViTTrainingJob's spec",
                 );
+            }
+            if let Some(external) = &variant.external {
+                if external.command.is_empty() {
+                    refuse(
+                        field("variants.external.command"),
+                        "empty".into(),
+                        "must name a program",
+                    );
+                }
+                if !variant.speeds.is_empty() {
+                    refuse(
+                        field("variants.speeds"),
+                        "given".into(),
+                        "another trainer cannot be slowed: leave speeds or external out",
+                    );
+                }
             }
             if !variants.insert(&variant.name) {
                 refuse(
@@ -473,8 +499,8 @@ fn speeds(variant: Option<&Variant>, config: &RunConfig) -> Result<Vec<f64>, Str
 }
 
 /// Eight hexadecimal digits of everything that a run is made from.
-fn key(spec: &ViTTrainingJobSpec, speeds: &[f64]) -> String {
-    let all = json!([spec, speeds]).to_string();
+fn key(spec: &ViTTrainingJobSpec, speeds: &[f64], external: Option<&[String]>) -> String {
+    let all = json!([spec, speeds, external]).to_string();
     format!("{:08x}", crc32fast::hash(all.as_bytes()))
 }
 
@@ -621,6 +647,14 @@ mod tests {
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: a, speeds: [2.0]}]}]",
                 "spec.sweeps[s].variants.speeds is 2: must be between 0.0001 and 1, the speed of the machine",
+            ),
+            (
+                "[{name: s, mode: Variants, variants: [{name: a}, {name: b, external: {command: []}}]}]",
+                "spec.sweeps[s].variants.external.command is empty: must name a program",
+            ),
+            (
+                "[{name: s, mode: Variants, variants: [{name: a}, {name: b, speeds: [0.5], external: {command: [x]}}]}]",
+                "spec.sweeps[s].variants.speeds is given: another trainer cannot be slowed",
             ),
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: 3}]}]",

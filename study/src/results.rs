@@ -6,6 +6,9 @@ use serde::Serialize;
 use crate::measurement::{Epoch, Measurement};
 use crate::plan::{Plan, Point};
 
+/// Share of a step of which it may be unknown where it goes.
+pub(crate) const MOST_UNTOLD: f64 = 0.05;
+
 /// What all points measured.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Results {
@@ -44,6 +47,8 @@ pub struct Measured {
     pub exposed_seconds: Spread,
     /// Seconds of a step in which it waited for other ranks.
     pub straggler_seconds: Spread,
+    /// Seconds of a step of which another trainer does not tell where they went.
+    pub untold_seconds: Spread,
     /// Seconds of a step in which collectives were under way, hidden or not.
     pub communication_seconds: Spread,
     /// Seconds of an epoch, after the warm-up.
@@ -171,6 +176,11 @@ impl PointResult {
 }
 
 impl Measured {
+    /// A part of a step; nothing where the trainer does not tell where much of it goes.
+    pub fn told(&self, part: Spread) -> Option<Spread> {
+        (self.untold_seconds.median <= MOST_UNTOLD * self.step_seconds.median).then_some(part)
+    }
+
     fn of(runs: &[&Measurement]) -> Option<Self> {
         let over = |value: fn(&Measurement) -> f64| Spread::of(runs.iter().map(|run| value(run)));
         let known =
@@ -181,6 +191,7 @@ impl Measured {
             compute_seconds: over(|run| run.phases.compute())?,
             exposed_seconds: over(|run| run.phases.sync_exposed)?,
             straggler_seconds: over(|run| run.phases.sync_straggler)?,
+            untold_seconds: over(Measurement::untold_seconds)?,
             communication_seconds: over(|run| run.communication_seconds)?,
             epoch_seconds: over(Measurement::epoch_seconds)?,
             mean_epoch_seconds: over(Measurement::mean_epoch_seconds)?,

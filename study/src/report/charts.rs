@@ -117,10 +117,16 @@ pub(super) fn stacks<const PARTS: usize>(
         }
         Ok(())
     });
+    let is_seen = |part: usize| {
+        let mut values = series.iter().flat_map(|series| series.values.iter().flatten());
+        values.any(|values| values[part] > 1e-3 * most)
+    };
     let legend = parts
         .iter()
         .zip(colors)
-        .map(|((name, _), color)| (hex(color), (*name).to_owned()));
+        .enumerate()
+        .filter(|(part, _)| is_seen(*part))
+        .map(|(_, ((name, _), color))| (hex(color), (*name).to_owned()));
     Picture {
         svg,
         legend: legend.collect(),

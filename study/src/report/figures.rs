@@ -14,10 +14,11 @@ pub(super) struct Figure {
 }
 
 /// Parts of an epoch's seconds, from the bottom, with their colours.
-const PARTS: [(&str, (u8, u8, u8)); 3] = [
+const PARTS: [(&str, (u8, u8, u8)); 4] = [
     ("compute", (86, 130, 180)),
     ("exposed communication", (213, 74, 60)),
     ("waiting for slower ranks", (240, 170, 60)),
+    ("not told apart", (170, 175, 182)),
 ];
 /// More lines than this cannot be told apart.
 const MOST_LINES: usize = 7;
@@ -185,6 +186,7 @@ fn parts(grid: &Grid<'_>) -> Figure {
             measured.compute_seconds,
             measured.exposed_seconds,
             measured.straggler_seconds,
+            measured.untold_seconds,
         ];
         Some(parts.map(|part| part.median * steps))
     });

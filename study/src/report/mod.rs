@@ -174,7 +174,7 @@ mod tests {
         );
         let markdown = report.markdown();
         assert!(
-            markdown.contains("| 1 | 16 | 1 | 16 | | 2 | 105.0 (100.0 to 110.0) |"),
+            markdown.contains("| 1 | 16 | 1 | 16 |  | 2 | 105.0 (100.0 to 110.0) |"),
             "{markdown}"
         );
         let json: serde_json::Value = serde_json::from_str(&report.json()).expect("JSON");

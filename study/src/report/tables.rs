@@ -38,28 +38,28 @@ pub(super) const COLUMNS: [Column; 12] = [
         title: "compute, ms",
         scale: 1e3,
         digits: 1,
-        value: |m| Some(m.compute_seconds),
+        value: |m| m.told(m.compute_seconds),
     },
     Column {
         key: "exposedSeconds",
         title: "exposed, ms",
         scale: 1e3,
         digits: 1,
-        value: |m| Some(m.exposed_seconds),
+        value: |m| m.told(m.exposed_seconds),
     },
     Column {
         key: "stragglerSeconds",
         title: "straggler, ms",
         scale: 1e3,
         digits: 1,
-        value: |m| Some(m.straggler_seconds),
+        value: |m| m.told(m.straggler_seconds),
     },
     Column {
         key: "communicationSeconds",
         title: "communication, ms",
         scale: 1e3,
         digits: 1,
-        value: |m| Some(m.communication_seconds),
+        value: |m| m.told(m.communication_seconds),
     },
     Column {
         key: "epochSeconds",
@@ -212,7 +212,7 @@ pub(super) fn markdown(report: &Report) -> String {
             let cells: Vec<String> = place
                 .chain(COLUMNS.iter().map(|column| column.text(point)))
                 .collect();
-            let _ = writeln!(text, "| {} |", cells.join(" | ").replace("|  |", "| |"));
+            let _ = writeln!(text, "| {} |", cells.join(" | "));
         }
         for point in points.iter().filter(|point| !point.failures.is_empty()) {
             let _ = writeln!(

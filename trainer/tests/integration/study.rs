@@ -297,3 +297,94 @@ fn a_manifest_that_makes_no_study_is_refused_before_anything_is_made() {
         "{text}"
     );
 }
+
+/// A trainer of a few lines: every rank checks its place, rank 0 writes a log of ten steps.
+const EXTERNAL: &str = r#"
+test "$RANK" -lt "$WORLD_SIZE" && test "$LOCAL_RANK" = 0 && test "$GROUP_RANK" = "$RANK" && test "$MASTER_PORT" -gt 0
+grep -q microBatchSize "$VIT_RUN_CONFIG"
+echo "rank $RANK of $WORLD_SIZE"
+if test "$RANK" = 0; then
+  echo "{\"kind\":\"start\",\"totalSteps\":10,\"worldSize\":$WORLD_SIZE,\"globalBatchSize\":8,\"trainImages\":80}" > "$VIT_LOG"
+  echo "{\"kind\":\"train\",\"epoch\":0,\"step\":10,\"steps\":10,\"loss\":1.5,\"accuracy\":0.25,\"stepSeconds\":0.5}" >> "$VIT_LOG"
+fi
+sleep 1000 &
+"#;
+
+#[test]
+fn another_trainer_is_measured_by_the_log_that_it_writes() {
+    let variant = |name: &str, script: &str| {
+        let command = serde_json::to_string(&["sh", "-ec", script]).expect("strings");
+        format!("{{name: {name}, external: {{command: {command}}}}}")
+    };
+    let marker = format!("9{:07}", std::process::id());
+    let variants = [
+        "{name: own}".into(),
+        variant("good", &EXTERNAL.replace("1000", &marker)),
+        variant(
+            "breaks",
+            "if test $RANK = 1; then echo no GPU here; exit 3; fi; sleep 1000",
+        ),
+        variant("silent", "true"),
+    ];
+    let study = Study::new(
+        "{epochs: 1, warmupSteps: 0, repetitions: 1, timeoutSeconds: 100}",
+        &format!(
+            "[{{name: kinds, mode: Variants, ranks: [2], variants: [{}]}}]",
+            variants.join(", ")
+        ),
+    );
+    let output = study.run();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(
+        output.status.code(),
+        Some(1),
+        "{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let report = study.report();
+    let point = |place: usize| report["points"][place].clone();
+    assert!(
+        point(0)["imagesPerSecond"]["median"].as_f64().expect("a rate") > 0.0,
+        "{text}"
+    );
+    let good = point(1);
+    for (field, expected) in [
+        ("imagesPerSecond", 16.0),
+        ("untoldSeconds", 0.5),
+        ("computeSeconds", 0.0),
+        ("epochSeconds", 5.0),
+    ] {
+        assert_eq!(good[field]["median"], expected, "{good}");
+    }
+    for (place, expected) in [
+        (2, "rank 1 of sh ended with exit status: 3: no GPU here"),
+        (
+            3,
+            "it has written no log: rank 0 of another trainer writes it to $VIT_LOG",
+        ),
+    ] {
+        assert_eq!(point(place)["failures"][0], expected);
+    }
+    let hanging = [variant("hangs", "sleep 1000"), variant("is slow", "sleep 1001")];
+    let study = Study::new(
+        "{epochs: 1, warmupSteps: 0, repetitions: 1, timeoutSeconds: 1}",
+        &format!(
+            "[{{name: kinds, mode: Variants, variants: [{}]}}]",
+            hanging.join(", ")
+        ),
+    );
+    study.run();
+    assert_eq!(
+        study.report()["points"][0]["failures"][0],
+        "it took more than measure.timeoutSeconds (1)"
+    );
+    let left = Command::new("pgrep")
+        .args(["-f", &format!("sleep {marker}")])
+        .output()
+        .expect("starts");
+    assert!(
+        left.stdout.is_empty(),
+        "{}",
+        String::from_utf8_lossy(&left.stdout)
+    );
+}

@@ -101,9 +101,14 @@ impl Display {
 }
 
 fn words(measured: &Measurement) -> String {
-    let waiting = measured.phases.waiting() / measured.step_seconds * 100.0;
+    let rate = format!("{:.0} images/s", measured.images_per_second);
+    let share = |seconds: f64| seconds / measured.step_seconds;
+    // Another trainer may not tell what it waits for.
+    if share(measured.untold_seconds()) > 0.05 {
+        return rate;
+    }
     format!(
-        "{:.0} images/s, {waiting:.1} % of a step waiting",
-        measured.images_per_second
+        "{rate}, {:.1} % of a step waiting",
+        share(measured.phases.waiting()) * 100.0
     )
 }

@@ -24,7 +24,7 @@ use crate::error::TrainError;
 pub(super) const MANIFEST: &str = "study.yaml";
 /// Name of every job.
 pub(super) const JOB: &str = "point";
-const LOG: &str = "log.jsonl";
+pub(super) const LOG: &str = "log.jsonl";
 const MACHINE: &str = "machine.json";
 const FAILURE: &str = "failure.txt";
 const LOCK: &str = ".lock";
@@ -137,6 +137,9 @@ impl Place {
     pub(super) fn trained(&self, config: &RunConfig, warmup: u64) -> Result<Measurement, String> {
         let log = config.checkpoint.path.join(LOG);
         let kept = self.partial().join(LOG);
+        if !log.exists() {
+            return Err("it has written no log: rank 0 of another trainer writes it to $VIT_LOG".into());
+        }
         let moved = fs::rename(&log, &kept).and_then(|()| fs::remove_dir_all(&config.checkpoint.path));
         moved.map_err(|error| error.to_string())?;
         let text = fs::read_to_string(&kept).map_err(|error| error.to_string())?;

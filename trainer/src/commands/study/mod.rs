@@ -1,6 +1,7 @@
 //! `vit-trainer study`: the points of a ViTScalingStudy on this machine, one after the other, and the report on them.
 
 mod display;
+mod external;
 mod folder;
 mod machine;
 
@@ -168,10 +169,7 @@ impl Study {
             let config = config(run, repetition, data, &place.partial());
             let result = match config {
                 _ if stop.is_cancelled() => None,
-                Ok(config) => {
-                    self.train(&config, run, &place, stop.clone(), &mut display)
-                        .await?
-                }
+                Ok(config) => self.train(&config, run, &place, stop.clone(), &display).await?,
                 Err(error) => Some(Err(error)),
             };
             let Some(result) = result else {
@@ -199,13 +197,43 @@ impl Study {
         run: &Run,
         place: &Place,
         stop: CancellationToken,
-        display: &mut Display,
+        display: &Display,
     ) -> Result<Option<Result<Measurement, String>>, TrainError> {
-        let speeds = match Speeds::of_arguments(&run.speeds, config) {
-            Ok(speeds) => speeds,
-            Err(error) => return Ok(Some(Err(error.to_string()))),
-        };
         place.begin(&run.jobs[0])?;
+        // A run that is told to stop and one that takes too long end in the same way.
+        let end = stop.child_token();
+        let under_way = async {
+            match &run.external {
+                Some(command) => self.train_externally(command, config, place, end.clone()).await,
+                None => self.train_here(config, run, place, end.clone(), display).await,
+            }
+        };
+        tokio::pin!(under_way);
+        let result = tokio::select! {
+            result = &mut under_way => result,
+            () = tokio::time::sleep(self.plan.timeout) => {
+                end.cancel();
+                under_way.await.ok();
+                Err(format!(
+                    "it took more than measure.timeoutSeconds ({})",
+                    self.plan.timeout.as_secs()
+                ))
+            }
+        };
+        // What was told to stop has measured nothing, whatever it says.
+        Ok((!stop.is_cancelled()).then_some(result))
+    }
+
+    /// A run of this program's ranks.
+    async fn train_here(
+        &self,
+        config: &RunConfig,
+        run: &Run,
+        place: &Place,
+        stop: CancellationToken,
+        display: &Display,
+    ) -> Result<Measurement, String> {
+        let speeds = Speeds::of_arguments(&run.speeds, config).map_err(|error| error.to_string())?;
         let emulated = speeds.iter().flat_map(|speeds| {
             // A rank's own speed must not depend on how many there are.
             [speeds.variable(), ("OMP_NUM_THREADS".into(), "1".into())]
@@ -215,25 +243,35 @@ impl Study {
             environment: emulated.collect(),
             ..Launch::default()
         };
-        let ended = launch::run(config, &launch, stop.clone(), |event| match event {
+        let end = launch::run(config, &launch, stop, |event| match event {
             Event::Progress(progress) => display.progress(&run.label, progress),
             Event::Said(line) => tracing::debug!("{line}"),
         })
-        .await;
-        let end = match ended {
-            Ok(end) => end,
-            Err(error) => return Ok(Some(Err(error.to_string()))),
+        .await
+        .map_err(|error| error.to_string())?;
+        match end.code {
+            ExitCode::Done => place.trained(config, self.plan.warmup_steps),
+            code => Err(end
+                .failure
+                .map_or_else(|| format!("exit code {}", code.code()), |failure| failure.message)),
+        }
+    }
+
+    /// A run of another trainer.
+    async fn train_externally(
+        &self,
+        command: &[String],
+        config: &RunConfig,
+        place: &Place,
+        stop: CancellationToken,
+    ) -> Result<Measurement, String> {
+        let folder = place.partial();
+        let files = external::Files {
+            folder: &folder,
+            log: &config.checkpoint.path.join(folder::LOG),
         };
-        Ok(match end.code {
-            ExitCode::Stopped => None,
-            // An agent that has only begun is ended by the signal.
-            code if code != ExitCode::Done && stop.is_cancelled() => None,
-            ExitCode::Done => Some(place.trained(config, self.plan.warmup_steps)),
-            code => Some(Err(end.failure.map_or_else(
-                || format!("exit code {}", code.code()),
-                |failure| failure.message,
-            ))),
-        })
+        external::run(command, config, files, stop).await?;
+        place.trained(config, self.plan.warmup_steps)
     }
 
     /// Writes the report on what the folder has so far.
