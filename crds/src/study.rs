@@ -190,3 +190,23 @@ pub struct Link {
     #[schemars(range(min = 0.000_001))]
     pub gigabits_per_second: f64,
 }
+
+#[cfg(test)]
+mod tests {
+    use kube::CustomResourceExt as _;
+
+    use super::*;
+
+    #[test]
+    fn the_schema_takes_whatever_a_variant_changes() {
+        let crd = serde_json::to_value(ViTScalingStudy::crd()).expect("JSON");
+        let sweep = crd
+            .pointer(
+                "/spec/versions/0/schema/openAPIV3Schema/properties/spec/properties/sweeps/items/properties",
+            )
+            .expect("sweeps");
+        let spec = &sweep["variants"]["items"]["properties"]["spec"];
+        assert_eq!(spec["x-kubernetes-preserve-unknown-fields"], true, "{spec}");
+        assert_eq!(sweep["ranks"]["items"]["minimum"], 1.0, "{}", sweep["ranks"]);
+    }
+}

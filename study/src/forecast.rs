@@ -20,6 +20,8 @@ const DRAWS: usize = 200;
 const OUTSIDE: f64 = 0.05;
 /// A batch is large enough where twice as many images gain less than this share of images a second.
 const LEAST_GAIN: f64 = 0.05;
+/// Fewer numbers of ranks above 1 tell nothing of others.
+const LEAST_RANKS: usize = 2;
 /// Fewer points are left alone.
 const LEAST_POINTS: usize = 3;
 
@@ -35,6 +37,10 @@ pub struct Forecast {
     pub micro_batch_size: u32,
     /// Micro-batches of a step that they are for.
     pub gradient_accumulation_steps: u32,
+    /// Fewest ranks that were measured.
+    pub fewest_ranks: u32,
+    /// Whether enough numbers of ranks were measured to predict others.
+    pub is_predictable: bool,
     /// What a step costs.
     pub model: CostModel,
     /// Bytes that a rank sends in a step.
@@ -76,8 +82,10 @@ impl HeldOut {
 pub struct EnoughImages {
     /// Number of ranks.
     pub ranks: u32,
-    /// Images of a micro-batch.
+    /// Images of a micro-batch, with one a step.
     pub micro_batch_size: u32,
+    /// Whether such batches were measured; otherwise the model alone says so.
+    pub is_measured: bool,
 }
 
 /// A step that was not measured.
@@ -103,9 +111,9 @@ pub struct Prediction {
     pub efficiency: f64,
 }
 
-/// A point of a job: what its repetitions measured.
+/// A number of ranks and a batch of a job: what was measured with them, in one run or in several that differ by their data.
 struct Group<'a> {
-    run: &'a Run,
+    runs: Vec<&'a Run>,
     measured: Vec<&'a Measurement>,
 }
 
@@ -118,21 +126,40 @@ pub fn forecasts(plan: &Plan, measured: &Measured, predict: &Predict) -> Vec<For
             .filter_map(|found| found.as_ref().ok())
             .collect();
         if run.has_like_ranks() && !measured.is_empty() {
-            jobs.entry(job_key(run))
-                .or_default()
-                .push(Group { run, measured });
+            let groups = jobs.entry(job_key(run)).or_default();
+            match groups.iter_mut().find(|group| sizes(group.runs[0]) == sizes(run)) {
+                Some(group) => {
+                    group.runs.push(run);
+                    group.measured.extend(measured);
+                }
+                None => groups.push(Group {
+                    runs: vec![run],
+                    measured,
+                }),
+            }
         }
     }
     let mut forecasts: Vec<(usize, Forecast)> = jobs
         .into_values()
         .filter(|groups| groups.len() >= LEAST_POINTS)
-        .filter_map(|groups| Some((place(plan, groups[0].run), forecast(plan, &groups, predict)?)))
+        .filter_map(|groups| Some((place(plan, groups[0].runs[0]), forecast(plan, &groups, predict)?)))
         .collect();
     forecasts.sort_by_key(|(place, _)| *place);
     forecasts.into_iter().map(|(_, forecast)| forecast).collect()
 }
 
-/// Everything that a job is made from but ranks, batch, amount of data and seed.
+/// Ranks, images of a micro-batch, and micro-batches of a step.
+fn sizes(run: &Run) -> [u32; 3] {
+    let training = &run.config.training;
+    [
+        run.config.world_size(),
+        training.micro_batch_size,
+        training.gradient_accumulation_steps,
+    ]
+}
+
+/// Everything that a job is made from but ranks, batch, amount of data and seed. How many ranks a node is to have makes another
+/// job: between nodes is another network.
 fn job_key(run: &Run) -> String {
     let mut spec = serde_json::to_value(&run.jobs[0]).unwrap_or_default();
     for field in [
@@ -147,7 +174,7 @@ fn job_key(run: &Run) -> String {
             *value = Value::Null;
         }
     }
-    json!([spec, run.speeds.first(), run.external]).to_string()
+    json!([spec, run.gpus_per_node, run.speeds.first(), run.external]).to_string()
 }
 
 fn place(plan: &Plan, run: &Run) -> usize {
@@ -162,7 +189,7 @@ fn forecast(plan: &Plan, groups: &[Group<'_>], predict: &Predict) -> Option<Fore
     let model = CostModel::fit(&samples)?;
     let mut bytes: Vec<f64> = groups
         .iter()
-        .filter(|group| group.run.config.world_size() > 1)
+        .filter(|group| sizes(group.runs[0])[0] > 1)
         .flat_map(|group| group.measured.iter().map(|measured| measured.communication_bytes))
         .collect();
     bytes.sort_by(f64::total_cmp);
@@ -171,22 +198,32 @@ fn forecast(plan: &Plan, groups: &[Group<'_>], predict: &Predict) -> Option<Fore
     let mut ranks: Vec<u32> = samples.iter().map(|sample| sample.ranks).collect();
     ranks.sort_unstable();
     ranks.dedup();
+    let largest = samples.iter().map(|sample| sample.micro_batch).max().unwrap_or(0);
     let enough = ranks.iter().filter_map(|ranks| {
         let micro_batch_size = model.enough_images(*ranks, LEAST_GAIN)?;
         Some(EnoughImages {
             ranks: *ranks,
             micro_batch_size,
+            is_measured: micro_batch_size <= largest,
         })
     });
+    // Latency and bandwidth of one number of ranks cannot be told apart.
+    let is_predictable = ranks.iter().filter(|ranks| **ranks > 1).count() >= LEAST_RANKS;
     Some(Forecast {
         name: name(plan, groups),
-        micro_batch_size: groups[0].run.config.training.micro_batch_size,
-        gradient_accumulation_steps: groups[0].run.config.training.gradient_accumulation_steps,
+        micro_batch_size: plan.micro_batch_size,
+        gradient_accumulation_steps: plan.gradient_accumulation_steps,
+        fewest_ranks: ranks[0],
+        is_predictable,
         points: samples.len(),
         bytes,
         held_out: held_out(&samples),
         enough_images: enough.collect(),
-        predictions: predictions(groups[0].run, &model, &drawn, bytes, predict),
+        predictions: if is_predictable {
+            predictions(plan, &model, &drawn, bytes, predict)
+        } else {
+            vec![]
+        },
         model,
     })
 }
@@ -198,7 +235,7 @@ fn name(plan: &Plan, groups: &[Group<'_>]) -> String {
         let of_run = plan
             .points
             .iter()
-            .filter(|point| plan.runs[point.run].key == group.run.key);
+            .filter(|point| group.runs.iter().any(|run| run.key == plan.runs[point.run].key));
         for variant in of_run.filter_map(|point| point.variant.as_deref()) {
             if !names.contains(&variant) {
                 names.push(variant);
@@ -215,10 +252,11 @@ fn name(plan: &Plan, groups: &[Group<'_>]) -> String {
 impl Group<'_> {
     /// A step of so many seconds; of parts that leave much untold nothing is made.
     fn sample(&self, seconds: f64, parts: Parts) -> Sample {
+        let [ranks, micro_batch, accumulation] = sizes(self.runs[0]);
         Sample {
-            ranks: self.run.config.world_size(),
-            micro_batch: self.run.config.training.micro_batch_size,
-            accumulation: self.run.config.training.gradient_accumulation_steps,
+            ranks,
+            micro_batch,
+            accumulation,
             seconds,
             parts: Some(parts).filter(|parts| parts.step() >= (1.0 - MOST_UNTOLD) * seconds),
         }
@@ -288,16 +326,13 @@ fn drawn_models(groups: &[Group<'_>]) -> Vec<CostModel> {
 }
 
 fn predictions(
-    run: &Run,
+    plan: &Plan,
     model: &CostModel,
     drawn: &[CostModel],
     bytes: f64,
     predict: &Predict,
 ) -> Vec<Prediction> {
-    let (micro_batch_size, accumulation) = (
-        run.config.training.micro_batch_size,
-        run.config.training.gradient_accumulation_steps,
-    );
+    let (micro_batch_size, accumulation) = (plan.micro_batch_size, plan.gradient_accumulation_steps);
     let links = predict.links.iter().map(|link| {
         let known = Link {
             latency: link.latency_microseconds * 1e-6,
@@ -407,7 +442,8 @@ mod tests {
             forecast.enough_images[0],
             EnoughImages {
                 ranks: 1,
-                micro_batch_size: 128
+                micro_batch_size: 128,
+                is_measured: false
             }
         );
     }
@@ -445,5 +481,30 @@ mod tests {
         let mut failed = measured;
         failed[0] = vec![Err("it broke".into())];
         assert_eq!(names(&failed), ["b"], "two points are too few");
+    }
+
+    #[test]
+    fn ranks_are_predicted_only_from_several_numbers_of_them() {
+        let plan = plan("[{name: b, mode: Batch, ranks: [2], microBatchSize: [4, 16, 64]}]");
+        let measured: Vec<_> = plan.runs.iter().map(|of| vec![Ok(run(of, 1.0))]).collect();
+        let found = forecasts(&plan, &measured, &predict("{ranks: [1, 64]}"));
+        assert!(!found[0].is_predictable && found[0].predictions.is_empty());
+    }
+
+    #[test]
+    fn runs_that_differ_by_their_data_are_one_point_and_nodes_make_another_job() {
+        let of_data = plan(
+            "[{name: s, mode: Strong, ranks: [1, 2, 4]}, {name: w, mode: Weak, ranks: [1, 2, 4], fractionPerRank: 0.125}]",
+        );
+        let measured: Vec<_> = of_data.runs.iter().map(|of| vec![Ok(run(of, 1.0))]).collect();
+        let found = forecasts(&of_data, &measured, &Predict::default());
+        assert_eq!((measured.len(), found.len(), found[0].points), (6, 1, 3));
+        let of_nodes = plan(
+            "[{name: s, mode: Strong, ranks: [2, 4, 8], variants: [{name: many}, {name: few, spec: {workers: {gpusPerNode: 8}}}]}]",
+        );
+        let measured: Vec<_> = of_nodes.runs.iter().map(|of| vec![Ok(run(of, 1.0))]).collect();
+        let found = forecasts(&of_nodes, &measured, &Predict::default());
+        let names: Vec<&str> = found.iter().map(|forecast| forecast.name.as_str()).collect();
+        assert_eq!(names, ["many", "few"]);
     }
 }

@@ -78,6 +78,16 @@ pub enum LogError {
         /// What is wrong with it.
         reason: serde_json::Error,
     },
+    /// A line counts more steps than there were.
+    #[error("line {line} of the log is about {steps} steps up to step {step}")]
+    Steps {
+        /// From 1.
+        line: usize,
+        /// Of the line.
+        steps: u64,
+        /// The last of them.
+        step: u64,
+    },
     /// Nothing was trained.
     #[error("the log has no line of kind start: the run has not begun to train")]
     NotStarted,
@@ -97,7 +107,7 @@ pub enum LogError {
     },
     /// All steps are warm-up.
     #[error(
-        "the run has {total} steps, and none is left to measure after a warm-up of {warmup}: lower measure.warmupSteps or train for more epochs"
+        "of the run's {total} steps no line of the log begins after a warm-up of {warmup} (a line is about half a second or an epoch): lower measure.warmupSteps or train for longer"
     )]
     OnlyWarmup {
         /// Steps of the run.
@@ -167,6 +177,13 @@ impl Measurement {
             })?;
             match record {
                 Record::Start { .. } => starts.push(record),
+                Record::Train(steps) if steps.count > steps.step => {
+                    return Err(LogError::Steps {
+                        line: number + 1,
+                        steps: steps.count,
+                        step: steps.step,
+                    });
+                }
                 Record::Train(steps) => lines.push(*steps),
                 Record::Evaluation { epoch, accuracy } => evaluations.push((epoch, accuracy)),
                 Record::Shares {} | Record::Checkpoint {} => {}
@@ -275,24 +292,27 @@ impl PhaseSeconds {
 
 /// No line is about two epochs. Lines count epochs that are finished, evaluations the one that they follow, too.
 fn epochs(lines: &[Steps], evaluations: &[(u32, f64)]) -> Vec<Epoch> {
-    let count = lines.last().map_or(0, |line| line.epoch + 1);
-    let epoch = |number: u32| {
-        let of_epoch = || lines.iter().filter(move |line| line.epoch == number);
-        let steps: u64 = of_epoch().map(|line| line.count).sum();
+    let epoch = |lines: &[Steps]| {
+        let number = lines[0].epoch;
+        let steps: u64 = lines.iter().map(|line| line.count).sum();
         let sum = |value: fn(&Steps) -> f64| {
-            of_epoch()
-                .map(|line| value(line) * line.count as f64)
-                .sum::<f64>()
+            let of_line = |line: &Steps| value(line) * line.count as f64;
+            lines.iter().map(of_line).sum::<f64>()
         };
-        let evaluation = evaluations.iter().find(|(after, _)| *after == number + 1);
+        let evaluation = evaluations
+            .iter()
+            .find(|(after, _)| after.checked_sub(1) == Some(number));
         Epoch {
             seconds: sum(|line| line.step_seconds),
             loss: sum(|line| line.loss) / steps.max(1) as f64,
-            train_accuracy: of_epoch().next_back().map_or(0.0, |line| line.accuracy),
+            train_accuracy: lines.last().map_or(0.0, |line| line.accuracy),
             validation_accuracy: evaluation.map(|(_, accuracy)| *accuracy),
         }
     };
-    (0..count).map(epoch).collect()
+    lines
+        .chunk_by(|left, right| left.epoch == right.epoch)
+        .map(epoch)
+        .collect()
 }
 
 #[cfg(test)]
@@ -386,7 +406,15 @@ mod tests {
         assert_eq!(message(&[start(4)], 0), "the log ends at step 0 of 4");
         let twice = [whole(), whole()].concat();
         assert!(message(&twice, 0).starts_with("the log is of 2 attempts"));
-        assert!(message(&whole(), 3).starts_with("the run has 4 steps, and none is left"));
+        assert!(
+            message(&whole(), 3)
+                .starts_with("of the run's 4 steps no line of the log begins after a warm-up of 3")
+        );
+        let many = [start(1), train(0, 1, 2, 1.0)];
+        assert_eq!(
+            message(&many, 0),
+            "line 2 of the log is about 2 steps up to step 1"
+        );
         let broken = [start(1), r#"{"kind": "train""#.into()];
         assert!(message(&broken, 0).starts_with("line 2 of the log is no record"));
     }

@@ -85,6 +85,15 @@ pub struct Spread {
 }
 
 impl Spread {
+    /// Of a single value.
+    pub(crate) fn exact(value: f64) -> Self {
+        Self {
+            median: value,
+            least: value,
+            most: value,
+        }
+    }
+
     /// Of values, of which there must be some.
     pub(crate) fn of(values: impl IntoIterator<Item = f64>) -> Option<Self> {
         let mut values: Vec<f64> = values.into_iter().collect();
@@ -147,7 +156,7 @@ impl Results {
 
 impl Point {
     /// Whether another point differs from this one by ranks alone, in a sweep that is about them.
-    fn is_of_series(&self, other: &Self) -> bool {
+    pub(crate) fn is_of_series(&self, other: &Self) -> bool {
         let over_ranks = matches!(self.mode, Mode::Strong | Mode::Weak);
         over_ranks
             && self.sweep == other.sweep

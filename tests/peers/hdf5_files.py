@@ -47,6 +47,10 @@ def main():
         arrays = {"images": (pixels((6, 3, 8, 8), ">f4"), how), "labels": (labels(6, ">i4"), {})}
         write(f"{name}.h5", arrays, libver="latest")
 
+    # With a block before the file's own beginning.
+    arrays = {"images": (pixels((6, 3, 8, 8), "float32"), {}), "labels": (labels(6), {})}
+    write("user_block.h5", arrays, userblock_size=512)
+
     # One that its writer has not closed.
     with h5py.File(FOLDER / "whole.h5", "w", libver="latest") as file:
         file.create_dataset("images", data=pixels((4, 3, 8, 8), "uint8"))

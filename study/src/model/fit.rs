@@ -2,10 +2,19 @@
 
 use nalgebra::{DMatrix, DVector};
 
-/// Coefficients of features, none below 0, whose sums come closest to values, each by its relative error; `None` without
-/// rows. Of features that the rows do not tell apart, the first one is used.
-pub(super) fn fit<const FEATURES: usize>(rows: &[([f64; FEATURES], f64)]) -> Option<[f64; FEATURES]> {
-    let rows: Vec<_> = rows.iter().filter(|(_, value)| *value > 0.0).collect();
+/// What a sum of features is to be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Row<const FEATURES: usize> {
+    pub(super) features: [f64; FEATURES],
+    pub(super) value: f64,
+    /// An error counts as a share of this.
+    pub(super) scale: f64,
+}
+
+/// Coefficients of features, none below 0, whose sums come closest to the rows' values; `None` without rows. Of features that
+/// the rows do not tell apart, the first one is used.
+pub(super) fn fit<const FEATURES: usize>(rows: &[Row<FEATURES>]) -> Option<[f64; FEATURES]> {
+    let rows: Vec<_> = rows.iter().filter(|row| row.scale > 0.0).collect();
     if rows.is_empty() {
         return None;
     }
@@ -15,15 +24,15 @@ pub(super) fn fit<const FEATURES: usize>(rows: &[([f64; FEATURES], f64)]) -> Opt
             .filter(|feature| choice >> feature & 1 == 1)
             .collect();
         let scaled = DMatrix::from_fn(rows.len(), chosen.len(), |row, column| {
-            rows[row].0[chosen[column]] / rows[row].1
+            rows[row].features[chosen[column]] / rows[row].scale
         });
-        let ones = DVector::from_element(rows.len(), 1.0);
+        let values = DVector::from_fn(rows.len(), |row, _| rows[row].value / rows[row].scale);
         let svd = scaled.clone().svd(true, true);
         if svd.rank(1e-9) < chosen.len() {
             return None;
         }
-        let solution = svd.solve(&ones, 1e-12).ok()?;
-        let error = (scaled * &solution - ones).norm_squared();
+        let solution = svd.solve(&values, 1e-12).ok()?;
+        let error = (scaled * &solution - values).norm_squared();
         solution.iter().all(|value| *value >= 0.0).then(|| {
             let mut all = [0.0; FEATURES];
             for (feature, value) in chosen.iter().zip(solution.iter()) {
@@ -41,13 +50,19 @@ pub(super) fn fit<const FEATURES: usize>(rows: &[([f64; FEATURES], f64)]) -> Opt
 mod tests {
     use super::*;
 
+    fn row<const FEATURES: usize>(features: [f64; FEATURES], value: f64) -> Row<FEATURES> {
+        Row {
+            features,
+            value,
+            scale: 1.0,
+        }
+    }
+
     #[test]
     fn sums_are_taken_apart() {
-        let rows: Vec<([f64; 3], f64)> = (1..6)
-            .map(|n| {
-                let x = f64::from(n);
-                ([1.0, x, x * x], 2.0 + 0.5 * x)
-            })
+        let rows: Vec<Row<3>> = (1..6)
+            .map(f64::from)
+            .map(|x| row([1.0, x, x * x], 2.0 + 0.5 * x))
             .collect();
         let found = fit(&rows).expect("rows");
         for (found, expected) in found.iter().zip([2.0, 0.5, 0.0]) {
@@ -58,11 +73,32 @@ mod tests {
     #[test]
     fn nothing_is_negative_and_nothing_is_made_of_no_rows() {
         // Falls with x: a slope would be negative.
-        let rows = [([1.0, 1.0], 3.0), ([1.0, 2.0], 2.0), ([1.0, 3.0], 1.0)];
+        let rows = [row([1.0, 1.0], 3.0), row([1.0, 2.0], 2.0), row([1.0, 3.0], 1.0)];
         let [constant, slope] = fit(&rows).expect("rows");
-        assert!(constant > 0.0 && slope == 0.0, "{constant} {slope}");
+        assert!(
+            (constant - 2.0).abs() < 1e-9 && slope.abs() < 1e-12,
+            "{constant} {slope}"
+        );
         assert_eq!(fit::<2>(&[]), None);
         // One row tells one feature.
-        assert_eq!(fit(&[([1.0, 2.0], 4.0)]).map(|found| found[0]), Some(4.0));
+        assert_eq!(fit(&[row([1.0, 2.0], 4.0)]).map(|found| found[0]), Some(4.0));
+    }
+
+    #[test]
+    fn an_error_counts_by_the_row_s_scale() {
+        let rows = |scale| {
+            [
+                row([1.0], 1.0),
+                Row {
+                    features: [1.0],
+                    value: 3.0,
+                    scale,
+                },
+            ]
+        };
+        let found = |scale| fit(&rows(scale)).map_or(0.0, |[found]| found);
+        assert!((found(1.0) - 2.0).abs() < 1e-9);
+        assert!((found(1e-3) - 3.0).abs() < 1e-3);
+        assert!((found(1e3) - 1.0).abs() < 1e-3);
     }
 }

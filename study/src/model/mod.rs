@@ -9,15 +9,15 @@
 //!              T = a log2(N) + B 2 (N - 1)/N        latency, and bytes over bandwidth (a ring's share of them)
 //! ```
 //! with b the images of a micro-batch, behind whose backward pass communication hides. The trainer's log has each part for
-//! itself, so each is fitted for itself, by relative error and with no coefficient below 0. Where only whole steps are known,
-//! as of other trainers, `compute + a log2(N) + B 2 (N - 1)/N` is fitted to them.
+//! itself, so each is fitted for itself, by its error as a share of the step and with no coefficient below 0. Where only whole
+//! steps are known, as of other trainers, `compute + a log2(N) + B 2 (N - 1)/N` is fitted to them.
 
 mod fit;
 mod normal;
 
 use serde::Serialize;
 
-use fit::fit;
+use fit::{Row, fit};
 use normal::expected_maximum;
 
 /// A measured step.
@@ -102,32 +102,24 @@ impl CostModel {
 
     fn of_parts(samples: &[Sample]) -> Option<Self> {
         let of = |sample: &Sample| sample.parts.unwrap_or_default();
-        let compute: Vec<_> = samples
+        let compute = samples
             .iter()
-            .map(|sample| (sample.compute_features(), of(sample).compute))
-            .collect();
-        let [fixed, image, interference] = fit(&compute)?;
-        let spread: Vec<_> = samples
-            .iter()
-            .map(|sample| {
-                (
-                    [of(sample).compute * expected_maximum(sample.ranks)],
-                    of(sample).straggler,
-                )
-            })
-            .filter(|([feature], _)| *feature > 0.0)
-            .collect();
-        let communication: Vec<_> = samples
-            .iter()
-            .filter(|sample| sample.ranks > 1)
-            .map(|sample| (communication_features(sample.ranks), of(sample).communication))
-            .collect();
-        let [latency, transfer] = fit(&communication).unwrap_or_default();
+            .map(|sample| sample.row(sample.compute_features(), of(sample).compute));
+        let [fixed, image, interference] = fit(&compute.collect::<Vec<_>>())?;
+        let several = || samples.iter().filter(|sample| sample.ranks > 1);
+        let spread = several().map(|sample| {
+            let feature = of(sample).compute * expected_maximum(sample.ranks);
+            sample.row([feature], of(sample).straggler)
+        });
+        let communication = several()
+            .map(|sample| sample.row(communication_features(sample.ranks), of(sample).communication));
+        let [spread] = fit(&spread.collect::<Vec<_>>()).unwrap_or_default();
+        let [latency, transfer] = fit(&communication.collect::<Vec<_>>()).unwrap_or_default();
         let mut model = Self {
             fixed,
             image,
             interference,
-            spread: fit(&spread).map_or(0.0, |[spread]| spread),
+            spread,
             latency,
             transfer,
             tail: 1.0,
@@ -144,7 +136,11 @@ impl CostModel {
             .map(|sample| {
                 let [one, images, _] = sample.compute_features();
                 let [doublings, ring] = communication_features(sample.ranks);
-                ([one, images, doublings, ring], sample.seconds)
+                Row {
+                    features: [one, images, doublings, ring],
+                    value: sample.seconds,
+                    scale: sample.seconds,
+                }
             })
             .collect();
         let [fixed, image, latency, transfer] = fit(&rows)?;
@@ -239,6 +235,15 @@ impl CostModel {
 }
 
 impl Sample {
+    /// What counts is by how much the step is missed, whatever part of it.
+    fn row<const FEATURES: usize>(&self, features: [f64; FEATURES], value: f64) -> Row<FEATURES> {
+        Row {
+            features,
+            value,
+            scale: self.seconds,
+        }
+    }
+
     fn compute_features(&self) -> [f64; 3] {
         compute_features(self.ranks, self.micro_batch, self.accumulation)
     }
@@ -361,6 +366,19 @@ mod tests {
         }
         let far = found.step(256, 32, 1).step() / truth.step(256, 32, 1).step();
         assert!((far - 1.0).abs() < 0.001, "{far}");
+    }
+
+    #[test]
+    fn a_part_that_is_nothing_once_is_not_taken_for_nothing() {
+        let mut samples: Vec<Sample> = [2, 4, 8]
+            .into_iter()
+            .flat_map(|ranks| [4, 16, 64].map(|images| sample(ranks, images, 1)))
+            .collect();
+        if let Some(parts) = &mut samples[0].parts {
+            parts.straggler = 0.0;
+        }
+        let spread = CostModel::fit(&samples).expect("samples").spread;
+        assert!((0.02..0.04).contains(&spread), "{spread}");
     }
 
     #[test]

@@ -62,6 +62,10 @@ impl<'a> Grid<'a> {
                 grid.categories.push(category);
             }
         }
+        if mode != Mode::Variants {
+            grid.categories
+                .sort_by_key(|number| number.parse::<u32>().unwrap_or(u32::MAX));
+        }
         for point in points {
             let name = names.of(point);
             let place = grid
@@ -238,12 +242,7 @@ fn ideal(grid: &Grid<'_>, series: &[Series<Spread>]) -> Option<Vec<f64>> {
 }
 
 fn speedups(grid: &Grid<'_>, points: &[PointResult]) -> Figure {
-    let exact = |value: f64| Spread {
-        median: value,
-        least: value,
-        most: value,
-    };
-    let series = grid.values(|measured| measured.speedup.map(exact));
+    let series = grid.values(|measured| measured.speedup.map(Spread::exact));
     let ideal: Vec<f64> = grid
         .categories
         .iter()
@@ -252,7 +251,7 @@ fn speedups(grid: &Grid<'_>, points: &[PointResult]) -> Figure {
     let weak = points[0].point.mode == Mode::Weak;
     Figure {
         title: if weak { "Speedup, with data that grow".into() } else { "Speedup".into() },
-        caption: "Images a second over those of the fewest ranks, as many ranks as these. Dashed: what ranks reach that cost one another nothing.".into(),
+        caption: "Images a second over those of the fewest ranks, times their number. Dashed: what ranks reach that cost one another nothing.".into(),
         picture: lines(&grid.axes("speedup"), &series, Some(&ideal)),
     }
 }
@@ -295,10 +294,18 @@ fn accuracies(grid: &Grid<'_>) -> Figure {
         grid.values(|measured| Some(percent(measured.train_accuracy))),
     ));
     series.retain(|series| series.values.iter().any(Option::is_some));
+    let cut = if series.len() > MOST_LINES {
+        format!(" The first {MOST_LINES} of {} lines.", series.len())
+    } else {
+        String::new()
+    };
     series.truncate(MOST_LINES);
     Figure {
         title: "Accuracy after the last epoch".into(),
-        caption: "Held out: of images that are not trained on. Train: of the last epoch's images while the model trained on them, which is what many studies report.".into(),
+        caption: format!(
+            "Held out: of images that are not trained on. Train: of the last epoch's images while the model trained on \
+             them, which is what many studies report.{cut}"
+        ),
         picture: lines(&grid.axes("percent"), &series, None),
     }
 }
@@ -330,11 +337,7 @@ fn courses(points: &[PointResult]) -> Option<Figure> {
                     } else {
                         epoch.train_accuracy
                     } * 100.0;
-                    Some(Spread {
-                        median: accuracy,
-                        least: accuracy,
-                        most: accuracy,
-                    })
+                    Some(Spread::exact(accuracy))
                 })
                 .collect(),
         })

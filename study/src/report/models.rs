@@ -52,7 +52,7 @@ pub(super) fn costs(forecast: &Forecast) -> String {
         }
         text += &format!(". Communication takes {}", parts.join(" + "));
         text += &match (model.tail, model.hiding) {
-            (tail, _) if tail >= 1.0 => ", and computation hides none of it".to_owned(),
+            (tail, hiding) if tail >= 1.0 || hiding <= 0.0 => ", and computation hides none of it".to_owned(),
             (tail, hiding) => format!(
                 "; computation hides up to {} b of it, but {} % in no case",
                 ms(hiding),
@@ -69,13 +69,30 @@ pub(super) fn findings(forecast: &Forecast) -> Vec<String> {
     let enough: Vec<String> = forecast
         .enough_images
         .iter()
-        .map(|enough| format!("{} with {}", enough.micro_batch_size, counted(enough.ranks)))
+        .map(|enough| {
+            let by_model = if enough.is_measured {
+                ""
+            } else {
+                " (by the model alone)"
+            };
+            format!(
+                "{} with {}{by_model}",
+                enough.micro_batch_size,
+                counted(enough.ranks)
+            )
+        })
         .collect();
     if !enough.is_empty() {
         sentences.push(format!(
             "From so many images of a micro-batch on, twice as many gain less than 5 % of images a second: {}.",
             enough.join(", ")
         ));
+    }
+    if !forecast.is_predictable {
+        sentences.push(
+            "Other numbers of ranks are not predicted: that takes points of at least two numbers above 1."
+                .into(),
+        );
     }
     let mut errors: Vec<f64> = forecast
         .held_out
@@ -148,7 +165,12 @@ fn prediction_row(prediction: &Prediction) -> Vec<String> {
         prediction.ranks.to_string(),
         prediction.micro_batch_size.to_string(),
         ms(spread.median),
-        format!("{} to {}", ms(spread.least), ms(spread.most)),
+        // Of single repetitions nothing tells how far they would spread.
+        if spread.least < spread.most {
+            format!("{} to {}", ms(spread.least), ms(spread.most))
+        } else {
+            String::new()
+        },
         ms(prediction.parts.compute),
         ms(prediction.parts.exposed),
         ms(prediction.parts.straggler),
@@ -169,27 +191,32 @@ pub(super) fn crossings(forecasts: &[Forecast]) -> Vec<String> {
         .collect()
 }
 
-/// Numbers of ranks, doubled from the fewest that were measured, at which one job overtakes another.
+/// Numbers of ranks, doubled from the fewest with which all were measured, at which one job overtakes another.
 fn crossings_of(forecasts: &[Forecast]) -> Vec<(u32, &str, &str)> {
-    let rate = |forecast: &Forecast, ranks| {
-        forecast.model.images_per_second(
-            ranks,
-            forecast.micro_batch_size,
-            forecast.gradient_accumulation_steps,
-        )
+    let rate = |place: usize, ranks| {
+        let forecast = &forecasts[place];
+        let (images, count) = (forecast.micro_batch_size, forecast.gradient_accumulation_steps);
+        forecast.model.images_per_second(ranks, images, count)
     };
+    // Of jobs whose ranks cannot be predicted nothing follows.
+    let places: Vec<usize> = (0..forecasts.len())
+        .filter(|place| forecasts[*place].is_predictable)
+        .collect();
     let fastest = |ranks: u32| {
-        forecasts
-            .iter()
-            .max_by(|left, right| rate(left, ranks).total_cmp(&rate(right, ranks)))
+        let places = places.iter().copied();
+        places.max_by(|left, right| rate(*left, ranks).total_cmp(&rate(*right, ranks)))
     };
-    let measured = |forecast: &Forecast| forecast.enough_images.first().map_or(1, |enough| enough.ranks);
-    let fewest = forecasts.iter().map(measured).max().unwrap_or(1);
+    let fewest = places
+        .iter()
+        .map(|place| forecasts[*place].fewest_ranks)
+        .max()
+        .unwrap_or(1);
     let ranks = (0..=MOST_DOUBLINGS).map_while(|doublings| fewest.checked_shl(doublings));
-    let order: Vec<(u32, &Forecast)> = ranks.filter_map(|ranks| Some((ranks, fastest(ranks)?))).collect();
-    let changes = order.windows(2).filter(|pair| pair[0].1.name != pair[1].1.name);
+    let order: Vec<(u32, usize)> = ranks.filter_map(|ranks| Some((ranks, fastest(ranks)?))).collect();
+    let changes = order.windows(2).filter(|pair| pair[0].1 != pair[1].1);
+    let name = |place: usize| forecasts[place].name.as_str();
     changes
-        .map(|pair| (pair[1].0, pair[0].1.name.as_str(), pair[1].1.name.as_str()))
+        .map(|pair| (pair[1].0, name(pair[0].1), name(pair[1].1)))
         .collect()
 }
 
@@ -286,6 +313,8 @@ mod tests {
             points: 5,
             micro_batch_size: 16,
             gradient_accumulation_steps: 1,
+            fewest_ranks: 1,
+            is_predictable: true,
             model,
             bytes: 1e6,
             held_out: vec![],

@@ -9,29 +9,40 @@ use crate::results::PointResult;
 pub(super) fn notes(points: &[PointResult]) -> Vec<String> {
     let mode = points[0].point.mode;
     let mut notes = Vec::new();
-    let batches = || points.iter().map(|point| point.point.global_batch_size);
-    let (least, most) = (batches().min().unwrap_or(0), batches().max().unwrap_or(0));
-    if least != most && mode == Mode::Strong {
-        notes.push(format!(
+    let batches = |points: &[&PointResult]| {
+        let batches = || points.iter().map(|point| point.point.global_batch_size);
+        (batches().min().unwrap_or(0), batches().max().unwrap_or(0))
+    };
+    let all: Vec<&PointResult> = points.iter().collect();
+    let (least, most) = batches(&all);
+    // Along the axis: other series may have other batches.
+    let grows = points.iter().any(|point| {
+        let series = points
+            .iter()
+            .filter(|other| point.point.is_of_series(&other.point));
+        let (least, most) = batches(&series.collect::<Vec<_>>());
+        least != most
+    });
+    match mode {
+        Mode::Strong if grows => notes.push(format!(
             "The global batch grows from {least} to {most} images: points with more ranks take fewer, larger steps, so part of \
              what looks like scaling is a larger batch, and accuracies are not those of the same training. \
              globalBatch: Fixed keeps the step."
-        ));
-    } else if least != most {
-        notes.push(format!(
-            "Steps take {least} to {most} images. With the same epochs and learning rate, larger steps are fewer, and accuracy \
-             usually falls; training.learningRateScaling counters it."
-        ));
-    }
-    if mode == Mode::Weak {
-        notes.push(
+        )),
+        Mode::Weak => notes.push(
             "The data grow with the ranks: a flat line of seconds per epoch is ideal, and accuracies are of unlike amounts of data."
                 .into(),
-        );
+        ),
+        Mode::Batch | Mode::Accumulation | Mode::Variants if least != most => notes.push(format!(
+            "Steps take {least} to {most} images. With the same epochs, larger steps are fewer, and accuracy usually falls \
+             unless the learning rate follows (training.learningRateScaling)."
+        )),
+        _ => {}
     }
     for (name, speeds) in emulated(points) {
         notes.push(format!(
-            "Emulated devices: in {name} ranks wait between their passes as if they computed at {speeds} of the machine's speed."
+            "Emulated devices: in {name} ranks wait between their passes as if they computed at {speeds} of the machine's speed, \
+             with one thread each."
         ));
     }
     let with_warmup = |point: &PointResult| {

@@ -58,10 +58,14 @@ fn how(subject: &Subject) -> Markup {
         1 => "once".to_owned(),
         many => format!("{many} times, with a seed each"),
     };
+    let epochs = match subject.epochs {
+        1 => "1 epoch".to_owned(),
+        many => format!("{many} epochs"),
+    };
     html! {
         p.muted {
-            "Every point trained for " (subject.epochs) " epochs, " (runs) ". Values are medians, with the least and the greatest \
-             in parentheses and as bars. Times leave out the first " (subject.warmup_steps) " steps."
+            "Every point trained for " (epochs) ", " (runs) ". Values are medians, with the least and the greatest \
+             below them and as bars. Times leave out the first " (subject.warmup_steps) " steps."
         }
     }
 }

@@ -80,7 +80,7 @@ pub(super) const COLUMNS: [Column; 12] = [
         title: "efficiency, %",
         scale: 1e2,
         digits: 1,
-        value: |m| m.efficiency.map(exact),
+        value: |m| m.efficiency.map(Spread::exact),
     },
     Column {
         key: "trainAccuracy",
@@ -104,14 +104,6 @@ pub(super) const COLUMNS: [Column; 12] = [
         value: |m| m.memory_bytes,
     },
 ];
-
-fn exact(value: f64) -> Spread {
-    Spread {
-        median: value,
-        least: value,
-        most: value,
-    }
-}
 
 impl Column {
     /// The median, with the least and the greatest where they differ.
@@ -212,6 +204,7 @@ pub(super) fn markdown(report: &Report) -> String {
             let cells: Vec<String> = place
                 .chain(COLUMNS.iter().map(|column| column.text(point)))
                 .collect();
+            let cells: Vec<String> = cells.iter().map(|cell| cell.replace('|', "\\|")).collect();
             let _ = writeln!(text, "| {} |", cells.join(" | "));
         }
         for point in points.iter().filter(|point| !point.failures.is_empty()) {

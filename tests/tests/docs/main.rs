@@ -217,8 +217,7 @@ fn commands(page: &Page) -> Result<()> {
     Ok(())
 }
 
-/// A manifest of `examples/` says first how it is used, is valid, and is one job.
-/// Its points make jobs.
+/// The manifest of a study makes jobs.
 fn study(text: &str) -> Result<()> {
     let found = manifests::parse(text)?;
     let are_studies = found
@@ -228,6 +227,7 @@ fn study(text: &str) -> Result<()> {
     found.iter().try_for_each(manifests::Manifest::validate)
 }
 
+/// A manifest of `examples/` says first how it is used, is valid, and is one job.
 fn example(text: String) -> Result<()> {
     let header: Vec<&str> = text.lines().take_while(|line| line.starts_with('#')).collect();
     let command = "#   kubectl apply -f examples/";

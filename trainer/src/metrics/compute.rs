@@ -11,8 +11,9 @@ use contract::progress::{LEAST_SLOWDOWN, MOST_SLOW_RANKS};
 pub(super) struct ComputeTimes {
     /// By rank.
     seconds: Vec<f64>,
-    steps: u32,
-    /// What the slowest rank of each step computed for longer than the one in the middle.
+    /// What the slowest rank of each step computed.
+    slowest: f64,
+    /// What it computed for longer than the one in the middle.
     lost: f64,
 }
 
@@ -21,8 +22,8 @@ pub(super) struct ComputeTimes {
 pub(super) struct Slowness {
     /// The slowest first.
     pub(super) ranks: Vec<SlowRank>,
-    /// Seconds of a step.
-    pub(super) lost: f64,
+    /// Share of the slowest rank's computing in which it is behind the one in the middle, below 1; `None` where nothing is known.
+    pub(super) lost: Option<f64>,
 }
 
 impl ComputeTimes {
@@ -32,19 +33,23 @@ impl ComputeTimes {
         for (sum, seconds) in self.seconds.iter_mut().zip(seconds) {
             *sum += seconds;
         }
-        self.steps += 1;
         let sorted = of_those_that_compute(seconds);
         if let (Some(slowest), Some(middle)) = (sorted.last(), sorted.get(sorted.len().saturating_sub(1) / 2))
         {
+            self.slowest += slowest;
             self.lost += slowest - middle;
         }
     }
 
     pub(super) fn take(&mut self) -> Slowness {
-        let Self { seconds, steps, lost } = std::mem::take(self);
+        let Self {
+            seconds,
+            slowest,
+            lost,
+        } = std::mem::take(self);
         Slowness {
             ranks: slow_ranks(&seconds),
-            lost: lost / f64::from(steps.max(1)),
+            lost: (slowest > 0.0).then(|| lost / slowest),
         }
     }
 }
@@ -151,11 +156,11 @@ mod tests {
             times.take(),
             Slowness {
                 ranks: vec![slow],
-                lost: 1.0
+                lost: Some(0.5)
             }
         );
-        times.add(&[1.0, 1.0]);
-        assert_eq!(times.take(), Slowness::default());
+        times.add(&[0.0, 0.0]);
+        assert_eq!(times.take(), Slowness::default(), "nothing was measured");
     }
 
     #[test]
@@ -166,14 +171,15 @@ mod tests {
             times.take().lost
         };
         for (seconds, expected) in [
-            (&[1.0, 3.0][..], 2.0),
-            (&[1.0, 2.0, 4.0], 2.0),
-            (&[1.0, 2.0, 3.0, 7.0], 5.0),
-            (&[0.0, 2.0, 3.0], 1.0),
-            (&[5.0], 0.0),
-            (&[], 0.0),
+            (&[1.0, 4.0][..], Some(0.75)),
+            (&[1.0, 2.0, 4.0], Some(0.5)),
+            (&[1.0, 2.0, 3.0, 8.0], Some(0.75)),
+            (&[0.0, 2.0, 4.0], Some(0.5)),
+            (&[5.0], Some(0.0)),
+            (&[0.0], None),
+            (&[], None),
         ] {
-            assert!((lost(seconds) - expected).abs() < 1e-12, "{seconds:?}");
+            assert_eq!(lost(seconds), expected, "{seconds:?}");
         }
     }
 

@@ -179,9 +179,10 @@ impl Observer {
             tracing::info!("{line}");
         }
         let slowness = run.compute_times.take();
-        // What a step takes beside computing stays.
-        let without = (summary.step_seconds - slowness.lost).max(f64::MIN_POSITIVE);
-        let slowdown = (self.shape.world_size > 1).then(|| summary.step_seconds / without);
+        // The slowest rank computes for as long as rank 0 does and waits for it. What a step takes beside that stays.
+        let slowest = summary.phases.compute() + summary.phases.sync_straggler;
+        let lost = slowness.lost.filter(|_| self.shape.world_size > 1);
+        let slowdown = lost.map(|lost| summary.step_seconds / (summary.step_seconds - slowest * lost));
         run.log.write(&Record::Train {
             epoch: step.epoch,
             step: step.step,

@@ -388,3 +388,63 @@ fn another_trainer_is_measured_by_the_log_that_it_writes() {
         String::from_utf8_lossy(&left.stdout)
     );
 }
+
+#[test]
+fn what_was_measured_stays_and_is_not_taken_for_something_else() {
+    let study = Study::new(
+        "{epochs: 2, warmupSteps: 0, repetitions: 1}",
+        "[{name: batch, mode: Batch, microBatchSize: [4, 8]}]",
+    );
+    assert!(study.run().status.success());
+    let logs = |study: &Study| -> Vec<String> {
+        study
+            .logs()
+            .iter()
+            .map(|log| fs_err::read_to_string(log).expect("reads"))
+            .collect()
+    };
+    let before = logs(&study);
+    let manifest = study.folder.path().join("study.yaml");
+    let rewrite = |from: &str, to: &str| {
+        let text = fs_err::read_to_string(&manifest)
+            .expect("reads")
+            .replace(from, to);
+        fs_err::write(&manifest, text).expect("writes");
+    };
+    // A warm-up that leaves nothing is no reason to train again, or to lose what there is.
+    rewrite("warmupSteps: 0", "warmupSteps: 1000");
+    let output = study.run();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(
+        (output.status.code(), text.matches("from an earlier run").count()),
+        (Some(1), 2),
+        "{text}"
+    );
+    assert!(
+        text.contains("no line of the log begins after a warm-up of 1000"),
+        "{text}"
+    );
+    rewrite("warmupSteps: 1000", "warmupSteps: 0");
+    assert!(study.run().status.success());
+    assert_eq!(logs(&study), before);
+
+    // Other data make other runs.
+    let data = study.folder.path().join("data");
+    fs_err::create_dir(&data).expect("a folder");
+    let output = study.command().arg("--data").arg(&data).output().expect("starts");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.success() && !text.contains("from an earlier run"),
+        "{text}"
+    );
+    assert_ne!(logs(&study), before);
+
+    // A study in its own folder stays as somebody has written it.
+    let written = fs_err::read_to_string(&manifest).expect("reads") + "# mine\n";
+    fs_err::write(&manifest, &written).expect("writes");
+    let mut here = Command::new(TRAINER);
+    here.args(["study", "-f", "study.yaml", "--output", "."])
+        .current_dir(study.folder.path());
+    assert!(here.output().expect("starts").status.success());
+    assert_eq!(fs_err::read_to_string(&manifest).expect("reads"), written);
+}

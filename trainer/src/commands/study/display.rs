@@ -39,12 +39,12 @@ impl Display {
         }
     }
 
-    /// A run was measured earlier.
-    pub(super) fn kept(&mut self, label: &str, repetition: u32, measured: &Measurement) {
+    /// A run was trained earlier.
+    pub(super) fn kept(&mut self, label: &str, repetition: u32, result: &Result<Measurement, String>) {
         self.line(
             label,
             repetition,
-            &format!("{}, from an earlier run", words(measured)),
+            &format!("{}, from an earlier run", words(result)),
         );
     }
 
@@ -58,11 +58,7 @@ impl Display {
     /// A run has ended.
     pub(super) fn measured(&mut self, label: &str, repetition: u32, result: &Result<Measurement, String>) {
         self.trained += 1;
-        let text = match result {
-            Ok(measured) => words(measured),
-            Err(message) => format!("failed: {message}"),
-        };
-        self.line(label, repetition, &text);
+        self.line(label, repetition, &words(result));
     }
 
     pub(super) fn end(self) {
@@ -100,7 +96,11 @@ impl Display {
     }
 }
 
-fn words(measured: &Measurement) -> String {
+fn words(result: &Result<Measurement, String>) -> String {
+    let measured = match result {
+        Ok(measured) => measured,
+        Err(message) => return format!("failed: {message}"),
+    };
     let rate = format!("{:.0} images/s", measured.images_per_second);
     let share = |seconds: f64| seconds / measured.step_seconds;
     // Another trainer may not tell what it waits for.

@@ -2,9 +2,10 @@
 //!
 //! ```text
 //!   study.yaml                         the manifest that was measured last
-//!   runs/LABEL-KEY/N/log.jsonl         what repetition N of a run measured; KEY tells runs apart by all that they are made from
+//!   runs/LABEL-KEY/N/log.jsonl         what repetition N of a run measured; KEY tells runs apart by what the manifest says of them
+//!   runs/LABEL-KEY/N/inputs.json       what it was made from, the folder of the data included
 //!   runs/LABEL-KEY/N/machine.json      where
-//!   runs/LABEL-KEY/N/failure.txt       why it did not, in place of both
+//!   runs/LABEL-KEY/N/failure.txt       why it did not, in place of all three
 //!   runs/LABEL-KEY/N.partial           a repetition under way
 //!   report.{html,md,csv,json}
 //! ```
@@ -14,8 +15,9 @@ use std::fs::TryLockError;
 use std::path::{Path, PathBuf};
 
 use contract::RunConfig;
-use crds::{ViTScalingStudy, ViTTrainingJobSpec};
+use crds::ViTScalingStudy;
 use fs_err as fs;
+use serde_json::{Value, json};
 use study::{Measurement, Run};
 
 use super::machine::Machine;
@@ -26,8 +28,10 @@ pub(super) const MANIFEST: &str = "study.yaml";
 pub(super) const JOB: &str = "point";
 pub(super) const LOG: &str = "log.jsonl";
 const MACHINE: &str = "machine.json";
+const INPUTS: &str = "inputs.json";
 const FAILURE: &str = "failure.txt";
 const LOCK: &str = ".lock";
+const NOT_RUN: &str = "not run yet";
 
 /// A study's folder.
 #[derive(Debug)]
@@ -39,7 +43,7 @@ pub(super) struct Folder {
 
 impl Folder {
     /// Makes the folder, or takes an earlier one that nobody else writes to.
-    pub(super) fn make(path: &Path, manifest: &ViTScalingStudy) -> Result<Self, TrainError> {
+    pub(super) fn make(path: &Path, manifest: &ViTScalingStudy, source: &Path) -> Result<Self, TrainError> {
         let made = TrainError::system("failed to make the study's folder");
         fs::create_dir_all(path).map_err(&made)?;
         let lock = fs::File::create(path.join(LOCK)).map_err(&made)?;
@@ -58,8 +62,12 @@ impl Folder {
             path: path.into(),
             _lock: Some(lock),
         };
-        let text = serde_saphyr::to_string(manifest).map_err(std::io::Error::other);
-        folder.write(MANIFEST, &text.map_err(failed())?)?;
+        let kept = folder.path.join(MANIFEST);
+        // A study may lie in its own folder: what somebody has written stays as it is.
+        if !is_same_file(source, &kept) {
+            let text = serde_saphyr::to_string(manifest).map_err(std::io::Error::other);
+            folder.write(MANIFEST, &text.map_err(failed())?)?;
+        }
         Ok(folder)
     }
 
@@ -74,12 +82,16 @@ impl Folder {
         &self.path
     }
 
+    /// Writes a file, whole or not at all.
     pub(super) fn write(&self, name: &str, text: &str) -> Result<(), TrainError> {
-        fs::write(self.path.join(name), text).map_err(failed())
+        let new = self.path.join(format!(".{name}.new"));
+        fs::write(&new, text)
+            .and_then(|()| fs::rename(&new, self.path.join(name)))
+            .map_err(failed())
     }
 
-    /// Where a repetition of a run is kept. Repetitions are counted from 1 on disk.
-    pub(super) fn place(&self, run: &Run, repetition: u32) -> Result<Place, TrainError> {
+    /// Where a repetition of a run on this data is kept. Repetitions are counted from 1 on disk.
+    pub(super) fn place(&self, run: &Run, repetition: u32, data: Data<'_>) -> Result<Place, TrainError> {
         let runs = self.path.join("runs");
         // What the run was called in an earlier manifest does not matter.
         let suffix = format!("-{}", run.key);
@@ -91,50 +103,91 @@ impl Folder {
             Err(error) => return Err(failed()(error)),
         };
         let name = known.unwrap_or_else(|| format!("{}{suffix}", run.label));
-        Ok(Place(runs.join(name).join((repetition + 1).to_string())))
+        let mut inputs = json!({
+            "job": run.jobs[repetition as usize],
+            "speeds": run.speeds,
+            "external": run.external,
+        });
+        if let Data::Of(folder) = data {
+            // A folder that cannot be found is told when it is read.
+            inputs["data"] =
+                json!(folder.map(|folder| fs::canonicalize(folder).unwrap_or_else(|_| folder.into())));
+        }
+        Ok(Place {
+            path: runs.join(name).join((repetition + 1).to_string()),
+            inputs,
+        })
     }
+}
+
+/// The folder of the data that runs are made from.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Data<'a> {
+    /// Whatever it was: for the report on what is there.
+    Any,
+    /// That of the command line, where it names one.
+    Of(Option<&'a Path>),
 }
 
 /// Where a repetition of a run is kept.
 #[derive(Debug)]
-pub(super) struct Place(PathBuf);
+pub(super) struct Place {
+    path: PathBuf,
+    /// What it is made from.
+    inputs: Value,
+}
 
 impl Place {
-    /// What was measured, if it was.
-    pub(super) fn measured(&self, warmup: u64) -> Option<Measurement> {
-        self.result(warmup).ok()
+    /// Whether it was trained, whole and from the same inputs. What it measured may still be too little.
+    pub(super) fn is_trained(&self) -> bool {
+        self.result(0).is_ok()
     }
 
     /// What was measured, or why it was not.
     pub(super) fn result(&self, warmup: u64) -> Result<Measurement, String> {
-        match fs::read_to_string(self.0.join(LOG)) {
-            Ok(text) => Measurement::of_log(&text, warmup).map_err(|error| error.to_string()),
-            Err(_) => Err(fs::read_to_string(self.0.join(FAILURE)).unwrap_or_else(|_| "not run yet".into())),
+        let log = self.path.join(LOG);
+        if !log.exists() {
+            return Err(fs::read_to_string(self.path.join(FAILURE)).unwrap_or_else(|_| NOT_RUN.into()));
         }
+        let found = fs::read(self.path.join(INPUTS)).ok();
+        let found = found.and_then(|json| serde_json::from_slice::<Value>(&json).ok());
+        let is_same = found.is_some_and(|mut found| {
+            if self.inputs.get("data").is_none()
+                && let Some(found) = found.as_object_mut()
+            {
+                found.remove("data");
+            }
+            found == self.inputs
+        });
+        if !is_same {
+            return Err(NOT_RUN.into());
+        }
+        let text = fs::read_to_string(log).map_err(|error| error.to_string())?;
+        Measurement::of_log(&text, warmup).map_err(|error| error.to_string())
     }
 
     /// Where it was measured.
     pub(super) fn machine(&self) -> Option<Machine> {
-        serde_json::from_slice(&fs::read(self.0.join(MACHINE)).ok()?).ok()
+        serde_json::from_slice(&fs::read(self.path.join(MACHINE)).ok()?).ok()
     }
 
     /// Where it is trained.
     pub(super) fn partial(&self) -> PathBuf {
-        self.0.with_extension("partial")
+        self.path.with_extension("partial")
     }
 
     /// Makes an empty folder to train in.
-    pub(super) fn begin(&self, job: &ViTTrainingJobSpec) -> Result<(), TrainError> {
+    pub(super) fn begin(&self) -> Result<(), TrainError> {
         self.discard()?;
         let partial = self.partial();
         fs::create_dir_all(&partial).map_err(failed())?;
-        let job = serde_json::to_vec_pretty(job).map_err(std::io::Error::other);
-        job.and_then(|job| fs::write(partial.join("job.json"), job))
+        let json = serde_json::to_vec_pretty(&self.inputs).map_err(std::io::Error::other);
+        json.and_then(|json| fs::write(partial.join(INPUTS), json))
             .map_err(failed())
     }
 
-    /// What the run that has just ended measured. Only its log is kept.
-    pub(super) fn trained(&self, config: &RunConfig, warmup: u64) -> Result<Measurement, String> {
+    /// Keeps the log of the run that has just ended, which must be whole, and nothing else of it.
+    pub(super) fn trained(&self, config: &RunConfig) -> Result<(), String> {
         let log = config.checkpoint.path.join(LOG);
         let kept = self.partial().join(LOG);
         if !log.exists() {
@@ -143,7 +196,8 @@ impl Place {
         let moved = fs::rename(&log, &kept).and_then(|()| fs::remove_dir_all(&config.checkpoint.path));
         moved.map_err(|error| error.to_string())?;
         let text = fs::read_to_string(&kept).map_err(|error| error.to_string())?;
-        Measurement::of_log(&text, warmup).map_err(|error| error.to_string())
+        let whole = Measurement::of_log(&text, 0);
+        whole.map(|_| ()).map_err(|error| error.to_string())
     }
 
     /// Keeps what was measured.
@@ -168,8 +222,16 @@ impl Place {
     }
 
     fn publish(&self) -> Result<(), TrainError> {
-        remove(&self.0)?;
-        fs::rename(self.partial(), &self.0).map_err(failed())
+        remove(&self.path)?;
+        fs::rename(self.partial(), &self.path).map_err(failed())
+    }
+}
+
+/// Whether both are one file that exists.
+fn is_same_file(left: &Path, right: &Path) -> bool {
+    match (fs::canonicalize(left), fs::canonicalize(right)) {
+        (Ok(left), Ok(right)) => left == right,
+        _ => false,
     }
 }
 

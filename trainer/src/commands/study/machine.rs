@@ -57,12 +57,10 @@ pub(super) fn circumstances(machines: &[Machine], devices: Vec<String>) -> Vec<(
     rows.push((title.to_owned(), texts.join("; ")));
     let devices: BTreeSet<String> = devices.into_iter().collect();
     let devices: Vec<String> = devices.into_iter().collect();
-    let named = if devices.is_empty() {
-        "CPU".to_owned()
-    } else {
-        devices.join(", ")
-    };
-    rows.push(("ranks compute on".into(), named));
+    // Logs name GPUs only.
+    if !devices.is_empty() {
+        rows.push(("GPUs".into(), devices.join(", ")));
+    }
     let versions: BTreeSet<&str> = machines.iter().map(|machine| machine.trainer.as_str()).collect();
     rows.push((
         "vit-trainer".into(),

@@ -10,17 +10,17 @@ use std::path::{Path, PathBuf};
 use contract::{ExitCode, RunConfig};
 use crds::study::ViTScalingStudySpec;
 use crds::{ViTScalingStudy, ViTTrainingJob};
-use study::{Measurement, Plan, Report, Results, Run, Subject};
+use study::{Plan, Report, Results, Run, Subject};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::TrainError;
 use crate::launch::{self, Event, Launch};
-use crate::manifest::{self, local_config};
+use crate::manifest::{self, local_config, with_pretrained};
 use crate::output::write_line;
 use crate::signals::stop_on_signal;
 use crate::speeds::Speeds;
 use display::Display;
-use folder::{Folder, Place};
+use folder::{Data, Folder, Place};
 use machine::Machine;
 
 /// The command line of `study`.
@@ -28,7 +28,7 @@ use machine::Machine;
 #[command(
     args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
-    after_help = "Run it again to continue: what was measured stays. Exit code 1 if some runs failed.\n\nExample: vit-trainer study -f examples/study.yaml --data target/digits --output target/study"
+    after_help = "Run it again to continue: what was measured stays. Exit code 1 if some runs failed.\n\nExample: vit-trainer study -f examples/studies/digits.yaml --data target/digits --output target/study"
 )]
 pub(crate) struct Arguments {
     #[command(subcommand)]
@@ -39,6 +39,9 @@ pub(crate) struct Arguments {
     /// Folder of the data set, in place of the template's volume
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
+    /// File of weights to start from (safetensors with timm's or torchvision's names), in place of model.pretrained
+    #[arg(long, value_name = "FILE")]
+    pretrained: Option<PathBuf>,
     /// Folder for what is measured, and for the report
     #[arg(long, value_name = "DIR", default_value = "study")]
     output: PathBuf,
@@ -72,8 +75,8 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
         study.tell();
         return Ok(ExitCode::Done);
     }
-    let folder = Folder::make(&arguments.output, &study.manifest)?;
-    let ended = launch::block_on(study.measure(&folder, arguments.data.as_deref()))??;
+    let folder = Folder::make(&arguments.output, &study.manifest, manifest)?;
+    let ended = launch::block_on(study.measure(&folder, arguments))??;
     study.report(&folder)?;
     Ok(match ended {
         Ended { stopped: true, .. } => {
@@ -152,7 +155,7 @@ impl Study {
 
     /// Carries out what has not been measured yet. Repetitions of a run lie as far apart as they can, so that what changes
     /// on the machine meanwhile does not meet one point alone.
-    async fn measure(&self, folder: &Folder, data: Option<&Path>) -> Result<Ended, TrainError> {
+    async fn measure(&self, folder: &Folder, arguments: &Arguments) -> Result<Ended, TrainError> {
         let stop = stop_on_signal()?;
         let machine = Machine::of_this();
         let mut ended = Ended::default();
@@ -161,56 +164,57 @@ impl Study {
             .collect();
         let mut display = Display::new(&self.counted(), places.len());
         for (run, repetition) in places {
-            let place = folder.place(run, repetition)?;
-            if let Some(measured) = place.measured(self.plan.warmup_steps) {
-                display.kept(&run.label, repetition, &measured);
-                continue;
-            }
-            let config = config(run, repetition, data, &place.partial());
-            let result = match config {
-                _ if stop.is_cancelled() => None,
-                Ok(config) => self.train(&config, run, &place, stop.clone(), &display).await?,
-                Err(error) => Some(Err(error)),
-            };
-            let Some(result) = result else {
-                ended.stopped = true;
-                place.discard()?;
-                break;
-            };
-            display.measured(&run.label, repetition, &result);
-            match result {
-                Ok(_) => place.keep(&machine)?,
-                Err(message) => {
-                    ended.failed += 1;
-                    place.fail(&message)?;
+            let place = folder.place(run, repetition, Data::Of(arguments.data.as_deref()))?;
+            let result = if place.is_trained() {
+                let result = place.result(self.plan.warmup_steps);
+                display.kept(&run.label, repetition, &result);
+                result
+            } else {
+                place.begin()?;
+                let trained = match arguments.config(run, repetition, &place.partial()) {
+                    Ok(config) => self.train(&config, run, &place, &stop, &display).await,
+                    Err(error) => Err(error),
+                };
+                // What was told to stop has measured nothing, whatever it says.
+                if stop.is_cancelled() {
+                    place.discard()?;
+                    ended.stopped = true;
+                    break;
                 }
-            }
+                match &trained {
+                    Ok(()) => place.keep(&machine)?,
+                    Err(message) => place.fail(message)?,
+                }
+                let result = trained.and_then(|()| place.result(self.plan.warmup_steps));
+                display.measured(&run.label, repetition, &result);
+                result
+            };
+            ended.failed += usize::from(result.is_err());
         }
         display.end();
         Ok(ended)
     }
 
-    /// What a run measured, or why it did not; `None` where it was told to stop.
+    /// Carries out a run. The error says why it is not whole.
     async fn train(
         &self,
         config: &RunConfig,
         run: &Run,
         place: &Place,
-        stop: CancellationToken,
+        stop: &CancellationToken,
         display: &Display,
-    ) -> Result<Option<Result<Measurement, String>>, TrainError> {
-        place.begin(&run.jobs[0])?;
+    ) -> Result<(), String> {
         // A run that is told to stop and one that takes too long end in the same way.
         let end = stop.child_token();
         let under_way = async {
             match &run.external {
-                Some(command) => self.train_externally(command, config, place, end.clone()).await,
-                None => self.train_here(config, run, place, end.clone(), display).await,
+                Some(command) => train_externally(command, config, place, end.clone()).await,
+                None => train_here(config, run, end.clone(), display).await,
             }
         };
         tokio::pin!(under_way);
-        let result = tokio::select! {
-            result = &mut under_way => result,
+        let ended = tokio::select! {
+            ended = &mut under_way => ended,
             () = tokio::time::sleep(self.plan.timeout) => {
                 end.cancel();
                 under_way.await.ok();
@@ -220,58 +224,7 @@ impl Study {
                 ))
             }
         };
-        // What was told to stop has measured nothing, whatever it says.
-        Ok((!stop.is_cancelled()).then_some(result))
-    }
-
-    /// A run of this program's ranks.
-    async fn train_here(
-        &self,
-        config: &RunConfig,
-        run: &Run,
-        place: &Place,
-        stop: CancellationToken,
-        display: &Display,
-    ) -> Result<Measurement, String> {
-        let speeds = Speeds::of_arguments(&run.speeds, config).map_err(|error| error.to_string())?;
-        let emulated = speeds.iter().flat_map(|speeds| {
-            // A rank's own speed must not depend on how many there are.
-            [speeds.variable(), ("OMP_NUM_THREADS".into(), "1".into())]
-        });
-        let launch = Launch {
-            keep_errors: true,
-            environment: emulated.collect(),
-            ..Launch::default()
-        };
-        let end = launch::run(config, &launch, stop, |event| match event {
-            Event::Progress(progress) => display.progress(&run.label, progress),
-            Event::Said(line) => tracing::debug!("{line}"),
-        })
-        .await
-        .map_err(|error| error.to_string())?;
-        match end.code {
-            ExitCode::Done => place.trained(config, self.plan.warmup_steps),
-            code => Err(end
-                .failure
-                .map_or_else(|| format!("exit code {}", code.code()), |failure| failure.message)),
-        }
-    }
-
-    /// A run of another trainer.
-    async fn train_externally(
-        &self,
-        command: &[String],
-        config: &RunConfig,
-        place: &Place,
-        stop: CancellationToken,
-    ) -> Result<Measurement, String> {
-        let folder = place.partial();
-        let files = external::Files {
-            folder: &folder,
-            log: &config.checkpoint.path.join(folder::LOG),
-        };
-        external::run(command, config, files, stop).await?;
-        place.trained(config, self.plan.warmup_steps)
+        ended.and_then(|()| place.trained(config))
     }
 
     /// Writes the report on what the folder has so far.
@@ -281,7 +234,7 @@ impl Study {
         for run in &self.plan.runs {
             let mut repetitions = Vec::new();
             for repetition in 0..self.plan.repetitions {
-                let place = folder.place(run, repetition)?;
+                let place = folder.place(run, repetition, Data::Any)?;
                 repetitions.push(place.result(self.plan.warmup_steps));
                 machines.extend(place.machine().filter(|machine| !machines.contains(machine)));
             }
@@ -319,8 +272,59 @@ impl Study {
     }
 }
 
-/// What a repetition trains, with its checkpoints in `folder`.
-fn config(run: &Run, repetition: u32, data: Option<&Path>, folder: &Path) -> Result<RunConfig, String> {
-    let job = ViTTrainingJob::new(folder::JOB, run.jobs[repetition as usize].clone());
-    local_config(job, data, folder, None).map_err(|error| error.to_string())
+impl Arguments {
+    /// What a repetition trains, with its checkpoints in `folder`.
+    fn config(&self, run: &Run, repetition: u32, folder: &Path) -> Result<RunConfig, String> {
+        let job = ViTTrainingJob::new(folder::JOB, run.jobs[repetition as usize].clone());
+        let config =
+            local_config(job, self.data.as_deref(), folder, None).map_err(|error| error.to_string())?;
+        let manifest = self.manifest.as_deref().unwrap_or(Path::new(""));
+        with_pretrained(config, self.pretrained.as_deref(), manifest).map_err(|error| error.to_string())
+    }
+}
+
+/// A run of this program's ranks.
+async fn train_here(
+    config: &RunConfig,
+    run: &Run,
+    stop: CancellationToken,
+    display: &Display,
+) -> Result<(), String> {
+    let speeds = Speeds::of_arguments(&run.speeds, config).map_err(|error| error.to_string())?;
+    let emulated = speeds.iter().flat_map(|speeds| {
+        // A rank's own speed must not depend on how many there are.
+        [speeds.variable(), ("OMP_NUM_THREADS".into(), "1".into())]
+    });
+    let launch = Launch {
+        keep_errors: true,
+        environment: emulated.collect(),
+        ..Launch::default()
+    };
+    let end = launch::run(config, &launch, stop, |event| match event {
+        Event::Progress(progress) => display.progress(&run.label, progress),
+        Event::Said(line) => tracing::debug!("{line}"),
+    })
+    .await
+    .map_err(|error| error.to_string())?;
+    match end.code {
+        ExitCode::Done => Ok(()),
+        code => Err(end
+            .failure
+            .map_or_else(|| format!("exit code {}", code.code()), |failure| failure.message)),
+    }
+}
+
+/// A run of another trainer.
+async fn train_externally(
+    command: &[String],
+    config: &RunConfig,
+    place: &Place,
+    stop: CancellationToken,
+) -> Result<(), String> {
+    let folder = place.partial();
+    let files = external::Files {
+        folder: &folder,
+        log: &config.checkpoint.path.join(folder::LOG),
+    };
+    external::run(command, config, files, stop).await
 }

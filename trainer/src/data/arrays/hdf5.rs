@@ -28,8 +28,10 @@ impl Hdf5 {
             .with_max_read_bytes(LARGEST_BYTES);
         let file = Hdf5File::open_with_options(path, options)
             .map_err(|error| refused(path, format!("it is no HDF5 file: {error}")))?;
-        let (superblock, found) = (file.superblock(), file.storage().len());
-        let expected = superblock.base_address.saturating_add(superblock.eof_address);
+        let superblock = file.superblock();
+        // The storage begins after a user block, where there is one; the end is counted from the file's own beginning.
+        let found = superblock.base_address.saturating_add(file.storage().len());
+        let expected = superblock.eof_address;
         if found < expected {
             let message = format!("it is truncated: it has {found} of {expected} bytes");
             return Err(refused(path, message));
@@ -102,9 +104,14 @@ fn array(dataset: Dataset, file_bytes: u64) -> Result<Array<'static>, String> {
     }
     let (rows, row) = sizes.split_first().ok_or("it is a single value, no array")?;
     let (rows, row_bytes) = (*rows, bytes(row).unwrap_or(u64::MAX));
+    let chunk_rows = dataset
+        .chunks()
+        .and_then(|sizes| sizes.first().copied())
+        .map_or(1, u64::from)
+        .max(1);
     let mut next = 0;
     let parts = std::iter::from_fn(move || {
-        let count = Array::rows_of_part((rows - next) as usize, row_bytes as usize) as u64;
+        let count = rows_of_part(rows - next, row_bytes, chunk_rows);
         if count == 0 {
             return None;
         }
@@ -117,6 +124,17 @@ fn array(dataset: Dataset, file_bytes: u64) -> Result<Array<'static>, String> {
         shape: sizes.iter().map(|size| size.cast_signed()).collect(),
         parts: Box::new(parts),
     })
+}
+
+/// How many of these rows make a part. A chunk is in two parts, and decompressed for each, only where it is too large for one.
+fn rows_of_part(rest: u64, row_bytes: u64, chunk_rows: u64) -> u64 {
+    let count = Array::rows_of_part(rest as usize, row_bytes as usize) as u64;
+    if count == rest {
+        return count;
+    }
+    let whole = (count / chunk_rows).max(1).saturating_mul(chunk_rows).min(rest);
+    let is_small = whole.saturating_mul(row_bytes) <= LARGEST_BYTES as u64;
+    if is_small { whole } else { count }
 }
 
 /// The kind of a dataset's numbers, and what reads them.
@@ -249,7 +267,7 @@ mod tests {
         assert!(images.equal(&expected.permute([0, 3, 1, 2])));
         assert_eq!(found, labels(10));
 
-        for name in ["fixed.h5", "growing.h5", "growing_twice.h5"] {
+        for name in ["fixed.h5", "growing.h5", "growing_twice.h5", "user_block.h5"] {
             let (images, found) = loaded(3, &[("train.h5", written(name))]).expect(name);
             assert!(
                 images.equal(&(places(&[6, 3, 8, 8]).to_kind(Kind::Float) / 8)),
@@ -265,9 +283,23 @@ mod tests {
         let path: PathBuf = folder.path().join("x.h5");
         let file = Hdf5::open(&path).expect("opens");
         let array = file.single().expect("one dataset");
-        let row_bytes = 8 * 8 * 3;
-        assert_eq!(Array::rows_of_part(10, row_bytes), 10);
-        assert_eq!(Array::rows_of_part(10, super::super::PART_BYTES / 3), 3);
+        let part = super::super::PART_BYTES as u64;
+        for (rest, row_bytes, chunk_rows, expected) in [
+            (10, 192, 4, 10),
+            (10, part / 3, 1, 3),
+            (100, part / 10, 4, 8),
+            (100, part / 10, 40, 40),
+            (30, part / 10, 40, 30),
+            (100, part, 1000, 100),
+            (100_000, part, 1000, 1),
+            (0, 192, 4, 0),
+        ] {
+            let found = rows_of_part(rest, row_bytes, chunk_rows);
+            assert_eq!(
+                found, expected,
+                "{rest} rows of {row_bytes} bytes in chunks of {chunk_rows}"
+            );
+        }
         let whole = array.parts.map(Result::unwrap).next().expect("a part");
         let dataset = file.0.dataset("x").expect("a dataset");
         for (first, end) in [(0, 3), (3, 5), (9, 10)] {

@@ -1,13 +1,18 @@
 //! From a study's manifest to its points, and to the runs that measure them.
 
-use std::collections::BTreeSet;
+mod check;
+mod job;
+
 use std::time::Duration;
 
-use contract::{Device, RunConfig};
+use contract::RunConfig;
+use crds::ViTTrainingJobSpec;
 use crds::study::{GlobalBatch, Mode, Sweep, Variant, ViTScalingStudySpec};
-use crds::{ViTTrainingJob, ViTTrainingJobSpec};
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::json;
+
+use check::check;
+use job::Job;
 
 /// Everything that a study trains.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,6 +27,10 @@ pub struct Plan {
     pub warmup_steps: u64,
     /// How long a run may take.
     pub timeout: Duration,
+    /// Images of a micro-batch of the template.
+    pub micro_batch_size: u32,
+    /// Micro-batches of a step of the template.
+    pub gradient_accumulation_steps: u32,
 }
 
 /// A place on a sweep.
@@ -67,6 +76,8 @@ pub struct Run {
     pub speeds: Vec<f64>,
     /// The command of another trainer, where it is not vit-trainer that runs the job.
     pub external: Option<Vec<String>>,
+    /// Ranks that a node is to have; few ranks share one that has fewer.
+    pub gpus_per_node: i32,
     /// What the trainer makes of the first job.
     pub config: RunConfig,
 }
@@ -120,6 +131,8 @@ pub fn plan(study: &ViTScalingStudySpec) -> Result<Plan, InvalidStudy> {
         repetitions: count(study.measure.repetitions),
         warmup_steps: u64::from(count(study.measure.warmup_steps)),
         timeout: Duration::from_secs(count(study.measure.timeout_seconds).into()),
+        micro_batch_size: count(study.template.spec.training.micro_batch_size),
+        gradient_accumulation_steps: count(study.template.spec.training.gradient_accumulation_steps),
     };
     if problems.is_empty() {
         for sweep in &study.sweeps {
@@ -146,9 +159,12 @@ impl Plan {
             point: choice.words(),
             reason,
         };
-        let spec = job(study, sweep, choice).map_err(refused)?;
-        let config = config(&spec).map_err(refused)?;
-        let speeds = speeds(choice.variant, &config).map_err(refused)?;
+        let Job {
+            spec,
+            config,
+            speeds,
+            gpus_per_node,
+        } = Job::new(study, sweep, choice).map_err(refused)?;
         let point = Point {
             sweep: sweep.name.clone(),
             mode: sweep.mode,
@@ -160,7 +176,9 @@ impl Plan {
             speeds: speeds.clone(),
             first_micro_batch_size: match sweep.global_batch {
                 GlobalBatch::Grows => config.training.micro_batch_size,
-                GlobalBatch::Fixed => config.training.micro_batch_size * config.world_size() / fewest(sweep),
+                GlobalBatch::Fixed => {
+                    config.training.micro_batch_size * config.world_size() / job::fewest(sweep)
+                }
             },
             run: 0,
         };
@@ -175,11 +193,10 @@ impl Plan {
                 self.runs.push(Run {
                     key,
                     label: point.label(),
-                    jobs: (0..study.measure.repetitions)
-                        .map(|repetition| seeded(&spec, repetition))
-                        .collect(),
+                    jobs: job::seeded(&spec, study.measure.repetitions),
                     speeds,
                     external,
+                    gpus_per_node,
                     config,
                 });
                 self.runs.len() - 1
@@ -209,17 +226,12 @@ impl Point {
             label += &format!("x{}", self.gradient_accumulation_steps);
         }
         if let Some(variant) = &self.variant {
-            let slug = variant.chars().map(|letter| {
-                if letter.is_ascii_alphanumeric() {
-                    letter
-                } else {
-                    '-'
-                }
-            });
-            label.push('-');
-            label.extend(slug.flat_map(char::to_lowercase));
+            label += &format!("-{variant}");
         }
+        // It becomes the name of a folder.
         label
+            .replace(|letter: char| !letter.is_ascii_alphanumeric(), "-")
+            .to_lowercase()
     }
 }
 
@@ -237,144 +249,6 @@ impl Choice<'_> {
             "of the template".into()
         } else {
             words.join(", ")
-        }
-    }
-}
-
-/// What can be wrong without looking at a job.
-fn check(study: &ViTScalingStudySpec, problems: &mut Vec<Problem>) {
-    let mut refuse = |field: String, value: String, expected: &str| {
-        let expected = expected.to_owned();
-        problems.push(Problem::Field {
-            field,
-            value,
-            expected,
-        });
-    };
-    let measure = &study.measure;
-    for (field, value, least) in [
-        ("measure.epochs", measure.epochs, 1),
-        ("measure.warmupSteps", measure.warmup_steps, 0),
-        ("measure.repetitions", measure.repetitions, 1),
-        ("measure.timeoutSeconds", measure.timeout_seconds, 1),
-    ] {
-        if value < least {
-            refuse(
-                field.into(),
-                value.to_string(),
-                &format!("must be at least {least}"),
-            );
-        }
-    }
-    if study.template.spec.elastic.is_some() {
-        refuse(
-            "template.spec.elastic".into(),
-            "given".into(),
-            "a point has one number of ranks: leave it out",
-        );
-    }
-    if study.sweeps.is_empty() {
-        refuse("sweeps".into(), "empty".into(), "must name what is measured");
-    }
-    let mut names = BTreeSet::new();
-    for sweep in &study.sweeps {
-        let field = |name: &str| format!("sweeps[{}].{name}", sweep.name);
-        if !names.insert(&sweep.name) {
-            refuse(
-                "sweeps".into(),
-                format!("{:?} twice", sweep.name),
-                "names must differ",
-            );
-        }
-        let (axis, values) = match sweep.mode {
-            Mode::Strong | Mode::Weak => ("ranks", sweep.ranks.len()),
-            Mode::Batch => ("microBatchSize", sweep.micro_batch_size.len()),
-            Mode::Accumulation => (
-                "gradientAccumulationSteps",
-                sweep.gradient_accumulation_steps.len(),
-            ),
-            Mode::Variants => ("variants", sweep.variants.len()),
-        };
-        if values < 2 {
-            refuse(
-                field(axis),
-                format!("a list of {values}"),
-                &format!("mode {:?} needs at least two values", sweep.mode),
-            );
-        }
-        if (sweep.mode == Mode::Weak) != sweep.fraction_per_rank.is_some() {
-            let given = if sweep.fraction_per_rank.is_some() {
-                "given"
-            } else {
-                "missing"
-            };
-            refuse(
-                field("fractionPerRank"),
-                given.into(),
-                "must be given with mode Weak, and with no other",
-            );
-        }
-        if sweep.global_batch == GlobalBatch::Fixed && sweep.ranks.is_empty() {
-            refuse(
-                field("globalBatch"),
-                "Fixed".into(),
-                "needs ranks to divide the images among",
-            );
-        }
-        for (name, list) in [
-            ("ranks", &sweep.ranks),
-            ("microBatchSize", &sweep.micro_batch_size),
-            ("gradientAccumulationSteps", &sweep.gradient_accumulation_steps),
-        ] {
-            let mut values = BTreeSet::new();
-            for value in list {
-                if *value < 1 {
-                    refuse(field(name), value.to_string(), "must be at least 1");
-                }
-                if !values.insert(value) {
-                    refuse(field(name), format!("{value} twice"), "values must differ");
-                }
-            }
-        }
-        let mut variants = BTreeSet::new();
-        for variant in &sweep.variants {
-            if !variant.spec.is_null() && !variant.spec.is_object() {
-                refuse(
-                    field("variants.spec"),
-                    variant.spec.to_string(),
-                    "must be fields of a ViTTrainingJob's spec",
-                );
-            }
-            if let Some(external) = &variant.external {
-                if external.command.is_empty() {
-                    refuse(
-                        field("variants.external.command"),
-                        "empty".into(),
-                        "must name a program",
-                    );
-                }
-                if !variant.speeds.is_empty() {
-                    refuse(
-                        field("variants.speeds"),
-                        "given".into(),
-                        "another trainer cannot be slowed: leave speeds or external out",
-                    );
-                }
-            }
-            if !variants.insert(&variant.name) {
-                refuse(
-                    field("variants"),
-                    format!("{:?} twice", variant.name),
-                    "names must differ",
-                );
-            }
-            if let Some(speed) = variant.speeds.iter().find(|speed| !(1e-4..=1.0).contains(*speed)) {
-                refuse(
-                    field("variants.speeds"),
-                    speed.to_string(),
-                    "must be between 0.0001 and 1, the speed of the machine",
-                );
-            }
         }
     }
 }
@@ -406,98 +280,6 @@ fn choices(sweep: &Sweep) -> Vec<Choice<'_>> {
     choices
 }
 
-/// The job of a point.
-fn job(study: &ViTScalingStudySpec, sweep: &Sweep, choice: Choice<'_>) -> Result<ViTTrainingJobSpec, String> {
-    let mut spec = serde_json::to_value(&study.template.spec).map_err(|error| error.to_string())?;
-    if let Some(patch) = choice
-        .variant
-        .map(|variant| &variant.spec)
-        .filter(|patch| !patch.is_null())
-    {
-        json_patch::merge(&mut spec, patch);
-    }
-    let number = |spec: &Value, section: &str, field: &str| spec[section][field].as_i64().unwrap_or(1);
-    spec["training"]["epochs"] = json!(study.measure.epochs);
-    if let Some(accumulation) = choice.accumulation {
-        spec["training"]["gradientAccumulationSteps"] = json!(accumulation);
-    }
-    if let Some(images) = choice.micro_batch_size {
-        spec["training"]["microBatchSize"] = json!(images);
-    }
-    if let Some(ranks) = choice.ranks.map(i64::from) {
-        let per_node = number(&spec, "workers", "gpusPerNode");
-        let (nodes, per_node) = if ranks < per_node {
-            (1, ranks)
-        } else {
-            (ranks / per_node, per_node)
-        };
-        if nodes * per_node != ranks {
-            return Err(format!(
-                "{ranks} ranks do not fill nodes of workers.gpusPerNode {per_node}"
-            ));
-        }
-        spec["workers"]["nodes"] = json!(nodes);
-        spec["workers"]["gpusPerNode"] = json!(per_node);
-        if sweep.global_batch == GlobalBatch::Fixed {
-            let fewest = i64::from(fewest(sweep));
-            let images = number(&spec, "training", "microBatchSize") * fewest;
-            if images % ranks != 0 {
-                return Err(format!(
-                    "the {images} images that {fewest} ranks take together are no multiple of {ranks} ranks"
-                ));
-            }
-            spec["training"]["microBatchSize"] = json!(images / ranks);
-        }
-        if let Some(fraction) = sweep.fraction_per_rank {
-            let fraction = fraction * ranks as f64;
-            if fraction > 1.0 + 1e-9 {
-                return Err(format!(
-                    "{ranks} ranks would train on {fraction:.3} times the images that there are"
-                ));
-            }
-            spec["data"]["fraction"] = json!(fraction.min(1.0));
-        }
-    }
-    serde_json::from_value(spec).map_err(|error| error.to_string())
-}
-
-fn fewest(sweep: &Sweep) -> u32 {
-    sweep.ranks.iter().copied().min().map_or(1, count)
-}
-
-/// The same job with a seed of its own for each repetition.
-fn seeded(spec: &ViTTrainingJobSpec, repetition: i32) -> ViTTrainingJobSpec {
-    let mut spec = spec.clone();
-    spec.training.seed += i64::from(repetition);
-    spec
-}
-
-fn config(spec: &ViTTrainingJobSpec) -> Result<RunConfig, String> {
-    let job = ViTTrainingJob::new("point", spec.clone());
-    crds::validate(&job)
-        .map(|job| job.run_config)
-        .map_err(|error| error.to_string())
-}
-
-/// The speed of each rank; none where nothing is emulated.
-fn speeds(variant: Option<&Variant>, config: &RunConfig) -> Result<Vec<f64>, String> {
-    let Some((given, last)) =
-        variant.and_then(|variant| variant.speeds.last().map(|last| (&variant.speeds, *last)))
-    else {
-        return Ok(vec![]);
-    };
-    if config.device != Device::Cpu {
-        return Err("speeds need workers.device cpu: a GPU cannot be made to compute as a slower one".into());
-    }
-    let ranks = config.world_size() as usize;
-    Ok(given
-        .iter()
-        .copied()
-        .chain(std::iter::repeat(last))
-        .take(ranks)
-        .collect())
-}
-
 /// Eight hexadecimal digits of everything that a run is made from.
 fn key(spec: &ViTTrainingJobSpec, speeds: &[f64], external: Option<&[String]>) -> String {
     let all = json!([spec, speeds, external]).to_string();
@@ -510,9 +292,11 @@ fn count(value: i32) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
-    const EXAMPLE: &str = include_str!("../../examples/studies/digits.yaml");
+    const EXAMPLE: &str = include_str!("../../../examples/studies/digits.yaml");
 
     /// The example's template with other sweeps.
     fn planned(sweeps: &str) -> Result<Plan, InvalidStudy> {
@@ -626,7 +410,7 @@ mod tests {
             ),
             (
                 "[{name: s, mode: Strong, ranks: [0, 1]}]",
-                "spec.sweeps[s].ranks is 0: must be at least 1",
+                "spec.sweeps[s].ranks is 0: must be 1 to 65536",
             ),
             (
                 "[{name: s, mode: Weak, ranks: [1, 2]}]",
@@ -646,7 +430,7 @@ mod tests {
             ),
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: a, speeds: [2.0]}]}]",
-                "spec.sweeps[s].variants.speeds is 2: must be between 0.0001 and 1, the speed of the machine",
+                "spec.sweeps[s].variants.speeds is 2: must be 0.0001 to 1, the speed of the machine",
             ),
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: b, external: {command: []}}]}]",
@@ -659,6 +443,30 @@ mod tests {
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: 3}]}]",
                 "spec.sweeps[s].variants.spec is 3: must be fields of a ViTTrainingJob's spec",
+            ),
+            (
+                "[{name: ../s, mode: Strong, ranks: [1, 2]}]",
+                "spec.sweeps is \"../s\": names must be of lower-case letters, digits and - inside, at most 40",
+            ),
+            (
+                "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {training: 5}}]}]",
+                "invalid type",
+            ),
+            (
+                "[{name: s, mode: Strong, ranks: [1, 2], variants: [{name: b, spec: {workers: cpu}}]}]",
+                "invalid type",
+            ),
+            (
+                "[{name: s, mode: Strong, ranks: [1, 2], variants: [{name: b, spec: {workers: {gpusPerNode: 0}}}]}]",
+                "workers.gpusPerNode is 0: must be at least 1",
+            ),
+            (
+                "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {training: {seed: 9223372036854775806}}}]}]",
+                "training.seed is 9223372036854775806: leaves no room for 3 repetitions with a seed each",
+            ),
+            (
+                "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {elastic: {minNodes: 1}}}]}]",
+                "elastic is given: a point has one number of ranks, leave it out",
             ),
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {model: {heads: 5}}}]}]",
@@ -677,12 +485,8 @@ mod tests {
             assert!(message.contains(expected), "{sweeps}: {message}");
         }
         let mut study: crds::ViTScalingStudy = serde_saphyr::from_str(EXAMPLE).expect("a study");
-        study.spec.template.spec.elastic = Some(serde_saphyr::from_str("{minNodes: 1}").expect("elastic"));
         study.spec.measure.repetitions = 0;
         let message = plan(&study.spec).expect_err("refused").to_string();
-        assert_eq!(
-            message,
-            "spec.measure.repetitions is 0: must be at least 1; spec.template.spec.elastic is given: a point has one number of ranks: leave it out"
-        );
+        assert_eq!(message, "spec.measure.repetitions is 0: must be 1 to 100");
     }
 }

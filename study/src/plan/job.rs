@@ -1,0 +1,146 @@
+//! The job of a point.
+
+use contract::{Device, RunConfig};
+use crds::study::{GlobalBatch, Sweep, Variant, ViTScalingStudySpec};
+use crds::{ViTTrainingJob, ViTTrainingJobSpec};
+
+use super::{Choice, count};
+
+/// A job, and what comes with it.
+pub(super) struct Job {
+    pub(super) spec: ViTTrainingJobSpec,
+    pub(super) config: RunConfig,
+    /// Speed of each rank; none where nothing is emulated.
+    pub(super) speeds: Vec<f64>,
+    /// Ranks that a node is to have.
+    pub(super) gpus_per_node: i32,
+}
+
+impl Job {
+    /// Of what a point takes from its sweep. The error says what keeps it from being a job.
+    pub(super) fn new(
+        study: &ViTScalingStudySpec,
+        sweep: &Sweep,
+        choice: Choice<'_>,
+    ) -> Result<Self, String> {
+        let mut spec = merged(&study.template.spec, choice.variant)?;
+        if spec.elastic.is_some() {
+            return Err("elastic is given: a point has one number of ranks, leave it out".into());
+        }
+        let gpus_per_node = spec.workers.gpus_per_node;
+        if gpus_per_node < 1 {
+            return Err(format!(
+                "workers.gpusPerNode is {gpus_per_node}: must be at least 1"
+            ));
+        }
+        let repetitions = study.measure.repetitions;
+        if spec.training.seed.checked_add(repetitions.into()).is_none() {
+            return Err(format!(
+                "training.seed is {}: leaves no room for {repetitions} repetitions with a seed each",
+                spec.training.seed
+            ));
+        }
+        spec.training.epochs = study.measure.epochs;
+        if let Some(accumulation) = choice.accumulation {
+            spec.training.gradient_accumulation_steps = accumulation;
+        }
+        if let Some(images) = choice.micro_batch_size {
+            spec.training.micro_batch_size = images;
+        }
+        if let Some(ranks) = choice.ranks {
+            on_ranks(&mut spec, sweep, ranks)?;
+        }
+        let config = config(&spec)?;
+        Ok(Self {
+            speeds: speeds(choice.variant, &config)?,
+            spec,
+            config,
+            gpus_per_node,
+        })
+    }
+}
+
+/// The template with what a variant changes.
+fn merged(template: &ViTTrainingJobSpec, variant: Option<&Variant>) -> Result<ViTTrainingJobSpec, String> {
+    let Some(patch) = variant
+        .map(|variant| &variant.spec)
+        .filter(|patch| !patch.is_null())
+    else {
+        return Ok(template.clone());
+    };
+    let mut spec = serde_json::to_value(template).map_err(|error| error.to_string())?;
+    json_patch::merge(&mut spec, patch);
+    serde_json::from_value(spec).map_err(|error| error.to_string())
+}
+
+/// Divides what the ranks of a sweep divide, and lets grow what grows with them.
+fn on_ranks(spec: &mut ViTTrainingJobSpec, sweep: &Sweep, ranks: i32) -> Result<(), String> {
+    let per_node = spec.workers.gpus_per_node;
+    let (nodes, per_node) = if ranks < per_node {
+        (1, ranks)
+    } else {
+        (ranks / per_node, per_node)
+    };
+    if nodes * per_node != ranks {
+        return Err(format!(
+            "{ranks} ranks do not fill nodes of workers.gpusPerNode {per_node}"
+        ));
+    }
+    (spec.workers.nodes, spec.workers.gpus_per_node) = (nodes, per_node);
+    if sweep.global_batch == GlobalBatch::Fixed {
+        let fewest = i64::from(fewest(sweep));
+        let images = i64::from(spec.training.micro_batch_size) * fewest;
+        if images % i64::from(ranks) != 0 {
+            return Err(format!(
+                "the {images} images that {fewest} ranks take together are no multiple of {ranks} ranks"
+            ));
+        }
+        spec.training.micro_batch_size =
+            i32::try_from(images / i64::from(ranks)).map_err(|error| error.to_string())?;
+    }
+    if let Some(fraction) = sweep.fraction_per_rank {
+        let fraction = fraction * f64::from(ranks);
+        if fraction > 1.0 + 1e-9 {
+            return Err(format!(
+                "{ranks} ranks would train on {fraction:.3} times the images that there are"
+            ));
+        }
+        spec.data.fraction = fraction.min(1.0);
+    }
+    Ok(())
+}
+
+pub(super) fn fewest(sweep: &Sweep) -> u32 {
+    sweep.ranks.iter().copied().min().map_or(1, count)
+}
+
+/// The same job with a seed of its own for each repetition.
+pub(super) fn seeded(spec: &ViTTrainingJobSpec, repetitions: i32) -> Vec<ViTTrainingJobSpec> {
+    let with_seed = |repetition: i32| {
+        let mut spec = spec.clone();
+        spec.training.seed += i64::from(repetition);
+        spec
+    };
+    (0..repetitions).map(with_seed).collect()
+}
+
+fn config(spec: &ViTTrainingJobSpec) -> Result<RunConfig, String> {
+    let job = ViTTrainingJob::new("point", spec.clone());
+    crds::validate(&job)
+        .map(|job| job.run_config)
+        .map_err(|error| error.to_string())
+}
+
+fn speeds(variant: Option<&Variant>, config: &RunConfig) -> Result<Vec<f64>, String> {
+    let Some((given, last)) =
+        variant.and_then(|variant| variant.speeds.last().map(|last| (&variant.speeds, *last)))
+    else {
+        return Ok(vec![]);
+    };
+    if config.device != Device::Cpu {
+        return Err("speeds need workers.device cpu: a GPU cannot be made to compute as a slower one".into());
+    }
+    let ranks = config.world_size() as usize;
+    let all = given.iter().copied().chain(std::iter::repeat(last));
+    Ok(all.take(ranks).collect())
+}
