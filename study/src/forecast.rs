@@ -1,15 +1,14 @@
 //! What a study's measurements say of points that were not measured.
 
-use std::collections::BTreeMap;
-
 use crds::study::Predict;
+use indexmap::IndexMap;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::measurement::Measurement;
+use crate::measurement::{Measurement, are_told};
 use crate::model::{CostModel, Link, Parts, Sample};
 use crate::plan::{Plan, Run};
-use crate::results::{MOST_UNTOLD, Spread};
+use crate::results::Spread;
 
 /// What runs measured: those of each of [`Plan::runs`], by repetition.
 type Measured = [Vec<Result<Measurement, String>>];
@@ -119,7 +118,7 @@ struct Group<'a> {
 
 /// What can be said of each job that was measured at enough points, with ranks that are alike.
 pub fn forecasts(plan: &Plan, measured: &Measured, predict: &Predict) -> Vec<Forecast> {
-    let mut jobs: BTreeMap<String, Vec<Group<'_>>> = BTreeMap::new();
+    let mut jobs: IndexMap<String, Vec<Group<'_>>> = IndexMap::new();
     for (run, repetitions) in plan.runs.iter().zip(measured) {
         let measured: Vec<&Measurement> = repetitions
             .iter()
@@ -139,13 +138,10 @@ pub fn forecasts(plan: &Plan, measured: &Measured, predict: &Predict) -> Vec<For
             }
         }
     }
-    let mut forecasts: Vec<(usize, Forecast)> = jobs
-        .into_values()
+    jobs.into_values()
         .filter(|groups| groups.len() >= LEAST_POINTS)
-        .filter_map(|groups| Some((place(plan, groups[0].runs[0]), forecast(plan, &groups, predict)?)))
-        .collect();
-    forecasts.sort_by_key(|(place, _)| *place);
-    forecasts.into_iter().map(|(_, forecast)| forecast).collect()
+        .filter_map(|groups| forecast(plan, &groups, predict))
+        .collect()
 }
 
 /// Ranks, images of a micro-batch, and micro-batches of a step.
@@ -177,23 +173,14 @@ fn job_key(run: &Run) -> String {
     json!([spec, run.gpus_per_node, run.speeds.first(), run.external]).to_string()
 }
 
-fn place(plan: &Plan, run: &Run) -> usize {
-    plan.runs
-        .iter()
-        .position(|known| known.key == run.key)
-        .unwrap_or(usize::MAX)
-}
-
 fn forecast(plan: &Plan, groups: &[Group<'_>], predict: &Predict) -> Option<Forecast> {
     let samples: Vec<Sample> = groups.iter().map(Group::median).collect();
     let model = CostModel::fit(&samples)?;
-    let mut bytes: Vec<f64> = groups
+    let bytes = groups
         .iter()
         .filter(|group| sizes(group.runs[0])[0] > 1)
-        .flat_map(|group| group.measured.iter().map(|measured| measured.communication_bytes))
-        .collect();
-    bytes.sort_by(f64::total_cmp);
-    let bytes = bytes.get(bytes.len() / 2).copied().unwrap_or(0.0);
+        .flat_map(|group| group.measured.iter().map(|measured| measured.communication_bytes));
+    let bytes = Spread::of(bytes).map_or(0.0, |spread| spread.median);
     let drawn = drawn_models(groups);
     let mut ranks: Vec<u32> = samples.iter().map(|sample| sample.ranks).collect();
     ranks.sort_unstable();
@@ -258,7 +245,7 @@ impl Group<'_> {
             micro_batch,
             accumulation,
             seconds,
-            parts: Some(parts).filter(|parts| parts.step() >= (1.0 - MOST_UNTOLD) * seconds),
+            parts: are_told(seconds - parts.step(), seconds).then_some(parts),
         }
     }
 

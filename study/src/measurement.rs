@@ -163,6 +163,14 @@ struct Sync {
     bytes: f64,
 }
 
+/// Share of a step of which it may be unknown where it goes.
+const MOST_UNTOLD: f64 = 0.05;
+
+/// Whether so many seconds of a step, of which it is unknown where they go, leave its parts worth telling.
+pub(crate) fn are_told(untold: f64, step: f64) -> bool {
+    untold <= MOST_UNTOLD * step
+}
+
 impl Measurement {
     /// What the run measured whose log this is, with its first `warmup` steps left out of times. Lines that are partly
     /// warm-up are left out whole.
@@ -260,6 +268,11 @@ impl Measurement {
     /// Seconds of a step of which it is not known where they went; other trainers may not tell.
     pub fn untold_seconds(&self) -> f64 {
         (self.step_seconds - self.phases.compute() - self.phases.waiting()).max(0.0)
+    }
+
+    /// Whether it is known where nearly all of a step goes.
+    pub fn tells_parts(&self) -> bool {
+        are_told(self.untold_seconds(), self.step_seconds)
     }
 
     /// Steps of an epoch, of which only whole ones are trained.

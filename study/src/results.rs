@@ -3,11 +3,8 @@
 use crds::study::Mode;
 use serde::Serialize;
 
-use crate::measurement::{Epoch, Measurement};
+use crate::measurement::{Epoch, Measurement, are_told};
 use crate::plan::{Plan, Point};
-
-/// Share of a step of which it may be unknown where it goes.
-pub(crate) const MOST_UNTOLD: f64 = 0.05;
 
 /// What all points measured.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -187,7 +184,7 @@ impl PointResult {
 impl Measured {
     /// A part of a step; nothing where the trainer does not tell where much of it goes.
     pub fn told(&self, part: Spread) -> Option<Spread> {
-        (self.untold_seconds.median <= MOST_UNTOLD * self.step_seconds.median).then_some(part)
+        are_told(self.untold_seconds.median, self.step_seconds.median).then_some(part)
     }
 
     fn of(runs: &[&Measurement]) -> Option<Self> {

@@ -136,11 +136,7 @@ impl CostModel {
             .map(|sample| {
                 let [one, images, _] = sample.compute_features();
                 let [doublings, ring] = communication_features(sample.ranks);
-                Row {
-                    features: [one, images, doublings, ring],
-                    value: sample.seconds,
-                    scale: sample.seconds,
-                }
+                sample.row([one, images, doublings, ring], sample.seconds)
             })
             .collect();
         let [fixed, image, latency, transfer] = fit(&rows)?;

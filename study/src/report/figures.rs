@@ -83,6 +83,14 @@ impl<'a> Grid<'a> {
         grid
     }
 
+    /// The categories of a sweep over ranks.
+    fn ranks(&self) -> Vec<f64> {
+        self.categories
+            .iter()
+            .filter_map(|ranks| ranks.parse().ok())
+            .collect()
+    }
+
     fn axes<'b>(&'b self, y: &'b str) -> Axes<'b> {
         Axes {
             categories: &self.categories,
@@ -117,11 +125,18 @@ impl Difference {
         let of = &point.point;
         match self {
             Self::Variant => of.variant.clone().unwrap_or_default(),
-            Self::Ranks if of.ranks == 1 => "1 rank".into(),
-            Self::Ranks => format!("{} ranks", of.ranks),
+            Self::Ranks => counted(of.ranks),
             Self::MicroBatch => format!("micro-batches of {}", of.first_micro_batch_size),
             Self::Accumulation => format!("{} micro-batches a step", of.gradient_accumulation_steps),
         }
+    }
+}
+
+pub(super) fn counted(ranks: u32) -> String {
+    if ranks == 1 {
+        "1 rank".into()
+    } else {
+        format!("{ranks} ranks")
     }
 }
 
@@ -228,11 +243,7 @@ fn rates(grid: &Grid<'_>, mode: Mode) -> Figure {
 fn ideal(grid: &Grid<'_>, series: &[Series<Spread>]) -> Option<Vec<f64>> {
     let [only] = series else { return None };
     let first = only.values.first().copied().flatten()?;
-    let ranks: Vec<f64> = grid
-        .categories
-        .iter()
-        .filter_map(|ranks| ranks.parse().ok())
-        .collect();
+    let ranks = grid.ranks();
     Some(
         ranks
             .iter()
@@ -243,16 +254,11 @@ fn ideal(grid: &Grid<'_>, series: &[Series<Spread>]) -> Option<Vec<f64>> {
 
 fn speedups(grid: &Grid<'_>, points: &[PointResult]) -> Figure {
     let series = grid.values(|measured| measured.speedup.map(Spread::exact));
-    let ideal: Vec<f64> = grid
-        .categories
-        .iter()
-        .filter_map(|ranks| ranks.parse().ok())
-        .collect();
     let weak = points[0].point.mode == Mode::Weak;
     Figure {
         title: if weak { "Speedup, with data that grow".into() } else { "Speedup".into() },
         caption: "Images a second over those of the fewest ranks, times their number. Dashed: what ranks reach that cost one another nothing.".into(),
-        picture: lines(&grid.axes("speedup"), &series, Some(&ideal)),
+        picture: lines(&grid.axes("speedup"), &series, Some(&grid.ranks())),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Cost models and predictions in words and tables.
 
 use super::charts::{Axes, Series, lines};
-use super::figures::Figure;
+use super::figures::{Figure, counted};
 use crate::forecast::{Forecast, HeldOut, Prediction};
 use crate::results::Spread;
 
@@ -94,18 +94,13 @@ pub(super) fn findings(forecast: &Forecast) -> Vec<String> {
                 .into(),
         );
     }
-    let mut errors: Vec<f64> = forecast
-        .held_out
-        .iter()
-        .map(|point| point.error().abs() * 100.0)
-        .collect();
-    errors.sort_by(f64::total_cmp);
-    if let Some(most) = errors.last() {
+    let errors = forecast.held_out.iter().map(|point| point.error().abs() * 100.0);
+    if let Some(errors) = Spread::of(errors) {
         sentences.push(format!(
             "Each of {} points by a model of the others: {} % off in the median, {} % at most.",
-            errors.len(),
-            significant(errors[errors.len() / 2]),
-            significant(*most)
+            forecast.held_out.len(),
+            significant(errors.median),
+            significant(errors.most)
         ));
     }
     sentences
@@ -268,14 +263,6 @@ pub(super) fn efficiencies(forecast: &Forecast) -> Option<Figure> {
             None,
         ),
     })
-}
-
-fn counted(ranks: u32) -> String {
-    if ranks == 1 {
-        "1 rank".into()
-    } else {
-        format!("{ranks} ranks")
-    }
 }
 
 /// Three digits that count.

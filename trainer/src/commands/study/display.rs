@@ -102,13 +102,10 @@ fn words(result: &Result<Measurement, String>) -> String {
         Err(message) => return format!("failed: {message}"),
     };
     let rate = format!("{:.0} images/s", measured.images_per_second);
-    let share = |seconds: f64| seconds / measured.step_seconds;
     // Another trainer may not tell what it waits for.
-    if share(measured.untold_seconds()) > 0.05 {
+    if !measured.tells_parts() {
         return rate;
     }
-    format!(
-        "{rate}, {:.1} % of a step waiting",
-        share(measured.phases.waiting()) * 100.0
-    )
+    let waiting = measured.phases.waiting() / measured.step_seconds;
+    format!("{rate}, {:.1} % of a step waiting", waiting * 100.0)
 }

@@ -60,12 +60,8 @@ pub(super) async fn run(
         let child = child.map_err(|error| format!("{} cannot be started: {error}", command[0]));
         match child {
             Ok(child) => {
-                groups.push(
-                    child
-                        .id()
-                        .and_then(|id| i32::try_from(id).ok())
-                        .map(Pid::from_raw),
-                );
+                let id = child.id().and_then(|id| i32::try_from(id).ok());
+                groups.extend(id.map(Pid::from_raw));
                 ranks.spawn(wait(rank, child));
             }
             Err(error) => {
@@ -74,7 +70,7 @@ pub(super) async fn run(
             }
         }
     }
-    let ended = follow(&mut ranks, &mut groups, stop).await;
+    let ended = follow(&mut ranks, &groups, stop).await;
     // What a rank has started may outlive it.
     signal(&groups, Signal::SIGKILL);
     match ended {
@@ -90,7 +86,7 @@ pub(super) async fn run(
 /// Waits for all ranks. Gives the first that failed.
 async fn follow(
     ranks: &mut JoinSet<(u32, std::io::Result<ExitStatus>)>,
-    groups: &mut [Option<Pid>],
+    groups: &[Pid],
     stop: CancellationToken,
 ) -> Option<(u32, String)> {
     let mut first = None;
@@ -144,8 +140,8 @@ async fn wait(rank: u32, mut child: Child) -> (u32, std::io::Result<ExitStatus>)
 }
 
 /// A group whose processes have all ended is none any more.
-fn signal(groups: &[Option<Pid>], signal: Signal) {
-    for group in groups.iter().flatten() {
+fn signal(groups: &[Pid], signal: Signal) {
+    for group in groups {
         let _ = killpg(*group, signal);
     }
 }
