@@ -17,6 +17,11 @@ pub mod environment;
 pub mod exit;
 pub mod gpu;
 pub mod heartbeat;
+#[allow(
+    clippy::doc_markdown,
+    reason = "these texts are what `kubectl explain` prints, where backticks are noise"
+)]
+pub mod measurement;
 pub mod metrics;
 pub mod operator_metrics;
 pub mod preset;
@@ -26,12 +31,13 @@ pub mod run_config;
 
 pub use exit::{ExitCode, FailureClass};
 pub use heartbeat::{Activity, Heartbeat, Heartbeats, ProcessState};
+pub use measurement::{Epoch, Machine, Measurement, PhaseSeconds};
 pub use preset::ModelPreset;
 pub use progress::{CheckpointRecord, FailureRecord, Progress, SlowRank, TerminationRecord};
 pub use run_config::{
     ActivationCheckpointing, AttentionBackend, Augmentation, Balance, BatchShare, CheckpointConfig,
     CheckpointWriters, ConfigError, Course, DataConfig, DataFormat, Device, Ema, GradientCompression,
-    Interpolation, JobIdentity, LearningRateScaling, LossScaleConfig, ModelConfig, NoRandAugment,
-    Normalization, Optimizer, Parallelism, Pooling, Precision, RandAugment, RandomCrop, RandomResizedCrop,
-    Resume, RunConfig, ScalingRule, Schedule, Shards, TrainingConfig,
+    Interpolation, JobIdentity, LearningRateScaling, LossScaleConfig, MeasureConfig, ModelConfig,
+    NoRandAugment, Normalization, Optimizer, Parallelism, Pooling, Precision, RandAugment, RandomCrop,
+    RandomResizedCrop, Resume, RunConfig, ScalingRule, Schedule, Shards, TrainingConfig,
 };

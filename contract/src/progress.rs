@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::exit::FailureClass;
 use crate::heartbeat::Heartbeat;
+use crate::measurement::Measurement;
 
 /// Progress of a run as rank 0 knows it, the answer to `GET /progress`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -127,6 +128,12 @@ pub struct TerminationRecord {
     /// What failed, if something did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub failure: Option<FailureRecord>,
+    /// What a run that is to be measured has measured, from the pod that holds rank 0 of a run that ended well.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measurement: Option<Measurement>,
+    /// Why there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unmeasured: Option<String>,
 }
 
 /// Kubelets keep at most this many bytes of a termination message.
@@ -186,11 +193,23 @@ mod tests {
                 class: FailureClass::OutOfMemory,
                 message: "\"".repeat(FAILURE_MESSAGE_BYTES),
             }),
+            measurement: None,
+            unmeasured: None,
         };
-        let json = serde_json::to_string(&record).expect("serializes");
+        fits(&record);
+        // Only what has not failed has measured anything.
+        fits(&TerminationRecord {
+            failure: None,
+            measurement: Some(crate::measurement::tests::longest().rounded()),
+            ..record
+        });
+    }
+
+    fn fits(record: &TerminationRecord) {
+        let json = serde_json::to_string(record).expect("serializes");
         assert!(json.len() <= TERMINATION_MESSAGE_BYTES, "{} bytes", json.len());
         assert_eq!(
-            serde_json::from_str::<TerminationRecord>(&json).expect("reads back"),
+            &serde_json::from_str::<TerminationRecord>(&json).expect("reads back"),
             record
         );
     }

@@ -21,16 +21,32 @@ pub fn set(conditions: &mut Vec<Condition>, mut condition: Condition) {
 pub mod types {
     /// A set of like GPUs that fits the whole gang is chosen.
     pub const PLACED: &str = "Placed";
-    /// Every pod of the gang runs.
+    /// Every pod of the gang runs; of a study, a run trains.
     pub const RUNNING: &str = "Running";
     /// The job is suspended and holds no GPUs.
     pub const SUSPENDED: &str = "Suspended";
-    /// All epochs are done.
+    /// All epochs are done; of a study, all runs were measured.
     pub const COMPLETE: &str = "Complete";
-    /// The job failed and is not tried again.
+    /// The job failed and is not tried again; of a study, some runs.
     pub const FAILED: &str = "Failed";
+    /// A job that is to be measured told what its steps took.
+    pub const MEASURED: &str = "Measured";
     /// False while what is to be done for the job cannot be; not there otherwise.
     pub const RECONCILED: &str = "Reconciled";
+}
+
+/// Reasons of conditions and Events of studies alone.
+pub mod study_reasons {
+    /// Running, of a study: the message says which run trains.
+    pub const RUN_TRAINS: &str = "RunTrains";
+    /// Running of a study is false: a run waits for GPUs, or starts.
+    pub const RUN_WAITS: &str = "RunWaits";
+    /// Running of a study is false: all its runs are over.
+    pub const NO_RUNS: &str = "NoRuns";
+    /// Complete: every run of the study was measured.
+    pub const ALL_RUNS_MEASURED: &str = "AllRunsMeasured";
+    /// Failed: some runs of the study were not measured; the message names them. And Event: one of them.
+    pub const RUNS_FAILED: &str = "RunsFailed";
 }
 
 /// Reasons of conditions and Events: one word a cause; the message has the details.
@@ -73,6 +89,10 @@ pub mod reasons {
     pub const RESUMED: &str = "Resumed";
     /// Complete: every pod ended well.
     pub const ALL_EPOCHS_DONE: &str = "AllEpochsDone";
+    /// Measured: `status.measurement` has what the steps took.
+    pub const MEASURED: &str = "Measured";
+    /// Measured is false: the message says why nothing can be told.
+    pub const NOT_MEASURED: &str = "NotMeasured";
     /// Failed: the manifest cannot be run; the message names field, value and what would be right.
     pub const INVALID_SPEC: &str = "InvalidSpec";
     /// Failed: the failure's class is never retried.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use contract::{ActivationCheckpointing, Progress};
+use contract::{ActivationCheckpointing, Measurement, Progress};
 use k8s_openapi::api::core::v1::Toleration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::KubeSchema;
@@ -18,7 +18,7 @@ pub struct ViTTrainingJobStatus {
     /// phase is the state in one word.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<Phase>,
-    /// conditions are Placed, Running, Suspended, Complete and Failed; and Reconciled while the operator cannot do what is to be
+    /// conditions are Placed, Running, Suspended, Complete, Failed and, of a job with measure, Measured; and Reconciled while the operator cannot do what is to be
     /// done.
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -55,6 +55,9 @@ pub struct ViTTrainingJobStatus {
     /// progress is what rank 0 last told.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub progress: Option<ProgressStatus>,
+    /// measurement is what the steps of a job with measure took, once it has ended well.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub measurement: Option<Measurement>,
     /// lastCheckpoint is the newest complete checkpoint.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_checkpoint: Option<CheckpointStatus>,

@@ -90,6 +90,7 @@ pub(crate) fn observation(job: ViTTrainingJob, pods: Vec<PodView>) -> Observatio
         pod_groups: None,
         config_maps: BTreeSet::new(),
         progress: None,
+        measured: None,
         standstill: None,
         silence: None,
         stragglers: None,

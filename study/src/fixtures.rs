@@ -1,7 +1,7 @@
 //! A study and measurements for tests.
 
-use crate::measurement::{Epoch, Measurement, PhaseSeconds};
 use crate::plan::{self, Plan};
+use contract::{Epoch, Measurement, PhaseSeconds};
 
 /// The example's template with other sweeps.
 pub(crate) fn plan(sweeps: &str) -> Plan {
@@ -37,5 +37,6 @@ pub(crate) fn measurement(images_per_second: f64) -> Measurement {
         communication_seconds: 0.3 * step_seconds,
         communication_bytes: 1e6,
         memory_bytes: Some(1_500_000),
+        machine: None,
     }
 }

@@ -1,11 +1,11 @@
 //! What a study's measurements say of points that were not measured.
 
+use contract::Measurement;
 use crds::study::Predict;
 use indexmap::IndexMap;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::measurement::{Measurement, are_told};
 use crate::model::{CostModel, Link, Parts, Sample};
 use crate::plan::{Plan, Run};
 use crate::results::Spread;
@@ -245,7 +245,7 @@ impl Group<'_> {
             micro_batch,
             accumulation,
             seconds,
-            parts: are_told(seconds - parts.step(), seconds).then_some(parts),
+            parts: Measurement::are_told(seconds - parts.step(), seconds).then_some(parts),
         }
     }
 
@@ -380,10 +380,10 @@ mod tests {
         let (compute, exposed) = (factor * (0.01 + 0.001 * images), factor * 0.002 * ranks.log2());
         let mut found = measurement(1.0);
         found.step_seconds = compute + exposed;
-        found.phases = crate::PhaseSeconds {
+        found.phases = contract::PhaseSeconds {
             forward: compute,
             sync_exposed: exposed,
-            ..crate::PhaseSeconds::default()
+            ..contract::PhaseSeconds::default()
         };
         found.communication_seconds = exposed;
         found

@@ -1,9 +1,9 @@
 //! What a study measured: each point's medians over its repetitions.
 
+use contract::{Epoch, Measurement};
 use crds::study::Mode;
 use serde::Serialize;
 
-use crate::measurement::{Epoch, Measurement, are_told};
 use crate::plan::{Plan, Point};
 
 /// What all points measured.
@@ -184,7 +184,7 @@ impl PointResult {
 impl Measured {
     /// A part of a step; nothing where the trainer does not tell where much of it goes.
     pub fn told(&self, part: Spread) -> Option<Spread> {
-        are_told(self.untold_seconds.median, self.step_seconds.median).then_some(part)
+        Measurement::are_told(self.untold_seconds.median, self.step_seconds.median).then_some(part)
     }
 
     fn of(runs: &[&Measurement]) -> Option<Self> {

@@ -7,6 +7,7 @@ mod augmentation;
 mod checkpoint;
 mod data;
 mod elastic;
+mod measure;
 mod model;
 mod optimizer;
 mod parallelism;
@@ -16,6 +17,7 @@ mod training;
 
 use serde::{Deserialize, Serialize};
 
+use crate::measurement::Measurement;
 use rules::Rules;
 
 pub use augmentation::{
@@ -24,6 +26,7 @@ pub use augmentation::{
 pub use checkpoint::{CheckpointConfig, CheckpointWriters, Resume};
 pub use data::{DataConfig, DataFormat, Normalization, Shards};
 pub use elastic::BatchShare;
+pub use measure::MeasureConfig;
 pub use model::{ModelConfig, Pooling};
 pub use optimizer::{Course, LearningRateScaling, Optimizer, ScalingRule, Schedule};
 pub use parallelism::{Device, GradientCompression, Parallelism};
@@ -54,6 +57,9 @@ pub struct RunConfig {
     pub device: Device,
     /// Where and how checkpoints are kept.
     pub checkpoint: CheckpointConfig,
+    /// Whether the run is to measure itself. Left out where not, for trainers that do not know the field.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub measure: Option<MeasureConfig>,
 }
 
 /// Which job this is.
@@ -104,6 +110,15 @@ impl RunConfig {
         rules.positive("workers.nodes", self.nodes);
         rules.positive("workers.gpusPerNode", self.ranks_per_node);
         self.checkpoint.check(&mut rules);
+        rules.require(
+            self.measure.is_none() || self.training.epochs as usize <= Measurement::MOST_EPOCHS,
+            "training.epochs",
+            self.training.epochs,
+            format!(
+                "must be at most {} with measure: a pod's last message holds no more",
+                Measurement::MOST_EPOCHS
+            ),
+        );
         self.data.check(&self.model, &self.training, &mut rules);
         rules.0
     }
@@ -238,6 +253,10 @@ ranksPerNode = 1
 parallelism.sequence = 2
 parallelism.acrossNodes = true
   workers.nodes x workers.gpusPerNode is 3: must be a multiple of parallelism.sequence x parallelism.tensor (2)
+measure = {"warmupSteps": 3}
+training.epochs = 51
+training.schedule.warmupEpochs = 0.0
+  training.epochs is 51: must be at most 50 with measure: a pod's last message holds no more
 training.masterWeights = true
   training.masterWeights is true: needs training.precision bf16 or fp16: fp32 weights are their own masters
 training.precision = "bf16"

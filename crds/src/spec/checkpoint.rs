@@ -4,6 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use super::Volume;
 
+pub(crate) const WRITERS_MESSAGE: &str =
+    "checkpoint.writers EveryRank needs checkpoint.volume, which all ranks share";
+
 /// Checkpoint sets where the state of training is kept, and whether it is continued from. One is written at the end of
 /// every epoch, when the job is told to stop, and as often as everySteps and everySeconds say. Training goes on while a
 /// checkpoint is written; one that becomes due meanwhile is put off until that write has ended.
@@ -14,8 +17,10 @@ pub struct Checkpoint {
     #[serde(default = "default_path")]
     #[schemars(regex(pattern = "^/[^:]+$"), length(max = 256))]
     pub path: String,
-    /// volume holds the checkpoints; every node must see the same content.
-    pub volume: Volume,
+    /// volume holds the checkpoints; every node must see the same content. Without it they are in the pod of the first rank and
+    /// go with it, so that every attempt begins at the first step: for trials and measurements.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub volume: Option<Volume>,
     /// keep is how many complete checkpoints are kept; older ones are removed.
     #[serde(default = "default_keep")]
     #[schemars(range(min = 1, max = 10_000))]

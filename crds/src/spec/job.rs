@@ -48,6 +48,7 @@ use crate::status::ViTTrainingJobStatus;
     validation = unchanged(&["parallelism"]),
     validation = unchanged(&["placement"]),
     validation = unchanged(&["checkpoint"]),
+    validation = unchanged(&["measure"]),
     validation = unchanged(&["scheduling"]),
     validation = unchanged(&["failurePolicy"]),
     validation = unchanged(&["activeDeadlineSeconds"]),
@@ -64,6 +65,8 @@ use crate::status::ViTTrainingJobStatus;
     validation = Rule::new("[1, self.model.channels].exists(n, size(self.data.normalization.mean) == n) && [1, self.model.channels].exists(n, size(self.data.normalization.std) == n)").message("data.normalization.mean and std must have one value, or one for each of model.channels"),
     validation = Rule::new("!has(self.elastic) || self.workers.nodes == oldSelf.workers.nodes").message("workers.nodes cannot be changed while elastic is given, because it makes the global batch; change elastic"),
     validation = Rule::new("!has(self.elastic) || (self.elastic.minNodes <= self.workers.nodes && (!has(self.elastic.maxNodes) || self.elastic.maxNodes >= self.workers.nodes))").message("elastic.minNodes must be at most workers.nodes, and elastic.maxNodes at least that"),
+    validation = Rule::new("!has(self.measure) || self.training.epochs <= 50").message("training.epochs must be at most 50 with measure: a pod's last message holds no more"),
+    validation = Rule::new("has(self.checkpoint.volume) || self.checkpoint.writers != 'EveryRank'").message(super::checkpoint::WRITERS_MESSAGE),
     validation = Rule::new("!has(self.data.volume) || self.data.path != self.checkpoint.path").message("data.path and checkpoint.path must be different folders"),
     validation = Rule::new("!self.workers.volumeMounts.exists(m, m.mountPath == self.checkpoint.path || (has(self.data.volume) && m.mountPath == self.data.path))").message(super::reserved::STORAGE_MESSAGE)
 )]
@@ -104,6 +107,10 @@ pub struct ViTTrainingJobSpec {
     pub scheduling: Scheduling,
     /// checkpoint sets where the state of training is kept, and whether it is continued from.
     pub checkpoint: Checkpoint,
+    /// measure has the job tell at its end what its steps took: in status.measurement, and in the condition Measured. Times of
+    /// several attempts do not belong together: a job that has continued from a checkpoint measures nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub measure: Option<Measure>,
     /// failurePolicy says what counts as a failure, how often the gang is restarted, and where.
     #[serde(default)]
     pub failure_policy: FailurePolicy,
@@ -128,6 +135,16 @@ pub struct ViTTrainingJobSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub active_deadline_seconds: Option<i32>,
+}
+
+/// Measure has a job tell what its steps took.
+#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Measure {
+    /// warmupSteps are the steps at the start that times leave out.
+    #[serde(default)]
+    #[schemars(range(min = 0, max = 1_000_000))]
+    pub warmup_steps: i32,
 }
 
 /// What [`ViTTrainingJobSpec::managed_by`] says of the jobs that this project's operator runs, or nothing.

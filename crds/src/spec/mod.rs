@@ -15,7 +15,9 @@ mod workers;
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::JSONSchemaProps;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, JSONSchemaProps,
+};
 use kube::CustomResourceExt as _;
 
 pub use augmentation::{Augmentation, RandomCrop, RandomResizedCrop};
@@ -27,8 +29,8 @@ pub use contract::{
 pub use data::{Data, Normalization};
 pub use elastic::Elastic;
 pub use job::{
-    CONTROLLER, FailurePolicy, Parallelism, Scheduling, Strategy, ViTTrainingJob, ViTTrainingJobSpec,
-    is_for_vit_operator,
+    CONTROLLER, FailurePolicy, Measure, Parallelism, Scheduling, Strategy, ViTTrainingJob,
+    ViTTrainingJobSpec, is_for_vit_operator,
 };
 pub use model::{Model, Pretrained};
 pub use placement::{GpuRequirements, Homogeneity, Placement, Topology};
@@ -38,13 +40,17 @@ pub use training::{
 pub use volume::{HostPath, PersistentVolumeClaim, Volume};
 pub use workers::{DEFAULT_GPU_RESOURCE, ImagePullPolicy, ImagePullSecret, Workers};
 
-static SECTIONS: LazyLock<BTreeMap<String, JSONSchemaProps>> = LazyLock::new(|| {
-    let versions = ViTTrainingJob::crd().spec.versions;
+static SECTIONS: LazyLock<BTreeMap<String, JSONSchemaProps>> =
+    LazyLock::new(|| sections(ViTTrainingJob::crd()));
+
+/// The schemas of a resource's sections.
+pub(crate) fn sections(resource: CustomResourceDefinition) -> BTreeMap<String, JSONSchemaProps> {
+    let versions = resource.spec.versions;
     let mut schemas = versions
         .into_iter()
         .filter_map(|version| version.schema?.open_api_v3_schema);
     schemas.find_map(|schema| schema.properties).unwrap_or_default()
-});
+}
 
 /// The schema of a section of the resource, `spec` or `status`, as the API server gets it.
 pub fn schema(section: &str) -> &'static JSONSchemaProps {

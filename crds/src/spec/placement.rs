@@ -21,6 +21,10 @@ pub struct Placement {
     #[serde(default)]
     #[schemars(length(max = 8), inner(length(min = 1, max = 316)))]
     pub group_by: Vec<String>,
+    /// nodes are names of nodes; where some are given, no others are used.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 4096), inner(length(min = 1, max = 253)))]
+    pub nodes: Vec<String>,
     /// excludeNodes are names of nodes that are not used.
     #[serde(default)]
     #[schemars(length(max = 256), inner(length(min = 1, max = 253)))]

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
-use contract::{CheckpointConfig, ConfigError, JobIdentity, RunConfig};
+use contract::{CheckpointConfig, CheckpointWriters, ConfigError, JobIdentity, MeasureConfig, RunConfig};
 use k8s_openapi::api::core::v1::{
     EnvFromSource, EnvVar, ResourceRequirements, Toleration, Volume as PodVolume, VolumeMount,
 };
@@ -107,8 +107,10 @@ pub struct PodSettings {
     pub data: Option<Mount>,
     /// Where pretrained weights are mounted, read-only.
     pub pretrained: Option<Mount>,
-    /// Where checkpoints are mounted.
-    pub checkpoint: Mount,
+    /// Where checkpoints are kept in the pods.
+    pub checkpoint_path: String,
+    /// What holds them; `None` where they go with the pod.
+    pub checkpoint_volume: Option<Volume>,
 }
 
 /// A volume and the folder at which pods mount it.
@@ -137,6 +139,8 @@ pub struct PlacementRules {
     pub products: BTreeSet<String>,
     /// Least memory of a GPU in MiB.
     pub min_memory_mebibytes: Option<i64>,
+    /// The only nodes that are used; any if empty.
+    pub nodes: BTreeSet<String>,
     /// Nodes that are not used.
     pub exclude_nodes: BTreeSet<String>,
 }
@@ -219,8 +223,11 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
                 spec::Resume::Auto => contract::Resume::Auto,
                 spec::Resume::Never => contract::Resume::Never,
             },
-            writers: spec.checkpoint.writers,
+            writers: writers(&spec.checkpoint, &mut errors),
         },
+        measure: spec.measure.as_ref().map(|measure| MeasureConfig {
+            warmup_steps: count(measure.warmup_steps).into(),
+        }),
         job: name,
     };
     // Where a number stands in for one that cannot be, what it breaks together with others is no news.
@@ -230,7 +237,9 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
         sizes = elastic::sizes(spec.elastic.as_ref(), &run_config, &mut errors);
     }
     strategy(&spec.parallelism, &mut errors);
-    volume("checkpoint.volume", &spec.checkpoint.volume, &mut errors);
+    if let Some(given) = &spec.checkpoint.volume {
+        volume("checkpoint.volume", given, &mut errors);
+    }
     folders(spec, &mut errors);
     workers::pods(spec, &mut errors);
     if !errors.is_empty() {
@@ -250,6 +259,7 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
             preferred_topology: spec.placement.topology.preferred.clone(),
             products: spec.placement.gpu.products.iter().cloned().collect(),
             min_memory_mebibytes: spec.placement.gpu.min_memory_mebibytes,
+            nodes: spec.placement.nodes.iter().cloned().collect(),
             exclude_nodes: spec.placement.exclude_nodes.iter().cloned().collect(),
         },
         max_restarts: count(spec.failure_policy.max_restarts),
@@ -261,6 +271,19 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
         suspend: spec.suspend,
         ttl_seconds_after_finished: spec.ttl_seconds_after_finished.map(count),
     })
+}
+
+/// Ranks that share no storage leave it to the first to write.
+fn writers(checkpoint: &spec::Checkpoint, errors: &mut Vec<ConfigError>) -> CheckpointWriters {
+    match checkpoint.writers {
+        given if checkpoint.volume.is_some() => given,
+        CheckpointWriters::EveryRank => {
+            let expected = "needs checkpoint.volume, which all ranks share";
+            refuse(errors, "checkpoint.writers", "EveryRank", expected);
+            CheckpointWriters::EveryRank
+        }
+        CheckpointWriters::Auto | CheckpointWriters::FirstRank => CheckpointWriters::FirstRank,
+    }
 }
 
 /// What the operator chooses is not given, too.
@@ -368,10 +391,8 @@ fn pod_settings(spec: &spec::ViTTrainingJobSpec) -> PodSettings {
             volume: pretrained.volume.clone(),
             path: model::PRETRAINED_FOLDER.into(),
         }),
-        checkpoint: Mount {
-            volume: spec.checkpoint.volume.clone(),
-            path: spec.checkpoint.path.clone(),
-        },
+        checkpoint_path: spec.checkpoint.path.clone(),
+        checkpoint_volume: spec.checkpoint.volume.clone(),
     }
 }
 
@@ -529,7 +550,11 @@ spec:
         let message = errors(|job| {
             job.spec.workers.nodes = -1;
             job.spec.training.optimizer.betas = Some(vec![0.9]);
-            job.spec.checkpoint.volume.host_path = None;
+            job.spec.checkpoint.volume = Some(Volume {
+                persistent_volume_claim: None,
+                host_path: None,
+                sub_path: None,
+            });
             job.spec.data.volume = None;
         });
         for part in [

@@ -20,6 +20,8 @@ use kube::ResourceExt as _;
 use super::{metadata, name_of_attempt};
 use crate::policy::gang::{CONTAINER, METRICS_PORT};
 
+/// Name of the volume of checkpoints.
+const CHECKPOINTS: &str = "checkpoints";
 /// Time a pod has after SIGTERM to save a checkpoint, in seconds.
 const STOP_SECONDS: i64 = 120;
 
@@ -299,20 +301,32 @@ fn volumes(job: &ViTTrainingJob, valid: &ValidatedJob, attempt: i32) -> (Vec<Vol
         mount("shared-memory", "/dev/shm", false),
     ];
     let storage = [
-        ("data", valid.pod.data.as_ref(), true),
-        ("pretrained", valid.pod.pretrained.as_ref(), true),
-        ("checkpoints", Some(&valid.pod.checkpoint), false),
+        ("data", valid.pod.data.as_ref()),
+        ("pretrained", valid.pod.pretrained.as_ref()),
     ];
-    for (name, Mount { volume, path }, read_only) in storage
-        .into_iter()
-        .filter_map(|(name, given, read_only)| given.map(|given| (name, given, read_only)))
-    {
-        volumes.push(source(name, volume, read_only));
+    for (name, given) in storage {
+        let Some(Mount { volume, path }) = given else {
+            continue;
+        };
+        volumes.push(source(name, volume, true));
         mounts.push(VolumeMount {
             sub_path: volume.sub_path.clone(),
-            ..mount(name, path, read_only)
+            ..mount(name, path, true)
         });
     }
+    let checkpoints = valid.pod.checkpoint_volume.as_ref();
+    volumes.push(checkpoints.map_or_else(
+        || Volume {
+            name: CHECKPOINTS.into(),
+            empty_dir: Some(empty(None)),
+            ..Volume::default()
+        },
+        |volume| source(CHECKPOINTS, volume, false),
+    ));
+    mounts.push(VolumeMount {
+        sub_path: checkpoints.and_then(|volume| volume.sub_path.clone()),
+        ..mount(CHECKPOINTS, &valid.pod.checkpoint_path, false)
+    });
     volumes.extend(valid.pod.volumes.iter().cloned());
     mounts.extend(valid.pod.volume_mounts.iter().cloned());
     (volumes, mounts)

@@ -164,13 +164,13 @@ mod tests {
 
     fn with_record(mut pod: PodView, class: FailureClass, rank: u32, code: u8) -> PodView {
         pod.end.as_mut().expect("ended").record = Some(TerminationRecord {
-            progress: None,
             failure: Some(FailureRecord {
                 rank: Some(rank),
                 exit_code: code,
                 class,
                 message: "in its own words".into(),
             }),
+            ..TerminationRecord::default()
         });
         pod
     }

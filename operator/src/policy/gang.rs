@@ -378,13 +378,13 @@ mod tests {
             *view.end.expect("ended")
         };
         let record = TerminationRecord {
-            progress: None,
             failure: Some(contract::FailureRecord {
                 rank: Some(1),
                 exit_code: 3,
                 class: contract::FailureClass::BadData,
                 message: "truncated".into(),
             }),
+            ..TerminationRecord::default()
         };
         let end = ended(&serde_json::to_string(&record).expect("serializes"));
         assert_eq!(

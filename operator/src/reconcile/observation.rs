@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use contract::Progress;
+use contract::{Measurement, Progress};
 use crds::{Phase, ViTTrainingJob, ViTTrainingJobStatus};
 use jiff::{SignedDuration, Timestamp};
 use planner::facts::inventory::NodeFacts;
@@ -38,6 +38,8 @@ pub(crate) struct Observation {
     pub(crate) config_maps: BTreeSet<String>,
     /// The newest record of the present attempt.
     pub(crate) progress: Option<Progress>,
+    /// What the present attempt has measured, or why it has not; `None` where it was not to, or is not over.
+    pub(crate) measured: Option<Result<Measurement, String>>,
     /// Where rank 0 stands still for too long: what all agents say to it.
     pub(crate) standstill: Option<Standstill>,
     /// Whether rank 0's agent has just answered that it stands still for too long.

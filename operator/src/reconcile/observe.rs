@@ -68,6 +68,7 @@ pub(crate) async fn observe(
         unready_nodes,
         rejecting_nodes,
         progress: None,
+        measured: None,
         standstill: None,
         is_stall_suspected: false,
         silence: None,
@@ -122,8 +123,14 @@ fn add_progress(context: &Context, uid: &str, observation: &mut Observation) {
     let Some(coordinator) = coordinator else { return };
     let is_of_this_attempt = |progress: &Progress| i64::from(progress.attempt) == i64::from(status.attempt);
     if let Some(end) = &coordinator.end {
-        let last = end.record.as_ref().and_then(|record| record.progress.clone());
+        let record = end.record.as_ref();
+        let last = record.and_then(|record| record.progress.clone());
+        let measured = record.and_then(|record| {
+            let why_not = record.unmeasured.clone().map(Err);
+            record.measurement.clone().map(Ok).or(why_not)
+        });
         observation.progress = last.filter(is_of_this_attempt);
+        observation.measured = measured;
         return;
     }
     if status.phase != Some(Phase::Running) || coordinator.agent.is_none() {

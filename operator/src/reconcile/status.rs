@@ -65,6 +65,9 @@ pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStat
         Plan::Finish => {
             next.finish(Phase::Succeeded);
             next.set(COMPLETE, true, reasons::ALL_EPOCHS_DONE, "every pod ended well");
+            if observation.job.spec.measure.is_some() {
+                next.measured(observation.measured.as_ref());
+            }
         }
         Plan::End {
             failure,

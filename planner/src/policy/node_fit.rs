@@ -38,6 +38,8 @@ macro_rules! refusals {
 }
 
 refusals! {
+    /// `placement.nodes` does not name it.
+    NotNamed => "not named by placement.nodes",
     /// `placement.excludeNodes` names it.
     Excluded => "excluded by placement.excludeNodes",
     /// Attempts of the job failed there.
@@ -194,7 +196,9 @@ fn unsuitable(name: &str, node: &NodeFacts, gpus: Amount, shape: &Shape) -> Opti
     let rules = &shape.rules;
     let labels = node.labels.values();
     let gpu_labels = node.labels.gpus();
-    Some(if rules.exclude_nodes.contains(name) {
+    Some(if !rules.nodes.is_empty() && !rules.nodes.contains(name) {
+        Refusal::NotNamed
+    } else if rules.exclude_nodes.contains(name) {
         Refusal::Excluded
     } else if let Some(why) = shape.avoided.get(name) {
         match why {

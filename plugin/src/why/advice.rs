@@ -104,6 +104,14 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
             follow(),
         ),
         reasons::RESUMED => ("It is no longer suspended, or no longer refused.", follow()),
+        reasons::MEASURED => (
+            "It is done, and status.measurement tells what its steps took.",
+            vec![],
+        ),
+        reasons::NOT_MEASURED => (
+            "It is done, but it has measured nothing; the message says why.",
+            vec![],
+        ),
         reasons::ALL_EPOCHS_DONE => ("It is done: every epoch was trained.", vec![]),
         reasons::INVALID_SPEC => (
             "Its manifest cannot be run. The message names field, value and what would be right.",
@@ -274,6 +282,7 @@ pub(crate) fn of_refusal(refusal: Refusal) -> Option<Advice> {
         | Refusal::NoTopologyLabel
         | Refusal::OtherProduct
         | Refusal::TooLittleGpuMemory
+        | Refusal::NotNamed
         | Refusal::Excluded => Words("the job's own manifest leaves these nodes out"),
         Refusal::FailedBefore | Refusal::WasSlow | Refusal::OtherGpus => return None,
     })

@@ -9,7 +9,7 @@ use contract::RunConfig;
 use crds::ViTTrainingJobSpec;
 use crds::study::{GlobalBatch, Mode, Sweep, Variant, ViTScalingStudySpec};
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use check::check;
 use job::Job;
@@ -25,6 +25,8 @@ pub struct Plan {
     pub repetitions: u32,
     /// Steps at the start of a run that times leave out.
     pub warmup_steps: u64,
+    /// How often a run is repeated that failed for a reason that may pass.
+    pub retries: u32,
     /// How long a run may take.
     pub timeout: Duration,
     /// Images of a micro-batch of the template.
@@ -130,6 +132,7 @@ pub fn plan(study: &ViTScalingStudySpec) -> Result<Plan, InvalidStudy> {
         runs: vec![],
         repetitions: count(study.measure.repetitions),
         warmup_steps: u64::from(count(study.measure.warmup_steps)),
+        retries: count(study.measure.retries),
         timeout: Duration::from_secs(count(study.measure.timeout_seconds).into()),
         micro_batch_size: count(study.template.spec.training.micro_batch_size),
         gradient_accumulation_steps: count(study.template.spec.training.gradient_accumulation_steps),
@@ -280,10 +283,14 @@ fn choices(sweep: &Sweep) -> Vec<Choice<'_>> {
     choices
 }
 
-/// Eight hexadecimal digits of everything that a run is made from.
+/// Of everything that a run is made from.
 fn key(spec: &ViTTrainingJobSpec, speeds: &[f64], external: Option<&[String]>) -> String {
-    let all = json!([spec, speeds, external]).to_string();
-    format!("{:08x}", crc32fast::hash(all.as_bytes()))
+    fingerprint(&json!([spec, speeds, external]))
+}
+
+/// Eight hexadecimal digits that tell a value from others.
+pub fn fingerprint(value: &Value) -> String {
+    format!("{:08x}", crc32fast::hash(value.to_string().as_bytes()))
 }
 
 fn count(value: i32) -> u32 {

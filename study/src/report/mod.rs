@@ -1,15 +1,19 @@
 //! The report on a study: a page with pictures, and the same numbers as JSON, CSV and Markdown.
 
 mod charts;
+mod circumstances;
 mod figures;
 mod models;
 mod notes;
 mod page;
 mod tables;
 
+use contract::Measurement;
+use crds::study::ViTScalingStudySpec;
 use serde::Serialize;
 
-use crate::forecast::Forecast;
+use crate::forecast::{Forecast, forecasts};
+use crate::plan::Plan;
 use crate::results::Results;
 
 /// What was studied, and on what.
@@ -41,23 +45,54 @@ pub struct Report {
 }
 
 impl Report {
+    /// On what the runs of a study measured: for each of [`Plan::runs`] what its repetitions did, or why they did not.
+    pub fn new(
+        name: &str,
+        study: &ViTScalingStudySpec,
+        plan: &Plan,
+        measured: &[Vec<Result<Measurement, String>>],
+    ) -> Self {
+        let measurements = measured.iter().flatten().filter_map(|found| found.as_ref().ok());
+        Self {
+            subject: Subject {
+                name: name.into(),
+                circumstances: circumstances::circumstances(measurements),
+                warmup_steps: plan.warmup_steps,
+                epochs: u32::try_from(study.measure.epochs).unwrap_or(0),
+                repetitions: plan.repetitions,
+            },
+            results: Results::new(plan, measured),
+            forecasts: forecasts(plan, measured, &study.predict),
+        }
+    }
+
+    /// Every file of the report, by its name: `report.html`, `report.json`, `report.csv`, `report.md`.
+    pub fn files(&self) -> [(&'static str, String); 4] {
+        [
+            ("report.html", self.html()),
+            ("report.json", self.json()),
+            ("report.csv", self.csv()),
+            ("report.md", self.markdown()),
+        ]
+    }
+
     /// One page that needs no other file.
-    pub fn html(&self) -> String {
+    fn html(&self) -> String {
         page::page(self).into_string()
     }
 
     /// All numbers.
-    pub fn json(&self) -> String {
+    fn json(&self) -> String {
         serde_json::to_string_pretty(self).expect("strings and numbers")
     }
 
     /// A line for each point; each value as median, least and greatest.
-    pub fn csv(&self) -> String {
+    fn csv(&self) -> String {
         tables::csv(&self.results.points)
     }
 
     /// A table for each sweep.
-    pub fn markdown(&self) -> String {
+    fn markdown(&self) -> String {
         tables::markdown(self)
     }
 }
@@ -66,7 +101,6 @@ impl Report {
 mod tests {
     use super::*;
     use crate::fixtures::{measurement, plan};
-    use crate::measurement::Measurement;
 
     const SWEEPS: &str = "[{name: strong, mode: Strong, ranks: [1, 2, 4]}, \
         {name: batch, mode: Batch, ranks: [1, 2], microBatchSize: [8, 16]}, \

@@ -233,7 +233,7 @@ fn the_job_of_the_test_can_be_run_where_the_operator_runs_jobs() -> Result<()> {
             .spec
             .checkpoint
             .volume
-            .persistent_volume_claim
+            .and_then(|volume| volume.persistent_volume_claim)
             .context("a claim")?;
         ensure!(volume.claim_name == claim, "{}", volume.claim_name);
         let claims = of_kind(&objects, "PersistentVolumeClaim");

@@ -16,11 +16,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, RwLock};
 
 use contract::progress::FAILURE_MESSAGE_BYTES;
-use contract::{ExitCode, FailureRecord, Progress, RunConfig, TerminationRecord, environment};
+use contract::{ExitCode, FailureRecord, Measurement, Progress, RunConfig, TerminationRecord, environment};
 use tokio_util::sync::CancellationToken;
 
 use crate::config;
 use crate::error::TrainError;
+use crate::machine::this_machine;
+use crate::metrics::LOG_NAME;
 use crate::metrics::prometheus::Metrics;
 use crate::output::Output;
 use crate::signals::stop_on_signal;
@@ -81,8 +83,8 @@ impl Ended {
         Self {
             code: error.exit_code(),
             record: TerminationRecord {
-                progress: None,
                 failure: Some(failure),
+                ..TerminationRecord::default()
             },
         }
     }
@@ -112,17 +114,43 @@ async fn attempt(output: Output, stop_with_parent: bool) -> Result<Ended, TrainE
     };
     tracing::debug!("the coordinator {} is {address}", pod.coordinator_host);
 
+    let is_first = pod.node_rank == 0;
     let gang = gang::Gang::start(&config, &pod, &shown.pulses)?;
     let end = gang.run(&shown, output, stop).await;
     let progress = shown.progress.read().ok().and_then(|progress| progress.clone());
     output.end(progress.as_ref());
+    let measured = (is_first && end.code == ExitCode::Done)
+        .then(|| measured(&config))
+        .flatten();
+    let (measurement, unmeasured) = match measured.transpose() {
+        Ok(measurement) => (measurement, None),
+        Err(error) => (None, Some(error)),
+    };
     Ok(Ended {
         code: end.code,
         record: TerminationRecord {
             progress,
             failure: end.failure,
+            measurement,
+            unmeasured,
         },
     })
+}
+
+/// What a run that is to be measured has measured, or why it has not.
+fn measured(config: &RunConfig) -> Option<Result<Measurement, String>> {
+    let measure = config.measure?;
+    let log =
+        fs_err::read_to_string(config.checkpoint.path.join(LOG_NAME)).map_err(|error| error.to_string());
+    let measured =
+        log.and_then(|log| study::read_log(&log, measure.warmup_steps).map_err(|error| error.to_string()));
+    Some(measured.map(|measurement| {
+        Measurement {
+            machine: Some(this_machine()),
+            ..measurement
+        }
+        .rounded()
+    }))
 }
 
 /// A token that SIGTERM and SIGINT cancel, and where asked for the end of standard input.
@@ -174,8 +202,9 @@ fn finish(ended: &Ended) -> ExitCode {
         progress.slow_ranks.clear();
         progress.idle_ranks.clear();
     }
-    if let Some(failure) = &mut record.failure {
-        shorten(&mut failure.message, FAILURE_MESSAGE_BYTES);
+    let failure = record.failure.as_mut().map(|failure| &mut failure.message);
+    for message in failure.into_iter().chain(&mut record.unmeasured) {
+        shorten(message, FAILURE_MESSAGE_BYTES);
     }
     let path = PathBuf::from(path);
     let written = serde_json::to_vec(&record)

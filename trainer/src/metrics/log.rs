@@ -117,12 +117,15 @@ struct Waiting {
     _written: Option<Sender<Infallible>>,
 }
 
+/// Name of the log, beside a job's checkpoints.
+pub(crate) const LOG_NAME: &str = "log.jsonl";
+
 impl Log {
     pub(super) fn open(folder: &Path, attempt: u32) -> std::io::Result<Self> {
         let file = fs::OpenOptions::new()
             .create(true)
             .append(true)
-            .open(folder.join("log.jsonl"))?;
+            .open(folder.join(LOG_NAME))?;
         Self::to(file, attempt)
     }
 

@@ -12,6 +12,7 @@ use contract::{Activity, FailureRecord, Progress};
 use serde::{Deserialize, Serialize};
 use torch_ext::{SyncCost, SyncTimes};
 
+pub(crate) use log::LOG_NAME;
 pub(crate) use observer::{Observer, RunShape};
 pub(crate) use reporter::Reporter;
 

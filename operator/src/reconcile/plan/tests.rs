@@ -104,8 +104,8 @@ fn ended(mut pod: PodView, code: u8, second: i64) -> PodView {
         reason: "Error".into(),
         finished_at: Some(at(second)),
         record: Some(TerminationRecord {
-            progress: None,
             failure,
+            ..TerminationRecord::default()
         }),
         message: None,
     }));
@@ -221,6 +221,7 @@ fn a_gang_of_which_a_pod_is_refused_has_its_time_and_a_failure_of_another_ends_i
     let error = Error::NameTaken {
         kind: "Pod",
         name: "digits-1-1".into(),
+        owner: "job",
     };
     let status = status::with_error(&observation, observation.status(), Some(&error));
     job_of(&mut observation).status = Some(status);

@@ -345,6 +345,7 @@ fn what_keeps_a_plan_from_being_carried_out_is_written_in_every_phase_until_it_i
     let error = Error::NameTaken {
         kind: "Service",
         name: "digits".into(),
+        owner: "job",
     };
     for phase in Phase::ALL {
         let observed = observation(job_in(phase, 1), gang(1));

@@ -1,8 +1,8 @@
 //! What a plan changes in a status.
 
-use contract::{Balance, FailureClass};
+use contract::{Balance, FailureClass, Measurement};
 use crds::Phase;
-use crds::conditions::types::{FAILED, PLACED, RUNNING, SUSPENDED};
+use crds::conditions::types::{FAILED, MEASURED, PLACED, RUNNING, SUSPENDED};
 use crds::conditions::{self, reasons};
 use crds::status::{
     AdmissionStatus, FailureStatus, MixedGroup, PlacementStatus, StrategyStatus, ViTTrainingJobStatus,
@@ -112,6 +112,23 @@ impl Next {
         });
         self.set(PLACED, true, reason, &message);
         self.set(RUNNING, false, reasons::PODS_STARTING, "pods are being created");
+    }
+
+    /// The job is over that was to be measured.
+    pub(super) fn measured(&mut self, found: Option<&Result<Measurement, String>>) {
+        let unmeasured = match found {
+            Some(Ok(measurement)) => {
+                let message = format!("means over {} steps", measurement.steps);
+                self.status.measurement = Some(measurement.clone());
+                self.set(MEASURED, true, reasons::MEASURED, &message);
+                return;
+            }
+            Some(Err(why)) => why,
+            None => {
+                "the pod of the first rank left no measurement: it is gone, or its image has an older vit-trainer"
+            }
+        };
+        self.set(MEASURED, false, reasons::NOT_MEASURED, unmeasured);
     }
 
     /// The gang makes room for another without having failed.

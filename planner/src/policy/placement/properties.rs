@@ -102,6 +102,7 @@ fn is_usable(name: &str, node: &NodeFacts, shape: &Shape, free: fn(Amount) -> i6
         && gpus.allocatable == gpus.capacity
         && node.health == NodeHealth::Ready
         && !node.cordoned
+        && (rules.nodes.is_empty() || rules.nodes.contains(name))
         && !rules.exclude_nodes.contains(name)
         && !shape.avoided.contains_key(name)
         && shape

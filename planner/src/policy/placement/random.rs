@@ -187,8 +187,14 @@ fn rules() -> impl Strategy<Value = PlacementRules> {
         weighted(SELDOM, select(&PRODUCTS[..])),
         weighted(SELDOM, select(&[15_360, 20_000][..])),
     );
-    (homogeneity, topology, any::<bool>(), unusual, names()).prop_map(
-        |(homogeneity, (required, preferred), allow_shared, (by_zone, product, memory), excluded)| {
+    (homogeneity, topology, any::<bool>(), unusual, (names(), names())).prop_map(
+        |(
+            homogeneity,
+            (required, preferred),
+            allow_shared,
+            (by_zone, product, memory),
+            (named, excluded),
+        )| {
             PlacementRules {
                 homogeneity,
                 group_by: by_zone.then(|| "zone".to_owned()).into_iter().collect(),
@@ -197,6 +203,7 @@ fn rules() -> impl Strategy<Value = PlacementRules> {
                 preferred_topology: preferred,
                 products: product.into_iter().map(str::to_owned).collect(),
                 min_memory_mebibytes: memory,
+                nodes: named.into_iter().collect(),
                 exclude_nodes: excluded.into_iter().collect(),
             }
         },

@@ -135,7 +135,10 @@ fn set_amount(node: &mut Node, resource: &str, amount: &str) {
 fn every_reason_refuses_a_node_and_is_named() {
     type Change = fn(&mut Node, &mut Shape);
     const OTHER: &str = "too little of another resource that a pod asks for";
-    let cases: [(&str, Change); 20] = [
+    let cases: [(&str, Change); 21] = [
+        ("not named", |_, shape| {
+            shape.rules.nodes = ["b".to_owned()].into();
+        }),
         ("excluded", |_, shape| {
             shape.rules.exclude_nodes = ["a".to_owned()].into();
         }),

@@ -12,6 +12,7 @@ use crate::checkpoint::CheckpointError;
 use crate::distributed::Accelerator;
 use crate::error::TrainError;
 use crate::launch::{self, Launch};
+use crate::metrics::LOG_NAME;
 use crate::signals::stop_on_signal;
 use crate::threads;
 
@@ -164,7 +165,7 @@ pub(super) async fn rehearse(config: &RunConfig, scratch: &Scratch, report: &mut
 }
 
 fn tell(config: &RunConfig, scratch: &Scratch, seconds: f64, report: &mut Report) {
-    let log = fs::read_to_string(scratch.path.join("log.jsonl")).unwrap_or_default();
+    let log = fs::read_to_string(scratch.path.join(LOG_NAME)).unwrap_or_default();
     let record = |kind: &str| -> serde_json::Value {
         let mut records = log
             .lines()

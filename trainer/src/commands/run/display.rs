@@ -8,6 +8,7 @@ use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
 use super::line::live_line;
 use crate::launch::End;
+use crate::metrics::LOG_NAME;
 use crate::output::{Pace, write_line};
 
 /// Columns of the spinner before the live line.
@@ -141,7 +142,7 @@ fn summary(config: &RunConfig, end: &End, took: Duration) -> Vec<String> {
     if let Some(checkpoint) = checkpoint {
         add("checkpoint", checkpoint.path.clone());
     }
-    let log = config.checkpoint.path.join("log.jsonl");
+    let log = config.checkpoint.path.join(LOG_NAME);
     if log.exists() {
         add("log", log.display().to_string());
     }

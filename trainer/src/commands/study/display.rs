@@ -3,9 +3,8 @@
 use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
-use contract::Progress;
+use contract::{Measurement, Progress};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use study::Measurement;
 
 use crate::output::write_line;
 
@@ -61,6 +60,14 @@ impl Display {
         self.line(label, repetition, &words(result));
     }
 
+    /// A run has failed and is tried again.
+    pub(super) fn again(&self, label: &str, repetition: u32, message: &str) {
+        self.write(&format!(
+            "{label} #{}: failed, and is tried again: {message}",
+            repetition + 1
+        ));
+    }
+
     pub(super) fn end(self) {
         if let Some(bar) = self.bar {
             bar.finish_and_clear();
@@ -76,9 +83,13 @@ impl Display {
             repetition + 1,
             self.remaining()
         );
+        self.write(&line);
+    }
+
+    fn write(&self, line: &str) {
         match &self.bar {
-            Some(bar) => bar.suspend(|| write_line(&line)),
-            None => write_line(&line),
+            Some(bar) => bar.suspend(|| write_line(line)),
+            None => write_line(line),
         }
     }
 

@@ -15,6 +15,7 @@ use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use torch_ext::Rendezvous;
 
+use super::Failure;
 use crate::threads;
 
 /// How long processes have to end, once one has failed or they are told to.
@@ -36,7 +37,7 @@ pub(super) async fn run(
     config: &RunConfig,
     files: Files<'_>,
     stop: CancellationToken,
-) -> Result<(), String> {
+) -> Result<(), Failure> {
     let failed = |error: std::io::Error| error.to_string();
     let run_config = files.folder.join("run.json");
     let json = serde_json::to_vec_pretty(config).map_err(|error| error.to_string())?;
@@ -66,7 +67,7 @@ pub(super) async fn run(
             }
             Err(error) => {
                 signal(&groups, Signal::SIGKILL);
-                return Err(error);
+                return Err(error.into());
             }
         }
     }
@@ -75,11 +76,14 @@ pub(super) async fn run(
     signal(&groups, Signal::SIGKILL);
     match ended {
         None => Ok(()),
-        Some((rank, status)) => Err(format!(
-            "rank {rank} of {} ended with {status}{}",
-            command[0],
-            last_words(&output(files.folder, rank))
-        )),
+        Some((rank, status)) => Err(Failure {
+            message: format!(
+                "rank {rank} of {} ended with {status}{}",
+                command[0],
+                last_words(&output(files.folder, rank))
+            ),
+            may_pass: true,
+        }),
     }
 }
 

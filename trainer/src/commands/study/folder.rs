@@ -14,24 +14,22 @@
 use std::fs::TryLockError;
 use std::path::{Path, PathBuf};
 
-use contract::RunConfig;
+use contract::{Machine, Measurement, RunConfig};
 use crds::ViTScalingStudy;
 use fs_err as fs;
 use serde_json::{Value, json};
-use study::{Measurement, Run};
+use study::{NOT_RUN, Run, read_log};
 
-use super::machine::Machine;
 use crate::error::TrainError;
+use crate::metrics::LOG_NAME;
 
 pub(super) const MANIFEST: &str = "study.yaml";
 /// Name of every job.
 pub(super) const JOB: &str = "point";
-pub(super) const LOG: &str = "log.jsonl";
 const MACHINE: &str = "machine.json";
 const INPUTS: &str = "inputs.json";
 const FAILURE: &str = "failure.txt";
 const LOCK: &str = ".lock";
-const NOT_RUN: &str = "not run yet";
 
 /// A study's folder.
 #[derive(Debug)]
@@ -145,7 +143,7 @@ impl Place {
 
     /// What was measured, or why it was not.
     pub(super) fn result(&self, warmup: u64) -> Result<Measurement, String> {
-        let log = self.path.join(LOG);
+        let log = self.path.join(LOG_NAME);
         if !log.exists() {
             return Err(fs::read_to_string(self.path.join(FAILURE)).unwrap_or_else(|_| NOT_RUN.into()));
         }
@@ -163,11 +161,13 @@ impl Place {
             return Err(NOT_RUN.into());
         }
         let text = fs::read_to_string(log).map_err(|error| error.to_string())?;
-        Measurement::of_log(&text, warmup).map_err(|error| error.to_string())
+        let mut measurement = read_log(&text, warmup).map_err(|error| error.to_string())?;
+        measurement.machine = self.machine();
+        Ok(measurement)
     }
 
     /// Where it was measured.
-    pub(super) fn machine(&self) -> Option<Machine> {
+    fn machine(&self) -> Option<Machine> {
         serde_json::from_slice(&fs::read(self.path.join(MACHINE)).ok()?).ok()
     }
 
@@ -188,15 +188,15 @@ impl Place {
 
     /// Keeps the log of the run that has just ended, which must be whole, and nothing else of it.
     pub(super) fn trained(&self, config: &RunConfig) -> Result<(), String> {
-        let log = config.checkpoint.path.join(LOG);
-        let kept = self.partial().join(LOG);
+        let log = config.checkpoint.path.join(LOG_NAME);
+        let kept = self.partial().join(LOG_NAME);
         if !log.exists() {
             return Err("it has written no log: rank 0 of another trainer writes it to $VIT_LOG".into());
         }
         let moved = fs::rename(&log, &kept).and_then(|()| fs::remove_dir_all(&config.checkpoint.path));
         moved.map_err(|error| error.to_string())?;
         let text = fs::read_to_string(&kept).map_err(|error| error.to_string())?;
-        let whole = Measurement::of_log(&text, 0);
+        let whole = read_log(&text, 0);
         whole.map(|_| ()).map_err(|error| error.to_string())
     }
 

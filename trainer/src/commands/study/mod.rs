@@ -3,25 +3,25 @@
 mod display;
 mod external;
 mod folder;
-mod machine;
 
 use std::path::{Path, PathBuf};
 
-use contract::{ExitCode, RunConfig};
+use contract::{ExitCode, FailureClass, RunConfig};
 use crds::study::ViTScalingStudySpec;
 use crds::{ViTScalingStudy, ViTTrainingJob};
-use study::{Plan, Report, Results, Run, Subject};
+use study::{Plan, Report, Run};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::TrainError;
 use crate::launch::{self, Event, Launch};
+use crate::machine::this_machine;
 use crate::manifest::{self, local_config, with_pretrained};
+use crate::metrics::LOG_NAME;
 use crate::output::write_line;
 use crate::signals::stop_on_signal;
 use crate::speeds::Speeds;
 use display::Display;
 use folder::{Data, Folder, Place};
-use machine::Machine;
 
 /// The command line of `study`.
 #[derive(Debug, clap::Args)]
@@ -98,6 +98,23 @@ struct Study {
     plan: Plan,
 }
 
+/// Why a run is not whole.
+#[derive(Debug)]
+struct Failure {
+    message: String,
+    /// Whether another try may go better.
+    may_pass: bool,
+}
+
+impl From<String> for Failure {
+    fn from(message: String) -> Self {
+        Self {
+            message,
+            may_pass: false,
+        }
+    }
+}
+
 /// How measuring ended.
 #[derive(Debug, Default)]
 struct Ended {
@@ -157,7 +174,7 @@ impl Study {
     /// on the machine meanwhile does not meet one point alone.
     async fn measure(&self, folder: &Folder, arguments: &Arguments) -> Result<Ended, TrainError> {
         let stop = stop_on_signal()?;
-        let machine = Machine::of_this();
+        let machine = this_machine();
         let mut ended = Ended::default();
         let places: Vec<(&Run, u32)> = (0..self.plan.repetitions)
             .flat_map(|repetition| self.plan.runs.iter().map(move |run| (run, repetition)))
@@ -170,11 +187,9 @@ impl Study {
                 display.kept(&run.label, repetition, &result);
                 result
             } else {
-                place.begin()?;
-                let trained = match arguments.config(run, repetition, &place.partial()) {
-                    Ok(config) => self.train(&config, run, &place, &stop, &display).await,
-                    Err(error) => Err(error),
-                };
+                let trained = self
+                    .try_to_train((run, repetition), arguments, &place, &stop, &mut display)
+                    .await?;
                 // What was told to stop has measured nothing, whatever it says.
                 if stop.is_cancelled() {
                     place.discard()?;
@@ -195,7 +210,33 @@ impl Study {
         Ok(ended)
     }
 
-    /// Carries out a run. The error says why it is not whole.
+    /// Carries out a run, again where its failure may pass. The inner error says why it is not whole.
+    async fn try_to_train(
+        &self,
+        (run, repetition): (&Run, u32),
+        arguments: &Arguments,
+        place: &Place,
+        stop: &CancellationToken,
+        display: &mut Display,
+    ) -> Result<Result<(), String>, TrainError> {
+        let mut retries = self.plan.retries;
+        loop {
+            place.begin()?;
+            let trained = match arguments.config(run, repetition, &place.partial()) {
+                Ok(config) => self.train(&config, run, place, stop, display).await,
+                Err(error) => Err(error.into()),
+            };
+            match trained {
+                Err(failure) if failure.may_pass && retries > 0 && !stop.is_cancelled() => {
+                    retries -= 1;
+                    display.again(&run.label, repetition, &failure.message);
+                }
+                trained => return Ok(trained.map_err(|failure| failure.message)),
+            }
+        }
+    }
+
+    /// Carries out a run once. The error says why it is not whole.
     async fn train(
         &self,
         config: &RunConfig,
@@ -203,7 +244,7 @@ impl Study {
         place: &Place,
         stop: &CancellationToken,
         display: &Display,
-    ) -> Result<(), String> {
+    ) -> Result<(), Failure> {
         // A run that is told to stop and one that takes too long end in the same way.
         let end = stop.child_token();
         let under_way = async {
@@ -218,50 +259,27 @@ impl Study {
             () = tokio::time::sleep(self.plan.timeout) => {
                 end.cancel();
                 under_way.await.ok();
-                Err(format!(
-                    "it took more than measure.timeoutSeconds ({})",
-                    self.plan.timeout.as_secs()
-                ))
+                let seconds = self.plan.timeout.as_secs();
+                Err(format!("it took more than measure.timeoutSeconds ({seconds})").into())
             }
         };
-        ended.and_then(|()| place.trained(config))
+        ended.and_then(|()| Ok(place.trained(config)?))
     }
 
     /// Writes the report on what the folder has so far.
     fn report(&self, folder: &Folder) -> Result<(), TrainError> {
-        let mut machines: Vec<Machine> = Vec::new();
-        let mut measured = Vec::new();
-        for run in &self.plan.runs {
-            let mut repetitions = Vec::new();
-            for repetition in 0..self.plan.repetitions {
-                let place = folder.place(run, repetition, Data::Any)?;
-                repetitions.push(place.result(self.plan.warmup_steps));
-                machines.extend(place.machine().filter(|machine| !machines.contains(machine)));
-            }
-            measured.push(repetitions);
-        }
-        let devices: Vec<String> = measured
-            .iter()
-            .flatten()
-            .filter_map(|found| found.as_ref().ok()?.device.clone())
-            .collect();
-        let report = Report {
-            subject: Subject {
-                name: self.name().into(),
-                circumstances: machine::circumstances(&machines, devices),
-                warmup_steps: self.plan.warmup_steps,
-                epochs: u32::try_from(self.spec().measure.epochs).unwrap_or(0),
-                repetitions: self.plan.repetitions,
-            },
-            results: Results::new(&self.plan, &measured),
-            forecasts: study::forecasts(&self.plan, &measured, &self.spec().predict),
+        let of_run = |run: &Run| {
+            (0..self.plan.repetitions)
+                .map(|repetition| {
+                    let place = folder.place(run, repetition, Data::Any)?;
+                    Ok(place.result(self.plan.warmup_steps))
+                })
+                .collect::<Result<Vec<_>, TrainError>>()
         };
-        for (name, text) in [
-            ("report.html", report.html()),
-            ("report.json", report.json()),
-            ("report.csv", report.csv()),
-            ("report.md", report.markdown()),
-        ] {
+        let measured = self.plan.runs.iter().map(of_run);
+        let measured = measured.collect::<Result<Vec<_>, TrainError>>()?;
+        let report = Report::new(self.name(), self.spec(), &self.plan, &measured);
+        for (name, text) in report.files() {
             folder.write(name, &text)?;
         }
         write_line(&format!(
@@ -289,7 +307,7 @@ async fn train_here(
     run: &Run,
     stop: CancellationToken,
     display: &Display,
-) -> Result<(), String> {
+) -> Result<(), Failure> {
     let speeds = Speeds::of_arguments(&run.speeds, config).map_err(|error| error.to_string())?;
     let emulated = speeds.iter().flat_map(|speeds| {
         // A rank's own speed must not depend on how many there are.
@@ -308,9 +326,16 @@ async fn train_here(
     .map_err(|error| error.to_string())?;
     match end.code {
         ExitCode::Done => Ok(()),
-        code => Err(end
-            .failure
-            .map_or_else(|| format!("exit code {}", code.code()), |failure| failure.message)),
+        code => {
+            let class = end.failure.as_ref().map(|failure| failure.class);
+            let class = class.or(code.failure_class());
+            Err(Failure {
+                may_pass: class.is_some_and(FailureClass::is_retryable),
+                message: end
+                    .failure
+                    .map_or_else(|| format!("exit code {}", code.code()), |failure| failure.message),
+            })
+        }
     }
 }
 
@@ -320,11 +345,11 @@ async fn train_externally(
     config: &RunConfig,
     place: &Place,
     stop: CancellationToken,
-) -> Result<(), String> {
+) -> Result<(), Failure> {
     let folder = place.partial();
     let files = external::Files {
         folder: &folder,
-        log: &config.checkpoint.path.join(folder::LOG),
+        log: &config.checkpoint.path.join(LOG_NAME),
     };
     external::run(command, config, files, stop).await
 }

@@ -1,71 +1,7 @@
 //! What a run measured, from its `log.jsonl`.
 
-use serde::{Deserialize, Serialize};
-
-/// What one run measured.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Measurement {
-    /// Number of ranks.
-    pub world_size: u32,
-    /// Images of a step.
-    pub global_batch_size: u64,
-    /// Images of an epoch.
-    pub train_images: u64,
-    /// Product of the GPUs; `None` on CPUs.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub device: Option<String>,
-    /// Every epoch, the first with its warm-up.
-    pub epochs: Vec<Epoch>,
-    /// Steps after the warm-up, which the following are means of.
-    pub steps: u64,
-    /// Seconds of a step of rank 0.
-    pub step_seconds: f64,
-    /// Training images a second over all ranks.
-    pub images_per_second: f64,
-    /// Where a step's seconds went on rank 0.
-    pub phases: PhaseSeconds,
-    /// Seconds of a step in which collectives were under way, hidden or not.
-    pub communication_seconds: f64,
-    /// Bytes that a rank gave to collectives in a step.
-    pub communication_bytes: f64,
-    /// Most memory of tensors on rank 0's GPU, or of its process where there is none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub memory_bytes: Option<u64>,
-}
-
-/// An epoch of a run.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Epoch {
-    /// Of its steps; without evaluation and checkpoints.
-    pub seconds: f64,
-    /// Mean training loss.
-    pub loss: f64,
-    /// Share of its training images that were classified right while the model trained on them, 0..1.
-    pub train_accuracy: f64,
-    /// Share of held-out images classified right after it.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub validation_accuracy: Option<f64>,
-}
-
-/// Seconds of a step by phase, named as [`contract::metrics::STEP_PHASES`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct PhaseSeconds {
-    /// Images into tensors.
-    pub data: f64,
-    /// Forward pass.
-    pub forward: f64,
-    /// Backward pass, without waiting.
-    pub backward: f64,
-    /// Waiting for collectives that every rank had begun.
-    pub sync_exposed: f64,
-    /// Waiting for ranks that had not begun.
-    pub sync_straggler: f64,
-    /// Checks, clipping and the optimizer.
-    pub optimizer: f64,
-}
+use contract::{Epoch, Measurement, PhaseSeconds};
+use serde::Deserialize;
 
 /// What is wrong with a log.
 #[derive(Debug, thiserror::Error)]
@@ -163,144 +99,98 @@ struct Sync {
     bytes: f64,
 }
 
-/// Share of a step of which it may be unknown where it goes.
-const MOST_UNTOLD: f64 = 0.05;
-
-/// Whether so many seconds of a step, of which it is unknown where they go, leave its parts worth telling.
-pub(crate) fn are_told(untold: f64, step: f64) -> bool {
-    untold <= MOST_UNTOLD * step
-}
-
-impl Measurement {
-    /// What the run measured whose log this is, with its first `warmup` steps left out of times. Lines that are partly
-    /// warm-up are left out whole.
-    pub fn of_log(text: &str, warmup: u64) -> Result<Self, LogError> {
-        let mut starts = Vec::new();
-        let mut lines: Vec<Steps> = Vec::new();
-        let mut evaluations = Vec::new();
-        for (number, line) in text.lines().enumerate() {
-            let record = serde_json::from_str(line).map_err(|reason| LogError::Line {
-                line: number + 1,
-                reason,
-            })?;
-            match record {
-                Record::Start { .. } => starts.push(record),
-                Record::Train(steps) if steps.count > steps.step => {
-                    return Err(LogError::Steps {
-                        line: number + 1,
-                        steps: steps.count,
-                        step: steps.step,
-                    });
-                }
-                Record::Train(steps) => lines.push(*steps),
-                Record::Evaluation { epoch, accuracy } => evaluations.push((epoch, accuracy)),
-                Record::Shares {} | Record::Checkpoint {} => {}
+/// What the run measured whose log this is, with its first `warmup` steps left out of times. Lines that are partly
+/// warm-up are left out whole.
+pub fn read_log(text: &str, warmup: u64) -> Result<Measurement, LogError> {
+    let mut starts = Vec::new();
+    let mut lines: Vec<Steps> = Vec::new();
+    let mut evaluations = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        let record = serde_json::from_str(line).map_err(|reason| LogError::Line {
+            line: number + 1,
+            reason,
+        })?;
+        match record {
+            Record::Start { .. } => starts.push(record),
+            Record::Train(steps) if steps.count > steps.step => {
+                return Err(LogError::Steps {
+                    line: number + 1,
+                    steps: steps.count,
+                    step: steps.step,
+                });
             }
+            Record::Train(steps) => lines.push(*steps),
+            Record::Evaluation { epoch, accuracy } => evaluations.push((epoch, accuracy)),
+            Record::Shares {} | Record::Checkpoint {} => {}
         }
-        if starts.len() > 1 {
-            return Err(LogError::SeveralAttempts {
-                attempts: starts.len(),
-            });
-        }
-        let Some(Record::Start {
-            total_steps,
-            world_size,
-            global_batch_size,
-            train_images,
-            device,
-        }) = starts.pop()
-        else {
-            return Err(LogError::NotStarted);
-        };
-        let step = lines.last().map_or(0, |line| line.step);
-        if step < total_steps {
-            return Err(LogError::Unfinished {
-                step,
-                total: total_steps,
-            });
-        }
-        let measured: Vec<&Steps> = lines
+    }
+    if starts.len() > 1 {
+        return Err(LogError::SeveralAttempts {
+            attempts: starts.len(),
+        });
+    }
+    let Some(Record::Start {
+        total_steps,
+        world_size,
+        global_batch_size,
+        train_images,
+        device,
+    }) = starts.pop()
+    else {
+        return Err(LogError::NotStarted);
+    };
+    let step = lines.last().map_or(0, |line| line.step);
+    if step < total_steps {
+        return Err(LogError::Unfinished {
+            step,
+            total: total_steps,
+        });
+    }
+    let measured: Vec<&Steps> = lines
+        .iter()
+        .filter(|line| line.step - line.count >= warmup)
+        .collect();
+    let steps: u64 = measured.iter().map(|line| line.count).sum();
+    if steps == 0 {
+        return Err(LogError::OnlyWarmup {
+            total: total_steps,
+            warmup,
+        });
+    }
+    let mean = |value: &dyn Fn(&Steps) -> f64| {
+        measured
             .iter()
-            .filter(|line| line.step - line.count >= warmup)
-            .collect();
-        let steps: u64 = measured.iter().map(|line| line.count).sum();
-        if steps == 0 {
-            return Err(LogError::OnlyWarmup {
-                total: total_steps,
-                warmup,
-            });
-        }
-        let mean = |value: &dyn Fn(&Steps) -> f64| {
-            measured
-                .iter()
-                .map(|line| value(line) * line.count as f64)
-                .sum::<f64>()
-                / steps as f64
-        };
-        let step_seconds = mean(&|line| line.step_seconds);
-        let on_device = lines
-            .iter()
-            .filter_map(|line| line.device_memory_peak_bytes)
-            .max();
-        Ok(Self {
-            world_size,
-            global_batch_size,
-            train_images,
-            device,
-            epochs: epochs(&lines, &evaluations),
-            steps,
-            step_seconds,
-            images_per_second: global_batch_size as f64 / step_seconds,
-            phases: PhaseSeconds {
-                data: mean(&|line| line.phases.data),
-                forward: mean(&|line| line.phases.forward),
-                backward: mean(&|line| line.phases.backward),
-                sync_exposed: mean(&|line| line.phases.sync_exposed),
-                sync_straggler: mean(&|line| line.phases.sync_straggler),
-                optimizer: mean(&|line| line.phases.optimizer),
-            },
-            communication_seconds: mean(&|line| line.sync.total),
-            communication_bytes: mean(&|line| line.sync.bytes),
-            memory_bytes: on_device.or_else(|| lines.iter().filter_map(|line| line.resident_bytes).max()),
-        })
-    }
-
-    /// Seconds of a step of which it is not known where they went; other trainers may not tell.
-    pub fn untold_seconds(&self) -> f64 {
-        (self.step_seconds - self.phases.compute() - self.phases.waiting()).max(0.0)
-    }
-
-    /// Whether it is known where nearly all of a step goes.
-    pub fn tells_parts(&self) -> bool {
-        are_told(self.untold_seconds(), self.step_seconds)
-    }
-
-    /// Steps of an epoch, of which only whole ones are trained.
-    pub fn steps_per_epoch(&self) -> u64 {
-        self.train_images / self.global_batch_size.max(1)
-    }
-
-    /// What an epoch takes after the warm-up.
-    pub fn epoch_seconds(&self) -> f64 {
-        self.steps_per_epoch() as f64 * self.step_seconds
-    }
-
-    /// The mean over all epochs, the first included, as the study that this project started from has it.
-    pub fn mean_epoch_seconds(&self) -> f64 {
-        self.epochs.iter().map(|epoch| epoch.seconds).sum::<f64>() / self.epochs.len().max(1) as f64
-    }
-}
-
-impl PhaseSeconds {
-    /// Everything but waiting.
-    pub fn compute(&self) -> f64 {
-        self.data + self.forward + self.backward + self.optimizer
-    }
-
-    /// Waiting for synchronisation. What DeepSpeed reports as `bwd_allreduce`.
-    pub fn waiting(&self) -> f64 {
-        self.sync_exposed + self.sync_straggler
-    }
+            .map(|line| value(line) * line.count as f64)
+            .sum::<f64>()
+            / steps as f64
+    };
+    let step_seconds = mean(&|line| line.step_seconds);
+    let on_device = lines
+        .iter()
+        .filter_map(|line| line.device_memory_peak_bytes)
+        .max();
+    Ok(Measurement {
+        world_size,
+        global_batch_size,
+        train_images,
+        device,
+        epochs: epochs(&lines, &evaluations),
+        steps,
+        step_seconds,
+        images_per_second: global_batch_size as f64 / step_seconds,
+        phases: PhaseSeconds {
+            data: mean(&|line| line.phases.data),
+            forward: mean(&|line| line.phases.forward),
+            backward: mean(&|line| line.phases.backward),
+            sync_exposed: mean(&|line| line.phases.sync_exposed),
+            sync_straggler: mean(&|line| line.phases.sync_straggler),
+            optimizer: mean(&|line| line.phases.optimizer),
+        },
+        communication_seconds: mean(&|line| line.sync.total),
+        communication_bytes: mean(&|line| line.sync.bytes),
+        memory_bytes: on_device.or_else(|| lines.iter().filter_map(|line| line.resident_bytes).max()),
+        machine: None,
+    })
 }
 
 /// No line is about two epochs. Lines count epochs that are finished, evaluations the one that they follow, too.
@@ -349,7 +239,7 @@ mod tests {
     const CHECKPOINT: &str = r#"{"time":"t","attempt":1,"kind":"checkpoint","step":2,"path":"p","snapshotSeconds":0.1,"writeSeconds":0.1,"bytes":3}"#;
 
     fn measured(lines: &[String], warmup: u64) -> Result<Measurement, LogError> {
-        Measurement::of_log(&lines.join("\n"), warmup)
+        read_log(&lines.join("\n"), warmup)
     }
 
     fn whole() -> Vec<String> {

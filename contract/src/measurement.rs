@@ -1,0 +1,301 @@
+//! What a run measured of itself.
+
+use serde::{Deserialize, Serialize};
+
+/// What one run measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Measurement {
+    /// worldSize is the number of ranks.
+    #[cfg_attr(feature = "schema", schemars(with = "i32"))]
+    pub world_size: u32,
+    /// globalBatchSize is the number of images of a step.
+    #[cfg_attr(feature = "schema", schemars(with = "i64"))]
+    pub global_batch_size: u64,
+    /// trainImages is the number of images of an epoch.
+    #[cfg_attr(feature = "schema", schemars(with = "i64"))]
+    pub train_images: u64,
+    /// device is the product of the GPUs; absent on CPUs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<String>,
+    /// epochs are all epochs, the first with its warm-up, as a list for each value.
+    #[serde(with = "columns")]
+    #[cfg_attr(feature = "schema", schemars(with = "columns::Columns"))]
+    pub epochs: Vec<Epoch>,
+    /// steps is the number of steps after the warm-up, which the following are means of.
+    #[cfg_attr(feature = "schema", schemars(with = "i64"))]
+    pub steps: u64,
+    /// stepSeconds is the time of a step of rank 0.
+    pub step_seconds: f64,
+    /// imagesPerSecond are training images over all ranks.
+    pub images_per_second: f64,
+    /// phases are where a step's seconds went on rank 0.
+    pub phases: PhaseSeconds,
+    /// communicationSeconds are those of a step in which collectives were under way, hidden or not.
+    pub communication_seconds: f64,
+    /// communicationBytes are those that a rank gave to collectives in a step.
+    pub communication_bytes: f64,
+    /// memoryBytes is the most memory of tensors on rank 0's GPU, or of its process where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<i64>"))]
+    pub memory_bytes: Option<u64>,
+    /// machine is where rank 0 ran, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub machine: Option<Machine>,
+}
+
+/// An epoch of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Epoch {
+    /// Of its steps; without evaluation and checkpoints.
+    pub seconds: f64,
+    /// Mean training loss.
+    pub loss: f64,
+    /// Share of its training images that were classified right while the model trained on them, 0..1.
+    pub train_accuracy: f64,
+    /// Share of held-out images classified right after it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation_accuracy: Option<f64>,
+}
+
+/// phases are the seconds of a step by phase, named as [`crate::metrics::STEP_PHASES`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(default)]
+pub struct PhaseSeconds {
+    /// data: images into tensors.
+    pub data: f64,
+    /// forward pass.
+    pub forward: f64,
+    /// backward pass, without waiting.
+    pub backward: f64,
+    /// sync_exposed is waiting for collectives that every rank had begun.
+    pub sync_exposed: f64,
+    /// sync_straggler is waiting for ranks that had not begun.
+    pub sync_straggler: f64,
+    /// optimizer: checks, clipping and the optimizer.
+    pub optimizer: f64,
+}
+
+/// machine is where a rank ran, and what trained there.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct Machine {
+    /// processor is the product of its processors.
+    pub processor: String,
+    /// processors is the number of processors that may be used.
+    #[cfg_attr(feature = "schema", schemars(with = "i32"))]
+    pub processors: usize,
+    /// memoryBytes of the machine.
+    #[cfg_attr(feature = "schema", schemars(with = "i64"))]
+    pub memory_bytes: u64,
+    /// trainer is the version of vit-trainer.
+    pub trainer: String,
+}
+
+impl PhaseSeconds {
+    /// Everything but waiting.
+    pub fn compute(&self) -> f64 {
+        self.data + self.forward + self.backward + self.optimizer
+    }
+
+    /// Waiting for synchronisation. What DeepSpeed reports as `bwd_allreduce`.
+    pub fn waiting(&self) -> f64 {
+        self.sync_exposed + self.sync_straggler
+    }
+}
+
+impl Measurement {
+    /// Most epochs of a run that is to fit a [`TerminationRecord`](crate::TerminationRecord).
+    pub const MOST_EPOCHS: usize = 50;
+    /// Most characters of a name in it.
+    const MOST_LETTERS: usize = 64;
+    /// Share of a step of which it may be unknown where it goes.
+    const MOST_UNTOLD: f64 = 0.05;
+
+    /// Whether so many seconds of a step, of which it is unknown where they go, leave its parts worth telling.
+    pub fn are_told(untold: f64, step: f64) -> bool {
+        untold <= Self::MOST_UNTOLD * step
+    }
+
+    /// Seconds of a step of which it is not known where they went; other trainers may not tell.
+    pub fn untold_seconds(&self) -> f64 {
+        (self.step_seconds - self.phases.compute() - self.phases.waiting()).max(0.0)
+    }
+
+    /// Whether it is known where nearly all of a step goes.
+    pub fn tells_parts(&self) -> bool {
+        Self::are_told(self.untold_seconds(), self.step_seconds)
+    }
+
+    /// Steps of an epoch, of which only whole ones are trained.
+    pub fn steps_per_epoch(&self) -> u64 {
+        self.train_images / self.global_batch_size.max(1)
+    }
+
+    /// What an epoch takes after the warm-up.
+    pub fn epoch_seconds(&self) -> f64 {
+        self.steps_per_epoch() as f64 * self.step_seconds
+    }
+
+    /// The mean over all epochs, the first included, as the study that this project started from has it.
+    pub fn mean_epoch_seconds(&self) -> f64 {
+        self.epochs.iter().map(|epoch| epoch.seconds).sum::<f64>() / self.epochs.len().max(1) as f64
+    }
+
+    /// The same in few characters: to six digits.
+    #[must_use]
+    pub fn rounded(mut self) -> Self {
+        let phases = &mut self.phases;
+        let of_steps = [
+            &mut self.step_seconds,
+            &mut self.images_per_second,
+            &mut phases.data,
+            &mut phases.forward,
+            &mut phases.backward,
+            &mut phases.sync_exposed,
+            &mut phases.sync_straggler,
+            &mut phases.optimizer,
+            &mut self.communication_seconds,
+            &mut self.communication_bytes,
+        ];
+        let of_epochs = self.epochs.iter_mut().flat_map(|epoch| {
+            [&mut epoch.seconds, &mut epoch.loss, &mut epoch.train_accuracy]
+                .into_iter()
+                .chain(&mut epoch.validation_accuracy)
+        });
+        for value in of_steps.into_iter().chain(of_epochs) {
+            *value = six_digits(*value);
+        }
+        let machine = self.machine.as_mut();
+        let names = machine.map(|machine| [&mut machine.processor, &mut machine.trainer]);
+        for name in names.into_iter().flatten().chain(&mut self.device) {
+            *name = name.chars().take(Self::MOST_LETTERS).collect();
+        }
+        self
+    }
+}
+
+fn six_digits(value: f64) -> f64 {
+    format!("{value:.5e}").parse().unwrap_or(value)
+}
+
+/// Epochs as a list for each value: in a termination message there is little room.
+mod columns {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use super::Epoch;
+
+    /// epochs are all epochs, as a list for each value.
+    #[derive(Default, Serialize, Deserialize)]
+    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+    #[serde(rename_all = "camelCase")]
+    pub(super) struct Columns {
+        /// seconds of each epoch's steps, without evaluation and checkpoints.
+        seconds: Vec<f64>,
+        /// loss is the mean training loss.
+        loss: Vec<f64>,
+        /// trainAccuracy is the share of training images that were classified right while the model trained on them, 0 to 1.
+        train_accuracy: Vec<f64>,
+        /// validationAccuracy is the share of held-out images classified right after each epoch, 0 to 1; empty where not all
+        /// epochs were evaluated.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        validation_accuracy: Vec<f64>,
+    }
+
+    pub(super) fn serialize<S: Serializer>(epochs: &[Epoch], serializer: S) -> Result<S::Ok, S::Error> {
+        let column = |value: fn(&Epoch) -> f64| epochs.iter().map(value).collect();
+        let evaluated: Option<Vec<f64>> = epochs.iter().map(|epoch| epoch.validation_accuracy).collect();
+        Columns {
+            seconds: column(|epoch| epoch.seconds),
+            loss: column(|epoch| epoch.loss),
+            train_accuracy: column(|epoch| epoch.train_accuracy),
+            validation_accuracy: evaluated.unwrap_or_default(),
+        }
+        .serialize(serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Epoch>, D::Error> {
+        let columns = Columns::deserialize(deserializer)?;
+        let rows = columns
+            .seconds
+            .iter()
+            .zip(&columns.loss)
+            .zip(&columns.train_accuracy);
+        let epoch = |(row, ((seconds, loss), train_accuracy)): (usize, ((&f64, &f64), &f64))| Epoch {
+            seconds: *seconds,
+            loss: *loss,
+            train_accuracy: *train_accuracy,
+            validation_accuracy: columns.validation_accuracy.get(row).copied(),
+        };
+        Ok(rows.enumerate().map(epoch).collect())
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// As many characters as a measurement can have.
+    pub(crate) fn longest() -> Measurement {
+        let value = -f64::MIN_POSITIVE / 3.0;
+        let epoch = Epoch {
+            seconds: 123_456.789,
+            loss: 0.001_234_567,
+            train_accuracy: 1.0 / 3.0,
+            validation_accuracy: Some(2.0 / 3.0),
+        };
+        Measurement {
+            world_size: u32::MAX,
+            global_batch_size: u64::MAX,
+            train_images: u64::MAX,
+            device: Some("d".repeat(500)),
+            epochs: vec![epoch; Measurement::MOST_EPOCHS],
+            steps: u64::MAX,
+            step_seconds: value,
+            images_per_second: value,
+            phases: PhaseSeconds {
+                data: value,
+                forward: value,
+                backward: value,
+                sync_exposed: value,
+                sync_straggler: value,
+                optimizer: value,
+            },
+            communication_seconds: value,
+            communication_bytes: value,
+            memory_bytes: Some(u64::MAX),
+            machine: Some(Machine {
+                processor: "p".repeat(500),
+                processors: usize::MAX,
+                memory_bytes: u64::MAX,
+                trainer: "v".repeat(500),
+            }),
+        }
+    }
+
+    #[test]
+    fn a_measurement_reads_back_with_six_digits() {
+        let rounded = longest().rounded();
+        let json = serde_json::to_value(&rounded).expect("JSON");
+        assert_eq!(json["epochs"]["trainAccuracy"][3], 0.333_333);
+        assert_eq!(json["epochs"]["seconds"][3], 123_457.0);
+        assert_eq!(json["epochs"]["loss"][0], 0.001_234_57);
+        assert_eq!(
+            serde_json::from_value::<Measurement>(json).expect("reads back"),
+            rounded
+        );
+        let mut unevaluated = rounded;
+        unevaluated.epochs.truncate(1);
+        unevaluated.epochs[0].validation_accuracy = None;
+        let json = serde_json::to_string(&unevaluated).expect("JSON");
+        assert!(!json.contains("validation"), "{json}");
+        assert_eq!(
+            serde_json::from_str::<Measurement>(&json).expect("reads back"),
+            unevaluated
+        );
+    }
+}
