@@ -8,6 +8,14 @@ pub const ATTEMPT: &str = "vit-operator.dev/attempt";
 pub const NODE_RANK: &str = "vit-operator.dev/node-rank";
 /// Number of pods in the gang that a pod was made for.
 pub const GANG_SIZE: &str = "vit-operator.dev/gang-size";
+/// Name of the `ViTScalingStudy` that a job or a ConfigMap belongs to.
+pub const STUDY_NAME: &str = "vit-operator.dev/study-name";
+/// What a study's job measures, by a hash of its manifest.
+pub const RUN: &str = "vit-operator.dev/run";
+/// Which repetition of its run a study's job is, from 1.
+pub const REPETITION: &str = "vit-operator.dev/repetition";
+/// Which try of its repetition a study's job is, from 1.
+pub const TRY: &str = "vit-operator.dev/try";
 /// Annotation of a Workload: what it was made to ask for. Kueue may write its specification in other words.
 pub const ASKS_FOR: &str = "vit-operator.dev/asks-for";
 /// Standard label: the tool that manages an object.

@@ -2,16 +2,23 @@
 
 mod metrics;
 
+use std::collections::BTreeMap;
+
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     JSONSchemaProps, JSONSchemaPropsOrArray,
 };
+use kube::CustomResourceExt as _;
 
-use crate::spec::schema;
+use crate::spec::sections;
+use crate::{ViTScalingStudy, ViTTrainingJob};
 
 pub use metrics::metrics;
 
-/// Types that Kubernetes documents itself: named, not listed field by field.
-const KUBERNETES_TYPES: [(&str, &str); 11] = [
+/// Where a study has a job, whose fields and rules its own reference has.
+const TEMPLATE: &str = "spec.template.spec";
+/// Types that are documented elsewhere: named, not listed field by field.
+const KNOWN_TYPES: [(&str, &str); 12] = [
+    (TEMPLATE, "spec of a ViTTrainingJob"),
     ("spec.workers.env", "list of EnvVar of core/v1"),
     ("spec.workers.envFrom", "list of EnvFromSource of core/v1"),
     ("spec.workers.volumes", "list of Volume of core/v1"),
@@ -25,14 +32,25 @@ const KUBERNETES_TYPES: [(&str, &str); 11] = [
     ("spec.workers.nodeSelector", "map of label to value"),
 ];
 
-/// The reference of the custom resource: a table of every field with its type, bounds and default, and its rules.
-pub fn markdown() -> String {
-    let mut page = String::from(
-        "# ViTTrainingJob (vit-operator.dev/v1alpha1)\n\nMade from the schema by `make generate`; do not edit. `kubectl \
-         explain vtj.spec --recursive` tells the same.\n",
+/// The reference of `ViTTrainingJob`: a table of every field with its type, bounds and default, and its rules.
+pub fn jobs() -> String {
+    let schemas = sections(ViTTrainingJob::crd());
+    markdown("ViTTrainingJob", "vtj", &schemas)
+}
+
+/// The same of `ViTScalingStudy`.
+pub fn studies() -> String {
+    let schemas = sections(ViTScalingStudy::crd());
+    markdown("ViTScalingStudy", "vits", &schemas)
+}
+
+fn markdown(kind: &str, short: &str, schemas: &BTreeMap<String, JSONSchemaProps>) -> String {
+    let mut page = format!(
+        "# {kind} (vit-operator.dev/v1alpha1)\n\nMade from the schema by `make generate`; do not edit. `kubectl \
+         explain {short}.spec --recursive` tells the same.\n",
     );
     for section in ["spec", "status"] {
-        let schema = schema(section);
+        let schema = &schemas[section];
         let (mut rows, mut rules) = (String::new(), String::new());
         collect(section, schema, &mut rows, &mut rules);
         page += &format!(
@@ -47,18 +65,21 @@ pub fn markdown() -> String {
 }
 
 fn collect(path: &str, schema: &JSONSchemaProps, rows: &mut String, rules: &mut String) {
+    if path == TEMPLATE {
+        return;
+    }
     for rule in schema.x_kubernetes_validations.iter().flatten() {
         let message = rule.message.as_deref().unwrap_or(&rule.rule);
         *rules += &format!("- `{path}`: {message}\n");
     }
-    // Fields of Kubernetes' own types are not listed.
-    if KUBERNETES_TYPES.iter().any(|(known, _)| *known == path) {
+    // Fields of known types are not listed.
+    if KNOWN_TYPES.iter().any(|(known, _)| *known == path) {
         return;
     }
     let required = schema.required.as_deref().unwrap_or_default();
     for (name, field) in schema.properties.iter().flatten() {
         let path = format!("{path}.{name}");
-        let kubernetes = KUBERNETES_TYPES.iter().find(|(known, _)| *known == path);
+        let kubernetes = KNOWN_TYPES.iter().find(|(known, _)| *known == path);
         let default = field.default.as_ref();
         *rows += &format!(
             "| `{path}`{} | {} | {} | {} | {} |\n",
@@ -128,14 +149,13 @@ mod tests {
     use super::*;
 
     fn undocumented(path: &str, schema: &JSONSchemaProps, found: &mut Vec<String>) {
-        if KUBERNETES_TYPES.iter().any(|(known, _)| *known == path) {
+        if KNOWN_TYPES.iter().any(|(known, _)| *known == path) {
             return;
         }
         for (name, field) in schema.properties.iter().flatten() {
             let path = format!("{path}.{name}");
             let description = field.description.as_deref().unwrap_or_default();
-            if !description.starts_with(name.as_str())
-                && !KUBERNETES_TYPES.iter().any(|(known, _)| *known == path)
+            if !description.starts_with(name.as_str()) && !KNOWN_TYPES.iter().any(|(known, _)| *known == path)
             {
                 found.push(path.clone());
             }
@@ -149,8 +169,10 @@ mod tests {
     #[test]
     fn every_field_has_a_description_that_starts_with_its_name() {
         let mut found = Vec::new();
-        for section in ["spec", "status"] {
-            undocumented(section, schema(section), &mut found);
+        for resource in [ViTTrainingJob::crd(), ViTScalingStudy::crd()] {
+            for (section, schema) in sections(resource) {
+                undocumented(&section, &schema, &mut found);
+            }
         }
         assert!(
             found.is_empty(),
@@ -160,7 +182,7 @@ mod tests {
 
     #[test]
     fn the_reference_names_types_bounds_defaults_and_rules() {
-        let page = markdown();
+        let page = jobs();
         for part in [
             "| `spec.training.epochs` (required) | integer | 1 to 100000 |",
             "| `spec.workers.env` | list of EnvVar of core/v1 | at most 64 items |",

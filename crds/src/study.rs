@@ -1,10 +1,14 @@
 //! The `ViTScalingStudy` resource: a job measured at many points.
 
+pub mod status;
+
 use kube::{CustomResource, KubeSchema};
-use schemars::JsonSchema;
+use schemars::{JsonSchema, Schema};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::spec::ViTTrainingJobSpec;
+use status::ViTScalingStudyStatus;
 
 /// ViTScalingStudy measures one job at many points: numbers of ranks, batch sizes, and whatever else a variant changes.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -14,7 +18,19 @@ use crate::spec::ViTTrainingJobSpec;
     kind = "ViTScalingStudy",
     plural = "vitscalingstudies",
     shortname = "vits",
-    namespaced
+    category = "all",
+    namespaced,
+    doc = "ViTScalingStudy measures one job at many points: numbers of ranks, batch sizes, and whatever else a variant changes.",
+    derive = "PartialEq",
+    status = "ViTScalingStudyStatus",
+    validation = Rule::new("size(self.metadata.name) <= 32").message("metadata.name must have at most 32 characters, because the names of its jobs are made from it"),
+    validation = Rule::new("self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')").message("metadata.name must be lower-case letters, digits and '-', starting with a letter, because the names of its jobs are made from it"),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(name = "Runs", type_ = "string", description = "Runs that were measured, of all", json_path = ".status.runs.summary"),
+    printcolumn(name = "Failed", type_ = "integer", description = "Runs that failed", json_path = ".status.runs.failed"),
+    printcolumn(name = "Job", type_ = "string", description = "The job that is being measured", json_path = ".status.current.job"),
+    printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
+    printcolumn(name = "Run", type_ = "string", description = "What is being measured", priority = 1, json_path = ".status.current.run"),
 )]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct ViTScalingStudySpec {
@@ -25,17 +41,24 @@ pub struct ViTScalingStudySpec {
     pub measure: Measure,
     /// sweeps are the points, by what changes along them.
     #[schemars(length(min = 1, max = 32))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     pub sweeps: Vec<Sweep>,
     /// predict is what is calculated from what was measured, for ranks and networks that were not.
     #[serde(default)]
     pub predict: Predict,
+    /// suspend stops the study, and the run that is under way with it, until it is set to false again; what was measured
+    /// stays.
+    #[serde(default)]
+    pub suspend: bool,
 }
 
 /// JobTemplate is a job without a name.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct JobTemplate {
-    /// spec of a ViTTrainingJob.
+    /// spec of a ViTTrainingJob. The points set its epochs, and a cluster its checkpoint.volume, suspend, measure and
+    /// failurePolicy.maxRestarts.
+    #[schemars(transform = changeable)]
     pub spec: ViTTrainingJobSpec,
 }
 
@@ -52,6 +75,14 @@ pub struct Measure {
     /// repetitions of each point, each with a seed of its own: results are medians.
     #[schemars(range(min = 1, max = 100))]
     pub repetitions: i32,
+    /// retries is how often a run is repeated that failed for a reason that may pass.
+    #[schemars(range(min = 0, max = 10))]
+    pub retries: i32,
+    /// pendingTimeoutSeconds is, in a cluster, how long a run may wait for GPUs until it counts as failed, and others go on;
+    /// without it, as long as it takes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 604_800))]
+    pub pending_timeout_seconds: Option<i32>,
     /// timeoutSeconds is how long a run may take; one that takes longer has failed.
     #[schemars(range(min = 1, max = 604_800))]
     pub timeout_seconds: i32,
@@ -63,14 +94,24 @@ impl Default for Measure {
             epochs: 2,
             warmup_steps: 5,
             repetitions: 3,
+            retries: 1,
+            pending_timeout_seconds: None,
             timeout_seconds: 3600,
         }
     }
 }
 
 /// Sweep is a row of points. Every combination of what its lists name is a point.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[x_kube(
+    validation = Rule::new("!(self.mode in ['Strong', 'Weak']) || (has(self.ranks) && size(self.ranks) > 1)").message("modes Strong and Weak need at least two ranks"),
+    validation = Rule::new("self.mode != 'Batch' || (has(self.microBatchSize) && size(self.microBatchSize) > 1)").message("mode Batch needs at least two values of microBatchSize"),
+    validation = Rule::new("self.mode != 'Accumulation' || (has(self.gradientAccumulationSteps) && size(self.gradientAccumulationSteps) > 1)").message("mode Accumulation needs at least two values of gradientAccumulationSteps"),
+    validation = Rule::new("self.mode != 'Variants' || (has(self.variants) && size(self.variants) > 1)").message("mode Variants needs at least two variants"),
+    validation = Rule::new("(self.mode == 'Weak') == has(self.fractionPerRank)").message("fractionPerRank must be given with mode Weak, and with no other"),
+    validation = Rule::new("self.globalBatch == 'Grows' || has(self.ranks)").message("globalBatch Fixed needs ranks to divide the images among")
+)]
 pub struct Sweep {
     /// name of the sweep, by which the report tells it.
     #[schemars(length(min = 1, max = 40), regex(pattern = "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"))]
@@ -103,6 +144,7 @@ pub struct Sweep {
     /// variants change anything else of the template: precision, parallelism, placement, the optimizer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
+    #[x_kube(merge_strategy = ListMerge::Map(vec!["name".into()]))]
     pub variants: Vec<Variant>,
 }
 
@@ -132,8 +174,11 @@ pub enum GlobalBatch {
 }
 
 /// Variant is a change of the template.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[x_kube(
+    validation = Rule::new("!has(self.external) || !has(self.speeds) || size(self.speeds) == 0").message("another trainer cannot be slowed: leave speeds or external out")
+)]
 pub struct Variant {
     /// name by which the report tells it.
     #[schemars(length(min = 1, max = 40))]
@@ -141,7 +186,7 @@ pub struct Variant {
     /// spec is a part of a ViTTrainingJob's spec that replaces the template's, as a merge patch (RFC 7386): objects are
     /// merged, null takes a field away, anything else replaces.
     #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
-    #[schemars(extend("x-kubernetes-preserve-unknown-fields" = true))]
+    #[schemars(schema_with = "any_object")]
     pub spec: serde_json::Value,
     /// speeds of the ranks, each a share of the machine's, to try on CPUs what devices do that are not alike; the last one
     /// is of all further ranks.
@@ -191,6 +236,37 @@ pub struct Link {
     pub gigabits_per_second: f64,
 }
 
+fn any_object(_: &mut schemars::SchemaGenerator) -> Schema {
+    schemars::json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true})
+}
+
+/// Takes away the descriptions of fields, and the rules by which a job's manifest stays as it is: a study makes other jobs of another template.
+fn changeable(schema: &mut Schema) {
+    fn walk(value: &mut Value) {
+        match value {
+            Value::Object(fields) => {
+                // As long as all the rest, and told by `kubectl explain vtj.spec`.
+                if fields.contains_key("type") || fields.contains_key("$ref") {
+                    fields.remove("description");
+                }
+                if let Some(Value::Array(rules)) = fields.get_mut("x-kubernetes-validations") {
+                    rules.retain(|rule| !rule["rule"].as_str().is_some_and(|rule| rule.contains("oldSelf")));
+                }
+                fields.values_mut().for_each(walk);
+            }
+            Value::Array(values) => values.iter_mut().for_each(walk),
+            _ => {}
+        }
+    }
+    let mut value = std::mem::take(schema).to_value();
+    let description = value.get("description").cloned();
+    walk(&mut value);
+    if let (Some(fields), Some(description)) = (value.as_object_mut(), description) {
+        fields.insert("description".into(), description);
+    }
+    *schema = value.try_into().unwrap_or_default();
+}
+
 #[cfg(test)]
 mod tests {
     use kube::CustomResourceExt as _;
@@ -208,5 +284,32 @@ mod tests {
         let spec = &sweep["variants"]["items"]["properties"]["spec"];
         assert_eq!(spec["x-kubernetes-preserve-unknown-fields"], true, "{spec}");
         assert_eq!(sweep["ranks"]["items"]["minimum"], 1.0, "{}", sweep["ranks"]);
+    }
+
+    #[test]
+    fn a_template_can_be_changed_and_keeps_the_other_rules() {
+        let rules = |section: &str| {
+            let schema = if section == "job" {
+                serde_json::to_value(crate::spec::schema("spec"))
+            } else {
+                let sections = crate::spec::sections(ViTScalingStudy::crd());
+                let template = sections["spec"].properties.as_ref().expect("fields")["template"].clone();
+                serde_json::to_value(&template.properties.expect("fields")["spec"])
+            };
+            let schema = schema.expect("JSON");
+            let rules = schema["x-kubernetes-validations"]
+                .as_array()
+                .expect("rules")
+                .clone();
+            let rule = |rule: &Value| rule["rule"].as_str().expect("a rule").to_owned();
+            rules.iter().map(rule).collect::<Vec<_>>()
+        };
+        let (mut kept, of_job) = (rules("study"), rules("job"));
+        assert!(of_job.iter().any(|rule| rule.contains("oldSelf")));
+        kept.extend(of_job.iter().filter(|rule| rule.contains("oldSelf")).cloned());
+        kept.sort();
+        let mut of_job = of_job;
+        of_job.sort();
+        assert_eq!(kept, of_job);
     }
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail, ensure};
-use crds::{ViTTrainingJob, reference};
+use crds::{ViTScalingStudy, ViTTrainingJob, reference};
 use fs_err as fs;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;
@@ -34,16 +34,22 @@ fn main() -> Result<()> {
 
 /// Every file, by its path from the top of the source tree.
 fn files() -> Result<Vec<(PathBuf, String)>> {
-    let crd = ViTTrainingJob::crd();
-    let yaml = format!(
-        "# Made from crds/src by `make generate`; do not edit.\n{}",
-        serde_saphyr::to_string(&keep(crd))?
-    );
     let mut files = vec![
-        ("crds/generated/vittrainingjobs.yaml".into(), yaml.clone()),
-        ("charts/vit-operator/files/vittrainingjobs.yaml".into(), yaml),
-        ("docs/reference/vittrainingjob.md".into(), reference::markdown()),
+        ("docs/reference/vittrainingjob.md".into(), reference::jobs()),
+        ("docs/reference/vitscalingstudy.md".into(), reference::studies()),
     ];
+    for (name, resource) in [
+        ("vittrainingjobs.yaml", ViTTrainingJob::crd()),
+        ("vitscalingstudies.yaml", ViTScalingStudy::crd()),
+    ] {
+        let yaml = format!(
+            "# Made from crds/src by `make generate`; do not edit.\n{}",
+            serde_saphyr::to_string(&keep(resource))?
+        );
+        for folder in ["crds/generated", "charts/vit-operator/files"] {
+            files.push((Path::new(folder).join(name), yaml.clone()));
+        }
+    }
     for (name, dashboard) in dashboards::all() {
         let json = serde_json::to_string_pretty(&dashboard)?;
         files.push((Path::new(dashboards::FOLDER).join(name), json + "\n"));

@@ -16,15 +16,23 @@ pub(crate) enum Error {
     },
     /// An object of someone else has a name that the job needs.
     #[error(
-        "failed to create {kind} {name}: there is one that does not belong to this job; delete it or rename the job"
+        "failed to create {kind} {name}: there is one that does not belong to this {owner}; delete it or rename the {owner}"
     )]
-    NameTaken { kind: &'static str, name: String },
-    /// An object of a job of the same name, which was deleted, is still there.
+    NameTaken {
+        kind: &'static str,
+        name: String,
+        owner: &'static str,
+    },
+    /// An object of an owner of the same name, which was deleted, is still there.
     #[error(
-        "failed to create {kind} {name}: the one of a deleted job of this name is still there; it goes with that job, or when its \
+        "failed to create {kind} {name}: the one of a deleted {owner} of this name is still there; it goes with that {owner}, or when its \
          container has stopped, and is waited for"
     )]
-    LastJobsObject { kind: &'static str, name: String },
+    LastOwnersObject {
+        kind: &'static str,
+        name: String,
+        owner: &'static str,
+    },
 }
 
 impl Error {
@@ -47,7 +55,7 @@ impl Error {
     pub(crate) fn category(&self) -> &'static str {
         match self {
             Self::InvalidObject(_) => "InvalidObject",
-            Self::NameTaken { .. } | Self::LastJobsObject { .. } => "NameTaken",
+            Self::NameTaken { .. } | Self::LastOwnersObject { .. } => "NameTaken",
             Self::Api { source, .. } => match &**source {
                 kube::Error::Api(status) => match status.code {
                     401 | 403 => "Forbidden",
@@ -79,6 +87,15 @@ impl Error {
         self.category() == "Conflict"
     }
 
+    /// Whether the object whose round it was is gone: its status has no place any more.
+    pub(crate) fn is_of_deleted(&self) -> bool {
+        let Self::Api { verb, kind, .. } = self else {
+            return false;
+        };
+        let is_of_status = *verb == WRITE_STATUS && matches!(*kind, "ViTTrainingJob" | "ViTScalingStudy");
+        is_of_status && self.is_not_found()
+    }
+
     /// Whether what the call was about, or the whole kind, is not there.
     pub(crate) fn is_not_found(&self) -> bool {
         self.category() == "NotFound"
@@ -105,7 +122,7 @@ impl Error {
     /// of the server, may have been done nevertheless; a conflict may be with an earlier call of our own.
     pub(crate) fn is_refusal(&self) -> bool {
         match self {
-            Self::InvalidObject(_) | Self::NameTaken { .. } | Self::LastJobsObject { .. } => true,
+            Self::InvalidObject(_) | Self::NameTaken { .. } | Self::LastOwnersObject { .. } => true,
             Self::Api { source, .. } => match &**source {
                 kube::Error::Api(status) => {
                     (400..500).contains(&status.code) && !matches!(status.code, 408 | 409 | 429)
@@ -115,6 +132,9 @@ impl Error {
         }
     }
 }
+
+/// What was tried where the status of the round's own object was written.
+pub(crate) const WRITE_STATUS: &str = "write the status of";
 
 /// What the API server said, where it answered: kube adds its own dump of the answer.
 fn words(error: &kube::Error) -> String {
@@ -175,6 +195,18 @@ mod tests {
             let error = Error::api(verb, "Pod", "a")(kube::Error::Api(Box::new(status)));
             assert_eq!(error.is_final(), expected, "{verb}");
         }
+    }
+
+    #[test]
+    fn what_was_deleted_meanwhile_needs_no_status() {
+        let error = |verb, kind, code| {
+            let status = kube::core::Status::failure("message", "Reason").with_code(code);
+            Error::api(verb, kind, "a")(kube::Error::Api(Box::new(status)))
+        };
+        assert!(error(WRITE_STATUS, "ViTTrainingJob", 404).is_of_deleted());
+        assert!(!error(WRITE_STATUS, "Workload", 404).is_of_deleted());
+        assert!(!error(WRITE_STATUS, "ViTTrainingJob", 409).is_of_deleted());
+        assert!(!error("create", "ViTTrainingJob", 404).is_of_deleted());
     }
 
     #[test]

@@ -30,9 +30,11 @@ mod fixtures;
 mod http;
 mod lease;
 mod metrics;
+mod objects;
 mod policy;
 mod reconcile;
 mod run;
+mod study;
 mod telemetry;
 mod watch;
 

@@ -7,16 +7,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crds::Phase;
+use crds::{Phase, labels};
+use futures::future::{self, BoxFuture};
 use futures::{FutureExt as _, Stream, StreamExt as _, TryStreamExt as _, stream};
 use kube::client::ClientBuilder;
 use kube::runtime::controller::{self, Controller};
 use kube::runtime::reflector::{self, ObjectRef, Store};
 use kube::runtime::{WatchStreamExt as _, watcher};
-use kube::{Api, Client, Config, Resource as _};
+use kube::{Api, Client, Config, Resource as _, ResourceExt as _};
 use planner::{GuardedJob, SharedPlanner};
 use tokio::net::TcpListener;
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 use tracing::{debug, info, warn};
@@ -27,8 +28,10 @@ use crate::http::{self, Endpoints};
 use crate::lease::Candidate;
 use crate::metrics::Metrics;
 use crate::reconcile::{Context, Settings, error_policy, reconcile};
+use crate::study::{self, GuardedStudy, Studies};
 use crate::watch::caches::Caches;
 use crate::watch::pod_groups::PodGroups;
+use crate::watch::stores;
 use crate::watch::trigger::Trigger;
 
 /// Waiting jobs are reconciled for new capacity at most this often: a node that starts changes many times in a row.
@@ -37,6 +40,8 @@ const WAITING_ROUNDS: Duration = Duration::from_millis(200);
 const UNRECORDED: Duration = Duration::from_secs(600);
 /// Rounds under way at once. Each holds a connection to the API server now and then, and little memory.
 const ROUNDS_AT_ONCE: u16 = 64;
+/// Rounds of studies under way at once.
+const STUDIES_AT_ONCE: u16 = 8;
 
 /// Why the operator ended by itself. It must be started anew.
 #[derive(Debug, thiserror::Error)]
@@ -110,6 +115,8 @@ async fn run_on(
     };
     let (job_store, job_writer) = reflector::store();
     let capacity = triggers.clone();
+    let study_changes = Arc::new(Notify::new());
+    let jobs_of_studies = Arc::clone(&study_changes);
     let job_events = watcher(jobs, watcher::Config::default())
         // The planner knows of a change before any round does.
         .inspect_ok(move |event| {
@@ -120,6 +127,11 @@ async fn run_on(
         // As large as all the rest of a job, and nothing that the operator looks at or writes back.
         .modify(|job| job.meta_mut().managed_fields = None)
         .reflect(job_writer)
+        .inspect_ok(move |event| {
+            if is_of_study(event) {
+                jobs_of_studies.notify_one();
+            }
+        })
         .applied_objects();
     let controller = Controller::for_stream(job_events, job_store.clone());
     let context = Arc::new(Context::new(
@@ -147,6 +159,11 @@ async fn run_on(
         planner: caches.planner().clone(),
         is_ready: Arc::clone(&is_ready),
     };
+    let (studies, study_watch) = watch_studies(&client, namespace.as_deref(), Arc::clone(&study_changes));
+    let studies = Arc::new(Studies {
+        context: Arc::clone(&context),
+        studies,
+    });
     // Metrics and probes are served until the very end.
     let serving = CancellationToken::new();
     let mut server = tokio::spawn(http::serve(
@@ -154,7 +171,7 @@ async fn run_on(
         endpoints,
         serving.clone().cancelled_owned(),
     ));
-    let mut watches = tokio::spawn(watches);
+    let mut watches = tokio::spawn(future::select(watches, study_watch).map(drop));
     info!(identity, namespace, %metrics_address, "the operator has started");
 
     let lead = async {
@@ -177,7 +194,11 @@ async fn run_on(
         metrics.leads();
         work_while(
             candidate.hold(),
-            control(controller, context, triggered, stop.clone()),
+            future::join(
+                control(controller, context, triggered, stop.clone()),
+                control_studies(studies, study_changes, stop.clone()),
+            )
+            .map(drop),
         )
         .await?;
         info!("all rounds have ended");
@@ -250,6 +271,50 @@ async fn control(
             }
             std::future::ready(())
         })
+        .await;
+}
+
+/// The studies, and the task that keeps them, which never ends.
+fn watch_studies(
+    client: &Client,
+    namespace: Option<&str>,
+    changes: Arc<Notify>,
+) -> (Store<GuardedStudy>, BoxFuture<'static, ()>) {
+    let api: Api<GuardedStudy> = match namespace {
+        Some(namespace) => Api::namespaced(client.clone(), namespace),
+        None => Api::all(client.clone()),
+    };
+    stores::store(api, watcher::Config::default(), move |_| changes.notify_one())
+}
+
+/// Whether an event is about a job that a study may have made.
+fn is_of_study(event: &watcher::Event<GuardedJob>) -> bool {
+    match event {
+        watcher::Event::Apply(job) | watcher::Event::InitApply(job) | watcher::Event::Delete(job) => {
+            job.labels().contains_key(labels::STUDY_NAME)
+        }
+        watcher::Event::Init | watcher::Event::InitDone => true,
+    }
+}
+
+/// Reconciles studies until `stop` is cancelled. There are few of them: a change of any is a reason to look at all.
+async fn control_studies(studies: Arc<Studies>, changes: Arc<Notify>, stop: CancellationToken) {
+    let store = studies.studies.clone();
+    let looked_at = stream::unfold((store.clone(), changes), |(store, changes)| async move {
+        changes.notified().await;
+        let all: Vec<ObjectRef<GuardedStudy>> = store
+            .state()
+            .iter()
+            .map(|study| ObjectRef::from_obj(&**study))
+            .collect();
+        Some((stream::iter(all), (store, changes)))
+    });
+    Controller::for_stream(stream::pending(), store)
+        .with_config(controller::Config::default().concurrency(STUDIES_AT_ONCE))
+        .reconcile_on(looked_at.flatten())
+        .graceful_shutdown_on(stop.cancelled_owned())
+        .run(study::reconcile, study::error_policy, studies)
+        .for_each(|_| std::future::ready(()))
         .await;
 }
 

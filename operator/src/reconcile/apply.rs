@@ -1,19 +1,14 @@
 //! The fifth of the six calls: carries changes out.
 
-use std::fmt::Debug;
 use std::time::Duration;
 
-use crds::{ViTTrainingJob, conditions, labels};
+use crds::{ViTTrainingJob, conditions};
 use futures::{StreamExt as _, stream};
-use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-use kube::api::{DeleteParams, DynamicObject, PostParams, Preconditions};
+use kube::api::{DeleteParams, DynamicObject};
 use kube::runtime::events::EventType;
-use kube::{Api, Client, Resource, ResourceExt as _};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
+use kube::{Api, Client, Resource as _, ResourceExt as _};
 use tracing::{debug, warn};
 
 use super::changes::{Changes, WorkloadChange};
@@ -22,6 +17,7 @@ use super::events;
 use crate::api::kueue::Workload;
 use crate::api::pod_group::{POD_GROUP, Version};
 use crate::error::Error;
+use crate::objects::{create, create_of_kind, delete, delete_of_kind, kind, replace_status, with_uid};
 use crate::policy::gang::{PodId, is_grouped};
 
 /// Calls under way at once for the pods of one gang.
@@ -158,24 +154,6 @@ async fn change_workload(
     }
 }
 
-/// Writes an object's status in the place of the last one, and returns the object as the server took it. Its resource version makes
-/// the server refuse a status that was made from an outdated object.
-pub(super) async fn replace_status<K>(api: &Api<K>, kind: &'static str, object: &K) -> Result<K, Error>
-where
-    K: Resource + Clone + Debug + Serialize + DeserializeOwned,
-{
-    let name = object.name_any();
-    let written = api.replace_status(&name, &written_by_us(), object).await;
-    written.map_err(Error::api("write the status of", kind, &name))
-}
-
-fn written_by_us() -> PostParams {
-    PostParams {
-        field_manager: Some(labels::MANAGER.into()),
-        ..PostParams::default()
-    }
-}
-
 fn api_of_groups(client: &Client, job: &ViTTrainingJob, version: Version) -> Api<DynamicObject> {
     let namespace = job.namespace().unwrap_or_default();
     Api::namespaced_with(client.clone(), &namespace, &version.resource())
@@ -243,103 +221,4 @@ fn warn_of_lost_group(context: &Context) {
              to false"
         );
     });
-}
-
-struct Own<K> {
-    uid: Option<String>,
-    /// As the server returned it, where it is new.
-    created: Option<K>,
-}
-
-/// Creates an object, or finds that this job has it already. An object of someone else is left alone.
-fn create<K>(client: &Client, job: &ViTTrainingJob, object: K) -> impl Future<Output = Result<Own<K>, Error>>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-        + Clone
-        + Debug
-        + Serialize
-        + DeserializeOwned,
-{
-    let api = Api::namespaced(client.clone(), &job.namespace().unwrap_or_default());
-    create_of_kind(api, kind::<K>(), job, object)
-}
-
-async fn create_of_kind<K>(
-    api: Api<K>,
-    kind: &'static str,
-    job: &ViTTrainingJob,
-    object: K,
-) -> Result<Own<K>, Error>
-where
-    K: Resource + Clone + Debug + Serialize + DeserializeOwned,
-{
-    let name = object.name_any();
-    match api.create(&written_by_us(), &object).await {
-        Ok(created) => Ok(Own {
-            uid: created.uid(),
-            created: Some(created),
-        }),
-        Err(kube::Error::Api(status)) if status.is_already_exists() => {
-            let existing = api
-                .get_metadata(&name)
-                .await
-                .map_err(Error::api("get", kind, &name))?;
-            let owners = existing.owner_references();
-            let is_of =
-                |owner: &OwnerReference| owner.kind == "ViTTrainingJob" && owner.name == job.name_any();
-            if owners.iter().any(|owner| Some(&owner.uid) == job.uid().as_ref()) {
-                Ok(Own {
-                    uid: existing.uid(),
-                    created: None,
-                })
-            } else if owners.iter().any(is_of) {
-                Err(Error::LastJobsObject { kind, name })
-            } else {
-                Err(Error::NameTaken { kind, name })
-            }
-        }
-        Err(error) => Err(Error::api("create", kind, &name)(error)),
-    }
-}
-
-/// Limits a deletion to the object with this uid: another may have taken its name.
-fn with_uid(uid: Option<String>, parameters: DeleteParams) -> DeleteParams {
-    parameters.preconditions(Preconditions {
-        uid,
-        resource_version: None,
-    })
-}
-
-fn delete<K>(api: &Api<K>, name: String, parameters: DeleteParams) -> impl Future<Output = Result<(), Error>>
-where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
-{
-    delete_of_kind(api, kind::<K>(), name, parameters)
-}
-
-async fn delete_of_kind<K>(
-    api: &Api<K>,
-    kind: &'static str,
-    name: String,
-    parameters: DeleteParams,
-) -> Result<(), Error>
-where
-    K: Clone + Debug + DeserializeOwned,
-{
-    let is_by_uid = parameters.preconditions.is_some();
-    match api.delete(&name, &parameters).await {
-        Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
-        // Another object has the name: this one is gone.
-        Err(kube::Error::Api(status)) if is_by_uid && status.is_conflict() => Ok(()),
-        Err(error) => Err(Error::api("delete", kind, &name)(error)),
-    }
-}
-
-/// The kinds that are handled here have names known when compiling.
-pub(super) fn kind<K: Resource<DynamicType = ()>>() -> &'static str {
-    match K::kind(&()) {
-        std::borrow::Cow::Borrowed(kind) => kind,
-        std::borrow::Cow::Owned(_) => "object",
-    }
 }

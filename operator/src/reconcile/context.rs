@@ -105,7 +105,7 @@ impl Context {
     }
 
     /// Publishes Events about a job beside the round, which never waits for them.
-    pub(super) fn publish(&self, job: ObjectReference, events: Vec<Event>) {
+    pub(crate) fn publish(&self, job: ObjectReference, events: Vec<Event>) {
         if events.is_empty() {
             return;
         }

@@ -27,6 +27,7 @@ mod status;
 mod unreadable;
 
 pub(crate) use context::{Context, Settings};
+pub(crate) use events::event;
 #[cfg(test)]
 pub(crate) use observation::{Isolation, Observation};
 pub(crate) use pace::error_policy;

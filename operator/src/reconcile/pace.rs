@@ -107,7 +107,7 @@ pub(crate) fn error_policy(job: Arc<GuardedJob>, error: &Error, context: Arc<Con
     match error {
         Error::InvalidObject(_) => Action::await_change(),
         // Its end is near, and no event of this job tells of it.
-        Error::LastJobsObject { .. } => Action::requeue(IN_MOTION),
+        Error::LastOwnersObject { .. } => Action::requeue(IN_MOTION),
         error if error.is_conflict() => Action::requeue(CATCH_UP),
         _ => Action::requeue(error::back_off(
             context.memory.failed(&job.uid().unwrap_or_default()),

@@ -18,6 +18,7 @@ use super::pace::{CATCH_UP, can_wait, next_round};
 use super::plan::{self, Plan};
 use super::{apply, changes, events, observe, poll, status, unreadable};
 use crate::error::Error;
+use crate::objects;
 use crate::watch::trigger::Trigger;
 
 /// One round, timed, logged and counted.
@@ -47,6 +48,10 @@ pub(crate) async fn reconcile(guarded: Arc<GuardedJob>, context: Arc<Context>) -
     context.metrics.reconciled(started.elapsed());
     match &result {
         Ok(_) => context.memory.succeeded(&uid),
+        Err(error) if error.is_of_deleted() => {
+            debug!(parent: &span, %error, "the job was deleted meanwhile");
+            return Ok(Action::await_change());
+        }
         Err(error) if error.is_conflict() => {
             context.metrics.failed(error.category());
             debug!(parent: &span, %error, "the job changed meanwhile");
@@ -170,7 +175,7 @@ async fn write_status(
         status: Some(next.clone()),
         ..job.clone()
     };
-    let written = apply::replace_status(&api, apply::kind::<ViTTrainingJob>(), &object).await?;
+    let written = objects::replace_status(&api, objects::kind::<ViTTrainingJob>(), &object).await?;
     context.memory.wrote(
         &job.uid().unwrap_or_default(),
         next.phase,

@@ -13,9 +13,9 @@ use kube::runtime::controller::Action;
 use serde_json::{Value, json};
 use tracing::warn;
 
-use super::apply;
 use super::context::Context;
 use crate::error::Error;
+use crate::objects;
 
 /// An error where it is news that the job cannot be read, or the condition could not be written.
 pub(super) async fn round(context: &Context, invalid: &InvalidObject) -> Result<Action, Error> {
@@ -38,7 +38,7 @@ async fn report(context: &Context, metadata: &ObjectMeta, error: &Error) -> Resu
     let namespace = metadata.namespace.as_deref().unwrap_or_default();
     let resource = ApiResource::erase::<ViTTrainingJob>(&());
     let api: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), namespace, &resource);
-    let kind = apply::kind::<ViTTrainingJob>();
+    let kind = objects::kind::<ViTTrainingJob>();
     // To get it by name, the operator would need another right.
     let by_name = ListParams::default().fields(&format!("metadata.name={name}"));
     let listed = api.list(&by_name).await;
@@ -50,7 +50,7 @@ async fn report(context: &Context, metadata: &ObjectMeta, error: &Error) -> Resu
     if !set_condition(&mut job, &error.to_string(), Timestamp::now()) {
         return Ok(false);
     }
-    apply::replace_status(&api, kind, &job).await?;
+    objects::replace_status(&api, kind, &job).await?;
     Ok(true)
 }
 

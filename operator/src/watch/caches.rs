@@ -30,7 +30,7 @@ use tokio::sync::{mpsc, watch as latest};
 
 use super::gangs::Gangs;
 use super::kueue::Kueue;
-use super::stores::{own, store};
+use super::stores::{own, store, triggering};
 use super::trigger::{Trigger, is_owned_by, own_api, owner_of};
 use super::unreadable::{Decoded, Unreadable};
 use crate::metrics::Metrics;
@@ -380,7 +380,8 @@ where
         Event::Delete(object) => owner_of(&object.metadata),
         _ => None,
     };
-    store(own_api(client, namespace), own(), triggers.clone(), deleted)
+    let tell = triggering(triggers.clone(), deleted);
+    store(own_api(client, namespace), own(), tell)
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use kube::runtime::watcher::{self, Event};
 use kube::{Api, Client, Resource, ResourceExt as _};
 use tokio::sync::mpsc;
 
-use super::stores::{own, store};
+use super::stores::{own, store, triggering};
 use super::trigger::{Trigger, is_owned_by, own_api, owner_of};
 use crate::api::kueue::{ResourceFlavor, Workload};
 use crate::policy::admission::Queue;
@@ -39,10 +39,14 @@ impl Kueue {
         };
         let of_all =
             |event: &Event<ResourceFlavor>| (!matches!(event, Event::Init)).then_some(Trigger::Waiting);
-        let (workloads, workload_watch) =
-            store(own_api(client, namespace), own(), triggers.clone(), of_owner);
+        let tell = triggering(triggers.clone(), of_owner);
+        let (workloads, workload_watch) = store(own_api(client, namespace), own(), tell);
         let all = watcher::Config::default();
-        let (flavors, flavor_watch) = store(Api::all(client.clone()), all, triggers.clone(), of_all);
+        let (flavors, flavor_watch) = store(
+            Api::all(client.clone()),
+            all,
+            triggering(triggers.clone(), of_all),
+        );
         (Self { workloads, flavors }, [workload_watch, flavor_watch])
     }
 

@@ -4,6 +4,6 @@ pub(crate) mod caches;
 mod gangs;
 mod kueue;
 pub(crate) mod pod_groups;
-mod stores;
+pub(crate) mod stores;
 pub(crate) mod trigger;
 mod unreadable;

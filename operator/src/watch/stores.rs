@@ -24,14 +24,13 @@ pub(super) fn own() -> watcher::Config {
     watcher::Config::default().labels(&format!("{}={}", labels::MANAGED_BY, labels::MANAGER))
 }
 
-/// The store of a kind, and the task that keeps it, which never ends; `concerns` says which jobs an event concerns. A cluster that
-/// does not serve the kind is asked again after [`ASKED_AGAIN`]: a watch by itself would begin anew about once a second, for
+/// The store of a kind, and the task that keeps it, which never ends; `tell` hears of each event, once it is in the store. A cluster
+/// that does not serve the kind is asked again after [`ASKED_AGAIN`]: a watch by itself would begin anew about once a second, for
 /// every beginning counts as a success of it.
-pub(super) fn store<K>(
+pub(crate) fn store<K>(
     api: Api<K>,
     which: watcher::Config,
-    triggers: mpsc::UnboundedSender<Trigger>,
-    concerns: impl Fn(&Event<K>) -> Option<Trigger> + Send + 'static,
+    tell: impl Fn(&Event<K>) + Send + 'static,
 ) -> (Store<K>, BoxFuture<'static, ()>)
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
@@ -44,12 +43,7 @@ where
         .for_each(move |event| {
             let mut is_served = true;
             match event {
-                Ok(event) => {
-                    if let Some(trigger) = concerns(&event) {
-                        // The receiver lives as long as the process.
-                        let _ = triggers.send(trigger);
-                    }
-                }
+                Ok(event) => tell(&event),
                 Err(error) if is_missing(&error) => {
                     debug!(kind = %K::kind(&()), "the API server does not serve this kind");
                     is_served = false;
@@ -63,6 +57,19 @@ where
             }
         });
     (store, task.boxed())
+}
+
+/// Asks for a look at the jobs that `concerns` says an event concerns.
+pub(super) fn triggering<K>(
+    triggers: mpsc::UnboundedSender<Trigger>,
+    concerns: impl Fn(&Event<K>) -> Option<Trigger>,
+) -> impl Fn(&Event<K>) {
+    move |event| {
+        if let Some(trigger) = concerns(event) {
+            // The receiver lives as long as the process.
+            let _ = triggers.send(trigger);
+        }
+    }
 }
 
 /// Whether the API server knows no such kind.

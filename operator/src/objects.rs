@@ -1,0 +1,163 @@
+//! Calls to the API server about single objects: what is there already, or gone already, is as good as done.
+
+use std::fmt::Debug;
+
+use crds::{ViTScalingStudy, labels};
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::api::{DeleteParams, PostParams, Preconditions};
+use kube::{Api, Client, Resource, ResourceExt as _};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::error::{Error, WRITE_STATUS};
+
+/// Writes an object's status in the place of the last one, and returns the object as the server took it. Its resource version makes
+/// the server refuse a status that was made from an outdated object.
+pub(crate) async fn replace_status<K>(api: &Api<K>, kind: &'static str, object: &K) -> Result<K, Error>
+where
+    K: Resource + Clone + Debug + Serialize + DeserializeOwned,
+{
+    let name = object.name_any();
+    let written = api.replace_status(&name, &written_by_us(), object).await;
+    written.map_err(Error::api(WRITE_STATUS, kind, &name))
+}
+
+pub(crate) fn written_by_us() -> PostParams {
+    PostParams {
+        field_manager: Some(labels::MANAGER.into()),
+        ..PostParams::default()
+    }
+}
+
+/// An object that its owner has.
+pub(crate) struct Own<K> {
+    pub(crate) uid: Option<String>,
+    /// As the server returned it, where it is new.
+    pub(crate) created: Option<K>,
+}
+
+/// Creates an object, or finds that its owner has it already. An object of someone else is left alone.
+pub(crate) fn create<K, O>(
+    client: &Client,
+    owner: &O,
+    object: K,
+) -> impl Future<Output = Result<Own<K>, Error>>
+where
+    O: Resource<DynamicType = ()>,
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + Serialize
+        + DeserializeOwned,
+{
+    let api = Api::namespaced(client.clone(), &owner.namespace().unwrap_or_default());
+    create_of_kind(api, kind::<K>(), owner, object)
+}
+
+/// The same of a kind that is not known when compiling.
+pub(crate) async fn create_of_kind<K, O>(
+    api: Api<K>,
+    kind: &'static str,
+    owner: &O,
+    object: K,
+) -> Result<Own<K>, Error>
+where
+    O: Resource<DynamicType = ()>,
+    K: Resource + Clone + Debug + Serialize + DeserializeOwned,
+{
+    let name = object.name_any();
+    match api.create(&written_by_us(), &object).await {
+        Ok(created) => Ok(Own {
+            uid: created.uid(),
+            created: Some(created),
+        }),
+        Err(kube::Error::Api(status)) if status.is_already_exists() => {
+            let existing = api
+                .get_metadata(&name)
+                .await
+                .map_err(Error::api("get", kind, &name))?;
+            let owners = existing.owner_references();
+            let is_of = |known: &OwnerReference| known.kind == O::kind(&()) && known.name == owner.name_any();
+            if owners
+                .iter()
+                .any(|known| Some(&known.uid) == owner.uid().as_ref())
+            {
+                Ok(Own {
+                    uid: existing.uid(),
+                    created: None,
+                })
+            } else if owners.iter().any(is_of) {
+                Err(Error::LastOwnersObject {
+                    kind,
+                    name,
+                    owner: word::<O>(),
+                })
+            } else {
+                Err(Error::NameTaken {
+                    kind,
+                    name,
+                    owner: word::<O>(),
+                })
+            }
+        }
+        Err(error) => Err(Error::api("create", kind, &name)(error)),
+    }
+}
+
+/// Limits a deletion to the object with this uid: another may have taken its name.
+pub(crate) fn with_uid(uid: Option<String>, parameters: DeleteParams) -> DeleteParams {
+    parameters.preconditions(Preconditions {
+        uid,
+        resource_version: None,
+    })
+}
+
+/// Deletes an object. One that is gone already is as good as deleted.
+pub(crate) fn delete<K>(
+    api: &Api<K>,
+    name: String,
+    parameters: DeleteParams,
+) -> impl Future<Output = Result<(), Error>>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    delete_of_kind(api, kind::<K>(), name, parameters)
+}
+
+/// The same of a kind that is not known when compiling.
+pub(crate) async fn delete_of_kind<K>(
+    api: &Api<K>,
+    kind: &'static str,
+    name: String,
+    parameters: DeleteParams,
+) -> Result<(), Error>
+where
+    K: Clone + Debug + DeserializeOwned,
+{
+    let is_by_uid = parameters.preconditions.is_some();
+    match api.delete(&name, &parameters).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(()),
+        // Another object has the name: this one is gone.
+        Err(kube::Error::Api(status)) if is_by_uid && status.is_conflict() => Ok(()),
+        Err(error) => Err(Error::api("delete", kind, &name)(error)),
+    }
+}
+
+/// The kinds that are handled here have names known when compiling.
+pub(crate) fn kind<K: Resource<DynamicType = ()>>() -> &'static str {
+    match K::kind(&()) {
+        std::borrow::Cow::Borrowed(kind) => kind,
+        std::borrow::Cow::Owned(_) => "object",
+    }
+}
+
+/// What a kind of owner is called in messages.
+fn word<O: Resource<DynamicType = ()>>() -> &'static str {
+    if kind::<O>() == kind::<ViTScalingStudy>() {
+        "study"
+    } else {
+        "job"
+    }
+}

@@ -1,0 +1,276 @@
+//! The status of a study. Pure.
+
+use crds::conditions::types::{COMPLETE, FAILED, RECONCILED, RUNNING, SUSPENDED};
+use crds::conditions::{self, reasons, study_reasons};
+use crds::study::status::{CurrentRun, PointStatus, RunsStatus, StudyPhase, ViTScalingStudyStatus};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use kube::ResourceExt as _;
+use study::{Outcome, Plan, PointResult, Records, Results};
+
+use super::next::Next;
+use super::observation::{Child, Observation};
+use super::runs::{Slot, slots};
+use crate::error::Error;
+
+/// Failed runs that a condition names.
+const NAMED_FAILURES: usize = 3;
+
+struct Draft {
+    status: ViTScalingStudyStatus,
+    generation: Option<i64>,
+    now: Timestamp,
+}
+
+impl Draft {
+    fn of(observation: &Observation) -> Self {
+        Self {
+            status: observation.status(),
+            generation: observation.study.metadata.generation,
+            now: observation.now,
+        }
+    }
+
+    fn set(&mut self, type_: &str, value: bool, reason: &str, message: &str) {
+        let condition = Condition {
+            type_: type_.into(),
+            status: if value { "True" } else { "False" }.into(),
+            reason: reason.into(),
+            message: message.into(),
+            observed_generation: self.generation,
+            last_transition_time: Time(self.now),
+        };
+        conditions::set(&mut self.status.conditions, condition);
+    }
+
+    /// A condition that was true is no more.
+    fn unset(&mut self, type_: &str, message: &str) {
+        if self
+            .status
+            .condition(type_)
+            .is_some_and(|known| known.status == "True")
+        {
+            self.set(type_, false, reasons::RESUMED, message);
+        }
+    }
+
+    fn end(&mut self, phase: StudyPhase) {
+        self.status.phase = Some(phase);
+        self.status.current = None;
+        self.status.completion_time.get_or_insert(Time(self.now));
+        if self.status.condition(RUNNING).is_some() {
+            self.set(RUNNING, false, study_reasons::NO_RUNS, "the study is over");
+        }
+    }
+
+    fn done(mut self) -> ViTScalingStudyStatus {
+        self.status.observed_generation = self.generation;
+        self.status
+    }
+}
+
+/// The status of a study whose manifest cannot be run.
+pub(super) fn invalid(observation: &Observation, why: &str) -> ViTScalingStudyStatus {
+    let mut draft = Draft::of(observation);
+    draft.end(StudyPhase::Failed);
+    draft.unset(COMPLETE, "the manifest was changed");
+    draft.set(FAILED, true, reasons::INVALID_SPEC, why);
+    draft.done()
+}
+
+/// The status with what is to be done next.
+pub(super) fn status(observation: &Observation, plan: &Plan, next: &Next) -> ViTScalingStudyStatus {
+    let mut draft = Draft::of(observation);
+    let results = Results::new(plan, &next.records.measured(plan));
+    draft.status.points = results.points.iter().map(point).collect();
+    draft.status.runs = Some(runs(plan, &next.records));
+    draft.status.nodes.clone_from(&next.nodes);
+    if next.is_over(plan) {
+        finish(&mut draft, plan, &next.records);
+        return draft.done();
+    }
+    draft.status.completion_time = None;
+    draft.unset(COMPLETE, "the manifest was changed");
+    draft.unset(FAILED, "the manifest was changed");
+    let under_way = observation.jobs.iter().find(|child| !child.is_over());
+    if observation.study.spec.suspend {
+        suspend(&mut draft, under_way);
+        return draft.done();
+    }
+    draft.unset(SUSPENDED, "spec.suspend is not set");
+    draft.status.start_time.get_or_insert(Time(draft.now));
+    if let Some(child) = under_way {
+        follow(&mut draft, plan, child, next);
+    } else if let Some(creation) = &next.create {
+        draft.status.phase = Some(StudyPhase::Pending);
+        draft.status.current = Some(CurrentRun {
+            run: creation.words.clone(),
+            repetition: signed(creation.repetition + 1),
+            job: creation.job.name_any(),
+        });
+        let message = format!("{}: job {} is created", creation.words, creation.job.name_any());
+        draft.set(RUNNING, false, study_reasons::RUN_WAITS, &message);
+    }
+    draft.done()
+}
+
+/// The status with what kept the round from doing what is to be done, if anything did.
+pub(super) fn with_error(
+    observation: &Observation,
+    status: ViTScalingStudyStatus,
+    error: Option<&Error>,
+) -> ViTScalingStudyStatus {
+    let mut draft = Draft {
+        status,
+        ..Draft::of(observation)
+    };
+    match error {
+        // Not a fault, but a reason to look again.
+        Some(error) if error.is_conflict() => {}
+        Some(error) => draft.set(RECONCILED, false, reasons::RECONCILE_FAILED, &error.to_string()),
+        None => draft
+            .status
+            .conditions
+            .retain(|condition| condition.type_ != RECONCILED),
+    }
+    draft.status
+}
+
+fn suspend(draft: &mut Draft, under_way: Option<&Child>) {
+    if let Some(child) = under_way {
+        let message = format!(
+            "job {} is being stopped; it starts anew later",
+            child.job.name_any()
+        );
+        draft.set(SUSPENDED, false, reasons::SUSPENDING, &message);
+        return;
+    }
+    draft.status.phase = Some(StudyPhase::Suspended);
+    draft.status.current = None;
+    let message = "spec.suspend is set; what was measured stays";
+    draft.set(SUSPENDED, true, reasons::SUSPENDED, message);
+    draft.set(RUNNING, false, reasons::SUSPENDED, message);
+}
+
+fn follow(draft: &mut Draft, plan: &Plan, child: &Child, next: &Next) {
+    let slots = slots(plan);
+    let slot = slots
+        .iter()
+        .find(|slot| slot.run.key == child.key && slot.repetition == child.repetition);
+    let job = child.job.name_any();
+    let words = slot.map_or_else(|| job.clone(), Slot::words);
+    draft.status.current = Some(CurrentRun {
+        run: words.clone(),
+        repetition: signed(child.repetition + 1),
+        job: job.clone(),
+    });
+    let is_going = child.is_going() || next.delete.iter().any(|deletion| deletion.name == job);
+    if child.trains() && !is_going {
+        draft.status.phase = Some(StudyPhase::Running);
+        draft.set(
+            RUNNING,
+            true,
+            study_reasons::RUN_TRAINS,
+            &format!("{words} is job {job}"),
+        );
+        return;
+    }
+    draft.status.phase = Some(StudyPhase::Pending);
+    let what = if is_going {
+        "is being deleted".to_owned()
+    } else {
+        child.waits_for()
+    };
+    let mut message = format!("{words}: job {job}: {what}");
+    if let Some(others) = &next.waits_for {
+        message += &format!("; the study {others}");
+    }
+    draft.set(RUNNING, false, study_reasons::RUN_WAITS, &message);
+}
+
+fn finish(draft: &mut Draft, plan: &Plan, records: &Records) {
+    draft.unset(SUSPENDED, "the study is over");
+    let mut failures = Vec::new();
+    for slot in slots(plan) {
+        if let Some(Outcome::Failure { message, .. }) = records
+            .get(&slot.run.key, slot.repetition)
+            .map(|record| &record.outcome)
+        {
+            failures.push(format!("{}: {message}", slot.words()));
+        }
+    }
+    let total = plan.runs.len() * plan.repetitions as usize;
+    if failures.is_empty() {
+        draft.end(StudyPhase::Succeeded);
+        draft.unset(FAILED, "the manifest was changed");
+        draft.set(
+            COMPLETE,
+            true,
+            study_reasons::ALL_RUNS_MEASURED,
+            &format!("{total} runs were measured"),
+        );
+        return;
+    }
+    draft.end(StudyPhase::Failed);
+    draft.unset(COMPLETE, "the manifest was changed");
+    let count = failures.len();
+    failures.truncate(NAMED_FAILURES);
+    let mut message = format!("{count} of {total} runs failed: {}", failures.join("; "));
+    if count > NAMED_FAILURES {
+        message += &format!("; and {} more", count - NAMED_FAILURES);
+    }
+    draft.set(FAILED, true, study_reasons::RUNS_FAILED, &message);
+}
+
+fn runs(plan: &Plan, records: &Records) -> RunsStatus {
+    let (mut measured, mut failed) = (0, 0);
+    let slots = slots(plan);
+    for slot in &slots {
+        match records.get(&slot.run.key, slot.repetition) {
+            Some(record) if matches!(record.outcome, Outcome::Measurement(_)) => measured += 1,
+            Some(record) if record.is_over(plan.retries) => failed += 1,
+            _ => {}
+        }
+    }
+    let total = signed(slots.len());
+    RunsStatus {
+        total,
+        measured,
+        failed,
+        summary: format!("{measured}/{total}"),
+    }
+}
+
+fn point(result: &PointResult) -> PointStatus {
+    let point = &result.point;
+    let measured = result.measured.as_ref();
+    let failure = result.failures.iter().find(|failure| *failure != study::NOT_RUN);
+    PointStatus {
+        sweep: point.sweep.clone(),
+        ranks: signed(point.ranks),
+        micro_batch_size: signed(point.micro_batch_size),
+        gradient_accumulation_steps: signed(point.gradient_accumulation_steps),
+        variant: point.variant.clone(),
+        measured: signed(result.repetitions),
+        images_per_second: measured.map(|measured| rounded(measured.images_per_second.median, 1)),
+        step_milliseconds: measured.map(|measured| rounded(measured.step_seconds.median * 1e3, 3)),
+        sync_share: measured.map(|measured| {
+            let waiting = measured.exposed_seconds.median + measured.straggler_seconds.median;
+            rounded(waiting / measured.step_seconds.median, 4)
+        }),
+        efficiency: measured
+            .and_then(|measured| measured.efficiency)
+            .map(|share| rounded(share, 3)),
+        failure: failure.cloned(),
+    }
+}
+
+/// To so many decimals: `kubectl get` prints all that a number has.
+fn rounded(value: f64, decimals: i32) -> f64 {
+    let scale = 10_f64.powi(decimals);
+    (value * scale).round() / scale
+}
+
+fn signed(count: impl TryInto<i32>) -> i32 {
+    count.try_into().unwrap_or(i32::MAX)
+}

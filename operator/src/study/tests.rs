@@ -1,0 +1,492 @@
+//! A study from its first job to its last, with everything that may come in between.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use contract::{Epoch, FailureClass, Measurement, PhaseSeconds};
+use crds::conditions::{reasons, types};
+use crds::status::{FailureStatus, PlacementStatus, ViTTrainingJobStatus};
+use crds::study::status::{StudyPhase, ViTScalingStudyStatus};
+use crds::{Phase, ViTScalingStudy, ViTTrainingJob};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt as _;
+use serde_json::{Value, json};
+use study::{Plan, Records};
+
+use super::next::{Next, next};
+use super::observation::{Child, Observation, Other};
+use super::{runs, status};
+use crate::fixtures::{assert_contains, at, condition};
+
+const MANIFEST: &str = "
+apiVersion: vit-operator.dev/v1alpha1
+kind: ViTScalingStudy
+metadata: {name: sizes, namespace: research, uid: study-uid, generation: 1}
+spec:
+  template:
+    spec:
+      image: localhost/vit-trainer:dev
+      model: {name: vit_tiny_patch16_224, numClasses: 10}
+      data: {format: synthetic, syntheticImages: 1000}
+      training: {epochs: 90, microBatchSize: 16}
+      workers: {nodes: 1, gpusPerNode: 1}
+      checkpoint: {volume: {hostPath: {path: /srv/checkpoints}}, writers: EveryRank}
+      ttlSecondsAfterFinished: 5
+  measure: {epochs: 2, repetitions: 2, warmupSteps: 3, timeoutSeconds: 600}
+  sweeps:
+  - {name: strong, mode: Strong, ranks: [1, 2, 4]}
+";
+
+/// A cluster with one study, in which whatever is asked for is done at once.
+struct Cluster {
+    study: ViTScalingStudy,
+    jobs: Vec<ViTTrainingJob>,
+    records: Records,
+    others: Vec<Other>,
+    unusable: BTreeMap<String, &'static str>,
+    now: Timestamp,
+}
+
+impl Cluster {
+    fn new() -> Self {
+        Self::with("{}")
+    }
+
+    /// With other fields of the study's spec.
+    fn with(fields: &str) -> Self {
+        let mut study: Value = serde_saphyr::from_str(MANIFEST).expect("a manifest");
+        let fields: Value = serde_saphyr::from_str(fields).expect("fields");
+        for (name, value) in fields.as_object().expect("fields") {
+            match value.as_object() {
+                Some(inner) if study["spec"][name].is_object() => {
+                    for (name_inside, value) in inner {
+                        study["spec"][name][name_inside] = value.clone();
+                    }
+                }
+                _ => study["spec"][name] = value.clone(),
+            }
+        }
+        Self {
+            study: serde_json::from_value(study).expect("a study"),
+            jobs: vec![],
+            records: Records::default(),
+            others: vec![],
+            unusable: BTreeMap::new(),
+            now: at(0),
+        }
+    }
+
+    fn plan(&self) -> Plan {
+        runs::plan(&self.study).expect("a plan")
+    }
+
+    fn observation(&self) -> Observation {
+        let child = |job: &ViTTrainingJob| Child::of(Arc::new(job.clone()), &self.study).expect("a child");
+        Observation {
+            study: Arc::new(self.study.clone()),
+            jobs: self.jobs.iter().map(child).collect(),
+            records: self.records.clone(),
+            others: self.others.clone(),
+            unusable: self.unusable.clone(),
+            now: self.now,
+        }
+    }
+
+    /// A round.
+    fn round(&mut self) -> Next {
+        let (observation, plan) = (self.observation(), self.plan());
+        let next = next(&observation, &plan);
+        self.study.status = Some(status::status(&observation, &plan, &next));
+        self.records = next.records.clone();
+        self.jobs
+            .retain(|job| next.delete.iter().all(|deletion| deletion.name != job.name_any()));
+        if let Some(creation) = &next.create {
+            let mut job = creation.job.clone();
+            job.metadata.uid = Some(job.name_any());
+            job.metadata.creation_timestamp = Some(Time(self.now));
+            self.jobs.push(job);
+        }
+        next
+    }
+
+    fn status(&self) -> &ViTScalingStudyStatus {
+        self.study.status.as_ref().expect("a status")
+    }
+
+    fn message(&self, type_: &str) -> &str {
+        &self.status().condition(type_).expect(type_).message
+    }
+
+    /// The one job that is not over.
+    fn job(&mut self) -> &mut ViTTrainingJob {
+        let is_over = |job: &ViTTrainingJob| {
+            let phase = job.status.as_ref().and_then(|status| status.phase);
+            phase.is_some_and(Phase::is_terminal)
+        };
+        let mut under_way = self.jobs.iter_mut().filter(|job| !is_over(job));
+        let job = under_way.next().expect("a job under way");
+        assert!(under_way.next().is_none(), "two jobs at once");
+        job
+    }
+
+    /// The job gets nodes, and trains on them.
+    fn trains_on(&mut self, nodes: &[&str]) {
+        self.job().status = Some(ViTTrainingJobStatus {
+            phase: Some(Phase::Running),
+            placement: Some(PlacementStatus {
+                nodes: nodes.iter().map(ToString::to_string).collect(),
+                ..PlacementStatus::default()
+            }),
+            ..ViTTrainingJobStatus::default()
+        });
+    }
+
+    fn ends_well(&mut self) {
+        let job = self.job();
+        let ranks = u32::try_from(job.spec.workers.nodes).expect("nodes");
+        let job_status = job.status.get_or_insert_default();
+        job_status.phase = Some(Phase::Succeeded);
+        job_status.measurement = Some(measurement(ranks));
+    }
+
+    fn fails(&mut self, class: FailureClass) {
+        let job_status = self.job().status.get_or_insert_default();
+        job_status.phase = Some(Phase::Failed);
+        job_status.last_failure = Some(FailureStatus {
+            class: class.as_str().into(),
+            ..FailureStatus::default()
+        });
+        let mut failed = condition(types::FAILED, true, reasons::RESTARTS_EXHAUSTED);
+        failed.message = format!("attempt 1: {class}: it broke");
+        job_status.conditions = vec![failed];
+    }
+}
+
+fn measurement(ranks: u32) -> Measurement {
+    Measurement {
+        world_size: ranks,
+        global_batch_size: u64::from(ranks) * 16,
+        train_images: 1000,
+        device: None,
+        epochs: vec![Epoch::default(); 2],
+        steps: 100,
+        step_seconds: 0.1,
+        images_per_second: f64::from(ranks) * 160.0,
+        phases: PhaseSeconds {
+            forward: 0.09,
+            sync_exposed: 0.01,
+            ..PhaseSeconds::default()
+        },
+        communication_seconds: 0.02,
+        communication_bytes: 1e6,
+        memory_bytes: None,
+        machine: None,
+    }
+}
+
+/// The end of a job's name, which tells repetition and try.
+fn number(job: &ViTTrainingJob) -> String {
+    let name = job.name_any();
+    name.splitn(3, '-').nth(2).expect("a number").to_owned()
+}
+
+#[test]
+fn a_run_leaves_nothing_behind_and_begins_once() {
+    let mut cluster = Cluster::new();
+    cluster.round();
+    let job = cluster.job().clone();
+    assert_eq!(
+        job.spec.workers.nodes, 4,
+        "the one that needs most nodes goes first"
+    );
+    assert!(job.name_any().len() <= 50);
+    let spec = serde_json::to_value(&job.spec).expect("JSON");
+    assert_eq!(spec["measure"], json!({"warmupSteps": 3}));
+    assert_eq!(spec["training"]["epochs"], 2);
+    assert_eq!(spec["failurePolicy"]["maxRestarts"], 0);
+    assert_eq!(spec["activeDeadlineSeconds"], 600);
+    assert_eq!(spec["ttlSecondsAfterFinished"], Value::Null);
+    assert_eq!(
+        (&spec["checkpoint"]["volume"], &spec["checkpoint"]["writers"]),
+        (&Value::Null, &json!("Auto"))
+    );
+    crds::validate(&job).expect("a valid job");
+    let owner = &job.owner_references()[0];
+    assert_eq!((owner.uid.as_str(), owner.controller), ("study-uid", Some(true)));
+    assert_eq!(cluster.status().phase, Some(StudyPhase::Pending));
+    assert_contains(cluster.message(types::RUNNING), "strong-r4-b16 #1: job sizes-");
+}
+
+#[test]
+fn every_run_is_measured_once_before_any_is_repeated_and_on_the_same_nodes() {
+    let mut cluster = Cluster::new();
+    let mut measured = Vec::new();
+    cluster.round();
+    for _ in 0..6 {
+        let job = cluster.job().clone();
+        let nodes = usize::try_from(job.spec.workers.nodes).expect("nodes");
+        measured.push((nodes, number(&job)));
+        if measured.len() > 1 {
+            assert_eq!(job.spec.placement.nodes, &["a", "b", "c", "d"][..nodes]);
+        }
+        cluster.trains_on(&["a", "b", "c", "d"][..nodes]);
+        cluster.round();
+        assert_eq!(cluster.status().phase, Some(StudyPhase::Running));
+        cluster.ends_well();
+        cluster.round();
+    }
+    let expected = [(4, "1"), (2, "1"), (1, "1"), (4, "2"), (2, "2"), (1, "2")];
+    assert_eq!(
+        measured,
+        expected.map(|(nodes, number)| (nodes, number.to_owned()))
+    );
+    assert!(cluster.jobs.is_empty(), "what is recorded goes");
+    let status = cluster.status();
+    assert_eq!(status.phase, Some(StudyPhase::Succeeded));
+    assert_eq!(status.runs.as_ref().expect("runs").summary, "6/6");
+    assert_eq!(cluster.message(types::COMPLETE), "6 runs were measured");
+    let point = &status.points[2];
+    assert_eq!(
+        (point.ranks, point.measured, point.images_per_second),
+        (4, 2, Some(640.0))
+    );
+    assert_eq!((point.efficiency, point.sync_share), (Some(1.0), Some(0.1)));
+    assert!(cluster.round().create.is_none());
+}
+
+#[test]
+fn a_failure_that_may_pass_is_tried_again_and_another_is_not() {
+    let mut cluster = Cluster::new();
+    cluster.round();
+    cluster.trains_on(&["a", "b", "c", "d"]);
+    cluster.fails(FailureClass::PodLost);
+    let next = cluster.round();
+    assert_eq!(next.failures, ["strong-r4-b16 #1: attempt 1: PodLost: it broke"]);
+    assert_eq!(number(cluster.job()), "1-2", "the second try");
+    assert_eq!(cluster.jobs.len(), 2, "the first one can be looked at");
+    cluster.fails(FailureClass::PodLost);
+    cluster.round();
+    assert_eq!(cluster.job().spec.workers.nodes, 2, "the next run");
+    assert_eq!(cluster.jobs.len(), 2, "the last try of each stays");
+    cluster.fails(FailureClass::OutOfMemory);
+    cluster.round();
+    assert_eq!(cluster.job().spec.workers.nodes, 1);
+    assert_eq!(cluster.status().runs.as_ref().expect("runs").failed, 2);
+    // More tries are for what may pass alone.
+    cluster.study.spec.measure.retries = 2;
+    cluster.ends_well();
+    cluster.round();
+    assert_eq!(
+        (cluster.job().spec.workers.nodes, number(cluster.job())),
+        (4, "1-3".into())
+    );
+}
+
+#[test]
+fn a_study_of_which_runs_failed_says_so() {
+    let mut cluster = Cluster::with("{measure: {retries: 0, repetitions: 1}}");
+    cluster.round();
+    cluster.fails(FailureClass::Diverged);
+    cluster.round();
+    cluster.job().status = Some(ViTTrainingJobStatus {
+        phase: Some(Phase::Succeeded),
+        conditions: vec![{
+            let mut unmeasured = condition(types::MEASURED, false, reasons::NOT_MEASURED);
+            unmeasured.message = "all is warm-up".into();
+            unmeasured
+        }],
+        ..ViTTrainingJobStatus::default()
+    });
+    cluster.round();
+    cluster.ends_well();
+    cluster.round();
+    assert_eq!(cluster.status().phase, Some(StudyPhase::Failed));
+    let message = cluster.message(types::FAILED);
+    assert_eq!(
+        message,
+        "2 of 3 runs failed: strong-r4-b16 #1: attempt 1: Diverged: it broke; strong-r2-b16 #1: all is warm-up"
+    );
+    let points = &cluster.status().points;
+    assert_eq!(points[1].failure.as_deref(), Some("all is warm-up"));
+    assert_eq!(
+        (points[1].images_per_second, points[0].images_per_second),
+        (None, Some(160.0))
+    );
+}
+
+#[test]
+fn a_run_that_takes_too_long_or_waits_too_long_is_not_repeated() {
+    let mut cluster = Cluster::with("{measure: {pendingTimeoutSeconds: 60}}");
+    cluster.others = vec![Other {
+        name: "research/other".into(),
+        nodes: ["x".to_owned()].into(),
+        goes_first: true,
+    }];
+    cluster.round();
+    cluster.now = at(100);
+    assert!(cluster.round().delete.is_empty(), "it waits for another study");
+    // Which ends: the wait begins anew, as there are more nodes now.
+    cluster.others.clear();
+    assert!(cluster.round().failures.is_empty());
+    cluster.now = at(0);
+    cluster.round();
+    cluster.now = at(59);
+    assert!(cluster.round().delete.is_empty());
+    cluster.now = at(60);
+    cluster.round();
+    assert_contains(
+        cluster.status().points[2].failure.as_deref().expect("a failure"),
+        "it got no GPUs within measure.pendingTimeoutSeconds (60): has just been created",
+    );
+    cluster.round();
+    cluster.trains_on(&["a", "b"]);
+    cluster.fails(FailureClass::Stalled);
+    let conditions = &mut cluster.jobs[0].status.as_mut().expect("a status").conditions;
+    conditions[0].reason = reasons::DEADLINE_EXCEEDED.into();
+    cluster.round();
+    assert_eq!(
+        cluster.status().points[1].failure.as_deref(),
+        Some("it took more than measure.timeoutSeconds (600)")
+    );
+    assert_eq!(
+        (cluster.job().spec.workers.nodes, number(cluster.job())),
+        (1, "1".into())
+    );
+}
+
+#[test]
+fn a_suspended_study_runs_nothing_and_starts_the_run_anew() {
+    let mut cluster = Cluster::new();
+    cluster.round();
+    cluster.trains_on(&["a", "b", "c", "d"]);
+    cluster.round();
+    cluster.study.spec.suspend = true;
+    let deleted = cluster.round().delete;
+    assert!(
+        deleted[0].has_pods,
+        "the next run must not start beside pods that stop"
+    );
+    assert_contains(cluster.message(types::SUSPENDED), "is being stopped");
+    assert!(cluster.round().create.is_none());
+    assert_eq!(cluster.status().phase, Some(StudyPhase::Suspended));
+    cluster.study.spec.suspend = false;
+    cluster.round();
+    let job = cluster.job();
+    assert_eq!(
+        (job.spec.workers.nodes, number(job)),
+        (4, "1".into()),
+        "no try is counted"
+    );
+    assert_eq!(job.spec.placement.nodes, ["a", "b", "c", "d"]);
+}
+
+#[test]
+fn an_edited_study_goes_on_with_what_it_needs_now() {
+    let mut cluster = Cluster::new();
+    cluster.round();
+    cluster.trains_on(&["a", "b", "c", "d"]);
+    cluster.ends_well();
+    cluster.round();
+    cluster.trains_on(&["a", "b"]);
+    let edited = Cluster::with("{sweeps: [{name: batch, mode: Batch, microBatchSize: [8, 16]}]}");
+    cluster.study.spec.sweeps = edited.study.spec.sweeps;
+    assert_eq!(
+        cluster.round().delete.len(),
+        1,
+        "2 ranks are in no sweep any more"
+    );
+    cluster.round();
+    assert_eq!(cluster.job().spec.training.micro_batch_size, 8);
+    // Back again, and what was measured is still there.
+    cluster.study.spec.sweeps = Cluster::new().study.spec.sweeps;
+    cluster.round();
+    cluster.round();
+    assert_eq!(cluster.job().spec.workers.nodes, 2);
+    assert_eq!(cluster.status().runs.as_ref().expect("runs").summary, "1/6");
+}
+
+#[test]
+fn a_node_that_is_gone_is_replaced_for_all_runs() {
+    let mut cluster = Cluster::new();
+    cluster.round();
+    cluster.trains_on(&["a", "b", "c", "d"]);
+    cluster.round();
+    cluster.unusable.insert("a".into(), "gone");
+    assert!(
+        cluster.round().delete.is_empty(),
+        "a run under way tells by its failure"
+    );
+    cluster.fails(FailureClass::PodLost);
+    cluster.round();
+    assert!(cluster.job().spec.placement.nodes.is_empty());
+    assert!(cluster.status().nodes.is_empty());
+    cluster.trains_on(&["b", "c", "d", "e"]);
+    cluster.round();
+    cluster.ends_well();
+    cluster.round();
+    assert_eq!(cluster.job().spec.placement.nodes, ["b", "c"]);
+    // It waits for them: where one goes meanwhile, it gets others.
+    cluster.unusable = BTreeMap::from([("c".into(), "cordoned")]);
+    assert_eq!(cluster.round().delete.len(), 1);
+    cluster.round();
+    assert!(cluster.job().spec.placement.nodes.is_empty());
+}
+
+#[test]
+fn two_studies_never_measure_on_one_node() {
+    let other = |goes_first| Other {
+        name: "research/other".into(),
+        nodes: ["b".to_owned(), "x".to_owned()].into(),
+        goes_first,
+    };
+    let mut cluster = Cluster::new();
+    cluster.others = vec![other(false)];
+    cluster.round();
+    assert_eq!(cluster.job().spec.placement.exclude_nodes, ["b", "x"]);
+    cluster.round();
+    assert_contains(
+        cluster.message(types::RUNNING),
+        "the study does not use the nodes of research/other",
+    );
+    // The other one has ended.
+    cluster.others = vec![];
+    assert_eq!(cluster.round().delete.len(), 1);
+    cluster.round();
+    assert!(cluster.job().spec.placement.exclude_nodes.is_empty());
+    // Both got their nodes at the same moment: of the two the older one stays.
+    cluster.trains_on(&["a", "b", "c", "d"]);
+    cluster.others = vec![other(false)];
+    assert!(cluster.round().delete.is_empty());
+    cluster.others = vec![other(true)];
+    assert_eq!(cluster.round().delete.len(), 1);
+    cluster.round();
+    let placement = &cluster.job().spec.placement;
+    assert_eq!((placement.nodes.len(), placement.exclude_nodes.len()), (0, 2));
+}
+
+#[test]
+fn what_a_cluster_cannot_run_is_told_by_name() {
+    let why = |fields| runs::plan(&Cluster::with(fields).study).expect_err("refused");
+    assert_eq!(
+        why("{measure: {epochs: 51, repetitions: 1}}"),
+        "strong-r1-b16: spec.training.epochs is 51: must be at most 50 with measure: a pod's last message holds no more"
+    );
+    assert_contains(
+        &why("{measure: {epochs: 50, repetitions: 100}}"),
+        "divide the study",
+    );
+    let variants =
+        "{sweeps: [{name: v, mode: Variants, variants: [{name: a}, {name: b, external: {command: [x]}}]}]}";
+    assert_contains(&why(variants), "v-r1-b16-b: external runs with vit-trainer study");
+    let slow = "{sweeps: [{name: v, mode: Variants, variants: [{name: a}, {name: b, spec: {workers: {device: cpu}}, speeds: [0.5]}]}]}";
+    assert_contains(&why(slow), "v-r1-b16-b: speeds slow the ranks of one machine");
+}
+
+#[test]
+fn jobs_of_others_are_left_alone() {
+    let cluster = Cluster::new();
+    let mut job = ViTTrainingJob::new("sizes-00000000-1", cluster.plan().runs[0].jobs[0].clone());
+    job.metadata.namespace = Some("research".into());
+    assert!(Child::of(Arc::new(job), &cluster.study).is_none());
+}
