@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crds::ViTTrainingJob;
+use crds::{ViTScalingStudy, ViTTrainingJob};
 use http::{HeaderName, HeaderValue};
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ListParams, Patch, PatchParams};
@@ -111,6 +111,11 @@ impl Cluster {
 
     /// The jobs of the namespace.
     pub(crate) fn jobs(&self) -> Api<ViTTrainingJob> {
+        Api::namespaced(self.client.clone(), self.namespace())
+    }
+
+    /// The studies of the namespace.
+    pub(crate) fn studies(&self) -> Api<ViTScalingStudy> {
         Api::namespaced(self.client.clone(), self.namespace())
     }
 

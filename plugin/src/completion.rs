@@ -2,14 +2,17 @@
 //! with the words, and reads candidates from its standard output. This binary is that program under that name.
 
 use std::ffi::{OsStr, OsString};
+use std::fmt::Debug;
 use std::path::Path;
 use std::time::Duration;
 
 use clap::{CommandFactory as _, FromArgMatches as _};
 use clap_complete::engine::{ArgValueCandidates, ArgValueCompleter, CompletionCandidate, complete};
-use crds::{Phase, ViTTrainingJob};
-use kube::ResourceExt as _;
+use crds::study::status::StudyPhase;
+use crds::{Phase, ViTScalingStudy};
 use kube::api::ListParams;
+use kube::{Api, Resource, ResourceExt as _};
+use serde::de::DeserializeOwned;
 
 use crate::CommandLine;
 use crate::cluster::{Cluster, Connection};
@@ -20,7 +23,7 @@ use crate::summary::summary;
 const NAME: &str = "kubectl_complete-vit";
 /// A shell that waits for longer would be in the way.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// Jobs that are proposed, at most.
+/// Objects that are proposed, at most.
 const MOST: u32 = 500;
 /// `ShellCompDirectiveNoFileComp` of Cobra: what is not proposed is not a file either.
 const NO_FILES: &str = ":4";
@@ -53,12 +56,34 @@ pub(crate) fn run() {
 
 /// Proposes the jobs of the namespace that the command line names.
 pub(crate) fn jobs() -> ArgValueCompleter {
-    ArgValueCompleter::new(|current: &OsStr| {
+    objects(Cluster::jobs, summary)
+}
+
+/// Proposes the studies of the namespace that the command line names.
+pub(crate) fn studies() -> ArgValueCompleter {
+    objects(Cluster::studies, |study: &ViTScalingStudy| {
+        let status = study.status.as_ref();
+        let runs = status.and_then(|status| status.runs.as_ref());
+        let phase = status
+            .and_then(|status| status.phase)
+            .map_or("New", StudyPhase::as_str);
+        runs.map_or_else(
+            || phase.to_owned(),
+            |runs| format!("{phase}, {} runs measured", runs.summary),
+        )
+    })
+}
+
+fn objects<K>(api: fn(&Cluster) -> Api<K>, summary: fn(&K) -> String) -> ArgValueCompleter
+where
+    K: Resource + Clone + Debug + DeserializeOwned + 'static,
+{
+    ArgValueCompleter::new(move |current: &OsStr| {
         let current = current.to_string_lossy();
-        let mut found = fetch(connection(std::env::args_os().collect())).unwrap_or_default();
-        found.retain(|job| job.name_any().starts_with(&*current));
+        let mut found = fetch(connection(std::env::args_os().collect()), api).unwrap_or_default();
+        found.retain(|object| object.name_any().starts_with(&*current));
         let candidate =
-            |job: &ViTTrainingJob| CompletionCandidate::new(job.name_any()).help(Some(summary(job).into()));
+            |object: &K| CompletionCandidate::new(object.name_any()).help(Some(summary(object).into()));
         found.iter().map(candidate).collect()
     })
 }
@@ -82,17 +107,23 @@ fn connection(mut words: Vec<OsString>) -> Connection {
         return Connection::default();
     };
     // A global flag is where it was given: before or after the subcommand.
-    let innermost = matches.subcommand().map_or(&matches, |(_, inner)| inner);
+    let mut innermost = &matches;
+    while let Some((_, inner)) = innermost.subcommand() {
+        innermost = inner;
+    }
     Connection::from_arg_matches(innermost).unwrap_or_default()
 }
 
-fn fetch(connection: Connection) -> Option<Vec<ViTTrainingJob>> {
+fn fetch<K>(connection: Connection, api: fn(&Cluster) -> Api<K>) -> Option<Vec<K>>
+where
+    K: Clone + Debug + DeserializeOwned,
+{
     let runtime = crate::runtime().ok()?;
     runtime.block_on(async {
         let asking = async {
             let cluster = Cluster::connect(&connection).await.ok()?;
             let params = ListParams::default().limit(MOST);
-            Some(cluster.jobs().list(&params).await.ok()?.items)
+            Some(api(&cluster).list(&params).await.ok()?.items)
         };
         tokio::time::timeout(TIMEOUT, asking).await.ok()?
     })
@@ -116,6 +147,10 @@ mod tests {
         );
         assert_eq!(
             namespace("kubectl-vit -n research logs --rank 1").as_deref(),
+            Some("research")
+        );
+        assert_eq!(
+            namespace("kubectl-vit study -n research status").as_deref(),
             Some("research")
         );
     }

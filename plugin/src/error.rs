@@ -86,6 +86,12 @@ pub(crate) enum Error {
     /// The job failed while it was waited for.
     #[error("{0}")]
     JobFailed(String),
+    /// The API server knows no such study.
+    #[error("there is no study {name} in namespace {namespace}; kubectl get vits -A shows all")]
+    NoStudy { name: String, namespace: String },
+    /// The files of a report cannot be written.
+    #[error("cannot write the report: {0}")]
+    Report(#[source] io::Error),
     /// Nobody reads standard output any more.
     #[error("standard output is closed")]
     ClosedPipe,
@@ -111,7 +117,9 @@ impl Error {
         match self {
             Self::ClosedPipe => Exit::Done,
             Self::Usage(_) | Self::Invalid(_) => Exit::Usage,
-            Self::NoJob { .. } | Self::NoResource { .. } | Self::NotFound(_) => Exit::NotFound,
+            Self::NoJob { .. } | Self::NoStudy { .. } | Self::NoResource { .. } | Self::NotFound(_) => {
+                Exit::NotFound
+            }
             Self::JobFailed(_) => Exit::JobFailed,
             Self::TimedOut { .. } => Exit::NotYet,
             Self::Kubeconfig(_)
@@ -119,6 +127,7 @@ impl Error {
             | Self::Refused { .. }
             | Self::Unreadable(_)
             | Self::Output(_)
+            | Self::Report(_)
             | Self::Yaml(_) => Exit::Error,
         }
     }

@@ -30,6 +30,7 @@ mod run;
 mod scale;
 mod status;
 mod step_times;
+mod study;
 mod summary;
 mod suspend;
 mod text;
@@ -71,6 +72,7 @@ enum Command {
     #[command(after_help = "Example: kubectl vit resume digits --wait")]
     Resume(suspend::Arguments),
     Scale(scale::Arguments),
+    Study(study::Arguments),
     Nodes(nodes::Arguments),
     Delete(delete::Arguments),
     /// Print the reference of all commands as Markdown
@@ -118,6 +120,7 @@ async fn execute(line: &CommandLine) -> Result<Exit, Error> {
         Command::Suspend(arguments) => suspend::run(&cluster().await?, arguments, Action::Suspend).await,
         Command::Resume(arguments) => suspend::run(&cluster().await?, arguments, Action::Resume).await,
         Command::Scale(arguments) => scale::run(&cluster().await?, arguments).await,
+        Command::Study(arguments) => study::run(&cluster().await?, arguments).await,
         Command::Nodes(arguments) => nodes::run(&cluster().await?, arguments).await,
         Command::Delete(arguments) => Box::pin(delete::run(&cluster().await?, arguments)).await,
     }

@@ -1,0 +1,146 @@
+//! The screen of a study.
+
+use crds::ViTScalingStudy;
+use crds::conditions::types;
+use crds::study::status::{PointStatus, StudyPhase, ViTScalingStudyStatus};
+use jiff::Timestamp;
+use kube::ResourceExt as _;
+
+use crate::cluster::Place;
+use crate::paint::Paint;
+use crate::text::{age, counted, duration, percent, table, wrapped};
+
+/// Columns that lines about the study are moved in by.
+const INDENT: usize = 2;
+
+/// What is known of a study.
+pub(super) fn render(study: &ViTScalingStudy, place: &Place, now: Timestamp, paint: Paint) -> String {
+    let status = study.status.clone().unwrap_or_default();
+    let mut text = head(study, &status, now, paint);
+    let mut say = |words: &str| {
+        let words = wrapped(words, paint.width, INDENT);
+        text += &format!("{:INDENT$}{words}\n", "");
+    };
+    if let Some(message) = why(&status) {
+        say(message);
+    }
+    let mut nodes: Vec<&str> = status.all_nodes().map(String::as_str).collect();
+    nodes.sort_unstable();
+    nodes.dedup();
+    if !nodes.is_empty() {
+        say(&format!("measures on {}", nodes.join(", ")));
+    }
+    for sweep in &study.spec.sweeps {
+        let points: Vec<&PointStatus> = status
+            .points
+            .iter()
+            .filter(|point| point.sweep == sweep.name)
+            .collect();
+        if !points.is_empty() {
+            let heading = format!("{} ({:?})", sweep.name, sweep.mode);
+            text += &format!("\n{}\n{}", paint.bold(heading), rows(&points, study, paint));
+        }
+    }
+    if status.runs.as_ref().is_some_and(|runs| runs.measured > 0) {
+        let command = place.vit(&format!("study report {}", study.name_any()));
+        text += &format!("\n{}\n", paint.accent(command));
+    }
+    text
+}
+
+fn head(study: &ViTScalingStudy, status: &ViTScalingStudyStatus, now: Timestamp, paint: Paint) -> String {
+    let mut facts = Vec::new();
+    if let Some(runs) = &status.runs {
+        facts.push(format!(
+            "{} of {} measured",
+            runs.measured,
+            counted(runs.total, "run")
+        ));
+        if runs.failed > 0 {
+            facts.push(format!("{} failed", runs.failed));
+        }
+    }
+    if let (Some(start), Some(end)) = (&status.start_time, &status.completion_time) {
+        facts.push(format!("took {}", duration(end.0.duration_since(start.0))));
+    } else if let Some(created) = study.creation_timestamp() {
+        facts.push(format!("created {} ago", age(created.0, now)));
+    }
+    let word = status.phase.map_or("New", StudyPhase::as_str);
+    let phase = match status.phase {
+        Some(StudyPhase::Running | StudyPhase::Succeeded) => paint.good(word),
+        Some(StudyPhase::Failed) => paint.bad(word),
+        Some(StudyPhase::Suspended) => paint.dim(word),
+        Some(StudyPhase::Pending) | None => paint.warning(word),
+    };
+    let name = format!("{}/{}", study.namespace().unwrap_or_default(), study.name_any());
+    let facts = paint.dim(facts.join(", "));
+    format!("{}  {phase}  {facts}\n", paint.bold(name))
+}
+
+/// What the study does, or why it does nothing.
+fn why(status: &ViTScalingStudyStatus) -> Option<&str> {
+    let of_type = |type_: &str| status.condition(type_);
+    let is_true = |type_: &str| of_type(type_).filter(|condition| condition.status == "True");
+    let found = of_type(types::RECONCILED)
+        .or_else(|| is_true(types::FAILED))
+        .or_else(|| is_true(types::COMPLETE))
+        .or_else(|| is_true(types::SUSPENDED))
+        .or_else(|| of_type(types::RUNNING))?;
+    Some(&found.message)
+}
+
+fn rows(points: &[&PointStatus], study: &ViTScalingStudy, paint: Paint) -> String {
+    let has_variants = points.iter().any(|point| point.variant.is_some());
+    let has_efficiency = points.iter().any(|point| point.efficiency.is_some());
+    let mut header = vec!["RANKS", "MICRO-BATCH", "ACCUMULATION"];
+    header.extend(has_variants.then_some("VARIANT"));
+    header.extend(["IMAGES/S", "STEP", "WAITING"]);
+    header.extend(has_efficiency.then_some("EFFICIENCY"));
+    header.push("MEASURED");
+    let row = |point: &&PointStatus| {
+        let or_none = |value: Option<String>| value.unwrap_or_else(|| "-".into());
+        let mut row = vec![
+            point.ranks.to_string(),
+            point.micro_batch_size.to_string(),
+            point.gradient_accumulation_steps.to_string(),
+        ];
+        if has_variants {
+            row.push(point.variant.clone().unwrap_or_default());
+        }
+        row.extend([
+            or_none(point.images_per_second.map(|rate| format!("{rate:.1}"))),
+            or_none(point.step_milliseconds.map(|time| format!("{time:.1} ms"))),
+            or_none(point.sync_share.map(percent)),
+        ]);
+        if has_efficiency {
+            row.push(or_none(point.efficiency.map(percent)));
+        }
+        row.push(format!("{}/{}", point.measured, study.spec.measure.repetitions));
+        row
+    };
+    let rows: Vec<Vec<String>> = points.iter().map(row).collect();
+    let mut text = table(&header, &rows);
+    for point in points {
+        if let Some(failure) = &point.failure {
+            let failure = format!("{}: {failure}", name(point));
+            text += &format!("{}\n", paint.bad(wrapped(&failure, paint.width, INDENT)));
+        }
+    }
+    text
+}
+
+/// What tells a point from the others of its sweep.
+fn name(point: &PointStatus) -> String {
+    let mut name = format!(
+        "{}, micro-batch {}",
+        counted(point.ranks, "rank"),
+        point.micro_batch_size
+    );
+    if point.gradient_accumulation_steps > 1 {
+        name += &format!(" x {}", point.gradient_accumulation_steps);
+    }
+    if let Some(variant) = &point.variant {
+        name += &format!(", {variant}");
+    }
+    name
+}
