@@ -25,6 +25,10 @@ const CRD: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/../crds/generated/vittrainingjobs.yaml"
 );
+const STUDY_CRD: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../crds/generated/vitscalingstudies.yaml"
+);
 
 /// Pods of the operator, as its own tests have them.
 const BUILT_PODS: [&str; 2] = [
@@ -156,16 +160,26 @@ fn main() -> Result<()> {
 
 /// Waits until the server serves the resource, and documents it, which comes a moment later.
 async fn documented(cluster: &Cluster) -> Result<()> {
-    let crd = "crd/vittrainingjobs.vit-operator.dev";
+    let crds = [
+        "crd/vittrainingjobs.vit-operator.dev",
+        "crd/vitscalingstudies.vit-operator.dev",
+    ];
     let mut poll = tokio::time::interval(Duration::from_millis(200));
     let waiting = async {
         // `kubectl wait` fails where it finds no conditions at all yet.
         while kubectl(
             cluster,
-            ["wait", "--for=condition=Established", crd, "--timeout=30s"],
+            [
+                "wait",
+                "--for=condition=Established",
+                crds[0],
+                crds[1],
+                "--timeout=30s",
+            ],
         )
         .and(kubectl(cluster, ["api-resources", "--cached=false"]))
         .and(kubectl(cluster, ["explain", "vtj"]))
+        .and(kubectl(cluster, ["explain", "vits"]))
         .is_err()
         {
             poll.tick().await;
@@ -351,8 +365,10 @@ fn explain(cluster: &Cluster, _: usize) -> Result<()> {
     ] {
         ensure!(text.contains(part), "{part:?} is not in:\n{text}");
     }
-    let all = kubectl(cluster, ["explain", "vtj.spec", "--recursive"])?;
-    ensure!(all.contains("persistentVolumeClaim"), "{all}");
+    for spec in ["vtj.spec", "vits.spec.template.spec"] {
+        let all = kubectl(cluster, ["explain", spec, "--recursive"])?;
+        ensure!(all.contains("persistentVolumeClaim"), "{all}");
+    }
     Ok(())
 }
 

@@ -5,14 +5,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use anyhow::{Context as _, Result, ensure};
-use crds::ViTTrainingJob;
+use crds::{ViTScalingStudy, ViTTrainingJob};
 use kube::Client;
 use kube::api::{Api, ApiResource, DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::response::StatusCause;
 use serde_json::{Value, json};
 use vit_tests::Cluster;
 
-use super::{CRD, VALID};
+use super::{CRD, STUDY_CRD, VALID};
 
 /// A rule of the schema.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -34,9 +34,51 @@ enum Kind {
     Text,
 }
 
+/// A resource of which every rule has a case.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Subject {
+    Job,
+    Study,
+}
+
+impl Subject {
+    const ALL: [Self; 2] = [Self::Job, Self::Study];
+
+    /// The file of its definition, a manifest that is valid, and what breaks each rule.
+    fn files(self) -> (&'static str, &'static str, &'static str) {
+        match self {
+            Self::Job => (CRD, VALID, include_str!("rules.yaml")),
+            Self::Study => (
+                STUDY_CRD,
+                include_str!("../../../examples/studies/digits.yaml"),
+                include_str!("study_rules.yaml"),
+            ),
+        }
+    }
+
+    fn resource(self) -> ApiResource {
+        match self {
+            Self::Job => ApiResource::erase::<ViTTrainingJob>(&()),
+            Self::Study => ApiResource::erase::<ViTScalingStudy>(&()),
+        }
+    }
+
+    /// Whether this project's own checks take a manifest.
+    fn takes(self, manifest: &Value) -> Result<bool> {
+        Ok(match self {
+            Self::Job => crds::validate(&serde_json::from_value(manifest.clone())?).is_ok(),
+            Self::Study => {
+                let study: ViTScalingStudy = serde_json::from_value(manifest.clone())?;
+                study::plan(&study.spec).is_ok()
+            }
+        })
+    }
+}
+
 /// A manifest that breaks a rule.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
+    subject: Subject,
     field: String,
     /// A part of what is said.
     says: String,
@@ -46,36 +88,50 @@ pub(crate) struct Case {
 
 impl fmt::Display for Case {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}: {}: {}", self.field, self.says, self.change)
+        let of = match self.subject {
+            Subject::Job => "",
+            Subject::Study => "study: ",
+        };
+        write!(formatter, "{of}{}: {}: {}", self.field, self.says, self.change)
     }
 }
 
-const CASES: &str = include_str!("rules.yaml");
-
 /// What breaks every rule.
 pub(crate) fn cases() -> Result<Vec<Case>> {
-    let by_field: BTreeMap<String, BTreeMap<String, Vec<Value>>> = serde_saphyr::from_str(CASES)?;
     let mut cases = Vec::new();
-    for (field, by_words) in by_field {
-        for (says, changes) in by_words {
-            for change in changes {
-                let (field, says) = (field.clone(), says.clone());
-                cases.push(Case { field, says, change });
+    for subject in Subject::ALL {
+        let (_, _, text) = subject.files();
+        let by_field: BTreeMap<String, BTreeMap<String, Vec<Value>>> = serde_saphyr::from_str(text)?;
+        for (field, by_words) in by_field {
+            for (says, changes) in by_words {
+                for change in changes {
+                    let (field, says) = (field.clone(), says.clone());
+                    cases.push(Case {
+                        subject,
+                        field,
+                        says,
+                        change,
+                    });
+                }
             }
         }
     }
     Ok(cases)
 }
 
-/// The rules of the CRD.
-fn rules() -> Result<BTreeSet<Rule>> {
-    let crd: Value = serde_saphyr::from_str(&fs_err::read_to_string(CRD)?)?;
+/// The rules of a CRD.
+fn rules(subject: Subject) -> Result<BTreeSet<Rule>> {
+    let (definition, ..) = subject.files();
+    let crd: Value = serde_saphyr::from_str(&fs_err::read_to_string(definition)?)?;
     let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
     let mut rules = BTreeSet::new();
     collect("", schema, &mut rules);
     // Nobody but the operator writes it.
     rules.retain(|rule| !rule.field.starts_with("status."));
-    ensure!(rules.len() > 60, "only {} rules", rules.len());
+    // A study's template has those of a job.
+    rules.retain(|rule| !rule.field.starts_with("spec.template.spec"));
+    let least = if subject == Subject::Job { 60 } else { 8 };
+    ensure!(rules.len() > least, "only {} rules", rules.len());
     Ok(rules)
 }
 
@@ -129,20 +185,23 @@ fn rule_of<'a>(rules: &'a BTreeSet<Rule>, Case { field, says, .. }: &Case) -> Re
 }
 
 pub(crate) fn every_rule_has_a_case(_: &Cluster, _: usize) -> Result<()> {
-    let rules = rules()?;
-    let mut without = rules.clone();
-    for case in cases()? {
-        without.remove(rule_of(&rules, &case)?);
+    for subject in Subject::ALL {
+        let rules = rules(subject)?;
+        let mut without = rules.clone();
+        for case in cases()?.iter().filter(|case| case.subject == subject) {
+            without.remove(rule_of(&rules, case)?);
+        }
+        ensure!(without.is_empty(), "no case of {subject:?} breaks {without:#?}");
     }
-    ensure!(without.is_empty(), "no case in rules.yaml breaks {without:#?}");
     Ok(())
 }
 
 pub(crate) fn is_refused(cluster: &Cluster, index: usize) -> Result<()> {
     let case = cases()?.swap_remove(index);
-    let rules = rules()?;
+    let rules = rules(case.subject)?;
     let rule = rule_of(&rules, &case)?;
-    let mut valid: Value = serde_saphyr::from_str(VALID)?;
+    let (_, valid, _) = case.subject.files();
+    let mut valid: Value = serde_saphyr::from_str(valid)?;
     if rule.kind == Kind::Change {
         valid["metadata"]["name"] = json!(format!("rule-{index}"));
         // What a change of the fields that go with these needs.
@@ -153,14 +212,18 @@ pub(crate) fn is_refused(cluster: &Cluster, index: usize) -> Result<()> {
     let part = if rule.field.is_empty() { "metadata" } else { "spec" };
     json_patch::merge(&mut manifest[part], &case.change);
     if rule.kind == Kind::State && !rule.field.is_empty() {
-        let job: ViTTrainingJob = serde_json::from_value(manifest.clone())?;
         ensure!(
-            crds::validate(&job).is_err(),
-            "validate() takes what the schema refuses: {manifest}"
+            !case.subject.takes(&manifest)?,
+            "our own checks take what the schema refuses: {manifest}"
         );
     }
     let before = (rule.kind == Kind::Change).then_some(valid);
-    let causes = tokio::runtime::Handle::current().block_on(causes(cluster.client(), before, manifest))?;
+    let causes = tokio::runtime::Handle::current().block_on(causes(
+        cluster.client(),
+        case.subject,
+        before,
+        manifest,
+    ))?;
     let [cause] = &causes[..] else {
         anyhow::bail!("not one cause: {causes:#?}")
     };
@@ -182,9 +245,13 @@ fn is_at(cause: &str, field: &str) -> bool {
 }
 
 /// Why the API server refuses a manifest, or its change.
-async fn causes(client: Client, before: Option<Value>, manifest: Value) -> Result<Vec<StatusCause>> {
-    let kind = ApiResource::erase::<ViTTrainingJob>(&());
-    let api: Api<DynamicObject> = Api::namespaced_with(client, "default", &kind);
+async fn causes(
+    client: Client,
+    subject: Subject,
+    before: Option<Value>,
+    manifest: Value,
+) -> Result<Vec<StatusCause>> {
+    let api: Api<DynamicObject> = Api::namespaced_with(client, "default", &subject.resource());
     let result = if let Some(before) = before {
         let before = api
             .create(&PostParams::default(), &serde_json::from_value(before)?)

@@ -142,15 +142,17 @@ fn catalogues_are_told_what_there_is() -> Result<()> {
 #[test]
 fn catalogues_show_the_resource_and_a_job_that_can_be_run() -> Result<()> {
     let metadata = metadata()?;
-    let definition: Value = serde_saphyr::from_str(&read("files/vittrainingjobs.yaml")?)?;
     let crds: Value = serde_saphyr::from_str(annotation(&metadata, "crds")?)?;
-    let told = &crds[0];
-    ensure!(
-        told["kind"] == definition["spec"]["names"]["kind"]
-            && told["name"] == definition["metadata"]["name"]
-            && told["version"] == definition["spec"]["versions"][0]["name"],
-        "{told}"
-    );
+    for (place, file) in ["vittrainingjobs", "vitscalingstudies"].iter().enumerate() {
+        let definition: Value = serde_saphyr::from_str(&read(&format!("files/{file}.yaml"))?)?;
+        let told = &crds[place];
+        ensure!(
+            told["kind"] == definition["spec"]["names"]["kind"]
+                && told["name"] == definition["metadata"]["name"]
+                && told["version"] == definition["spec"]["versions"][0]["name"],
+            "{told}"
+        );
+    }
     let examples: Vec<ViTTrainingJob> = serde_saphyr::from_str(annotation(&metadata, "crdsExamples")?)?;
     let [example] = &examples[..] else {
         anyhow::bail!("{} examples", examples.len())
@@ -168,11 +170,13 @@ fn catalogues_show_the_resource_and_a_job_that_can_be_run() -> Result<()> {
 
 #[test]
 fn the_resource_is_kept_when_the_release_goes() -> Result<()> {
-    let definition: Value = serde_saphyr::from_str(&read("files/vittrainingjobs.yaml")?)?;
-    ensure!(
-        definition["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep",
-        "{}",
-        definition["metadata"]
-    );
+    for file in ["files/vittrainingjobs.yaml", "files/vitscalingstudies.yaml"] {
+        let definition: Value = serde_saphyr::from_str(&read(file)?)?;
+        ensure!(
+            definition["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep",
+            "{}",
+            definition["metadata"]
+        );
+    }
     Ok(())
 }

@@ -184,6 +184,7 @@ impl<'s> Context<'s> {
             .expect("no test holds it and panics")
             .drain(..)
         {
+            self.kubectl(["-n", &name, "delete", "vits", "--all", "--timeout=150s"])?;
             self.kubectl(["-n", &name, "delete", "vtj", "--all", "--timeout=60s"])?;
             self.kubectl(["-n", &name, "delete", "pod", "--all", "--timeout=150s"])?;
             self.kubectl(["delete", "namespace", &name, "--wait=false", "--ignore-not-found"])?;

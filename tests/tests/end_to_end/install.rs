@@ -95,10 +95,11 @@ fn goes(context: &Context<'_>) -> Result<()> {
     context.cluster.helm_uninstall(OPERATOR, OPERATOR)?;
     let path = manifests.display().to_string();
     let left = context.kubectl(["get", "-f", &path, "--ignore-not-found", "--output=name"])?;
-    ensure!(
-        left.trim() == "customresourcedefinition.apiextensions.k8s.io/vittrainingjobs.vit-operator.dev",
-        "the release left {left}"
-    );
+    let mut left: Vec<&str> = left.lines().collect();
+    left.sort_unstable();
+    let kept = ["vitscalingstudies", "vittrainingjobs"]
+        .map(|name| format!("customresourcedefinition.apiextensions.k8s.io/{name}.vit-operator.dev"));
+    ensure!(left == kept, "the release left {left:?}");
     context.kubectl([
         "wait",
         "--namespace",

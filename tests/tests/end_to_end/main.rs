@@ -21,6 +21,7 @@ mod pod_groups;
 mod queueing;
 mod rights;
 mod steps;
+mod studies;
 mod training;
 mod upgrade;
 
@@ -70,6 +71,8 @@ const ALONE: &[(&str, Test)] = tests![
     faults::rank_that_is_slow_is_named_with_its_node_until_it_recovers,
     monitoring::alerts_fire_and_panels_show_data,
     faults::gang_of_a_dead_node_trains_on_elsewhere,
+    studies::study_is_measured_through_faults_and_leaves_nothing,
+    studies::studies_take_turns_on_a_node_and_skip_what_fits_nowhere,
     elastic::elastic_gang_shrinks_with_a_node_and_grows_again,
     faults::leader_dies_between_two_pods_and_the_next_one_creates_the_rest,
     disruptions::training_outlives_the_control_plane,

@@ -70,12 +70,9 @@ impl Namespace<'_> {
 /// Rights that are asked for in no request of their own: the admission plugin `OwnerReferencesPermissionEnforcement`, which is
 /// on, looks whether someone who creates an object that blocks its owner's deletion may set the owner's finalizers. Without
 /// that right every creation is denied (`tests/tests/api_server.rs`).
-fn without_request() -> [Right; 1] {
-    [Right::new(
-        "vit-operator.dev",
-        "vittrainingjobs/finalizers",
-        "update",
-    )]
+fn without_request() -> [Right; 2] {
+    ["vittrainingjobs/finalizers", "vitscalingstudies/finalizers"]
+        .map(|resource| Right::new("vit-operator.dev", resource, "update"))
 }
 
 /// Compares what the chart grants with all that was asked for until now, by whom it was granted to.

@@ -1,0 +1,297 @@
+//! Scaling studies in a cluster: what is measured, what is kept, and what comes in between.
+
+use anyhow::{Context as _, Result, ensure};
+use crds::study::status::{StudyPhase, ViTScalingStudyStatus};
+use crds::{Phase, ViTScalingStudy, ViTTrainingJob};
+use kube::ResourceExt as _;
+use kube::api::{Api, ListParams, PostParams};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use vit_tests::plugin::{command, ended};
+
+use crate::context::{Context, Namespace};
+use crate::steps::{check_told, until};
+
+/// From the suspension of a study over a failure and a node that is taken away to its report, and then to nothing: no fault may
+/// cost more than the run that it met. All of that is between the operator and the cluster, and nothing of it is simulated.
+pub(crate) fn study_is_measured_through_faults_and_leaves_nothing(context: &Context<'_>) -> Result<()> {
+    let namespace = context.namespace("study")?;
+    let study = namespace.study(
+        "sizes",
+        json!({
+            "measure": {"epochs": 8, "warmupSteps": 1, "repetitions": 1, "retries": 1},
+            "sweeps": [{"name": "strong", "mode": "Strong", "ranks": [1, 2]}],
+        }),
+    )?;
+    let plan = study::plan(&study.spec)?;
+    // Objects of others have the names that it needs.
+    let mut taken = ViTTrainingJob::new(
+        &format!("sizes-{}-1", plan.runs[1].key),
+        study.spec.template.spec.clone(),
+    );
+    taken.spec.suspend = true;
+    namespace.apply_all(&[
+        json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "sizes-results"}}),
+        serde_json::to_value(&taken)?,
+    ])?;
+    namespace.create_study(&study)?;
+    let told = |what: &str| {
+        namespace.wait_study("sizes", what, |status| {
+            let condition = status.condition("Reconciled");
+            condition.is_some_and(|condition| condition.message.contains(what))
+        })
+    };
+    told("failed to create ConfigMap sizes-results: there is one that does not belong to this study")?;
+    namespace.kubectl(["delete", "configmap", "sizes-results"])?;
+    told("failed to create ViTTrainingJob sizes-")?;
+    namespace.kubectl(["delete", "vtj", &taken.name_any()])?;
+
+    // Suspended in the middle of a run, which begins anew.
+    let first = namespace.wait_run("sizes", 2)?;
+    namespace.patch_study("sizes", json!({"suspend": true}))?;
+    namespace.wait_study("sizes", "is suspended", |status| {
+        status.phase == Some(StudyPhase::Suspended)
+    })?;
+    ensure!(namespace.pods()?.is_empty(), "a suspended study has no pods");
+    namespace.patch_study("sizes", json!({"suspend": false}))?;
+    ensure!(namespace.wait_run("sizes", 2)? == first, "the run is another");
+
+    // A rank is killed: the run is tried again, and what is left of the first try can be looked at.
+    namespace.signal_rank(&first, 1, Signal::KILL)?;
+    let second = format!("{first}-2");
+    namespace.wait_study("sizes", "tries again", |status| current(status) == second)?;
+    ensure!(
+        namespace.status(&first)?.phase == Some(Phase::Failed),
+        "the first try is kept"
+    );
+
+    // The run is measured. Then one of its nodes may be used no more: the next run gets another.
+    let measured = namespace.wait_study("sizes", "has measured a run", |status| {
+        status.runs.as_ref().is_some_and(|runs| runs.measured == 1)
+    })?;
+    let node = measured.nodes[0].nodes[0].clone();
+    context.kubectl(["cordon", &node])?;
+    let went_on = namespace.wait_study("sizes", "is over", |status| {
+        status.phase.is_some_and(StudyPhase::is_terminal)
+    });
+    context.kubectl(["uncordon", &node])?;
+    let status = went_on?;
+    ensure!(status.phase == Some(StudyPhase::Succeeded), "{status:#?}");
+    for point in &status.points {
+        ensure!(
+            point.measured == 1 && point.images_per_second.is_some_and(|rate| rate > 0.0),
+            "{point:?}"
+        );
+    }
+
+    // What was measured is what the jobs have told, and the report shows it.
+    let results = namespace.kubectl(["get", "configmap", "sizes-results", "-o", "jsonpath={.data}"])?;
+    let results: Value = serde_json::from_str(&results)?;
+    let two = &results[format!("{}.1", plan.runs[1].key)];
+    let two: Value = serde_json::from_str(two.as_str().context("a record")?)?;
+    ensure!(
+        two["tries"] == 2
+            && two["measurement"]["worldSize"] == 2
+            && two["nodes"].as_array().is_some_and(|nodes| nodes.len() == 2),
+        "{two}"
+    );
+    let shown = namespace.plugin(&["study", "status", "sizes"])?;
+    check_told(
+        &shown,
+        &[
+            "study/sizes  Succeeded",
+            "2 of 2 runs measured",
+            "strong (Strong)",
+        ],
+    )?;
+    let folder = namespace.folder.join("report");
+    namespace.plugin(&["study", "report", "sizes", "--to", &folder.display().to_string()])?;
+    let report: Value = serde_json::from_str(&fs_err::read_to_string(folder.join("report.json"))?)?;
+    ensure!(
+        report["points"][1]["imagesPerSecond"]["median"] == two["measurement"]["imagesPerSecond"],
+        "{report}"
+    );
+    ensure!(fs_err::read_to_string(folder.join("report.html"))?.contains("<svg"));
+
+    // With the study goes all that it has made.
+    let jobs = namespace.job_names()?;
+    ensure!(jobs.is_empty(), "left: {jobs:?}");
+    namespace.kubectl(["delete", "vits", "sizes"])?;
+    until(|| {
+        let left = namespace.kubectl(["get", "vtj,configmaps,pods", "-o", "name"])?;
+        let left: Vec<&str> = left
+            .lines()
+            .filter(|name| !name.contains("kube-root-ca.crt"))
+            .collect();
+        ensure!(left.is_empty(), "left: {left:?}");
+        Ok(())
+    })
+}
+
+/// Two studies that need the same node, of which one is edited while it runs; and one with a sweep that fits nowhere.
+pub(crate) fn studies_take_turns_on_a_node_and_skip_what_fits_nowhere(context: &Context<'_>) -> Result<()> {
+    let namespace = context.namespace("studies")?;
+    let over = |status: &ViTScalingStudyStatus| status.phase.is_some_and(StudyPhase::is_terminal);
+    let batches = |sizes: &[i32]| json!([{"name": "batch", "mode": "Batch", "microBatchSize": sizes}]);
+    let measure = || json!({"epochs": 1, "warmupSteps": 1, "repetitions": 1, "pendingTimeoutSeconds": 10});
+    // One node has these GPUs, two of them.
+    for (name, sizes) in [("first", [16, 32]), ("second", [8, 24])] {
+        let spec = json!({
+            "template": {"spec": {"placement": {"gpu": {"products": ["NVIDIA-H200"]}}}},
+            "measure": measure(),
+            "sweeps": batches(&sizes),
+        });
+        namespace.create_study(&namespace.study(name, spec)?)?;
+        namespace.wait_study(name, "has begun", |status| status.phase.is_some())?;
+    }
+    namespace.wait_run("first", 1)?;
+    // It goes on with what it needs now.
+    namespace.patch_study("first", json!({"sweeps": batches(&[16, 64])}))?;
+    let (mut both_at_once, mut waited) = (false, false);
+    let status = namespace.wait_study("second", "is over", |status| {
+        let jobs = namespace.jobs_on_nodes().unwrap_or_default();
+        let of = |study: &str| jobs.iter().any(|job| job.starts_with(study));
+        both_at_once |= of("first-") && of("second-");
+        let running = status.condition("Running");
+        waited |= running.is_some_and(|running| {
+            running
+                .message
+                .ends_with("the study does not use the nodes of studies/first")
+        });
+        over(status)
+    })?;
+    ensure!(!both_at_once, "two studies measured on one node at the same time");
+    ensure!(waited, "the second one says whom it waits for");
+    ensure!(status.phase == Some(StudyPhase::Succeeded), "{status:#?}");
+    let first = namespace.wait_study("first", "is over", over)?;
+    let sizes: Vec<(i32, i32)> = first
+        .points
+        .iter()
+        .map(|point| (point.micro_batch_size, point.measured))
+        .collect();
+    ensure!(sizes == [(16, 1), (64, 1)], "{sizes:?}");
+
+    // The larger run comes first: it fits no group, and the other one goes on without it.
+    let sweeps = json!([{"name": "strong", "mode": "Strong", "ranks": [1, 8]}]);
+    let large = namespace.study("large", json!({"measure": measure(), "sweeps": sweeps}))?;
+    namespace.create_study(&large)?;
+    let status = namespace.wait_study("large", "is over", over)?;
+    ensure!(status.phase == Some(StudyPhase::Failed), "{status:#?}");
+    let failed = status.condition("Failed").context("it says why")?;
+    check_told(
+        &failed.message,
+        &[
+            "1 of 2 runs failed: strong-r8-b",
+            "it got no GPUs within measure.pendingTimeoutSeconds (10)",
+            "needs 8",
+        ],
+    )?;
+    ensure!(
+        status.points[0].measured == 1 && status.points[1].images_per_second.is_none(),
+        "{status:#?}"
+    );
+
+    // What a cluster cannot run is told at once.
+    let sweeps = json!([{"name": "a", "mode": "Variants", "variants": [{"name": "b"}, {"name": "c", "speeds": [0.5]}]}]);
+    let slow = json!({
+        "template": {"spec": {"workers": {"device": "cpu"}}}, "measure": measure(), "sweeps": sweeps,
+    });
+    namespace.create_study(&namespace.study("slow", slow)?)?;
+    let status = namespace.wait_study("slow", "is refused", over)?;
+    let failed = status.condition("Failed").context("it says why")?;
+    ensure!(failed.reason == "InvalidSpec", "{failed:?}");
+    check_told(&failed.message, &["speeds slow the ranks of one machine"])
+}
+
+fn current(status: &ViTScalingStudyStatus) -> &str {
+    status.current.as_ref().map_or("", |current| &current.job)
+}
+
+impl Namespace<'_> {
+    /// A study of the digits that is small, with these fields of its spec merged in.
+    fn study(&self, name: &str, spec: Value) -> Result<ViTScalingStudy> {
+        let mut job: Value = serde_saphyr::from_str(include_str!("../../../examples/digits.yaml"))?;
+        let smaller = json!({
+            "model": {"hiddenSize": 64, "depth": 2}, "training": {"schedule": {"warmupEpochs": 0}},
+            "workers": {"nodes": 1},
+        });
+        json_patch::merge(&mut job["spec"], &smaller);
+        let mut study = json!({
+            "apiVersion": "vit-operator.dev/v1alpha1", "kind": "ViTScalingStudy",
+            "metadata": {"name": name, "namespace": self.name}, "spec": {"template": {"spec": job["spec"]}},
+        });
+        json_patch::merge(&mut study["spec"], &spec);
+        Ok(serde_json::from_value(study)?)
+    }
+
+    fn studies(&self) -> Api<ViTScalingStudy> {
+        Api::namespaced(self.context.client.clone(), &self.name)
+    }
+
+    fn create_study(&self, study: &ViTScalingStudy) -> Result<()> {
+        let studies = self.studies();
+        self.context
+            .block_on(async { studies.create(&PostParams::default(), study).await })?;
+        Ok(())
+    }
+
+    fn patch_study(&self, name: &str, spec: Value) -> Result<()> {
+        let patch = json!({"spec": spec}).to_string();
+        self.kubectl(["patch", "vits", name, "--type=merge", "-p", &patch])?;
+        Ok(())
+    }
+
+    fn wait_study(
+        &self,
+        name: &str,
+        what: &str,
+        mut wanted: impl FnMut(&ViTScalingStudyStatus) -> bool,
+    ) -> Result<ViTScalingStudyStatus> {
+        let studies = self.studies();
+        until(|| {
+            let study = self.context.block_on(async { studies.get(name).await })?;
+            let status = study.status.unwrap_or_default();
+            ensure!(
+                wanted(&status),
+                "study {name} was to be one of which {what:?}, and is {status:#?}"
+            );
+            Ok(status)
+        })
+    }
+
+    /// Waits until a run of so many nodes trains; the name of its job.
+    fn wait_run(&self, study: &str, nodes: usize) -> Result<String> {
+        let status = self.wait_study(study, "a run trains", |status| {
+            status.phase == Some(StudyPhase::Running)
+        })?;
+        let job = current(&status).to_owned();
+        let placed = self.status(&job)?;
+        ensure!(placed.nodes().len() == nodes, "{job}: {placed:#?}");
+        Ok(job)
+    }
+
+    fn job_names(&self) -> Result<Vec<String>> {
+        let jobs = self.jobs();
+        let listed = self
+            .context
+            .block_on(async { jobs.list(&ListParams::default()).await })?;
+        Ok(listed.items.iter().map(ViTTrainingJob::name_any).collect())
+    }
+
+    /// Jobs whose pods hold a node.
+    fn jobs_on_nodes(&self) -> Result<Vec<String>> {
+        let holds = |pod: &&k8s_openapi::api::core::v1::Pod| {
+            let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+            !matches!(phase, Some("Succeeded" | "Failed"))
+        };
+        let job = |pod: &k8s_openapi::api::core::v1::Pod| pod.labels().get(crds::labels::JOB_NAME).cloned();
+        Ok(self.pods()?.iter().filter(holds).filter_map(job).collect())
+    }
+
+    /// Runs `kubectl vit` in this namespace; its standard output.
+    fn plugin(&self, arguments: &[&str]) -> Result<String> {
+        let arguments: Vec<&str> = arguments.iter().copied().chain(["-n", &self.name]).collect();
+        let outcome = ended(&mut command(&self.context.cluster, &arguments)?)?;
+        Ok(outcome.check(0, &[])?.stdout)
+    }
+}
