@@ -325,6 +325,12 @@ fn another_trainer_is_measured_by_the_log_that_it_writes() {
             "if test $RANK = 1; then echo no GPU here; exit 3; fi; sleep 1000",
         ),
         variant("silent", "true"),
+        variant(
+            "is lucky",
+            &format!(
+                "if test $RANK = 0 && mkdir $(dirname $(dirname $(dirname \"$VIT_RUN_CONFIG\")))/tried; then exit 4; fi; {EXTERNAL}"
+            ),
+        ),
     ];
     let study = Study::new(
         "{epochs: 1, warmupSteps: 0, repetitions: 1, timeoutSeconds: 100}",
@@ -356,6 +362,13 @@ fn another_trainer_is_measured_by_the_log_that_it_writes() {
     ] {
         assert_eq!(good[field]["median"], expected, "{good}");
     }
+    assert!(
+        text.contains(
+            "kinds-r2-b4-is-lucky #1: failed, and is tried again: rank 0 of sh ended with exit status: 4"
+        ),
+        "{text}"
+    );
+    assert_eq!(point(4)["imagesPerSecond"]["median"], 16.0, "{text}");
     for (place, expected) in [
         (2, "rank 1 of sh ended with exit status: 3: no GPU here"),
         (
