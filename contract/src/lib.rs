@@ -33,7 +33,7 @@ pub use exit::{ExitCode, FailureClass};
 pub use heartbeat::{Activity, Heartbeat, Heartbeats, ProcessState};
 pub use measurement::{Epoch, Machine, Measurement, PhaseSeconds};
 pub use preset::ModelPreset;
-pub use progress::{CheckpointRecord, FailureRecord, Progress, SlowRank, TerminationRecord};
+pub use progress::{CheckpointRecord, FailureRecord, Progress, SlowRank, Spent, TerminationRecord};
 pub use run_config::{
     ActivationCheckpointing, AttentionBackend, Augmentation, Balance, BatchShare, CheckpointConfig,
     CheckpointWriters, ConfigError, Course, DataConfig, DataFormat, Device, Ema, GradientCompression,

@@ -30,6 +30,20 @@ pub const LABEL_STATE: &str = "state";
 pub const GPU_STATES: [&str; 4] = ["gangs", "others", "free", "unavailable"];
 /// Value of [`LABEL_REASON`] where nothing has been decided about the job yet, or it is being decided anew.
 pub const REASON_UNDECIDED: &str = "Undecided";
+/// What a job spends its time on, on [`JOB_TIME_SPENT_SECONDS`]: one of [`TIME_PARTS`].
+pub const LABEL_PART: &str = "part";
+/// Optimizer steps; those that an earlier attempt had done already; waiting for GPUs after the first ones; the start of a gang; its
+/// end after a failure; classifying held-out images; standing still for a checkpoint; the rest. Each second is in one part.
+pub const TIME_PARTS: [&str; 8] = [
+    "useful",
+    "repeated",
+    "queue",
+    "start",
+    "restart",
+    "evaluation",
+    "checkpoint",
+    "other",
+];
 /// HTTP method of calls to the API server.
 pub const LABEL_METHOD: &str = "method";
 /// HTTP status of the answer, or `none` where there was none; on [`API_REQUESTS_TOTAL`].
@@ -49,6 +63,10 @@ pub const WAITING_JOBS: &str = "vit_operator_waiting_jobs";
 pub const JOB_ATTEMPT: &str = "vit_operator_job_attempt";
 /// Gauge: how often a job's gang was replaced after a failure.
 pub const JOB_RESTARTS: &str = "vit_operator_job_restarts";
+/// Gauge: share of a job's time since its first GPUs that went into useful steps.
+pub const JOB_EFFECTIVE_TIME_RATIO: &str = "vit_operator_job_effective_time_ratio";
+/// Gauge: seconds that a job has spent since its first GPUs, by part.
+pub const JOB_TIME_SPENT_SECONDS: &str = "vit_operator_job_time_spent_seconds";
 /// Gauge: compute time of a rank that stays slow over the median of the other ranks of its job.
 pub const STRAGGLER_SLOWDOWN_RATIO: &str = "vit_operator_straggler_slowdown_ratio";
 /// Gauge: GPUs of the cluster, by product, resource and state.

@@ -51,6 +51,9 @@ pub struct Progress {
     /// agent leaves them out of its last words.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub idle_ranks: Vec<u32>,
+    /// What this attempt has spent its time on; absent from trainers that do not tell it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub spent: Option<Spent>,
     /// Seconds to the end of the run at the present speed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eta_seconds: Option<u64>,
@@ -73,6 +76,20 @@ impl Progress {
         }
         u8::try_from(self.step.min(self.total_steps) * 100 / self.total_steps).unwrap_or(100)
     }
+}
+
+/// What an attempt has spent its time on since its ranks began to train, by rank 0's monotonic clock.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Spent {
+    /// Optimizer steps that were done when the attempt began.
+    pub first_step: u64,
+    /// Seconds in optimizer steps.
+    pub step_seconds: f64,
+    /// Seconds of classifying held-out images.
+    pub evaluation_seconds: f64,
+    /// Seconds in which training stood still for a checkpoint.
+    pub checkpoint_seconds: f64,
 }
 
 /// A rank that computes for longer than the others.
@@ -178,6 +195,12 @@ mod tests {
                 slowdown: Some(4.0 / 3.0),
                 slow_ranks: Vec::new(),
                 idle_ranks: Vec::new(),
+                spent: Some(Spent {
+                    first_step: u64::MAX,
+                    step_seconds: -f64::MIN_POSITIVE,
+                    evaluation_seconds: -f64::MIN_POSITIVE,
+                    checkpoint_seconds: -f64::MIN_POSITIVE,
+                }),
                 eta_seconds: Some(u64::MAX),
                 last_checkpoint: Some(CheckpointRecord {
                     step: u64::MAX,

@@ -50,7 +50,9 @@ fn every_metric_is_explained() {
 #[test]
 fn the_reference_of_metrics_is_what_is_rendered() {
     let mut job = fixtures::job_in(crds::Phase::Running, 1);
-    job.status.as_mut().expect("a status").stragglers = vec![fixtures::straggler(1, "b", 2.5)];
+    let status = job.status.as_mut().expect("a status");
+    status.stragglers = vec![fixtures::straggler(1, "b", 2.5)];
+    status.time_spent = Some(crds::status::TimeSpentStatus::default());
     let metrics = Metrics::new().expect("metrics");
     metrics.called(&http::Method::GET, Some(http::StatusCode::OK), Duration::ZERO);
     let gpus = [(("Tesla-T4".into(), "nvidia.com/gpu".into()), [].into())].into();

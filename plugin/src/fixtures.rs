@@ -95,6 +95,8 @@ pub(crate) fn training() -> Value {
         "startTime": "2026-11-22T11:01:00Z",
         "placement": placement(), "workers": {"desired": 2, "ready": 2, "failed": 0}, "progress": progress(),
         "lastCheckpoint": checkpoint(), "lastFailure": killed(),
+        "timeSpent": {"effectiveRatio": 0.8, "usefulSeconds": 2800.0, "repeatedSeconds": 180.0, "startSeconds": 95.0,
+            "restartSeconds": 70.0, "queueSeconds": 300.0, "evaluationSeconds": 50.0, "checkpointSeconds": 1.5},
         "stragglers": [{"rank": 1, "node": "node2", "slowdown": 1.52}]})
 }
 

@@ -185,45 +185,70 @@ fn safety(layout: Layout) -> Layout {
     let bytes = Expr::from(job(Series::of(of::CHECKPOINT_BYTES_TOTAL)))
         .sum()
         .over(Expr::from(job(Series::of(of::CHECKPOINTS_TOTAL))).sum());
-    layout.heading("Is it safe?").line(
-        8,
-        [
-            time_series(
-                8,
-                "Steps done and saved",
-                Unit::Count,
-                "What lies between the lines is lost if the job fails now. A step back is a new \
+    let parts = Expr::from(job(Series::of(operator::JOB_TIME_SPENT_SECONDS))).max_by(&[operator::LABEL_PART]);
+    let lost = [
+        time_series(
+            16,
+            "Where time went",
+            Unit::Seconds,
+            "Since the first GPUs, over all attempts. useful: optimizer steps; repeated: steps done again after a \
+             restart; queue: waiting for GPUs; start: until a gang trains; restart: from a failure until its pods \
+             are gone.",
+        )
+        .query(parts, "{{part}}")
+        .stacked(),
+        time_series(
+            8,
+            "Effective training time",
+            Unit::Share,
+            "Share of the time since the first GPUs that went into useful steps.",
+        )
+        .query(newest(operator::JOB_EFFECTIVE_TIME_RATIO), "effective")
+        .up_to_one()
+        .color("effective", "green"),
+    ];
+    layout
+        .heading("Is it safe?")
+        .line(
+            8,
+            [
+                time_series(
+                    8,
+                    "Steps done and saved",
+                    Unit::Count,
+                    "What lies between the lines is lost if the job fails now. A step back is a new \
                  attempt that continues from the checkpoint.",
-            )
-            .query(newest(of::STEP), "done")
-            .query(newest(of::CHECKPOINT_STEP), "saved")
-            .colors([("done", "blue"), ("saved", "green")]),
-            time_series(
-                8,
-                "Time and size of a checkpoint",
-                Unit::Seconds,
-                "Mean over this attempt. Training stands still for the snapshot alone; it goes on \
+                )
+                .query(newest(of::STEP), "done")
+                .query(newest(of::CHECKPOINT_STEP), "saved")
+                .colors([("done", "blue"), ("saved", "green")]),
+                time_series(
+                    8,
+                    "Time and size of a checkpoint",
+                    Unit::Seconds,
+                    "Mean over this attempt. Training stands still for the snapshot alone; it goes on \
                  during the write.",
-            )
-            .query(mean, "{{phase}}")
-            .query(bytes, "size")
-            .on_the_right("size", Unit::Bytes)
-            .colors([
-                (of::CHECKPOINT_PHASES[0], "orange"),
-                (of::CHECKPOINT_PHASES[1], "blue"),
-                ("size", "text"),
-            ]),
-            time_series(
-                8,
-                "Attempts and restarts",
-                Unit::Count,
-                "attempt counts gangs: it rises at every restart, resume and change of size. \
+                )
+                .query(mean, "{{phase}}")
+                .query(bytes, "size")
+                .on_the_right("size", Unit::Bytes)
+                .colors([
+                    (of::CHECKPOINT_PHASES[0], "orange"),
+                    (of::CHECKPOINT_PHASES[1], "blue"),
+                    ("size", "text"),
+                ]),
+                time_series(
+                    8,
+                    "Attempts and restarts",
+                    Unit::Count,
+                    "attempt counts gangs: it rises at every restart, resume and change of size. \
                  restarts counts those after a failure. Why: status.lastFailure of the job.",
-            )
-            .query(newest(operator::JOB_ATTEMPT), "attempt")
-            .query(newest(operator::JOB_RESTARTS), "restarts")
-            .steps()
-            .colors([("attempt", "blue"), ("restarts", "orange")]),
-        ],
-    )
+                )
+                .query(newest(operator::JOB_ATTEMPT), "attempt")
+                .query(newest(operator::JOB_RESTARTS), "restarts")
+                .steps()
+                .colors([("attempt", "blue"), ("restarts", "orange")]),
+            ],
+        )
+        .line(7, lost)
 }

@@ -4,6 +4,7 @@
 use contract::operator_metrics as names;
 use crds::conditions::{reasons, types};
 use crds::{Phase, ViTTrainingJob};
+use jiff::Timestamp;
 use kube::ResourceExt as _;
 use prometheus::proto::MetricFamily;
 use prometheus::{Registry, register_gauge_vec_with_registry, register_int_gauge_vec_with_registry};
@@ -34,6 +35,18 @@ pub(super) fn gather<'a>(
     let attempts = gauges(names::JOB_ATTEMPT, "Number of the job's latest gang", &JOB)?;
     let help = "How often the job's gang was replaced after a failure";
     let restarts = gauges(names::JOB_RESTARTS, help, &JOB)?;
+    let effective = register_gauge_vec_with_registry!(
+        names::JOB_EFFECTIVE_TIME_RATIO,
+        "Share of the job's time since its first GPUs that went into useful steps",
+        &JOB,
+        registry
+    )?;
+    let times = register_gauge_vec_with_registry!(
+        names::JOB_TIME_SPENT_SECONDS,
+        "Seconds that the job has spent since its first GPUs, by what it spent them on",
+        &[JOB[0], JOB[1], names::LABEL_PART],
+        registry
+    )?;
     let help = "GPUs of the cluster, by product and by what becomes of them";
     let labels = [names::LABEL_PRODUCT, names::LABEL_RESOURCE, names::LABEL_STATE];
     let states_of_gpus = gauges(names::GPUS, help, &labels)?;
@@ -63,6 +76,14 @@ pub(super) fn gather<'a>(
         let labels = [namespace.as_str(), &name];
         attempts.with_label_values(&labels).set(status.attempt.into());
         restarts.with_label_values(&labels).set(status.restarts.into());
+        if let Some(spent) = &status.time_spent {
+            let spent = spent.until(Timestamp::now(), status.phase);
+            effective.with_label_values(&labels).set(spent.effective_ratio);
+            for (part, seconds) in spent.parts() {
+                let labels = [namespace.as_str(), &name, part];
+                times.with_label_values(&labels).set(seconds);
+            }
+        }
         let slow = status.stragglers.iter().filter(|_| phase == Phase::Running);
         for straggler in slow {
             let rank = straggler.rank.to_string();
@@ -118,6 +139,25 @@ mod tests {
                 "{line} is not in:\n{text}"
             );
         }
+    }
+
+    #[test]
+    fn what_time_went_into_is_shown_by_part() {
+        let mut job = fixtures::job_in(Phase::Running, 1);
+        job.status.as_mut().expect("a status").time_spent = Some(crds::status::TimeSpentStatus {
+            useful_seconds: 30.0,
+            queue_seconds: 10.0,
+            ..crds::status::TimeSpentStatus::default()
+        });
+        let text = shown(&[&job], &GpuCounts::default());
+        check(
+            &text,
+            &[
+                r#"vit_operator_job_effective_time_ratio{job_name="digits",namespace="research"} 0.75"#,
+                r#"vit_operator_job_time_spent_seconds{job_name="digits",namespace="research",part="queue"} 10"#,
+                r#"vit_operator_job_time_spent_seconds{job_name="digits",namespace="research",part="repeated"} 0"#,
+            ],
+        );
     }
 
     #[test]

@@ -13,4 +13,5 @@ pub(crate) mod start;
 pub(crate) mod straggler;
 pub(crate) mod strategy;
 pub(crate) mod suspend;
+pub(crate) mod time_spent;
 pub(crate) mod ttl;

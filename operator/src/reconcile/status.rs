@@ -17,7 +17,7 @@ use super::plan::Plan;
 use crate::error::Error;
 use crate::policy::gang::PodView;
 use crate::policy::suspend::StopReason;
-use crate::policy::{failed_nodes, strategy};
+use crate::policy::{failed_nodes, strategy, time_spent};
 use progress::{record_progress, with_nodes};
 use transition::Next;
 
@@ -134,6 +134,8 @@ pub(crate) fn next(observation: &Observation, plan: &Plan) -> ViTTrainingJobStat
         Plan::Drain { .. } | Plan::CleanUp { .. } | Plan::Expire | Plan::Rest(_) => {}
     }
     next.status.observed_generation = next.generation;
+    let told = observation.progress.as_ref();
+    next.status.time_spent = time_spent::after(&observation.status(), &next.status, told, next.now);
     next.status
 }
 
@@ -163,7 +165,7 @@ pub(crate) fn with_error(
     next.status
 }
 
-/// Whether a status differs from the last one only in what moves all the time: the progress of training, by how much stragglers
+/// Whether a status differs from the last one only in what moves all the time: the progress of training and its time, by how much stragglers
 /// are slow, and how many pods of a gang that starts are ready.
 pub(crate) fn only_counters_changed(last: &ViTTrainingJobStatus, next: &ViTTrainingJobStatus) -> bool {
     if last.phase != next.phase || last.attempt != next.attempt {
@@ -171,6 +173,7 @@ pub(crate) fn only_counters_changed(last: &ViTTrainingJobStatus, next: &ViTTrain
     }
     let mut without = next.clone();
     without.progress.clone_from(&last.progress);
+    without.time_spent.clone_from(&last.time_spent);
     // Who is slow is news; by how much moves with every step.
     for straggler in &mut without.stragglers {
         let same = |known: &&StragglerStatus| (known.rank, &known.node) == (straggler.rank, &straggler.node);

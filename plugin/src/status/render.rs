@@ -2,7 +2,7 @@
 
 use contract::progress_line::significant;
 use crds::Phase;
-use crds::status::{FailureStatus, ProgressStatus, ViTTrainingJobStatus};
+use crds::status::{FailureStatus, ProgressStatus, TimeSpentStatus, ViTTrainingJobStatus};
 use jiff::SignedDuration;
 use kube::ResourceExt as _;
 
@@ -64,6 +64,9 @@ pub(crate) fn render(view: &View, why: &Why, is_wide: bool, paint: Paint) -> Str
         let (step, when) = (checkpoint.step, ago(checkpoint.time.as_ref(), view.now));
         let words = format!("step {step}{when}, in {}", checkpoint.path);
         screen.line("checkpoint", &words);
+    }
+    if let Some(spent) = &status.time_spent {
+        time(&spent.until(view.now, status.phase), &mut screen);
     }
     if let Some(failure) = &status.last_failure {
         failed(view, &status, failure, &mut screen);
@@ -201,6 +204,31 @@ fn progressed(view: &View, status: &ViTTrainingJobStatus, progress: &ProgressSta
             &format!("a step takes {slowdown:.2}x as long as without slow ranks, of late"),
         );
     }
+}
+
+/// Parts of a job's time that are told, the longest first.
+const TIME_PARTS_TOLD: usize = 4;
+
+fn time(spent: &TimeSpentStatus, screen: &mut Screen) {
+    let mut lost = spent.parts()[1..].to_vec();
+    let all: f64 = spent.parts().iter().map(|(_, seconds)| seconds).sum();
+    // A hundredth is not worth a word.
+    lost.retain(|(_, seconds)| *seconds >= 0.01 * all && *seconds >= 1.0);
+    if all < 1.0 {
+        return;
+    }
+    lost.sort_by(|left, right| right.1.total_cmp(&left.1));
+    let parts = lost.iter().take(TIME_PARTS_TOLD);
+    let parts =
+        parts.map(|(part, seconds)| format!("{part} {}", duration(SignedDuration::from_secs_f64(*seconds))));
+    let parts: Vec<String> = parts.collect();
+    let lost = if parts.is_empty() {
+        String::new()
+    } else {
+        format!("; the rest is {}", parts.join(", "))
+    };
+    let words = format!("{} of it in useful steps{lost}", percent(spent.effective_ratio));
+    screen.line("time", &words);
 }
 
 fn course_of_loss(view: &View, loss: f64, paint: Paint) -> String {

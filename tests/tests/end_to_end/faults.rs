@@ -1,7 +1,7 @@
 //! What goes wrong: configuration, data, processes, the operator itself.
 
 use anyhow::{Context as _, Result, ensure};
-use crds::Phase;
+use crds::{Phase, ViTTrainingJobStatus};
 use kube::ResourceExt as _;
 use rustix::process::Signal;
 use serde_json::json;
@@ -65,6 +65,37 @@ pub(crate) fn truncated_record_is_named_by_file_and_offset(context: &Context<'_>
     Ok(())
 }
 
+/// Every second since the first GPUs is accounted for, and failures have cost some.
+fn check_time(status: &ViTTrainingJobStatus) -> Result<()> {
+    let spent = status.time_spent.as_ref().context("time is told")?;
+    let [start, end] = [&status.start_time, &status.completion_time];
+    let (start, end) = (
+        start.as_ref().context("a start")?,
+        end.as_ref().context("an end")?,
+    );
+    let all: f64 = spent.parts().iter().map(|(_, seconds)| seconds).sum();
+    // Both times are whole seconds.
+    let passed = end.0.duration_since(start.0).as_secs_f64();
+    ensure!(
+        (all - passed).abs() <= 2.0,
+        "{all} s of {passed} s are accounted for: {spent:?}"
+    );
+    ensure!(
+        spent.useful_seconds > 0.0 && spent.restart_seconds > 0.0 && spent.start_seconds > 0.0,
+        "{spent:?}"
+    );
+    // What one gang had done since its checkpoint, the next one does again.
+    ensure!(
+        spent.repeated_seconds >= 0.0 && spent.repeated_seconds < spent.useful_seconds,
+        "{spent:?}"
+    );
+    ensure!(
+        (spent.effective_ratio - spent.useful_seconds / all).abs() < 0.001,
+        "{spent:?}"
+    );
+    Ok(())
+}
+
 pub(crate) fn killed_rank_restarts_the_gang_from_its_checkpoint(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("killed")?;
     // With a rank goes its shard of weights and optimizer state: checkpoints have all of them, and here each rank writes some. The
@@ -111,6 +142,7 @@ pub(crate) fn killed_rank_restarts_the_gang_from_its_checkpoint(context: &Contex
     namespace.signal_rank("digits", u32::try_from(rank)?, Signal::KILL)?;
     namespace.wait("digits", "is on its third attempt", |status| status.attempt == 3)?;
     let status = namespace.wait_phase("digits", Phase::Succeeded)?;
+    check_time(&status)?;
     check_attempts(&status, 3, 2)?;
     let nodes = nodes_of(&status)?;
     ensure!(

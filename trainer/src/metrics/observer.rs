@@ -1,10 +1,11 @@
 //! Turns what happens in training into reports to the agent and lines of the log.
 
+use std::cell::Cell;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use contract::progress::MOST_SLOW_RANKS;
-use contract::{Activity, CheckpointRecord, Progress};
+use contract::{Activity, CheckpointRecord, Progress, Spent};
 
 use super::breakdown::Breakdown;
 use super::compute::{ComputeTimes, saved_without};
@@ -40,6 +41,9 @@ pub(crate) struct Observer {
     newest: Option<StepReport>,
     /// Seconds by which steps since the last report would have been shorter without this rank.
     slowdown_seconds: f64,
+    /// Where time went until the training loop turned to what it does now, and since when it does that.
+    spent: Cell<Spent>,
+    activity: Cell<(Activity, Instant)>,
     /// Only rank 0 speaks for the run.
     run: Option<RunObserver>,
 }
@@ -110,6 +114,11 @@ impl Observer {
             window: Window::new(),
             newest: None,
             slowdown_seconds: 0.0,
+            spent: Cell::new(Spent {
+                first_step: start.step,
+                ..Spent::default()
+            }),
+            activity: Cell::new((Activity::default(), Instant::now())),
             run,
         };
         observer.send_progress();
@@ -118,7 +127,22 @@ impl Observer {
 
     /// The training loop turns to an activity, or gets on with it.
     pub(crate) fn turn_to(&self, activity: Activity) {
+        self.spent.set(self.spent());
+        self.activity.set((activity, Instant::now()));
         self.reporter.send(&Report::Activity { activity });
+    }
+
+    /// Where time has gone until now.
+    fn spent(&self) -> Spent {
+        let mut spent = self.spent.get();
+        let (activity, since) = self.activity.get();
+        match activity {
+            Activity::Evaluating => spent.evaluation_seconds += since.elapsed().as_secs_f64(),
+            Activity::Checkpointing => spent.checkpoint_seconds += since.elapsed().as_secs_f64(),
+            // Steps tell their own time.
+            Activity::Starting | Activity::Training => {}
+        }
+        spent
     }
 
     /// A checkpoint is being written from now on, until what this gives is dropped.
@@ -150,6 +174,11 @@ impl Observer {
 
     pub(crate) fn step(&mut self, step: &StepReport) {
         self.window.add(step);
+        let spent = self.spent.get();
+        self.spent.set(Spent {
+            step_seconds: spent.step_seconds + step.phases.sum(),
+            ..spent
+        });
         self.newest = Some(*step);
         if self.window.is_due() {
             self.flush();
@@ -275,7 +304,9 @@ impl Observer {
     }
 
     fn send_progress(&mut self) {
+        let spent = self.spent();
         if let Some(run) = &mut self.run {
+            run.progress.spent = Some(spent);
             run.progress.updated_at = now();
             self.reporter.send(&Report::Progress(run.progress.clone()));
         }

@@ -1,0 +1,274 @@
+//! What a job spends its time on (effective training time ratio): accounted for whenever its phase changes or rank 0 tells
+//! something new, so that every second from the first GPUs on is in one part, but for those in which the job is suspended.
+
+use contract::{Progress, Spent};
+use crds::Phase;
+use crds::status::{AttemptTime, TimeSpentStatus, ViTTrainingJobStatus};
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
+
+/// What a job has spent its time on, where its status has become `next`. `None` before its first GPUs, and where its trainer does
+/// not tell.
+pub(crate) fn after(
+    last: &ViTTrainingJobStatus,
+    next: &ViTTrainingJobStatus,
+    told: Option<&Progress>,
+    now: Timestamp,
+) -> Option<TimeSpentStatus> {
+    let Some(known) = &last.time_spent else {
+        let is_first = next.attempt == 1 && last.attempt == 0 && next.phase == Some(Phase::Starting);
+        return is_first.then(|| TimeSpentStatus {
+            updated_at: Some(MicroTime(now)),
+            ..TimeSpentStatus::default()
+        });
+    };
+    let is_told = told.is_some() && next.progress != last.progress;
+    if last.phase == next.phase && last.attempt == next.attempt && !is_told {
+        return Some(known.clone());
+    }
+    let mut spent = if last.phase == Some(Phase::Running) {
+        trained(known, next, told, now)?
+    } else {
+        known.until(now, last.phase)
+    };
+    if next.attempt != last.attempt {
+        let reached = last.progress.as_ref().map_or(0, |progress| progress.step);
+        spent.reached_step = spent.reached_step.max(reached);
+        spent.attempt = AttemptTime::default();
+    }
+    Some(rounded(spent))
+}
+
+/// The time since then of a gang that trained.
+fn trained(
+    known: &TimeSpentStatus,
+    next: &ViTTrainingJobStatus,
+    told: Option<&Progress>,
+    now: Timestamp,
+) -> Option<TimeSpentStatus> {
+    let mut spent = known.clone();
+    if let Some(progress) = told {
+        spent.attempt = attempt(known, progress, progress.spent?);
+        let more = |of: fn(&AttemptTime) -> f64| (of(&spent.attempt) - of(&known.attempt)).max(0.0);
+        let (steps, repeated) = (more(|time| time.step_seconds), more(|time| time.repeated_seconds));
+        spent.useful_seconds += (steps - repeated).max(0.0);
+        spent.repeated_seconds += repeated;
+        spent.evaluation_seconds += more(|time| time.evaluation_seconds);
+        spent.checkpoint_seconds += more(|time| time.checkpoint_seconds);
+    }
+    let all = |time: &TimeSpentStatus| time.parts().iter().map(|(_, seconds)| seconds).sum::<f64>();
+    let passed = now.duration_since(known.updated_at.as_ref().map_or(now, |time| time.0));
+    let rest = (passed.as_secs_f64() - (all(&spent) - all(known))).max(0.0);
+    let has_trained = known.attempt.step_seconds > 0.0;
+    if matches!(next.phase, Some(Phase::Running | Phase::Succeeded)) {
+        if has_trained {
+            spent.other_seconds += rest;
+        } else {
+            spent.start_seconds += rest;
+        }
+    } else {
+        spent.restart_seconds += rest;
+    }
+    // All is accounted for.
+    Some(
+        TimeSpentStatus {
+            updated_at: Some(MicroTime(now)),
+            ..spent
+        }
+        .until(now, None),
+    )
+}
+
+/// What an attempt has told until now. Its steps took about the same time each, those that it repeats as well.
+fn attempt(known: &TimeSpentStatus, progress: &Progress, spent: Spent) -> AttemptTime {
+    let reached = u64::try_from(known.reached_step).unwrap_or(0);
+    let steps = progress.step.saturating_sub(spent.first_step);
+    let repeated = reached.min(progress.step).saturating_sub(spent.first_step);
+    let share = if steps > 0 {
+        repeated as f64 / steps as f64
+    } else {
+        0.0
+    };
+    AttemptTime {
+        step_seconds: spent.step_seconds,
+        // Repeated steps are the first ones: their time does not shrink as others follow.
+        repeated_seconds: (spent.step_seconds * share).max(known.attempt.repeated_seconds),
+        evaluation_seconds: spent.evaluation_seconds,
+        checkpoint_seconds: spent.checkpoint_seconds,
+    }
+}
+
+/// To milliseconds: `kubectl get` prints all that a number has.
+fn rounded(mut spent: TimeSpentStatus) -> TimeSpentStatus {
+    let attempt = &mut spent.attempt;
+    for value in [
+        &mut spent.useful_seconds,
+        &mut spent.repeated_seconds,
+        &mut spent.queue_seconds,
+        &mut spent.start_seconds,
+        &mut spent.restart_seconds,
+        &mut spent.evaluation_seconds,
+        &mut spent.checkpoint_seconds,
+        &mut spent.other_seconds,
+        &mut attempt.step_seconds,
+        &mut attempt.repeated_seconds,
+        &mut attempt.evaluation_seconds,
+        &mut attempt.checkpoint_seconds,
+    ] {
+        *value = (*value * 1e3).round() / 1e3;
+    }
+    spent.effective_ratio = (spent.effective_ratio * 1e4).round() / 1e4;
+    spent
+}
+
+#[cfg(test)]
+mod tests {
+    use crds::status::ProgressStatus;
+    use jiff::SignedDuration;
+
+    use super::*;
+    use crate::fixtures::at;
+
+    /// A job, and the second of its day.
+    #[derive(Default)]
+    struct Story {
+        status: ViTTrainingJobStatus,
+        now: i64,
+    }
+
+    impl Story {
+        /// After so many seconds the job is in a phase of an attempt, and rank 0 tells what it has spent.
+        fn after(&mut self, seconds: i64, phase: Phase, attempt: i32, told: Option<(u64, Spent)>) {
+            self.now += seconds;
+            let progress = told.map(|(step, spent)| Progress {
+                attempt: u32::try_from(attempt).expect("a number"),
+                step,
+                spent: Some(spent),
+                ..Progress::default()
+            });
+            let mut next = ViTTrainingJobStatus {
+                phase: Some(phase),
+                attempt,
+                ..self.status.clone()
+            };
+            if let Some(progress) = &progress {
+                next.progress = Some(ProgressStatus {
+                    step: i64::try_from(progress.step).expect("a step"),
+                    ..ProgressStatus::default()
+                });
+            }
+            next.time_spent = after(&self.status, &next, progress.as_ref(), self.time());
+            // As the API server gives it back.
+            let json = serde_json::to_string(&next).expect("JSON");
+            self.status = serde_json::from_str(&json).expect("a status");
+        }
+
+        /// Not at the beginning of a second.
+        fn time(&self) -> Timestamp {
+            at(self.now) + SignedDuration::from_millis(700)
+        }
+
+        fn spent(&self) -> &TimeSpentStatus {
+            self.status.time_spent.as_ref().expect("it is accounted for")
+        }
+
+        /// Every part that is not nothing.
+        fn parts(&self) -> Vec<(&'static str, f64)> {
+            let parts = self.spent().parts().into_iter();
+            parts.filter(|(_, seconds)| *seconds != 0.0).collect()
+        }
+    }
+
+    fn spent(first_step: u64, step: f64, evaluation: f64, checkpoint: f64) -> Spent {
+        Spent {
+            first_step,
+            step_seconds: step,
+            evaluation_seconds: evaluation,
+            checkpoint_seconds: checkpoint,
+        }
+    }
+
+    #[test]
+    fn every_second_since_the_first_gpus_is_in_one_part() {
+        let mut story = Story::default();
+        story.after(50, Phase::Pending, 0, None);
+        assert_eq!(
+            story.status.time_spent, None,
+            "waiting for the first GPUs does not count"
+        );
+        story.after(10, Phase::Starting, 1, None);
+        story.after(5, Phase::Running, 1, None);
+        story.after(7, Phase::Running, 1, Some((4, spent(0, 4.0, 0.0, 0.0))));
+        assert_eq!(story.parts(), [("useful", 4.0), ("start", 5.0 + 3.0)]);
+        story.after(20, Phase::Running, 1, Some((16, spent(0, 16.0, 5.0, 2.0))));
+        // It fails, which is seen a while later. The checkpoint has 10 of its 16 steps.
+        story.after(30, Phase::Restarting, 1, None);
+        story.after(2, Phase::Pending, 1, None);
+        story.after(100, Phase::Starting, 2, None);
+        story.after(6, Phase::Running, 2, None);
+        story.after(9, Phase::Running, 2, Some((18, spent(10, 8.0, 0.0, 0.0))));
+        assert_eq!(
+            story.parts(),
+            [
+                ("useful", 16.0 + 2.0),
+                ("repeated", 6.0),
+                ("queue", 100.0),
+                ("start", 8.0 + 6.0 + 1.0),
+                ("restart", 30.0 + 2.0),
+                ("evaluation", 5.0),
+                ("checkpoint", 2.0),
+                ("other", 1.0),
+            ]
+        );
+        story.after(10, Phase::Succeeded, 2, Some((28, spent(10, 18.0, 0.0, 0.0))));
+        let all: f64 = story.spent().parts().iter().map(|(_, seconds)| seconds).sum();
+        assert_eq!((all, story.now - 60), (189.0, 189));
+        assert_eq!(story.spent().effective_ratio, 0.1481);
+        // What comes after its end is no news.
+        story.after(1000, Phase::Succeeded, 2, None);
+        assert_eq!(story.spent().effective_ratio, 0.1481);
+    }
+
+    #[test]
+    fn time_in_which_a_job_is_suspended_does_not_count() {
+        let mut story = Story::default();
+        story.after(0, Phase::Starting, 1, None);
+        story.after(1, Phase::Running, 1, None);
+        story.after(4, Phase::Running, 1, Some((4, spent(0, 4.0, 0.0, 0.0))));
+        story.after(2, Phase::Suspending, 1, None);
+        story.after(3, Phase::Suspended, 1, None);
+        story.after(5000, Phase::Pending, 1, None);
+        story.after(7, Phase::Starting, 2, None);
+        assert_eq!(
+            story.parts(),
+            [
+                ("useful", 4.0),
+                ("queue", 7.0),
+                ("start", 1.0),
+                ("restart", 2.0 + 3.0)
+            ]
+        );
+    }
+
+    #[test]
+    fn nothing_is_told_of_a_trainer_that_does_not_tell() {
+        let mut story = Story::default();
+        story.after(0, Phase::Starting, 1, None);
+        story.after(1, Phase::Running, 1, None);
+        let last = story.status.clone();
+        let mut next = last.clone();
+        next.progress = Some(ProgressStatus::default());
+        assert_eq!(after(&last, &next, Some(&Progress::default()), at(9)), None);
+    }
+
+    #[test]
+    fn a_status_without_news_stays_as_it_is() {
+        let mut story = Story::default();
+        story.after(0, Phase::Starting, 1, None);
+        let before = story.status.clone();
+        story.after(100, Phase::Starting, 1, None);
+        assert_eq!(story.status, before);
+        let waiting = story.spent().until(story.time(), Some(Phase::Starting));
+        assert_eq!(waiting.start_seconds, 100.0);
+    }
+}
