@@ -40,6 +40,9 @@ pub struct Measurement {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<i64>"))]
     pub memory_bytes: Option<u64>,
+    /// nodes are those of the gang, by node rank, where that is known.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub nodes: Vec<String>,
     /// machine is where rank 0 ran, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub machine: Option<Machine>,
@@ -268,6 +271,7 @@ pub(crate) mod tests {
             communication_seconds: value,
             communication_bytes: value,
             memory_bytes: Some(u64::MAX),
+            nodes: vec![],
             machine: Some(Machine {
                 processor: "p".repeat(500),
                 processors: usize::MAX,

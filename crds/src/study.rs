@@ -56,8 +56,9 @@ pub struct ViTScalingStudySpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct JobTemplate {
-    /// spec of a ViTTrainingJob. The points set its epochs, and a cluster its checkpoint.volume, suspend, measure and
-    /// failurePolicy.maxRestarts.
+    /// spec of a ViTTrainingJob. The points set its epochs; in a cluster the study sets measure,
+    /// activeDeadlineSeconds and failurePolicy.maxRestarts, and ignores suspend, ttlSecondsAfterFinished, checkpoint.volume and
+    /// checkpoint.writers.
     #[schemars(transform = changeable)]
     pub spec: ViTTrainingJobSpec,
 }

@@ -7,6 +7,8 @@ use std::time::Duration;
 pub(crate) enum Error {
     #[error("failed to read the job: {0}")]
     InvalidObject(Box<kube::core::error_boundary::InvalidObject>),
+    #[error("failed to read the study: {0}")]
+    InvalidStudy(Box<kube::core::error_boundary::InvalidObject>),
     #[error("failed to {verb} {kind} {name}: {}", words(.source))]
     Api {
         verb: &'static str,
@@ -54,7 +56,7 @@ impl Error {
     /// The closed set of labels for metrics.
     pub(crate) fn category(&self) -> &'static str {
         match self {
-            Self::InvalidObject(_) => "InvalidObject",
+            Self::InvalidObject(_) | Self::InvalidStudy(_) => "InvalidObject",
             Self::NameTaken { .. } | Self::LastOwnersObject { .. } => "NameTaken",
             Self::Api { source, .. } => match &**source {
                 kube::Error::Api(status) => match status.code {
@@ -122,7 +124,10 @@ impl Error {
     /// of the server, may have been done nevertheless; a conflict may be with an earlier call of our own.
     pub(crate) fn is_refusal(&self) -> bool {
         match self {
-            Self::InvalidObject(_) | Self::NameTaken { .. } | Self::LastOwnersObject { .. } => true,
+            Self::InvalidObject(_)
+            | Self::InvalidStudy(_)
+            | Self::NameTaken { .. }
+            | Self::LastOwnersObject { .. } => true,
             Self::Api { source, .. } => match &**source {
                 kube::Error::Api(status) => {
                     (400..500).contains(&status.code) && !matches!(status.code, 408 | 409 | 429)

@@ -40,6 +40,8 @@ const WAITING_ROUNDS: Duration = Duration::from_millis(200);
 const UNRECORDED: Duration = Duration::from_secs(600);
 /// Rounds under way at once. Each holds a connection to the API server now and then, and little memory.
 const ROUNDS_AT_ONCE: u16 = 64;
+/// Studies are reconciled for changes at most this often.
+const STUDY_ROUNDS: Duration = Duration::from_millis(500);
 /// Rounds of studies under way at once.
 const STUDIES_AT_ONCE: u16 = 8;
 
@@ -160,10 +162,7 @@ async fn run_on(
         is_ready: Arc::clone(&is_ready),
     };
     let (studies, study_watch) = watch_studies(&client, namespace.as_deref(), Arc::clone(&study_changes));
-    let studies = Arc::new(Studies {
-        context: Arc::clone(&context),
-        studies,
-    });
+    let studies = Arc::new(Studies::new(Arc::clone(&context), studies));
     // Metrics and probes are served until the very end.
     let serving = CancellationToken::new();
     let mut server = tokio::spawn(http::serve(
@@ -297,11 +296,18 @@ fn is_of_study(event: &watcher::Event<GuardedJob>) -> bool {
     }
 }
 
-/// Reconciles studies until `stop` is cancelled. There are few of them: a change of any is a reason to look at all.
+/// Reconciles studies until `stop` is cancelled. There are few of them: a change of any, or of a job that one has made, is a reason
+/// to look at all. Changes are gathered for a moment.
 async fn control_studies(studies: Arc<Studies>, changes: Arc<Notify>, stop: CancellationToken) {
-    let store = studies.studies.clone();
+    // Without its jobs a study would make them again, or be over too soon.
+    tokio::select! {
+        ready = studies.context.jobs.wait_until_ready() => if ready.is_err() { return },
+        () = stop.cancelled() => return,
+    }
+    let store = studies.store.clone();
     let looked_at = stream::unfold((store.clone(), changes), |(store, changes)| async move {
         changes.notified().await;
+        tokio::time::sleep(STUDY_ROUNDS).await;
         let all: Vec<ObjectRef<GuardedStudy>> = store
             .state()
             .iter()

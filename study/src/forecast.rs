@@ -157,7 +157,7 @@ fn sizes(run: &Run) -> [u32; 3] {
 /// Everything that a job is made from but ranks, batch, amount of data and seed. How many ranks a node is to have makes another
 /// job: between nodes is another network.
 fn job_key(run: &Run) -> String {
-    let mut spec = serde_json::to_value(&run.jobs[0]).unwrap_or_default();
+    let mut spec = serde_json::to_value(&run.spec).unwrap_or_default();
     for field in [
         "/workers/nodes",
         "/workers/gpusPerNode",

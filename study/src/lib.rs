@@ -24,6 +24,6 @@ pub use forecast::{EnoughImages, Forecast, HeldOut, Prediction, forecasts};
 pub use log::{LogError, read_log};
 pub use model::{CostModel, Link, Parts, Sample};
 pub use plan::{InvalidStudy, Plan, Point, Run, fingerprint, plan};
-pub use record::{NOT_RUN, Outcome, Record, Records, most_bytes};
+pub use record::{Bounds, NOT_RUN, Outcome, Record, Records, most_bytes};
 pub use report::{Report, Subject};
 pub use results::{PointResult, Results, Spread};

@@ -189,6 +189,7 @@ pub fn read_log(text: &str, warmup: u64) -> Result<Measurement, LogError> {
         communication_seconds: mean(&|line| line.sync.total),
         communication_bytes: mean(&|line| line.sync.bytes),
         memory_bytes: on_device.or_else(|| lines.iter().filter_map(|line| line.resident_bytes).max()),
+        nodes: vec![],
         machine: None,
     })
 }

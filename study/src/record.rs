@@ -13,12 +13,21 @@ use crate::plan::{Plan, Run};
 pub struct Record {
     /// How often it was tried.
     pub tries: u32,
-    /// Where it was tried last, by node rank.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub nodes: Vec<String>,
+    /// How long it was to be measured, and might take.
+    pub bounds: Bounds,
     /// How that ended.
     #[serde(flatten)]
     pub outcome: Outcome,
+}
+
+/// What of a study's `measure` says whether a record is worth something.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Bounds {
+    warmup_steps: u64,
+    timeout_seconds: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pending_timeout_seconds: Option<u64>,
 }
 
 /// How a try ended.
@@ -36,6 +45,34 @@ pub enum Outcome {
     },
 }
 
+impl Outcome {
+    /// Bytes of a message that are kept.
+    const MESSAGE_BYTES: usize = 400;
+
+    /// It measured nothing, for this reason.
+    pub fn failure(message: impl Into<String>, is_final: bool) -> Self {
+        let mut message = message.into();
+        if message.len() > Self::MESSAGE_BYTES {
+            let is_boundary = |end: &usize| message.is_char_boundary(*end);
+            let end = (0..=Self::MESSAGE_BYTES).rev().find(is_boundary).unwrap_or(0);
+            message.truncate(end);
+            message.push_str(" ...");
+        }
+        Self::Failure { message, is_final }
+    }
+}
+
+impl Bounds {
+    /// Those of a plan.
+    pub fn of(plan: &Plan) -> Self {
+        Self {
+            warmup_steps: plan.warmup_steps,
+            timeout_seconds: plan.timeout.as_secs(),
+            pending_timeout_seconds: plan.pending_timeout.map(|timeout| timeout.as_secs()),
+        }
+    }
+}
+
 impl Record {
     /// Whether it is not tried again, where `retries` are allowed.
     pub fn is_over(&self, retries: u32) -> bool {
@@ -44,11 +81,23 @@ impl Record {
             Outcome::Failure { is_final, .. } => *is_final || self.tries > retries,
         }
     }
+
+    /// Whether it tells of a plan with these bounds: a measurement with the same warm-up, a failure with all the same.
+    fn tells(&self, bounds: Bounds) -> bool {
+        match &self.outcome {
+            Outcome::Measurement(_) => self.bounds.warmup_steps == bounds.warmup_steps,
+            Outcome::Failure { .. } => self.bounds == bounds,
+        }
+    }
 }
 
 /// The records of a study, by run and repetition.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Records(BTreeMap<String, Record>);
+pub struct Records {
+    known: BTreeMap<String, Record>,
+    /// What others have written, or another version: it is left as it is.
+    others: BTreeMap<String, String>,
+}
 
 impl Records {
     /// Bytes of all records of a study at most; a ConfigMap takes 1 MiB.
@@ -59,48 +108,57 @@ impl Records {
         format!("{study}-results")
     }
 
-    /// The records of a ConfigMap. What is none is left out, and so measured again.
+    /// The records of a ConfigMap.
     pub fn read(data: &BTreeMap<String, String>) -> Self {
-        let record = |(key, json): (&String, &String)| Some((key.clone(), serde_json::from_str(json).ok()?));
-        Self(data.iter().filter_map(record).collect())
+        let mut records = Self::default();
+        for (key, json) in data {
+            match serde_json::from_str(json) {
+                Ok(record) => drop(records.known.insert(key.clone(), record)),
+                Err(_) => drop(records.others.insert(key.clone(), json.clone())),
+            }
+        }
+        records
     }
 
     /// What a ConfigMap is to have.
     pub fn write(&self) -> BTreeMap<String, String> {
         let json = |record| serde_json::to_string(record).expect("strings and finite numbers");
-        self.0
-            .iter()
-            .map(|(key, record)| (key.clone(), json(record)))
-            .collect()
+        let known = self.known.iter().map(|(key, record)| (key.clone(), json(record)));
+        self.others.clone().into_iter().chain(known).collect()
     }
 
-    /// What became of a repetition, counted from 0, of the run with this key.
-    pub fn get(&self, key: &str, repetition: u32) -> Option<&Record> {
-        self.0.get(&name(key, repetition))
+    /// What became of a repetition, counted from 0, of a run of this plan.
+    pub fn get(&self, plan: &Plan, run: &Run, repetition: u32) -> Option<&Record> {
+        let found = self.known.get(&name(&run.key, repetition))?;
+        found.tells(Bounds::of(plan)).then_some(found)
     }
 
-    /// Sets it.
+    /// Sets what became of a repetition of the run with this key.
     pub fn insert(&mut self, key: &str, repetition: u32, record: Record) {
-        self.0.insert(name(key, repetition), record);
+        let name = name(key, repetition);
+        self.others.remove(&name);
+        self.known.insert(name, record);
     }
 
     /// Forgets runs that a plan does not have, once all together take too much room.
     pub fn make_room(&mut self, plan: &Plan) {
         if bytes(&self.write()) > Self::MOST_BYTES {
             let known: BTreeSet<&str> = plan.runs.iter().map(|run| run.key.as_str()).collect();
-            self.0
-                .retain(|name, _| name.split_once('.').is_some_and(|(key, _)| known.contains(key)));
+            let is_known = |name: &str| name.split_once('.').is_some_and(|(key, _)| known.contains(key));
+            self.known.retain(|name, _| is_known(name));
         }
     }
 
     /// For each of [`Plan::runs`] what its repetitions measured, or why they did not.
     pub fn measured(&self, plan: &Plan) -> Vec<Vec<Result<Measurement, String>>> {
-        let of_repetition =
-            |run: &Run, repetition| match self.get(&run.key, repetition).map(|found| &found.outcome) {
+        let of_repetition = |run: &Run, repetition| {
+            let found = self.get(plan, run, repetition);
+            match found.map(|found| &found.outcome) {
                 Some(Outcome::Measurement(measurement)) => Ok((**measurement).clone()),
                 Some(Outcome::Failure { message, .. }) => Err(message.clone()),
                 None => Err(NOT_RUN.into()),
-            };
+            }
+        };
         let of_run = |run| {
             (0..plan.repetitions)
                 .map(|repetition| of_repetition(run, repetition))
@@ -117,7 +175,10 @@ pub const NOT_RUN: &str = "not run yet";
 pub fn most_bytes(plan: &Plan, epochs: usize) -> usize {
     const RECORD: usize = 1500;
     const EPOCH: usize = 48;
-    plan.runs.len() * plan.repetitions as usize * (RECORD + EPOCH * epochs)
+    const NODE: usize = 66;
+    let nodes: usize = plan.runs.iter().map(|run| run.config.nodes as usize).sum();
+    let runs = plan.runs.len() * (RECORD + EPOCH * epochs) + nodes * NODE;
+    runs.saturating_mul(plan.repetitions as usize)
 }
 
 fn bytes(data: &BTreeMap<String, String>) -> usize {
@@ -133,21 +194,22 @@ mod tests {
     use super::*;
     use crate::fixtures::{measurement, plan};
 
+    fn bounds() -> Bounds {
+        Bounds::of(&plan("[{name: s, mode: Strong, ranks: [1, 2]}]"))
+    }
+
     fn failed(tries: u32, is_final: bool) -> Record {
         Record {
             tries,
-            nodes: vec!["a".into()],
-            outcome: Outcome::Failure {
-                message: "it broke".into(),
-                is_final,
-            },
+            bounds: bounds(),
+            outcome: Outcome::failure("it broke", is_final),
         }
     }
 
     fn measured() -> Record {
         Record {
             tries: 2,
-            nodes: vec!["a".into(), "b".into()],
+            bounds: bounds(),
             outcome: Outcome::Measurement(Box::new(measurement(100.0))),
         }
     }
@@ -162,7 +224,8 @@ mod tests {
         assert_eq!(Records::read(&data), records);
         data.insert("no-record".into(), "{}".into());
         data.insert(format!("{}.2", plan.runs[0].key), "not JSON".into());
-        assert_eq!(Records::read(&data), records, "what is no record is left out");
+        let mut records = Records::read(&data);
+        assert_eq!(records.write(), data, "what others have written stays");
         let not_yet = || Err("not run yet".to_owned());
         assert_eq!(
             records.measured(&plan),
@@ -171,6 +234,8 @@ mod tests {
                 [not_yet(), not_yet(), Err("it broke".into())]
             ]
         );
+        records.insert(&plan.runs[0].key, 1, failed(1, true));
+        assert_eq!(records.write().len(), data.len(), "in the place of what was none");
     }
 
     #[test]
@@ -203,9 +268,36 @@ mod tests {
     }
 
     #[test]
+    fn a_record_is_worth_nothing_once_its_bounds_have_changed() {
+        let mut plan = plan("[{name: s, mode: Strong, ranks: [1, 2]}]");
+        let mut records = Records::default();
+        records.insert(&plan.runs[0].key, 0, measured());
+        records.insert(&plan.runs[1].key, 0, failed(1, true));
+        let known = |plan: &Plan| [0, 1].map(|run: usize| records.get(plan, &plan.runs[run], 0).is_some());
+        assert_eq!(known(&plan), [true, true]);
+        plan.timeout *= 2;
+        assert_eq!(known(&plan), [true, false], "what failed may go better");
+        plan.warmup_steps += 1;
+        assert_eq!(
+            known(&plan),
+            [false, false],
+            "what was measured is a mean of other steps"
+        );
+    }
+
+    #[test]
+    fn a_long_message_is_cut_between_characters() {
+        let Outcome::Failure { message, .. } = Outcome::failure("é".repeat(1000), true) else {
+            panic!("a failure")
+        };
+        assert_eq!(message.len(), Outcome::MESSAGE_BYTES + 4);
+    }
+
+    #[test]
     fn a_measurement_takes_no_more_room_than_is_reckoned_with() {
         let mut found = measurement(1.0 / 3.0);
         found.epochs = vec![found.epochs[0].clone(); Measurement::MOST_EPOCHS];
+        found.nodes = vec!["n".repeat(63); 1];
         for epoch in &mut found.epochs {
             epoch.seconds = 123_456.789;
             epoch.loss = 0.001_234_567;

@@ -66,6 +66,7 @@ use crate::status::ViTTrainingJobStatus;
     validation = Rule::new("!has(self.elastic) || self.workers.nodes == oldSelf.workers.nodes").message("workers.nodes cannot be changed while elastic is given, because it makes the global batch; change elastic"),
     validation = Rule::new("!has(self.elastic) || (self.elastic.minNodes <= self.workers.nodes && (!has(self.elastic.maxNodes) || self.elastic.maxNodes >= self.workers.nodes))").message("elastic.minNodes must be at most workers.nodes, and elastic.maxNodes at least that"),
     validation = Rule::new("!has(self.measure) || self.training.epochs <= 50").message("training.epochs must be at most 50 with measure: a pod's last message holds no more"),
+    validation = Rule::new("has(self.checkpoint.volume) || !has(self.elastic)").message("elastic needs checkpoint.volume: a gang of another size continues from a checkpoint"),
     validation = Rule::new("has(self.checkpoint.volume) || self.checkpoint.writers != 'EveryRank'").message(super::checkpoint::WRITERS_MESSAGE),
     validation = Rule::new("!has(self.data.volume) || self.data.path != self.checkpoint.path").message("data.path and checkpoint.path must be different folders"),
     validation = Rule::new("!self.workers.volumeMounts.exists(m, m.mountPath == self.checkpoint.path || (has(self.data.volume) && m.mountPath == self.data.path))").message(super::reserved::STORAGE_MESSAGE)

@@ -27,7 +27,7 @@ pub struct Placement {
     pub nodes: Vec<String>,
     /// excludeNodes are names of nodes that are not used.
     #[serde(default)]
-    #[schemars(length(max = 256), inner(length(min = 1, max = 253)))]
+    #[schemars(length(max = 4096), inner(length(min = 1, max = 253)))]
     pub exclude_nodes: Vec<String>,
 }
 

@@ -237,6 +237,10 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
         sizes = elastic::sizes(spec.elastic.as_ref(), &run_config, &mut errors);
     }
     strategy(&spec.parallelism, &mut errors);
+    if spec.elastic.is_some() && spec.checkpoint.volume.is_none() {
+        let expected = "needs checkpoint.volume: a gang of another size continues from a checkpoint";
+        refuse(&mut errors, "elastic", "given", expected);
+    }
     if let Some(given) = &spec.checkpoint.volume {
         volume("checkpoint.volume", given, &mut errors);
     }

@@ -82,6 +82,12 @@ pub(crate) async fn observe(
         observation.unseen_pods.extend(unseen);
     }
     add_progress(context, &uid, &mut observation);
+    if observation.job.spec.checkpoint.volume.is_none()
+        && let Some(progress) = &mut observation.progress
+    {
+        // It goes with the pod.
+        progress.last_checkpoint = None;
+    }
     Ok(Some(observation))
 }
 

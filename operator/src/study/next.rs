@@ -3,16 +3,20 @@
 use std::collections::BTreeSet;
 
 use contract::FailureClass;
+use crds::Phase;
+use crds::ViTTrainingJob;
 use crds::conditions::{reasons, types};
 use crds::status::ViTTrainingJobStatus;
 use crds::study::status::StudyNodes;
-use crds::{Phase, ViTTrainingJob};
 use jiff::SignedDuration;
 use kube::ResourceExt as _;
-use study::{Outcome, Plan, Record, Records};
+use planner::facts::inventory::NodeHealth;
+use planner::policy::node_fit::{Refusal, Verdict, verdict};
+use planner::policy::request::Shape;
+use study::{Bounds, Outcome, Plan, Record, Records};
 
 use super::observation::{Child, Observation};
-use super::runs::{Nodes, Slot, slots};
+use super::runs::{Nodes, Slot};
 
 /// What is to be done next for a study: first what is measured is recorded, then jobs are deleted, then one is created.
 #[derive(Clone, Debug, Default)]
@@ -23,16 +27,16 @@ pub(super) struct Next {
     pub(super) delete: Vec<Deletion>,
     pub(super) create: Option<Creation>,
     pub(super) nodes: Vec<StudyNodes>,
-    /// What the study waits for beside GPUs.
-    pub(super) waits_for: Option<String>,
+    /// Studies whose nodes the waiting job does not use.
+    pub(super) leaves_nodes_to: Vec<String>,
 }
 
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Deletion {
     pub(super) name: String,
     pub(super) uid: String,
-    /// Whether pods may still run: then the job stays until they are gone.
-    pub(super) has_pods: bool,
+    /// Whether the job stays until its pods are gone.
+    pub(super) is_foreground: bool,
 }
 
 impl Deletion {
@@ -40,13 +44,13 @@ impl Deletion {
         Self {
             name: child.job.name_any(),
             uid: child.job.uid().unwrap_or_default(),
-            has_pods: !child.is_over(),
+            is_foreground: child.is_busy(),
         }
     }
 
     /// Of every job that is under way.
     pub(super) fn of_all(observation: &Observation) -> Vec<Self> {
-        let under_way = |child: &&Child| !child.is_over() && !child.is_going();
+        let under_way = |child: &&Child| !child.is_over() && !child.is_being_deleted();
         observation.jobs.iter().filter(under_way).map(Self::of).collect()
     }
 }
@@ -56,130 +60,157 @@ pub(super) struct Creation {
     pub(super) job: ViTTrainingJob,
     pub(super) key: String,
     pub(super) repetition: u32,
+    /// Which try it is, from 1.
     pub(super) number: u32,
     /// What people call it.
     pub(super) words: String,
 }
 
 /// Decides.
-pub(super) fn next(observation: &Observation, plan: &Plan) -> Next {
-    let slots = slots(plan);
-    let slot_of = |child: &Child| {
-        let mut slots = slots.iter();
-        slots.find(|slot| slot.run.key == child.key && slot.repetition == child.repetition)
-    };
+pub(super) fn next(observation: &Observation, plan: &Plan, slots: &[Slot<'_>]) -> Next {
+    let slot_of = |child: &Child| slots.iter().find(|slot| child.is_of(slot));
     let mut next = Next {
         records: observation.records.clone(),
-        nodes: pinned(observation, slot_of),
+        nodes: known_nodes(observation, plan, slots),
         ..Next::default()
     };
-    let yields = next.yield_nodes(observation);
+    next.give_nodes_up(observation, slots);
     for child in &observation.jobs {
         next.record(observation, child, slot_of(child), plan);
     }
     next.records.make_room(plan);
-    for child in &observation.jobs {
+    let first = slots.iter().find_map(|slot| {
+        observation
+            .jobs
+            .iter()
+            .find(|child| !child.is_over() && child.is_of(slot))
+    });
+    for child in observation.jobs.iter().filter(|child| !child.is_being_deleted()) {
         let slot = slot_of(child);
-        let goes = if child.is_over() {
-            !next.is_last_failed_try(child, slot.is_some())
+        let stays = if child.is_over() {
+            slot.is_some_and(|slot| next.is_last_failed_try(child, slot, plan))
         } else {
-            let is_recorded = next
-                .record_of(child)
-                .is_some_and(|record| record.tries >= child.number);
-            let is_on = |nodes: &BTreeSet<String>| child.nodes().iter().any(|node| nodes.contains(node));
-            observation.study.spec.suspend
-                || is_recorded
-                || is_on(&yields)
-                || slot.is_none_or(|slot| is_outdated(child, &next.job(observation, slot, child.number)))
+            // Two at once would disturb each other.
+            let is_first = first.is_some_and(|first| first.job.uid() == child.job.uid());
+            let is_wanted = slot.is_some_and(|slot| {
+                let tries = next
+                    .records
+                    .get(plan, slot.run, slot.repetition)
+                    .map(|record| record.tries);
+                tries < Some(child.number) && !is_outdated(child, &next.job(observation, slot, child.number))
+            });
+            is_first && is_wanted && !observation.study.spec.suspend && !observation.must_leave(child)
         };
-        if goes && !child.is_going() {
+        if !stays {
             next.delete.push(Deletion::of(child));
         }
     }
-    let is_busy = observation.jobs.iter().any(|child| !child.is_over());
-    if !is_busy && !observation.study.spec.suspend {
+    if observation.study.spec.suspend || next.is_over(plan, slots) {
+        // Others may have them meanwhile.
+        next.nodes.clear();
+        return next;
+    }
+    if !observation.jobs.iter().any(Child::is_busy) {
         next.create = slots
             .iter()
             .find_map(|slot| next.creation(observation, slot, plan));
     }
-    next.waits_for = held_by(observation, &next);
+    let waits_for_others = |child: &Child| {
+        let is_open = slot_of(child).is_some_and(|slot| slot.leaves_nodes_open(&child.job));
+        child.is_placeless() && is_open && !observation.others.is_empty()
+    };
+    if first.is_some_and(waits_for_others) {
+        // Two studies that keep nodes and wait for the other's would wait for ever.
+        next.nodes.clear();
+        next.leaves_nodes_to = observation
+            .others
+            .iter()
+            .map(|other| other.name.clone())
+            .collect();
+    }
     next
 }
 
 impl Next {
     /// Whether every run is over.
-    pub(super) fn is_over(&self, plan: &Plan) -> bool {
-        slots(plan).iter().all(|slot| {
-            let record = self.records.get(&slot.run.key, slot.repetition);
+    pub(super) fn is_over(&self, plan: &Plan, slots: &[Slot<'_>]) -> bool {
+        slots.iter().all(|slot| {
+            let record = self.records.get(plan, slot.run, slot.repetition);
             record.is_some_and(|record| record.is_over(plan.retries))
         })
     }
 
     /// Records how a job ended, if that is new.
     fn record(&mut self, observation: &Observation, child: &Child, slot: Option<&Slot<'_>>, plan: &Plan) {
-        if self
-            .record_of(child)
-            .is_some_and(|record| record.tries >= child.number)
-            || child.is_going()
-        {
+        let Some(slot) = slot.filter(|_| !child.is_being_deleted()) else {
+            return;
+        };
+        let known = self.records.get(plan, slot.run, slot.repetition);
+        let is_old = known.is_some_and(|record| record.tries >= child.number);
+        if is_old || child.is_of_other_bounds(&observation.study) {
             return;
         }
         let status = child.job.status.clone().unwrap_or_default();
         let outcome = match status.phase {
-            Some(Phase::Succeeded) => Some(measured(&status)),
+            Some(Phase::Succeeded) => Some(measured(&status, slot)),
             Some(Phase::Failed) => Some(failed(&status, plan)),
-            Some(Phase::Pending) | None => slot
-                .filter(|slot| !is_outdated(child, &self.job(observation, slot, child.number)))
-                .and_then(|_| waited_too_long(observation, child)),
+            Some(Phase::Pending) | None => {
+                let wanted = self.job(observation, slot, child.number);
+                let waits = !is_outdated(child, &wanted);
+                waits.then(|| waited_too_long(observation, child, slot)).flatten()
+            }
             _ => None,
         };
         let Some(outcome) = outcome else { return };
-        let words = slot.map_or_else(|| child.job.name_any(), Slot::words);
         if let Outcome::Failure { message, .. } = &outcome {
-            self.failures.push(format!("{words}: {message}"));
+            self.failures.push(format!("{}: {message}", slot.words()));
         }
         let record = Record {
             tries: child.number,
-            nodes: child.nodes().to_vec(),
+            bounds: Bounds::of(plan),
             outcome,
         };
         self.records.insert(&child.key, child.repetition, record);
     }
 
-    fn record_of(&self, child: &Child) -> Option<&Record> {
-        self.records.get(&child.key, child.repetition)
-    }
-
     /// Whether a job that is over is the last try of a run that failed: it stays to be looked at.
-    fn is_last_failed_try(&self, child: &Child, is_in_plan: bool) -> bool {
-        let failed = self.record_of(child).is_some_and(|record| {
-            record.tries == child.number && matches!(record.outcome, Outcome::Failure { .. })
-        });
-        failed && is_in_plan
+    fn is_last_failed_try(&self, child: &Child, slot: &Slot<'_>, plan: &Plan) -> bool {
+        self.records
+            .get(plan, slot.run, slot.repetition)
+            .is_some_and(|record| {
+                record.tries == child.number && matches!(record.outcome, Outcome::Failure { .. })
+            })
     }
 
-    /// Gives nodes up that cannot be had, or on which a study measures that goes first. Tells those of the latter, which a job must
-    /// leave.
-    fn yield_nodes(&mut self, observation: &Observation) -> BTreeSet<String> {
-        let before = observation.others.iter().filter(|other| other.goes_first);
-        let taken: BTreeSet<String> = before.flat_map(|other| other.nodes.iter().cloned()).collect();
-        let runs_on: BTreeSet<&String> = observation
-            .jobs
+    /// Gives nodes up on which a study measures that goes first, which runs cannot have any more, or whose GPUs have failed.
+    fn give_nodes_up(&mut self, observation: &Observation, slots: &[Slot<'_>]) {
+        let busy = observation.jobs.iter().filter(|child| child.is_busy());
+        let runs_on: BTreeSet<&String> = busy.flat_map(Child::nodes).collect();
+        let faulty: BTreeSet<&str> = observation.jobs.iter().filter_map(Child::faulty_node).collect();
+        let taken: BTreeSet<&String> = observation
+            .others
             .iter()
-            .filter(|child| !child.is_over())
-            .flat_map(Child::nodes)
+            .filter(|other| other.goes_first)
+            .flat_map(|other| &other.nodes)
             .collect();
-        // A node on which a run is under way tells by the run's failure what has become of it.
         self.nodes.retain(|known| {
+            let shape = slots
+                .iter()
+                .find(|slot| slot.node_choice() == known.key)
+                .map(Slot::shape);
             known.nodes.iter().all(|node| {
-                !taken.contains(node) && (runs_on.contains(node) || !observation.unusable.contains_key(node))
+                // A node on which a run is under way tells by the run's failure what has become of it.
+                let is_lost = || {
+                    let shape = shape.as_ref();
+                    !runs_on.contains(node) && shape.is_some_and(|shape| is_lost(observation, node, shape))
+                };
+                !taken.contains(node) && !faulty.contains(node.as_str()) && !is_lost()
             })
         });
-        taken
     }
 
     fn creation(&self, observation: &Observation, slot: &Slot<'_>, plan: &Plan) -> Option<Creation> {
-        let record = self.records.get(&slot.run.key, slot.repetition);
+        let record = self.records.get(plan, slot.run, slot.repetition);
         if record.is_some_and(|record| record.is_over(plan.retries)) {
             return None;
         }
@@ -194,15 +225,12 @@ impl Next {
     }
 
     fn job(&self, observation: &Observation, slot: &Slot<'_>, number: u32) -> ViTTrainingJob {
-        let known = self.nodes.iter().find(|known| known.key == slot.way());
+        let key = slot.node_choice();
+        let known = self.nodes.iter().find(|known| known.key == key);
         let pinned = known.and_then(|known| known.nodes.get(..slot.nodes()));
         let nodes = Nodes {
-            pinned: if slot.names_nodes() {
-                vec![]
-            } else {
-                pinned.unwrap_or_default().to_vec()
-            },
-            held: observation
+            pinned: pinned.unwrap_or_default().to_vec(),
+            of_others: observation
                 .others
                 .iter()
                 .flat_map(|other| other.nodes.iter().cloned())
@@ -213,97 +241,118 @@ impl Next {
 }
 
 /// The nodes on which runs are measured, with those of jobs that have got theirs.
-fn pinned<'a>(
-    observation: &'a Observation,
-    slot_of: impl Fn(&Child) -> Option<&'a Slot<'a>>,
-) -> Vec<StudyNodes> {
+fn known_nodes(observation: &Observation, plan: &Plan, slots: &[Slot<'_>]) -> Vec<StudyNodes> {
     let mut known = observation.status().nodes;
-    // A job that failed is kept, but says nothing of those that come after it.
-    let is_news = |child: &&Child| {
-        let record = observation.records.get(&child.key, child.repetition);
-        !child.nodes().is_empty() && record.is_none_or(|record| record.tries < child.number)
-    };
-    for child in observation.jobs.iter().filter(is_news) {
-        let Some(slot) = slot_of(child) else { continue };
-        let (key, nodes) = (slot.way(), child.nodes().to_vec());
+    for child in observation.jobs.iter().filter(|child| !child.nodes().is_empty()) {
+        let Some(slot) = slots.iter().find(|slot| child.is_of(slot)) else {
+            continue;
+        };
+        // A job that failed is kept, but says nothing of those that come after it.
+        let record = observation.records.get(plan, slot.run, slot.repetition);
+        if record.is_some_and(|record| record.tries >= child.number) {
+            continue;
+        }
+        let (key, nodes) = (slot.node_choice(), child.nodes().to_vec());
         match known.iter_mut().find(|known| known.key == key) {
             Some(known) if known.nodes.len() < nodes.len() => known.nodes = nodes,
             Some(_) => {}
             None => known.push(StudyNodes { key, nodes }),
         }
     }
+    // What no run needs is for others.
+    for known in &mut known {
+        let same = slots.iter().filter(|slot| slot.node_choice() == known.key);
+        known.nodes.truncate(same.map(Slot::nodes).max().unwrap_or(0));
+    }
+    known.retain(|known| !known.nodes.is_empty());
     known
 }
 
-fn measured(status: &ViTTrainingJobStatus) -> Outcome {
-    match &status.measurement {
-        Some(measurement) => Outcome::Measurement(Box::new(measurement.clone())),
-        None => Outcome::Failure {
-            message: status.condition(types::MEASURED).map_or_else(
-                || "it measured nothing".into(),
-                |measured| measured.message.clone(),
-            ),
-            is_final: true,
-        },
+/// Whether a node could not be had even if nothing were in use on it, for as long as a gang would wait for it.
+fn is_lost(observation: &Observation, node: &str, shape: &Shape) -> bool {
+    let Some(facts) = observation.facts.get(node) else {
+        return true;
+    };
+    match verdict(node, facts, shape) {
+        Verdict::Refused(Refusal::NotReady) => {
+            let seconds = observation
+                .study
+                .spec
+                .template
+                .spec
+                .failure_policy
+                .node_lost_seconds;
+            let bound = SignedDuration::from_secs(seconds.into());
+            matches!(facts.health, NodeHealth::NotReady(Some(since)) if observation.now.duration_since(since) >= bound)
+        }
+        // The names that pinned jobs may have are this study's own doing.
+        Verdict::Refused(refusal) => !matches!(refusal, Refusal::NotNamed | Refusal::Excluded),
+        Verdict::Fits { .. } | Verdict::Busy { .. } => false,
     }
+}
+
+fn measured(status: &ViTTrainingJobStatus, slot: &Slot<'_>) -> Outcome {
+    let Some(measurement) = &status.measurement else {
+        let why = status
+            .condition(types::MEASURED)
+            .map(|measured| measured.message.as_str());
+        return Outcome::failure(why.unwrap_or("it measured nothing"), true);
+    };
+    let wanted = (slot.run.config.world_size(), slot.run.config.global_batch_size());
+    let found = (measurement.world_size, measurement.global_batch_size);
+    if found != wanted {
+        let what = |(ranks, images): (u32, u64)| format!("{ranks} ranks with {images} images a step");
+        let why = format!(
+            "the job was changed: it trained on {} in place of {}",
+            what(found),
+            what(wanted)
+        );
+        return Outcome::failure(why, false);
+    }
+    let mut measurement = measurement.clone();
+    measurement.nodes = status.nodes().to_vec();
+    Outcome::Measurement(Box::new(measurement))
 }
 
 fn failed(status: &ViTTrainingJobStatus, plan: &Plan) -> Outcome {
     let condition = status.condition(types::FAILED);
-    let is_late = condition.is_some_and(|failed| failed.reason == reasons::DEADLINE_EXCEEDED);
-    if is_late {
-        return Outcome::Failure {
-            message: format!(
-                "it took more than measure.timeoutSeconds ({})",
-                plan.timeout.as_secs()
-            ),
-            is_final: true,
-        };
+    if condition.is_some_and(|failed| failed.reason == reasons::DEADLINE_EXCEEDED) {
+        let seconds = plan.timeout.as_secs();
+        return Outcome::failure(
+            format!("it took more than measure.timeoutSeconds ({seconds})"),
+            true,
+        );
     }
     let class = status.last_failure.as_ref().map(|failure| failure.class.as_str());
     let may_pass = FailureClass::ALL
         .into_iter()
         .any(|known| Some(known.as_str()) == class && known.is_retryable());
-    Outcome::Failure {
-        message: condition.map_or_else(|| "it failed".into(), |failed| failed.message.clone()),
-        is_final: !may_pass,
-    }
+    let why = condition.map_or("it failed", |failed| failed.message.as_str());
+    Outcome::failure(why, !may_pass)
 }
 
 /// Where a study does not wait for GPUs for ever.
-fn waited_too_long(observation: &Observation, child: &Child) -> Option<Outcome> {
+fn waited_too_long(observation: &Observation, child: &Child, slot: &Slot<'_>) -> Option<Outcome> {
     let seconds = observation.study.spec.measure.pending_timeout_seconds?;
     // Whether it fits is not known while nodes are left to others.
-    if !observation.others.is_empty() && child.job.spec.placement.nodes.is_empty() {
+    if !observation.others.is_empty() && slot.leaves_nodes_open(&child.job) {
         return None;
     }
-    let waits_since = child.job.creation_timestamp()?.0;
-    let has_waited = observation.now.duration_since(waits_since);
-    (has_waited >= SignedDuration::from_secs(seconds.into())).then(|| Outcome::Failure {
-        message: format!(
-            "it got no GPUs within measure.pendingTimeoutSeconds ({seconds}): {}",
-            child.waits_for()
-        ),
-        is_final: true,
+    let has_waited = observation.now.duration_since(child.waits_since()?);
+    (has_waited >= SignedDuration::from_secs(seconds.into())).then(|| {
+        let why = child.waits_for();
+        let message = format!("it got no GPUs within measure.pendingTimeoutSeconds ({seconds}): {why}");
+        Outcome::failure(message, true)
     })
 }
 
-/// Whether a job that has no nodes yet may not have those any more that it may.
+/// Whether a job is not what it would be today: measured otherwise, or, where it has no nodes yet, with others to have.
 fn is_outdated(child: &Child, wanted: &ViTTrainingJob) -> bool {
-    let (found, wanted) = (&child.job.spec.placement, &wanted.spec.placement);
-    child.nodes().is_empty() && (&found.nodes, &found.exclude_nodes) != (&wanted.nodes, &wanted.exclude_nodes)
-}
-
-/// Which other studies a study without nodes waits for.
-fn held_by(observation: &Observation, next: &Next) -> Option<String> {
-    let has_nodes = |child: &Child| !child.nodes().is_empty();
-    if !next.nodes.is_empty() || observation.jobs.iter().any(has_nodes) {
-        return None;
-    }
-    let names: Vec<&str> = observation
-        .others
-        .iter()
-        .map(|other| other.name.as_str())
-        .collect();
-    (!names.is_empty()).then(|| format!("does not use the nodes of {}", names.join(", ")))
+    let (found, wanted) = (&child.job.spec, &wanted.spec);
+    let bounds = |spec: &crds::ViTTrainingJobSpec| (spec.measure.clone(), spec.active_deadline_seconds);
+    let nodes = |spec: &crds::ViTTrainingJobSpec| {
+        let placement = &spec.placement;
+        (placement.nodes.clone(), placement.exclude_nodes.clone())
+    };
+    bounds(found) != bounds(wanted) || (child.is_placeless() && nodes(found) != nodes(wanted))
 }

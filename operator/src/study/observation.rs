@@ -3,12 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use contract::FailureClass;
 use crds::conditions::types;
 use crds::study::status::ViTScalingStudyStatus;
 use crds::{Phase, ViTScalingStudy, ViTTrainingJob, labels};
 use jiff::Timestamp;
 use kube::ResourceExt as _;
+use planner::facts::inventory::NodeFacts;
 use study::Records;
+
+use super::runs::Slot;
 
 /// What is known of one study.
 #[derive(Clone, Debug)]
@@ -17,10 +21,10 @@ pub(super) struct Observation {
     /// Its jobs that exist.
     pub(super) jobs: Vec<Child>,
     pub(super) records: Records,
-    /// Nodes on which other studies measure.
+    /// Other studies that are under way.
     pub(super) others: Vec<Other>,
-    /// Nodes of the study that its runs cannot have, and why.
-    pub(super) unusable: BTreeMap<String, &'static str>,
+    /// The nodes on which the study measures, where they exist.
+    pub(super) facts: BTreeMap<String, NodeFacts>,
     pub(super) now: Timestamp,
 }
 
@@ -29,7 +33,10 @@ pub(super) struct Observation {
 pub(super) struct Other {
     /// `namespace/name`.
     pub(super) name: String,
+    /// Those that it keeps, and those where it has a job.
     pub(super) nodes: BTreeSet<String>,
+    /// Those where it has a job.
+    pub(super) measures_on: BTreeSet<String>,
     /// Whether it keeps a node on which both measure.
     pub(super) goes_first: bool,
 }
@@ -37,6 +44,14 @@ pub(super) struct Other {
 impl Observation {
     pub(super) fn status(&self) -> ViTScalingStudyStatus {
         self.study.status.clone().unwrap_or_default()
+    }
+
+    /// Whether a job is on a node with a run of a study that goes first: both got it at the same moment.
+    pub(super) fn must_leave(&self, child: &Child) -> bool {
+        self.others
+            .iter()
+            .filter(|other| other.goes_first)
+            .any(|other| child.nodes().iter().any(|node| other.measures_on.contains(node)))
     }
 }
 
@@ -47,18 +62,25 @@ pub(super) struct Child {
     pub(super) key: String,
     /// From 0.
     pub(super) repetition: u32,
-    /// From 1.
+    /// Which try it is, from 1.
     pub(super) number: u32,
+    /// Whether one of its pods may still run.
+    pub(super) has_pods: bool,
+}
+
+/// Whether a job is of a study, by its owner: labels may be anyone's.
+pub(super) fn is_of(job: &ViTTrainingJob, study: &ViTScalingStudy) -> bool {
+    let owners = job.owner_references();
+    job.namespace() == study.namespace()
+        && owners
+            .iter()
+            .any(|owner| Some(&owner.uid) == study.uid().as_ref())
 }
 
 impl Child {
     /// `None` for jobs of others.
-    pub(super) fn of(job: Arc<ViTTrainingJob>, study: &ViTScalingStudy) -> Option<Self> {
-        let owners = job.owner_references();
-        let is_own = owners
-            .iter()
-            .any(|owner| Some(&owner.uid) == study.uid().as_ref());
-        if !is_own || job.namespace() != study.namespace() {
+    pub(super) fn of(job: Arc<ViTTrainingJob>, study: &ViTScalingStudy, has_pods: bool) -> Option<Self> {
+        if !is_of(&job, study) {
             return None;
         }
         let label = |name: &str| job.labels().get(name).cloned();
@@ -68,7 +90,12 @@ impl Child {
             repetition: count(labels::REPETITION)?.checked_sub(1)?,
             number: count(labels::TRY)?,
             job,
+            has_pods,
         })
+    }
+
+    pub(super) fn is_of(&self, slot: &Slot<'_>) -> bool {
+        (self.key.as_str(), self.repetition) == (slot.run.key.as_str(), slot.repetition)
     }
 
     fn phase(&self) -> Option<Phase> {
@@ -79,7 +106,12 @@ impl Child {
         self.phase().is_some_and(Phase::is_terminal)
     }
 
-    pub(super) fn is_going(&self) -> bool {
+    /// Whether it may disturb another.
+    pub(super) fn is_busy(&self) -> bool {
+        !self.is_over() || self.has_pods
+    }
+
+    pub(super) fn is_being_deleted(&self) -> bool {
         self.job.metadata.deletion_timestamp.is_some()
     }
 
@@ -90,6 +122,34 @@ impl Child {
     /// Where its gang is or was.
     pub(super) fn nodes(&self) -> &[String] {
         self.job.status.as_ref().map_or(&[], |status| status.nodes())
+    }
+
+    /// Whether it waits for GPUs.
+    pub(super) fn is_placeless(&self) -> bool {
+        self.phase().is_none_or(|phase| phase == Phase::Pending)
+    }
+
+    /// Whether it is measured otherwise, or may take longer or less long, than the study says now.
+    pub(super) fn is_of_other_bounds(&self, study: &ViTScalingStudy) -> bool {
+        let (spec, measure) = (&self.job.spec, &study.spec.measure);
+        let warmup = spec.measure.as_ref().map(|measure| measure.warmup_steps);
+        warmup != Some(measure.warmup_steps) || spec.active_deadline_seconds != Some(measure.timeout_seconds)
+    }
+
+    /// The node whose GPU has ended it.
+    pub(super) fn faulty_node(&self) -> Option<&str> {
+        let failure = self.job.status.as_ref()?.last_failure.as_ref()?;
+        let is_fault = failure.class == FailureClass::DeviceFault.as_str();
+        failure.node.as_deref().filter(|_| is_fault)
+    }
+
+    /// Since when it waits for GPUs.
+    pub(super) fn waits_since(&self) -> Option<Timestamp> {
+        let status = self.job.status.as_ref();
+        let placed = status.and_then(|status| status.condition(types::PLACED));
+        let placed = placed.filter(|placed| placed.status != "True");
+        let since = placed.map(|placed| placed.last_transition_time.0);
+        since.or(Some(self.job.creation_timestamp()?.0))
     }
 
     /// What it waits for.

@@ -1,12 +1,13 @@
 //! One round of one study.
 
-use std::sync::Arc;
+use std::collections::{BTreeSet, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crds::conditions::{reasons, study_reasons};
 use crds::study::status::{StudyPhase, ViTScalingStudyStatus};
 use crds::{ViTScalingStudy, ViTTrainingJob, labels};
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::DeleteParams;
@@ -15,13 +16,12 @@ use kube::runtime::controller::Action;
 use kube::runtime::events::{Event, EventType};
 use kube::runtime::reflector::Store;
 use kube::{Api, Resource as _, ResourceExt as _};
-use planner::facts::inventory::{NodeFacts, NodeHealth};
-use study::{Outcome, Record, Records};
+use study::{Bounds, Outcome, Plan, Record, Records};
 use tracing::{Instrument as _, debug, info, info_span, warn};
 
 use super::next::{Creation, Deletion, Next, next};
 use super::observation::{Child, Observation, Other};
-use super::{runs, status};
+use super::{observation, runs, status};
 use crate::error::{self, Error};
 use crate::objects::{create, delete, kind, replace_status, with_uid, written_by_us};
 use crate::reconcile::{Context, event};
@@ -37,7 +37,29 @@ const CATCH_UP: Duration = Duration::from_millis(200);
 /// What rounds of studies share.
 pub(crate) struct Studies {
     pub(crate) context: Arc<Context>,
-    pub(crate) studies: Store<GuardedStudy>,
+    pub(crate) store: Store<GuardedStudy>,
+    /// Versions of studies that cannot be read, of which that has been told.
+    told: Mutex<HashSet<(String, String)>>,
+}
+
+impl Studies {
+    pub(crate) fn new(context: Arc<Context>, store: Store<GuardedStudy>) -> Self {
+        Self {
+            context,
+            store,
+            told: Mutex::default(),
+        }
+    }
+
+    /// Whether it is news that this version of a study cannot be read.
+    fn is_news(&self, study: &GuardedStudy) -> bool {
+        let version = (
+            study.uid().unwrap_or_default(),
+            study.resource_version().unwrap_or_default(),
+        );
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        told.insert(version)
+    }
 }
 
 /// One round, logged and counted.
@@ -54,7 +76,8 @@ pub(crate) async fn reconcile(guarded: Arc<GuardedStudy>, studies: Arc<Studies>)
             let round = Box::pin(round(&studies, Arc::new(study.clone())));
             round.instrument(span.clone()).await
         }
-        Err(invalid) => Err(Error::InvalidObject(Box::new(invalid.clone()))),
+        Err(invalid) if studies.is_news(&guarded) => Err(Error::InvalidStudy(Box::new(invalid.clone()))),
+        Err(_) => return Ok(Action::await_change()),
     };
     context.metrics.reconciled(started.elapsed());
     match &result {
@@ -82,7 +105,7 @@ pub(crate) async fn reconcile(guarded: Arc<GuardedStudy>, studies: Arc<Studies>)
 /// When to try again after an error.
 pub(crate) fn error_policy(study: Arc<GuardedStudy>, error: &Error, studies: Arc<Studies>) -> Action {
     match error {
-        Error::InvalidObject(_) => Action::await_change(),
+        Error::InvalidStudy(_) => Action::await_change(),
         error if error.is_conflict() => Action::requeue(CATCH_UP),
         _ => Action::requeue(error::back_off(
             studies.context.memory.failed(&study.uid().unwrap_or_default()),
@@ -91,110 +114,115 @@ pub(crate) fn error_policy(study: Arc<GuardedStudy>, error: &Error, studies: Arc
 }
 
 async fn round(studies: &Studies, study: Arc<ViTScalingStudy>) -> Result<Action, Error> {
-    if study.metadata.deletion_timestamp.is_some() || is_settled(&study) {
-        // What it owns goes with it, by owner references.
+    let context = &*studies.context;
+    let jobs = jobs_of(context, &study);
+    // What it owns goes with it, by owner references.
+    if study.metadata.deletion_timestamp.is_some() || is_settled(&study, &jobs) {
         return Ok(Action::await_change());
     }
-    let context = &studies.context;
     let results = Results::read(context, &study).await?;
-    let observation = observe(studies, study, results.records());
-    let with_error = |status, error| status::with_error(&observation, status, error);
-    let plan = match runs::plan(&observation.study) {
+    let observation = observe(studies, study, jobs, results.records());
+    let study = &observation.study;
+    let tell = async |status, error: Option<&Error>| {
+        let status = status::with_error(&observation, status, error);
+        write_status(context, study, status).await
+    };
+    let plan = match runs::plan(study) {
         Ok(plan) => plan,
         Err(why) => {
-            let deleted = delete_jobs(context, &observation, &Deletion::of_all(&observation)).await;
-            let next = with_error(status::invalid(&observation, &why), deleted.as_ref().err());
-            write_status(context, &observation, next).await?;
+            let deleted = delete_jobs(context, study, &Deletion::of_all(&observation)).await;
+            tell(status::invalid(&observation, &why), deleted.as_ref().err()).await?;
             return deleted.map(|()| Action::requeue(UNDER_WAY));
         }
     };
-    let next = next(&observation, &plan);
-    let results = match prepare(context, &observation, &next, results).await {
+    let slots = runs::slots(&plan);
+    let next = next(&observation, &plan, &slots);
+    let results = match results.write(context, study, &next.records).await {
         Ok(results) => results,
         Err(error) => {
             // What is not recorded has not been measured: the last status stands, with the error.
-            let last = with_error(observation.status(), Some(&error));
-            write_status(context, &observation, last).await?;
+            tell(observation.status(), Some(&error)).await?;
             return Err(error);
         }
     };
-    let failures = next
-        .failures
-        .iter()
-        .map(|failure| event(EventType::Warning, study_reasons::RUNS_FAILED, "Measure", failure));
-    context.publish(observation.study.object_ref(&()), failures.collect());
-    let drafted = status::status(&observation, &plan, &next);
+    let failed = |failure: &String| event(EventType::Warning, study_reasons::RUNS_FAILED, "Measure", failure);
+    context.publish(study.object_ref(&()), next.failures.iter().map(failed).collect());
+    let drafted = status::status(&observation, &plan, &slots, &next);
+    if let Err(error) = delete_jobs(context, study, &next.delete).await {
+        tell(drafted, Some(&error)).await?;
+        return Err(error);
+    }
     let Some(creation) = &next.create else {
-        write_status(context, &observation, with_error(drafted, None)).await?;
+        tell(drafted, None).await?;
         return Ok(Action::requeue(UNDER_WAY));
     };
     // Nodes are recorded before a job is created that may have no others. What kept an earlier round from creating it stays told:
     // each change of the status is a reason for another round.
-    let study = write_status(context, &observation, drafted.clone()).await?;
-    if let Err(error) = create_job(context, &observation, creation, &next, results).await {
-        let next = with_error(drafted, Some(&error));
-        write_status(
-            context,
-            &Observation {
-                study,
-                ..observation.clone()
-            },
-            next,
-        )
-        .await?;
+    let written = write_status(context, study, drafted.clone()).await?;
+    if let Err(error) = create_job(context, study, (creation, &plan), &next, results).await {
+        let next = status::with_error(&observation, drafted, Some(&error));
+        write_status(context, &written, next).await?;
         return Err(error);
     }
     Ok(Action::requeue(UNDER_WAY))
 }
 
 /// Whether nothing is to be done until the manifest changes.
-fn is_settled(study: &ViTScalingStudy) -> bool {
-    study.status.as_ref().is_some_and(|status| {
+fn is_settled(study: &ViTScalingStudy, jobs: &[Child]) -> bool {
+    let is_over = study.status.as_ref().is_some_and(|status| {
         status.phase.is_some_and(StudyPhase::is_terminal)
             && status.observed_generation == study.metadata.generation
             && status.condition(crds::conditions::types::RECONCILED).is_none()
-    })
+    });
+    // A cache may have lagged when it ended.
+    is_over && jobs.iter().all(Child::is_over)
 }
 
-fn observe(studies: &Studies, study: Arc<ViTScalingStudy>, records: Records) -> Observation {
-    let context = &studies.context;
-    let now = Timestamp::now();
-    let jobs = context.jobs.state();
-    let jobs = jobs.iter().filter_map(|guarded| guarded.0.as_ref().ok());
-    let mut jobs: Vec<Child> = jobs
-        .filter_map(|job| Child::of(Arc::new(job.clone()), &study))
+fn jobs_of(context: &Context, study: &ViTScalingStudy) -> Vec<Child> {
+    let state = context.jobs.state();
+    let own = state.iter().filter_map(|guarded| guarded.0.as_ref().ok());
+    let own = own.filter(|job| observation::is_of(job, study));
+    let mut jobs: Vec<Child> = own
+        .filter_map(|job| {
+            let attempt = job.status.as_ref().map_or(0, |status| status.attempt);
+            let (pods, _) = context.caches.pods_of(job, attempt);
+            let has_pods = pods.iter().any(|pod| !pod.has_ended());
+            Child::of(Arc::new(job.clone()), study, has_pods)
+        })
         .collect();
     jobs.sort_by_key(|child| child.job.name_any());
-    let bound = SignedDuration::from_secs(study.spec.template.spec.failure_policy.node_lost_seconds.into());
+    jobs
+}
+
+fn observe(
+    studies: &Studies,
+    study: Arc<ViTScalingStudy>,
+    jobs: Vec<Child>,
+    records: Records,
+) -> Observation {
+    let context = &studies.context;
     let own = study.status.iter().flat_map(ViTScalingStudyStatus::all_nodes);
-    let unusable = own.filter_map(|name| {
-        let why = unusable(context.caches.node(name), bound, now)?;
-        Some((name.clone(), why))
-    });
+    let facts = own.filter_map(|name| Some((name.clone(), context.caches.node(name)?)));
     Observation {
-        unusable: unusable.collect(),
-        others: others(&studies.studies, &study),
+        facts: facts.collect(),
+        others: others(&studies.store, &study, |other| {
+            let jobs = jobs_of(context, other);
+            let busy = jobs.iter().filter(|child| child.is_busy());
+            busy.flat_map(Child::nodes).cloned().collect()
+        }),
         jobs,
         records,
-        now,
+        now: Timestamp::now(),
         study,
     }
 }
 
-/// Why runs cannot have a node any more.
-fn unusable(node: Option<NodeFacts>, bound: SignedDuration, now: Timestamp) -> Option<&'static str> {
-    match node {
-        None => Some("gone"),
-        Some(node) if node.cordoned => Some("cordoned"),
-        Some(node) => match node.health {
-            NodeHealth::NotReady(Some(since)) if now.duration_since(since) >= bound => Some("not ready"),
-            _ => None,
-        },
-    }
-}
-
 /// The other studies that measure somewhere. Of two that are on one node by chance the older one keeps it.
-fn others(studies: &Store<GuardedStudy>, own: &ViTScalingStudy) -> Vec<Other> {
+fn others(
+    studies: &Store<GuardedStudy>,
+    own: &ViTScalingStudy,
+    measures_on: impl Fn(&ViTScalingStudy) -> BTreeSet<String>,
+) -> Vec<Other> {
     let age = |study: &ViTScalingStudy| {
         (
             study.creation_timestamp().map(|time| time.0),
@@ -205,15 +233,16 @@ fn others(studies: &Store<GuardedStudy>, own: &ViTScalingStudy) -> Vec<Other> {
     let others = state
         .iter()
         .filter_map(|guarded| guarded.0.as_ref().ok())
-        .filter(|other| other.uid() != own.uid() && other.metadata.deletion_timestamp.is_none());
+        .filter(|other| other.uid() != own.uid());
     let mut others: Vec<Other> = others
         .filter_map(|other| {
-            let status = other.status.as_ref()?;
-            let is_over = status.phase.is_none_or(StudyPhase::is_terminal);
-            let measures = !is_over && !other.spec.suspend && !status.nodes.is_empty();
-            measures.then(|| Other {
+            let measures_on = measures_on(other);
+            let kept = other.status.iter().flat_map(ViTScalingStudyStatus::all_nodes);
+            let nodes: BTreeSet<String> = kept.chain(&measures_on).cloned().collect();
+            (!nodes.is_empty()).then(|| Other {
                 name: format!("{}/{}", other.namespace().unwrap_or_default(), other.name_any()),
-                nodes: status.all_nodes().cloned().collect(),
+                nodes,
+                measures_on,
                 goes_first: age(other) < age(own),
             })
         })
@@ -300,30 +329,19 @@ fn metadata(study: &ViTScalingStudy) -> ObjectMeta {
     }
 }
 
-/// Everything that comes before the status: records, and then the deletion of what they make superfluous.
-async fn prepare(
-    context: &Context,
-    observation: &Observation,
-    next: &Next,
-    results: Results,
-) -> Result<Results, Error> {
-    let results = results.write(context, &observation.study, &next.records).await?;
-    delete_jobs(context, observation, &next.delete).await?;
-    Ok(results)
-}
-
-async fn delete_jobs(context: &Context, observation: &Observation, doomed: &[Deletion]) -> Result<(), Error> {
-    let namespace = observation.study.namespace().unwrap_or_default();
+/// Deletes jobs of the study.
+async fn delete_jobs(context: &Context, study: &ViTScalingStudy, doomed: &[Deletion]) -> Result<(), Error> {
+    let namespace = study.namespace().unwrap_or_default();
     let jobs: Api<ViTTrainingJob> = Api::namespaced(context.client.clone(), &namespace);
-    for Deletion { name, uid, has_pods } in doomed {
-        // The next run must not start beside pods that are still stopping.
-        let parameters = if *has_pods {
+    for doomed in doomed {
+        let parameters = if doomed.is_foreground {
             DeleteParams::foreground()
         } else {
             DeleteParams::background()
         };
-        delete(&jobs, name.clone(), with_uid(Some(uid.clone()), parameters)).await?;
-        info!(job = name, "deleted a job of the study");
+        let parameters = with_uid(Some(doomed.uid.clone()), parameters);
+        delete(&jobs, doomed.name.clone(), parameters).await?;
+        info!(job = doomed.name, "deleted a job of the study");
     }
     Ok(())
 }
@@ -331,12 +349,11 @@ async fn delete_jobs(context: &Context, observation: &Observation, doomed: &[Del
 /// Creates a job. One that the API server refuses for good is a run that failed.
 async fn create_job(
     context: &Context,
-    observation: &Observation,
-    creation: &Creation,
+    study: &ViTScalingStudy,
+    (creation, plan): (&Creation, &Plan),
     next: &Next,
     results: Results,
 ) -> Result<(), Error> {
-    let study = &*observation.study;
     let error = match create(&context.client, study, creation.job.clone()).await {
         Ok(own) => {
             if own.created.is_some() {
@@ -354,11 +371,8 @@ async fn create_job(
     let mut records = next.records.clone();
     let record = Record {
         tries: creation.number,
-        nodes: vec![],
-        outcome: Outcome::Failure {
-            message: error.to_string(),
-            is_final: true,
-        },
+        bounds: Bounds::of(plan),
+        outcome: Outcome::failure(error.to_string(), true),
     };
     records.insert(&creation.key, creation.repetition, record);
     results.write(context, study, &records).await?;
@@ -371,11 +385,10 @@ async fn create_job(
 /// Writes a status, if anything in it is new. Gives the study as it is then.
 async fn write_status(
     context: &Context,
-    observation: &Observation,
+    study: &Arc<ViTScalingStudy>,
     next: ViTScalingStudyStatus,
 ) -> Result<Arc<ViTScalingStudy>, Error> {
-    let study = &observation.study;
-    let last = observation.status();
+    let last = study.status.clone().unwrap_or_default();
     if next == last {
         return Ok(Arc::clone(study));
     }

@@ -1,12 +1,14 @@
 //! The jobs of a study: which there are, in which order they are tried, and what they look like. Pure.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use contract::CheckpointWriters;
-use crds::spec::{Measure, ViTTrainingJobSpec};
+use crds::spec::Measure;
 use crds::{ViTScalingStudy, ViTTrainingJob, labels};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource as _, ResourceExt as _};
+use planner::policy::request::{GangRequest, Shape};
 use serde_json::json;
 use study::{Plan, Records, Run, fingerprint, most_bytes};
 
@@ -23,8 +25,8 @@ pub(super) struct Slot<'a> {
 pub(super) struct Nodes {
     /// Those on which the study measures, where they are known.
     pub(super) pinned: Vec<String>,
-    /// Those on which other studies do.
-    pub(super) held: BTreeSet<String>,
+    /// Those that are left to other studies.
+    pub(super) of_others: BTreeSet<String>,
 }
 
 impl Slot<'_> {
@@ -33,18 +35,14 @@ impl Slot<'_> {
         format!("{} #{}", self.run.label, self.repetition + 1)
     }
 
-    fn spec(&self) -> &ViTTrainingJobSpec {
-        &self.run.jobs[self.repetition as usize]
-    }
-
     /// Nodes of its gang.
     pub(super) fn nodes(&self) -> usize {
-        usize::try_from(self.spec().workers.nodes).unwrap_or_default()
+        self.run.config.nodes as usize
     }
 
-    /// Tells how it chooses nodes. Slots with the same key can be measured on the same nodes.
-    pub(super) fn way(&self) -> String {
-        let spec = self.spec();
+    /// Tells how it chooses nodes: slots with the same key can be measured on the same ones.
+    pub(super) fn node_choice(&self) -> String {
+        let spec = &self.run.spec;
         let workers = &spec.workers;
         let chooses = json!([
             self.run.gpus_per_node,
@@ -57,9 +55,15 @@ impl Slot<'_> {
         fingerprint(&chooses)
     }
 
-    /// Whether its manifest names the nodes that it may have.
-    pub(super) fn names_nodes(&self) -> bool {
-        !self.spec().placement.nodes.is_empty()
+    /// What a node must have for it; nothing of a job that cannot be run.
+    pub(super) fn shape(&self) -> Arc<Shape> {
+        let job = ViTTrainingJob::new("run", self.run.spec.clone());
+        crds::validate(&job).map_or_else(|_| Arc::default(), |valid| GangRequest::from(&valid).shape)
+    }
+
+    /// Whether a job of it may have any node that it could have outside of a study.
+    pub(super) fn leaves_nodes_open(&self, job: &ViTTrainingJob) -> bool {
+        job.spec.placement.nodes == self.run.spec.placement.nodes
     }
 
     pub(super) fn job_name(&self, study: &ViTScalingStudy, number: u32) -> String {
@@ -73,7 +77,7 @@ impl Slot<'_> {
 
     /// The job of a try, counted from 1.
     pub(super) fn job(&self, study: &ViTScalingStudy, number: u32, nodes: &Nodes) -> ViTTrainingJob {
-        let mut job = ViTTrainingJob::new(&self.job_name(study, number), self.spec().clone());
+        let mut job = ViTTrainingJob::new(&self.job_name(study, number), self.run.job(self.repetition));
         job.metadata.namespace = study.namespace();
         job.metadata.owner_references = owner(study).map(|owner| vec![owner]);
         let own = [
@@ -98,7 +102,8 @@ impl Slot<'_> {
         spec.checkpoint.writers = CheckpointWriters::Auto;
         let placement = &mut spec.placement;
         if nodes.pinned.is_empty() {
-            let excluded: BTreeSet<&String> = placement.exclude_nodes.iter().chain(&nodes.held).collect();
+            let excluded: BTreeSet<&String> =
+                placement.exclude_nodes.iter().chain(&nodes.of_others).collect();
             placement.exclude_nodes = excluded.into_iter().cloned().collect();
         } else {
             placement.nodes.clone_from(&nodes.pinned);
@@ -122,13 +127,11 @@ pub(super) fn owner(study: &ViTScalingStudy) -> Option<OwnerReference> {
 pub(super) fn slots(plan: &Plan) -> Vec<Slot<'_>> {
     let mut once: Vec<&Run> = plan.runs.iter().collect();
     once.sort_by_key(|run| std::cmp::Reverse(run.config.nodes));
-    (0..plan.repetitions)
-        .flat_map(|repetition| {
-            once.iter()
-                .map(move |run| Slot { run, repetition })
-                .collect::<Vec<_>>()
-        })
-        .collect()
+    let mut slots = Vec::new();
+    for repetition in 0..plan.repetitions {
+        slots.extend(once.iter().map(|run| Slot { run, repetition }));
+    }
+    slots
 }
 
 /// The plan of a study for a cluster, or every reason why there is none.
@@ -152,6 +155,8 @@ pub(super) fn plan(study: &ViTScalingStudy) -> Result<Plan, String> {
         let why = if !run.speeds.is_empty() {
             "speeds slow the ranks of one machine: in a cluster, give workers.resources.limits of cpu in their place"
                 .to_owned()
+        } else if !crds::spec::is_for_vit_operator(run.spec.managed_by.as_deref()) {
+            "managedBy names another controller: leave it out".to_owned()
         } else if run.external.is_some() {
             "external runs with vit-trainer study, and not in a cluster".to_owned()
         } else {

@@ -10,7 +10,7 @@ use study::{Outcome, Plan, PointResult, Records, Results};
 
 use super::next::Next;
 use super::observation::{Child, Observation};
-use super::runs::{Slot, slots};
+use super::runs::Slot;
 use crate::error::Error;
 
 /// Failed runs that a condition names.
@@ -72,6 +72,7 @@ impl Draft {
 /// The status of a study whose manifest cannot be run.
 pub(super) fn invalid(observation: &Observation, why: &str) -> ViTScalingStudyStatus {
     let mut draft = Draft::of(observation);
+    draft.status.nodes.clear();
     draft.end(StudyPhase::Failed);
     draft.unset(COMPLETE, "the manifest was changed");
     draft.set(FAILED, true, reasons::INVALID_SPEC, why);
@@ -79,14 +80,19 @@ pub(super) fn invalid(observation: &Observation, why: &str) -> ViTScalingStudySt
 }
 
 /// The status with what is to be done next.
-pub(super) fn status(observation: &Observation, plan: &Plan, next: &Next) -> ViTScalingStudyStatus {
+pub(super) fn status(
+    observation: &Observation,
+    plan: &Plan,
+    slots: &[Slot<'_>],
+    next: &Next,
+) -> ViTScalingStudyStatus {
     let mut draft = Draft::of(observation);
     let results = Results::new(plan, &next.records.measured(plan));
     draft.status.points = results.points.iter().map(point).collect();
-    draft.status.runs = Some(runs(plan, &next.records));
+    draft.status.runs = Some(runs(plan, slots, &next.records));
     draft.status.nodes.clone_from(&next.nodes);
-    if next.is_over(plan) {
-        finish(&mut draft, plan, &next.records);
+    if next.is_over(plan, slots) {
+        finish(&mut draft, plan, slots, &next.records);
         return draft.done();
     }
     draft.status.completion_time = None;
@@ -100,7 +106,7 @@ pub(super) fn status(observation: &Observation, plan: &Plan, next: &Next) -> ViT
     draft.unset(SUSPENDED, "spec.suspend is not set");
     draft.status.start_time.get_or_insert(Time(draft.now));
     if let Some(child) = under_way {
-        follow(&mut draft, plan, child, next);
+        follow(&mut draft, slots, child, next);
     } else if let Some(creation) = &next.create {
         draft.status.phase = Some(StudyPhase::Pending);
         draft.status.current = Some(CurrentRun {
@@ -152,11 +158,8 @@ fn suspend(draft: &mut Draft, under_way: Option<&Child>) {
     draft.set(RUNNING, false, reasons::SUSPENDED, message);
 }
 
-fn follow(draft: &mut Draft, plan: &Plan, child: &Child, next: &Next) {
-    let slots = slots(plan);
-    let slot = slots
-        .iter()
-        .find(|slot| slot.run.key == child.key && slot.repetition == child.repetition);
+fn follow(draft: &mut Draft, slots: &[Slot<'_>], child: &Child, next: &Next) {
+    let slot = slots.iter().find(|slot| child.is_of(slot));
     let job = child.job.name_any();
     let words = slot.map_or_else(|| job.clone(), Slot::words);
     draft.status.current = Some(CurrentRun {
@@ -164,8 +167,8 @@ fn follow(draft: &mut Draft, plan: &Plan, child: &Child, next: &Next) {
         repetition: signed(child.repetition + 1),
         job: job.clone(),
     });
-    let is_going = child.is_going() || next.delete.iter().any(|deletion| deletion.name == job);
-    if child.trains() && !is_going {
+    let is_deleted = child.is_being_deleted() || next.delete.iter().any(|deletion| deletion.name == job);
+    if child.trains() && !is_deleted {
         draft.status.phase = Some(StudyPhase::Running);
         draft.set(
             RUNNING,
@@ -176,30 +179,31 @@ fn follow(draft: &mut Draft, plan: &Plan, child: &Child, next: &Next) {
         return;
     }
     draft.status.phase = Some(StudyPhase::Pending);
-    let what = if is_going {
+    let what = if is_deleted {
         "is being deleted".to_owned()
     } else {
         child.waits_for()
     };
     let mut message = format!("{words}: job {job}: {what}");
-    if let Some(others) = &next.waits_for {
-        message += &format!("; the study {others}");
+    if !next.leaves_nodes_to.is_empty() {
+        let others = next.leaves_nodes_to.join(", ");
+        message += &format!("; the study leaves their nodes to {others}");
     }
     draft.set(RUNNING, false, study_reasons::RUN_WAITS, &message);
 }
 
-fn finish(draft: &mut Draft, plan: &Plan, records: &Records) {
+fn finish(draft: &mut Draft, plan: &Plan, slots: &[Slot<'_>], records: &Records) {
     draft.unset(SUSPENDED, "the study is over");
     let mut failures = Vec::new();
-    for slot in slots(plan) {
+    for slot in slots {
         if let Some(Outcome::Failure { message, .. }) = records
-            .get(&slot.run.key, slot.repetition)
+            .get(plan, slot.run, slot.repetition)
             .map(|record| &record.outcome)
         {
             failures.push(format!("{}: {message}", slot.words()));
         }
     }
-    let total = plan.runs.len() * plan.repetitions as usize;
+    let total = slots.len();
     if failures.is_empty() {
         draft.end(StudyPhase::Succeeded);
         draft.unset(FAILED, "the manifest was changed");
@@ -222,11 +226,10 @@ fn finish(draft: &mut Draft, plan: &Plan, records: &Records) {
     draft.set(FAILED, true, study_reasons::RUNS_FAILED, &message);
 }
 
-fn runs(plan: &Plan, records: &Records) -> RunsStatus {
+fn runs(plan: &Plan, slots: &[Slot<'_>], records: &Records) -> RunsStatus {
     let (mut measured, mut failed) = (0, 0);
-    let slots = slots(plan);
-    for slot in &slots {
-        match records.get(&slot.run.key, slot.repetition) {
+    for slot in slots {
+        match records.get(plan, slot.run, slot.repetition) {
             Some(record) if matches!(record.outcome, Outcome::Measurement(_)) => measured += 1,
             Some(record) if record.is_over(plan.retries) => failed += 1,
             _ => {}

@@ -11,13 +11,14 @@ use crds::{Phase, ViTScalingStudy, ViTTrainingJob};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
+use planner::facts::inventory::{NodeFacts, Shared, facts};
 use serde_json::{Value, json};
 use study::{Plan, Records};
 
 use super::next::{Next, next};
 use super::observation::{Child, Observation, Other};
 use super::{runs, status};
-use crate::fixtures::{assert_contains, at, condition};
+use crate::fixtures::{self, assert_contains, at, condition};
 
 const MANIFEST: &str = "
 apiVersion: vit-operator.dev/v1alpha1
@@ -44,7 +45,10 @@ struct Cluster {
     jobs: Vec<ViTTrainingJob>,
     records: Records,
     others: Vec<Other>,
-    unusable: BTreeMap<String, &'static str>,
+    /// What is known of nodes.
+    facts: BTreeMap<String, NodeFacts>,
+    /// Jobs whose pods still stop.
+    stopping: bool,
     now: Timestamp,
 }
 
@@ -72,7 +76,10 @@ impl Cluster {
             jobs: vec![],
             records: Records::default(),
             others: vec![],
-            unusable: BTreeMap::new(),
+            facts: ["a", "b", "c", "d", "e"]
+                .map(|name| (name.to_owned(), node(name)))
+                .into(),
+            stopping: false,
             now: at(0),
         }
     }
@@ -82,13 +89,15 @@ impl Cluster {
     }
 
     fn observation(&self) -> Observation {
-        let child = |job: &ViTTrainingJob| Child::of(Arc::new(job.clone()), &self.study).expect("a child");
+        let child = |job: &ViTTrainingJob| {
+            Child::of(Arc::new(job.clone()), &self.study, self.stopping).expect("a child")
+        };
         Observation {
             study: Arc::new(self.study.clone()),
             jobs: self.jobs.iter().map(child).collect(),
             records: self.records.clone(),
             others: self.others.clone(),
-            unusable: self.unusable.clone(),
+            facts: self.facts.clone(),
             now: self.now,
         }
     }
@@ -96,8 +105,9 @@ impl Cluster {
     /// A round.
     fn round(&mut self) -> Next {
         let (observation, plan) = (self.observation(), self.plan());
-        let next = next(&observation, &plan);
-        self.study.status = Some(status::status(&observation, &plan, &next));
+        let slots = runs::slots(&plan);
+        let next = next(&observation, &plan, &slots);
+        self.study.status = Some(status::status(&observation, &plan, &slots, &next));
         self.records = next.records.clone();
         self.jobs
             .retain(|job| next.delete.iter().all(|deletion| deletion.name != job.name_any()));
@@ -142,6 +152,10 @@ impl Cluster {
         });
     }
 
+    fn job_status_of(&mut self, place: usize) -> &mut ViTTrainingJobStatus {
+        self.jobs[place].status.get_or_insert_default()
+    }
+
     fn ends_well(&mut self) {
         let job = self.job();
         let ranks = u32::try_from(job.spec.workers.nodes).expect("nodes");
@@ -163,6 +177,11 @@ impl Cluster {
     }
 }
 
+/// A node that any of the runs may have.
+fn node(name: &str) -> NodeFacts {
+    facts(&fixtures::node(name, "Tesla-T4", 1), &mut Shared::default())
+}
+
 fn measurement(ranks: u32) -> Measurement {
     Measurement {
         world_size: ranks,
@@ -181,6 +200,7 @@ fn measurement(ranks: u32) -> Measurement {
         communication_seconds: 0.02,
         communication_bytes: 1e6,
         memory_bytes: None,
+        nodes: vec![],
         machine: None,
     }
 }
@@ -318,11 +338,7 @@ fn a_study_of_which_runs_failed_says_so() {
 #[test]
 fn a_run_that_takes_too_long_or_waits_too_long_is_not_repeated() {
     let mut cluster = Cluster::with("{measure: {pendingTimeoutSeconds: 60}}");
-    cluster.others = vec![Other {
-        name: "research/other".into(),
-        nodes: ["x".to_owned()].into(),
-        goes_first: true,
-    }];
+    cluster.others = vec![other(true)];
     cluster.round();
     cluster.now = at(100);
     assert!(cluster.round().delete.is_empty(), "it waits for another study");
@@ -364,7 +380,7 @@ fn a_suspended_study_runs_nothing_and_starts_the_run_anew() {
     cluster.study.spec.suspend = true;
     let deleted = cluster.round().delete;
     assert!(
-        deleted[0].has_pods,
+        deleted[0].is_foreground,
         "the next run must not start beside pods that stop"
     );
     assert_contains(cluster.message(types::SUSPENDED), "is being stopped");
@@ -378,7 +394,10 @@ fn a_suspended_study_runs_nothing_and_starts_the_run_anew() {
         (4, "1".into()),
         "no try is counted"
     );
-    assert_eq!(job.spec.placement.nodes, ["a", "b", "c", "d"]);
+    assert!(
+        job.spec.placement.nodes.is_empty(),
+        "others may have its nodes by now"
+    );
 }
 
 #[test]
@@ -412,7 +431,7 @@ fn a_node_that_is_gone_is_replaced_for_all_runs() {
     cluster.round();
     cluster.trains_on(&["a", "b", "c", "d"]);
     cluster.round();
-    cluster.unusable.insert("a".into(), "gone");
+    cluster.facts.remove("a");
     assert!(
         cluster.round().delete.is_empty(),
         "a run under way tells by its failure"
@@ -427,19 +446,24 @@ fn a_node_that_is_gone_is_replaced_for_all_runs() {
     cluster.round();
     assert_eq!(cluster.job().spec.placement.nodes, ["b", "c"]);
     // It waits for them: where one goes meanwhile, it gets others.
-    cluster.unusable = BTreeMap::from([("c".into(), "cordoned")]);
+    cluster.facts.get_mut("c").expect("a node").cordoned = true;
     assert_eq!(cluster.round().delete.len(), 1);
     cluster.round();
     assert!(cluster.job().spec.placement.nodes.is_empty());
 }
 
-#[test]
-fn two_studies_never_measure_on_one_node() {
-    let other = |goes_first| Other {
+/// Another study on two nodes, on one of which it has a job.
+fn other(goes_first: bool) -> Other {
+    Other {
         name: "research/other".into(),
         nodes: ["b".to_owned(), "x".to_owned()].into(),
+        measures_on: ["b".to_owned()].into(),
         goes_first,
-    };
+    }
+}
+
+#[test]
+fn two_studies_never_measure_on_one_node() {
     let mut cluster = Cluster::new();
     cluster.others = vec![other(false)];
     cluster.round();
@@ -447,7 +471,7 @@ fn two_studies_never_measure_on_one_node() {
     cluster.round();
     assert_contains(
         cluster.message(types::RUNNING),
-        "the study does not use the nodes of research/other",
+        "the study leaves their nodes to research/other",
     );
     // The other one has ended.
     cluster.others = vec![];
@@ -463,6 +487,128 @@ fn two_studies_never_measure_on_one_node() {
     cluster.round();
     let placement = &cluster.job().spec.placement;
     assert_eq!((placement.nodes.len(), placement.exclude_nodes.len()), (0, 2));
+}
+
+#[test]
+fn a_study_that_waits_for_another_keeps_no_nodes() {
+    // The second run chooses nodes in another way than the first.
+    let variants = "{measure: {repetitions: 1}, sweeps: [{name: v, mode: Variants, variants: \
+        [{name: a, spec: {workers: {nodes: 2}}}, {name: b, spec: {workers: {nodeSelector: {zone: z}}}}]}]}";
+    let mut cluster = Cluster::with(variants);
+    cluster.round();
+    cluster.trains_on(&["a", "b"]);
+    cluster.round();
+    cluster.others = vec![Other {
+        nodes: ["x".to_owned()].into(),
+        measures_on: ["x".to_owned()].into(),
+        ..other(true)
+    }];
+    cluster.ends_well();
+    cluster.round();
+    assert_eq!(cluster.job().spec.placement.exclude_nodes, ["x"]);
+    cluster.round();
+    assert!(
+        cluster.status().nodes.is_empty(),
+        "the other one may wait for them: {:?}",
+        cluster.status().nodes
+    );
+}
+
+#[test]
+fn the_next_run_does_not_start_beside_pods_that_still_stop() {
+    let mut cluster = Cluster::new();
+    cluster.round();
+    cluster.trains_on(&["a", "b", "c", "d"]);
+    cluster.fails(FailureClass::Stalled);
+    cluster.stopping = true;
+    assert!(cluster.round().create.is_none());
+    cluster.stopping = false;
+    assert!(cluster.round().create.is_some());
+}
+
+#[test]
+fn of_two_jobs_at_once_one_goes() {
+    let mut cluster = Cluster::new();
+    cluster.round();
+    let mut second = cluster.job().clone();
+    second.metadata.name = Some("sizes-second".into());
+    second.metadata.uid = Some("second".into());
+    let labels = second.metadata.labels.as_mut().expect("labels");
+    labels.insert(crds::labels::REPETITION.into(), "2".into());
+    cluster.jobs.push(second);
+    let deleted = cluster.round().delete;
+    assert_eq!(deleted.len(), 1);
+    assert_eq!(
+        deleted[0].name, "sizes-second",
+        "the later one in the order of runs"
+    );
+}
+
+#[test]
+fn nodes_that_no_run_needs_any_more_are_for_others() {
+    let mut cluster = Cluster::new();
+    cluster.round();
+    cluster.trains_on(&["a", "b", "c", "d"]);
+    cluster.round();
+    cluster.ends_well();
+    cluster.study.spec.sweeps = Cluster::with("{sweeps: [{name: s, mode: Strong, ranks: [1, 2]}]}")
+        .study
+        .spec
+        .sweeps;
+    cluster.round();
+    assert_eq!(cluster.status().nodes[0].nodes, ["a", "b"]);
+    cluster.study.spec.template.spec.placement.group_by = vec!["zone".into()];
+    cluster.round();
+    assert!(cluster.status().nodes.is_empty());
+}
+
+#[test]
+fn nodes_with_a_faulty_gpu_or_a_taint_are_given_up() {
+    let mut cluster = Cluster::new();
+    cluster.round();
+    cluster.trains_on(&["a", "b", "c", "d"]);
+    cluster.fails(FailureClass::DeviceFault);
+    let failure = cluster.job_status_of(0).last_failure.as_mut().expect("a failure");
+    failure.node = Some("b".into());
+    cluster.round();
+    assert!(cluster.job().spec.placement.nodes.is_empty());
+    cluster.trains_on(&["a", "c", "d", "e"]);
+    cluster.ends_well();
+    cluster.round();
+    assert_eq!(cluster.job().spec.placement.nodes, ["a", "c"]);
+    let taint = json!({"key": "k", "effect": "NoSchedule"});
+    cluster.facts.get_mut("a").expect("a node").taints =
+        vec![serde_json::from_value(taint).expect("a taint")];
+    assert_eq!(cluster.round().delete.len(), 1);
+    cluster.round();
+    assert!(cluster.job().spec.placement.nodes.is_empty());
+}
+
+#[test]
+fn a_measurement_of_other_steps_or_ranks_is_none() {
+    let mut cluster =
+        Cluster::with("{measure: {repetitions: 1}, sweeps: [{name: s, mode: Strong, ranks: [1, 2]}]}");
+    cluster.round();
+    cluster.trains_on(&["a", "b"]);
+    // Somebody has changed the job.
+    cluster.job().spec.workers.nodes = 1;
+    cluster.ends_well();
+    let next = cluster.round();
+    assert_contains(
+        &next.failures[0],
+        "it trained on 1 ranks with 16 images a step in place of 2 ranks with 32 images a step",
+    );
+    cluster.trains_on(&["a", "b"]);
+    cluster.ends_well();
+    cluster.round();
+    cluster.trains_on(&["a"]);
+    // With another warm-up all that was measured is of other steps, and so is what is under way.
+    cluster.study.spec.measure.warmup_steps = 7;
+    assert_eq!(cluster.round().delete.len(), 1);
+    cluster.round();
+    let job = cluster.job();
+    assert_eq!((job.spec.workers.nodes, number(job)), (2, "1".into()));
+    assert_eq!(cluster.status().runs.as_ref().expect("runs").summary, "0/2");
 }
 
 #[test]
@@ -486,7 +632,7 @@ fn what_a_cluster_cannot_run_is_told_by_name() {
 #[test]
 fn jobs_of_others_are_left_alone() {
     let cluster = Cluster::new();
-    let mut job = ViTTrainingJob::new("sizes-00000000-1", cluster.plan().runs[0].jobs[0].clone());
+    let mut job = ViTTrainingJob::new("sizes-00000000-1", cluster.plan().runs[0].spec.clone());
     job.metadata.namespace = Some("research".into());
-    assert!(Child::of(Arc::new(job), &cluster.study).is_none());
+    assert!(Child::of(Arc::new(job), &cluster.study, false).is_none());
 }

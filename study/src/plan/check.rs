@@ -12,6 +12,20 @@ const RANKS: RangeInclusive<i32> = 1..=65_536;
 const MOST_LETTERS: usize = 40;
 const MOST_VALUES: usize = 32;
 
+const MOST_POINTS: usize = 1000;
+
+/// Every combination of what a sweep's lists name.
+fn points(sweep: &Sweep) -> usize {
+    let lists = [
+        sweep.ranks.len(),
+        sweep.micro_batch_size.len(),
+        sweep.gradient_accumulation_steps.len(),
+        sweep.variants.len(),
+    ];
+    let each = lists.into_iter().map(|list| list.max(1));
+    each.fold(1, usize::saturating_mul)
+}
+
 /// Collects broken rules.
 struct Problems<'a>(&'a mut Vec<Problem>);
 
@@ -51,6 +65,14 @@ pub(super) fn check(study: &ViTScalingStudySpec, problems: &mut Vec<Problem>) {
         problems.refuse("sweeps", "empty", "must name what is measured");
     }
     problems.few("sweeps", study.sweeps.len());
+    let points: usize = study.sweeps.iter().map(points).fold(0, usize::saturating_add);
+    if points > MOST_POINTS {
+        problems.refuse(
+            "sweeps",
+            format!("of {points} points"),
+            format!("must make at most {MOST_POINTS}"),
+        );
+    }
     let names = study.sweeps.iter().map(|sweep| &sweep.name);
     problems.distinct("sweeps", names, "names must differ");
     for sweep in &study.sweeps {

@@ -114,16 +114,6 @@ pub(super) fn fewest(sweep: &Sweep) -> u32 {
     sweep.ranks.iter().copied().min().map_or(1, count)
 }
 
-/// The same job with a seed of its own for each repetition.
-pub(super) fn seeded(spec: &ViTTrainingJobSpec, repetitions: i32) -> Vec<ViTTrainingJobSpec> {
-    let with_seed = |repetition: i32| {
-        let mut spec = spec.clone();
-        spec.training.seed += i64::from(repetition);
-        spec
-    };
-    (0..repetitions).map(with_seed).collect()
-}
-
 fn config(spec: &ViTTrainingJobSpec) -> Result<RunConfig, String> {
     let job = ViTTrainingJob::new("point", spec.clone());
     crds::validate(&job)

@@ -29,6 +29,8 @@ pub struct Plan {
     pub retries: u32,
     /// How long a run may take.
     pub timeout: Duration,
+    /// How long a run may wait for GPUs in a cluster.
+    pub pending_timeout: Option<Duration>,
     /// Images of a micro-batch of the template.
     pub micro_batch_size: u32,
     /// Micro-batches of a step of the template.
@@ -72,8 +74,8 @@ pub struct Run {
     pub key: String,
     /// A few words for people: sweep, ranks and batch of its first point.
     pub label: String,
-    /// The job of each repetition, which differ by seed.
-    pub jobs: Vec<ViTTrainingJobSpec>,
+    /// The job of the first repetition.
+    pub spec: ViTTrainingJobSpec,
     /// Speed of each rank, where slower devices are emulated.
     pub speeds: Vec<f64>,
     /// The command of another trainer, where it is not vit-trainer that runs the job.
@@ -134,6 +136,10 @@ pub fn plan(study: &ViTScalingStudySpec) -> Result<Plan, InvalidStudy> {
         warmup_steps: u64::from(count(study.measure.warmup_steps)),
         retries: count(study.measure.retries),
         timeout: Duration::from_secs(count(study.measure.timeout_seconds).into()),
+        pending_timeout: study
+            .measure
+            .pending_timeout_seconds
+            .map(|seconds| Duration::from_secs(count(seconds).into())),
         micro_batch_size: count(study.template.spec.training.micro_batch_size),
         gradient_accumulation_steps: count(study.template.spec.training.gradient_accumulation_steps),
     };
@@ -196,7 +202,7 @@ impl Plan {
                 self.runs.push(Run {
                     key,
                     label: point.label(),
-                    jobs: job::seeded(&spec, study.measure.repetitions),
+                    spec,
                     speeds,
                     external,
                     gpus_per_node,
@@ -210,6 +216,13 @@ impl Plan {
 }
 
 impl Run {
+    /// The job of a repetition, counted from 0: each has a seed of its own.
+    pub fn job(&self, repetition: u32) -> ViTTrainingJobSpec {
+        let mut spec = self.spec.clone();
+        spec.training.seed += i64::from(repetition);
+        spec
+    }
+
     /// Whether no rank is slower than another on purpose.
     pub(crate) fn has_like_ranks(&self) -> bool {
         are_alike(&self.speeds)
@@ -368,9 +381,11 @@ mod tests {
         .expect("a plan");
         let runs: Vec<usize> = plan.points.iter().map(|point| point.run).collect();
         assert_eq!(runs, [0, 1, 2, 1]);
-        let seeds: Vec<i64> = plan.runs[0].jobs.iter().map(|job| job.training.seed).collect();
+        let seeds: Vec<i64> = (0..3)
+            .map(|repetition| plan.runs[0].job(repetition).training.seed)
+            .collect();
         assert_eq!(seeds, [0, 1, 2]);
-        assert_eq!(plan.runs[0].jobs[0].training.epochs, 3, "measure.epochs");
+        assert_eq!(plan.runs[0].spec.training.epochs, 3, "measure.epochs");
         let keys: BTreeSet<&str> = plan.runs.iter().map(|run| run.key.as_str()).collect();
         assert_eq!(keys.len(), plan.runs.len());
     }
@@ -394,7 +409,7 @@ mod tests {
             (0, &[0.5, 0.25, 0.25][..])
         );
         assert_eq!(half.config.training.precision, contract::Precision::Bf16);
-        let schedule = |run: &Run| run.jobs[0].training.schedule.clone();
+        let schedule = |run: &Run| run.spec.training.schedule.clone();
         assert_ne!(schedule(plain), crds::spec::Schedule::default());
         assert_eq!(
             schedule(half),

@@ -1,6 +1,6 @@
 //! Where runs were measured.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use contract::{Machine, Measurement};
 
@@ -10,7 +10,8 @@ pub(super) fn circumstances<'a>(
 ) -> Vec<(String, String)> {
     let mut machines: Vec<&Machine> = Vec::new();
     for machine in measurements.clone().filter_map(|found| found.machine.as_ref()) {
-        if !machines.contains(&machine) {
+        // What the kernel keeps for itself may differ by a page.
+        if !machines.iter().any(|known| text(known) == text(machine)) {
             machines.push(machine);
         }
     }
@@ -21,6 +22,7 @@ pub(super) fn circumstances<'a>(
     };
     let texts: Vec<String> = machines.iter().copied().map(text).collect();
     let mut rows = vec![(title.to_owned(), texts.join("; "))];
+    rows.extend(nodes(measurements.clone()));
     let devices: BTreeSet<&str> = measurements.filter_map(|found| found.device.as_deref()).collect();
     // Logs name GPUs only.
     if !devices.is_empty() {
@@ -32,6 +34,25 @@ pub(super) fn circumstances<'a>(
     rows
 }
 
+/// The nodes of a cluster, and whether as many ranks were measured on others.
+fn nodes<'a>(measurements: impl Iterator<Item = &'a Measurement>) -> Option<(String, String)> {
+    let mut by_count: BTreeMap<usize, BTreeSet<&[String]>> = BTreeMap::new();
+    for found in measurements.filter(|found| !found.nodes.is_empty()) {
+        by_count
+            .entry(found.nodes.len())
+            .or_default()
+            .insert(&found.nodes);
+    }
+    let all: BTreeSet<&String> = by_count.values().flatten().copied().flatten().collect();
+    let all: Vec<&str> = all.into_iter().map(String::as_str).collect();
+    let title = if by_count.values().any(|sets| sets.len() > 1) {
+        "nodes (not the same for all runs of as many: compare with care)"
+    } else {
+        "nodes"
+    };
+    (!all.is_empty()).then(|| (title.to_owned(), all.join(", ")))
+}
+
 fn text(machine: &Machine) -> String {
     format!(
         "{} x {}, {:.0} GB",
@@ -39,4 +60,24 @@ fn text(machine: &Machine) -> String {
         machine.processor,
         machine.memory_bytes as f64 / 1e9
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::measurement;
+
+    #[test]
+    fn runs_on_unlike_nodes_are_told() {
+        let on = |nodes: &[&str]| Measurement {
+            nodes: nodes.iter().map(ToString::to_string).collect(),
+            ..measurement(100.0)
+        };
+        let told = |found: &[Measurement]| nodes(found.iter());
+        assert_eq!(told(&[measurement(100.0)]), None);
+        let alike = [on(&["a", "b"]), on(&["a"]), on(&["a", "b"])];
+        assert_eq!(told(&alike), Some(("nodes".into(), "a, b".into())));
+        let unlike = told(&[on(&["a"]), on(&["b"])]).expect("nodes");
+        assert!(unlike.0.contains("compare with care"), "{unlike:?}");
+    }
 }

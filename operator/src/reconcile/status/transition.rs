@@ -124,9 +124,7 @@ impl Next {
                 return;
             }
             Some(Err(why)) => why,
-            None => {
-                "the pod of the first rank left no measurement: it is gone, or its image has an older vit-trainer"
-            }
+            None => "the pod of the first rank is gone, and what it measured with it",
         };
         self.set(MEASURED, false, reasons::NOT_MEASURED, unmeasured);
     }

@@ -102,7 +102,7 @@ impl Folder {
         };
         let name = known.unwrap_or_else(|| format!("{}{suffix}", run.label));
         let mut inputs = json!({
-            "job": run.jobs[repetition as usize],
+            "job": run.job(repetition),
             "speeds": run.speeds,
             "external": run.external,
         });

@@ -293,7 +293,7 @@ impl Study {
 impl Arguments {
     /// What a repetition trains, with its checkpoints in `folder`.
     fn config(&self, run: &Run, repetition: u32, folder: &Path) -> Result<RunConfig, String> {
-        let job = ViTTrainingJob::new(folder::JOB, run.jobs[repetition as usize].clone());
+        let job = ViTTrainingJob::new(folder::JOB, run.job(repetition));
         let config =
             local_config(job, self.data.as_deref(), folder, None).map_err(|error| error.to_string())?;
         let manifest = self.manifest.as_deref().unwrap_or(Path::new(""));
