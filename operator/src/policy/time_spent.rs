@@ -39,48 +39,52 @@ pub(crate) fn after(
     Some(rounded(spent))
 }
 
-/// The time since then of a gang that trained.
+/// The time since then of a gang that trained. What rank 0 tells is a moment old, now more and now less: so it is compared with
+/// all the time that the gang has run, and not with the time since it told something last.
 fn trained(
     known: &TimeSpentStatus,
     next: &ViTTrainingJobStatus,
     told: Option<&Progress>,
     now: Timestamp,
 ) -> Option<TimeSpentStatus> {
-    let mut spent = known.clone();
-    if let Some(progress) = told {
-        spent.attempt = attempt(known, progress, progress.spent?);
-        let more = |of: fn(&AttemptTime) -> f64| (of(&spent.attempt) - of(&known.attempt)).max(0.0);
-        let (steps, repeated) = (more(|time| time.step_seconds), more(|time| time.repeated_seconds));
-        spent.useful_seconds += (steps - repeated).max(0.0);
-        spent.repeated_seconds += repeated;
-        spent.evaluation_seconds += more(|time| time.evaluation_seconds);
-        spent.checkpoint_seconds += more(|time| time.checkpoint_seconds);
-    }
-    let all = |time: &TimeSpentStatus| time.parts().iter().map(|(_, seconds)| seconds).sum::<f64>();
+    let last = known.attempt;
+    let mut attempt = match told {
+        Some(progress) => with_told(known, progress, progress.spent?),
+        None => last,
+    };
+    let in_parts = |time: &AttemptTime| time.step_seconds + time.evaluation_seconds + time.checkpoint_seconds;
     let passed = now.duration_since(known.updated_at.as_ref().map_or(now, |time| time.0));
-    let rest = (passed.as_secs_f64() - (all(&spent) - all(known))).max(0.0);
-    let has_trained = known.attempt.step_seconds > 0.0;
+    let passed = passed.as_secs_f64().max(0.0);
+    let mut spent = known.clone();
     if matches!(next.phase, Some(Phase::Running | Phase::Succeeded)) {
-        if has_trained {
-            spent.other_seconds += rest;
-        } else {
-            spent.start_seconds += rest;
-        }
+        attempt.running_seconds += passed;
     } else {
-        spent.restart_seconds += rest;
+        // It has ended, or does so: nobody knows since when.
+        let until_the_end = (in_parts(&attempt) - in_parts(&last)).clamp(0.0, passed);
+        attempt.running_seconds += until_the_end;
+        spent.restart_seconds += passed - until_the_end;
     }
+    let in_no_part = (attempt.running_seconds - in_parts(&attempt)).max(0.0);
+    if last.step_seconds > 0.0 {
+        attempt.other_seconds = (in_no_part - attempt.start_seconds).max(0.0);
+    } else {
+        attempt.start_seconds = in_no_part;
+    }
+    let more = |of: fn(&AttemptTime) -> f64| of(&attempt) - of(&last);
+    spent.useful_seconds += more(|time| time.step_seconds - time.repeated_seconds);
+    spent.repeated_seconds += more(|time| time.repeated_seconds);
+    spent.evaluation_seconds += more(|time| time.evaluation_seconds);
+    spent.checkpoint_seconds += more(|time| time.checkpoint_seconds);
+    spent.start_seconds += more(|time| time.start_seconds);
+    spent.other_seconds += more(|time| time.other_seconds);
+    spent.attempt = attempt;
+    spent.updated_at = Some(MicroTime(now));
     // All is accounted for.
-    Some(
-        TimeSpentStatus {
-            updated_at: Some(MicroTime(now)),
-            ..spent
-        }
-        .until(now, None),
-    )
+    Some(spent.until(now, None))
 }
 
 /// What an attempt has told until now. Its steps took about the same time each, those that it repeats as well.
-fn attempt(known: &TimeSpentStatus, progress: &Progress, spent: Spent) -> AttemptTime {
+fn with_told(known: &TimeSpentStatus, progress: &Progress, spent: Spent) -> AttemptTime {
     let reached = u64::try_from(known.reached_step).unwrap_or(0);
     let steps = progress.step.saturating_sub(spent.first_step);
     let repeated = reached.min(progress.step).saturating_sub(spent.first_step);
@@ -89,12 +93,15 @@ fn attempt(known: &TimeSpentStatus, progress: &Progress, spent: Spent) -> Attemp
     } else {
         0.0
     };
+    let last = known.attempt;
     AttemptTime {
-        step_seconds: spent.step_seconds,
+        // An answer may overtake another.
+        step_seconds: spent.step_seconds.max(last.step_seconds),
         // Repeated steps are the first ones: their time does not shrink as others follow.
-        repeated_seconds: (spent.step_seconds * share).max(known.attempt.repeated_seconds),
-        evaluation_seconds: spent.evaluation_seconds,
-        checkpoint_seconds: spent.checkpoint_seconds,
+        repeated_seconds: (spent.step_seconds * share).max(last.repeated_seconds),
+        evaluation_seconds: spent.evaluation_seconds.max(last.evaluation_seconds),
+        checkpoint_seconds: spent.checkpoint_seconds.max(last.checkpoint_seconds),
+        ..last
     }
 }
 
@@ -114,6 +121,9 @@ fn rounded(mut spent: TimeSpentStatus) -> TimeSpentStatus {
         &mut attempt.repeated_seconds,
         &mut attempt.evaluation_seconds,
         &mut attempt.checkpoint_seconds,
+        &mut attempt.running_seconds,
+        &mut attempt.start_seconds,
+        &mut attempt.other_seconds,
     ] {
         *value = (*value * 1e3).round() / 1e3;
     }
@@ -227,6 +237,22 @@ mod tests {
         // What comes after its end is no news.
         story.after(1000, Phase::Succeeded, 2, None);
         assert_eq!(story.spent().effective_ratio.to_string(), "0.1481");
+    }
+
+    #[test]
+    fn what_is_told_early_or_late_adds_up() {
+        let mut story = Story::default();
+        story.after(0, Phase::Starting, 1, None);
+        story.after(1, Phase::Running, 1, None);
+        // Rank 0 takes steps all the time. What it tells is up to two seconds old.
+        for round in 1..=50_u32 {
+            let late = f64::from(round % 3);
+            let spent = spent(0, 2.0 * f64::from(round) - late, 0.0, 0.0);
+            story.after(2, Phase::Running, 1, Some((u64::from(round), spent)));
+        }
+        let all: f64 = story.spent().parts().iter().map(|(_, seconds)| seconds).sum();
+        assert_eq!((all, story.now), (101.0, 101));
+        assert!(story.spent().useful_seconds >= 98.0, "{:?}", story.parts());
     }
 
     #[test]

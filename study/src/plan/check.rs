@@ -274,4 +274,30 @@ mod tests {
             assert_eq!(found, [expected]);
         }
     }
+
+    #[test]
+    fn the_points_of_all_sweeps_together_are_bounded() {
+        let values: Vec<i32> = (1..=32).collect();
+        let sweep = |name: &str, accumulation: &[i32]| {
+            serde_json::json!({
+                "name": name, "mode": "Batch", "microBatchSize": values, "gradientAccumulationSteps": accumulation,
+            })
+        };
+        let found = |sweeps: &[serde_json::Value]| {
+            let example = include_str!("../../../examples/studies/digits.yaml");
+            let mut study: crds::ViTScalingStudy = serde_saphyr::from_str(example).expect("a study");
+            study.spec.sweeps = serde_json::from_value(serde_json::json!(sweeps)).expect("sweeps");
+            let mut problems = Vec::new();
+            check(&study.spec, &mut problems);
+            problems.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            found(&[sweep("a", &values[..16]), sweep("b", &values[..15])]),
+            [""; 0]
+        );
+        assert_eq!(
+            found(&[sweep("a", &values[..16]), sweep("b", &values[..16])]),
+            ["spec.sweeps is of 1024 points: must make at most 1000"]
+        );
+    }
 }
