@@ -34,7 +34,7 @@ mod objects;
 mod policy;
 mod reconcile;
 mod run;
-mod study;
+mod studies;
 mod telemetry;
 mod watch;
 

@@ -28,7 +28,7 @@ use crate::http::{self, Endpoints};
 use crate::lease::Candidate;
 use crate::metrics::Metrics;
 use crate::reconcile::{Context, Settings, error_policy, reconcile};
-use crate::study::{self, GuardedStudy, Studies};
+use crate::studies::{self, GuardedStudy, Studies};
 use crate::watch::caches::Caches;
 use crate::watch::pod_groups::PodGroups;
 use crate::watch::stores;
@@ -298,13 +298,13 @@ fn is_of_study(event: &watcher::Event<GuardedJob>) -> bool {
 
 /// Reconciles studies until `stop` is cancelled. There are few of them: a change of any, or of a job that one has made, is a reason
 /// to look at all. Changes are gathered for a moment.
-async fn control_studies(studies: Arc<Studies>, changes: Arc<Notify>, stop: CancellationToken) {
+async fn control_studies(context: Arc<Studies>, changes: Arc<Notify>, stop: CancellationToken) {
     // Without its jobs a study would make them again, or be over too soon.
     tokio::select! {
-        ready = studies.context.jobs.wait_until_ready() => if ready.is_err() { return },
+        ready = context.context.jobs.wait_until_ready() => if ready.is_err() { return },
         () = stop.cancelled() => return,
     }
-    let store = studies.store.clone();
+    let store = context.store.clone();
     let looked_at = stream::unfold((store.clone(), changes), |(store, changes)| async move {
         changes.notified().await;
         tokio::time::sleep(STUDY_ROUNDS).await;
@@ -319,7 +319,7 @@ async fn control_studies(studies: Arc<Studies>, changes: Arc<Notify>, stop: Canc
         .with_config(controller::Config::default().concurrency(STUDIES_AT_ONCE))
         .reconcile_on(looked_at.flatten())
         .graceful_shutdown_on(stop.cancelled_owned())
-        .run(study::reconcile, study::error_policy, studies)
+        .run(studies::reconcile, studies::error_policy, context)
         .for_each(|_| std::future::ready(()))
         .await;
 }
