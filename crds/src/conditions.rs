@@ -1,6 +1,7 @@
 //! Condition types, their reasons, and the reasons of Events.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::jiff::Timestamp;
 
 /// Puts a condition in the place of the one of its type; the time of the transition moves only with its value
 /// (`meta.SetStatusCondition` of Kubernetes' apimachinery).
@@ -14,6 +15,24 @@ pub fn set(conditions: &mut Vec<Condition>, mut condition: Condition) {
             *last = condition;
         }
         None => conditions.push(condition),
+    }
+}
+
+/// A condition that has been so since `now`.
+pub fn condition(
+    type_: &str,
+    value: bool,
+    (reason, message): (&str, &str),
+    generation: Option<i64>,
+    now: Timestamp,
+) -> Condition {
+    Condition {
+        type_: type_.into(),
+        status: if value { "True" } else { "False" }.into(),
+        reason: reason.into(),
+        message: message.into(),
+        observed_generation: generation,
+        last_transition_time: Time(now),
     }
 }
 

@@ -30,6 +30,7 @@ mod fixtures;
 mod http;
 mod lease;
 mod metrics;
+mod numbers;
 mod objects;
 mod policy;
 mod reconcile;

@@ -7,6 +7,8 @@ use crds::status::{AttemptTime, TimeSpentStatus, ViTTrainingJobStatus};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 
+use crate::numbers::rounded;
+
 /// What a job has spent its time on, where its status has become `next`. `None` before its first GPUs, and where its trainer does
 /// not tell.
 pub(crate) fn after(
@@ -36,7 +38,7 @@ pub(crate) fn after(
         spent.reached_step = spent.reached_step.max(reached);
         spent.attempt = AttemptTime::default();
     }
-    Some(rounded(spent))
+    Some(to_milliseconds(spent))
 }
 
 /// The time since then of a gang that trained. What rank 0 tells is a moment old, now more and now less: so it is compared with
@@ -66,7 +68,9 @@ fn trained(
     }
     let in_no_part = (attempt.running_seconds - in_parts(&attempt)).max(0.0);
     if last.step_seconds > 0.0 {
-        attempt.other_seconds = (in_no_part - attempt.start_seconds).max(0.0);
+        // What was told first was old, too: some of its steps were taken for the start.
+        attempt.start_seconds = attempt.start_seconds.min(in_no_part);
+        attempt.other_seconds = in_no_part - attempt.start_seconds;
     } else {
         attempt.start_seconds = in_no_part;
     }
@@ -105,8 +109,7 @@ fn with_told(known: &TimeSpentStatus, progress: &Progress, spent: Spent) -> Atte
     }
 }
 
-/// To milliseconds: `kubectl get` prints all that a number has.
-fn rounded(mut spent: TimeSpentStatus) -> TimeSpentStatus {
+fn to_milliseconds(mut spent: TimeSpentStatus) -> TimeSpentStatus {
     let attempt = &mut spent.attempt;
     for value in [
         &mut spent.useful_seconds,
@@ -125,9 +128,9 @@ fn rounded(mut spent: TimeSpentStatus) -> TimeSpentStatus {
         &mut attempt.start_seconds,
         &mut attempt.other_seconds,
     ] {
-        *value = (*value * 1e3).round() / 1e3;
+        *value = rounded(*value, 3);
     }
-    spent.effective_ratio = (spent.effective_ratio * 1e4).round() / 1e4;
+    spent.effective_ratio = rounded(spent.effective_ratio, 4);
     spent
 }
 
@@ -246,7 +249,7 @@ mod tests {
         story.after(1, Phase::Running, 1, None);
         // Rank 0 takes steps all the time. What it tells is up to two seconds old.
         for round in 1..=50_u32 {
-            let late = f64::from(round % 3);
+            let late = f64::from((round + 1) % 3);
             let spent = spent(0, 2.0 * f64::from(round) - late, 0.0, 0.0);
             story.after(2, Phase::Running, 1, Some((u64::from(round), spent)));
         }

@@ -4,7 +4,7 @@ use crds::conditions::types::{COMPLETE, FAILED, RECONCILED, RUNNING, SUSPENDED};
 use crds::conditions::{self, reasons, study_reasons};
 use crds::study::status::{CurrentRun, PointStatus, RunsStatus, StudyPhase, ViTScalingStudyStatus};
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 use study::{Outcome, Plan, PointResult, Records, Results};
 
@@ -12,6 +12,7 @@ use super::next::Next;
 use super::observation::{Child, Observation};
 use super::runs::Slot;
 use crate::error::Error;
+use crate::numbers::rounded;
 
 /// Failed runs that a condition names.
 const NAMED_FAILURES: usize = 3;
@@ -32,14 +33,7 @@ impl Draft {
     }
 
     fn set(&mut self, type_: &str, value: bool, reason: &str, message: &str) {
-        let condition = Condition {
-            type_: type_.into(),
-            status: if value { "True" } else { "False" }.into(),
-            reason: reason.into(),
-            message: message.into(),
-            observed_generation: self.generation,
-            last_transition_time: Time(self.now),
-        };
+        let condition = conditions::condition(type_, value, (reason, message), self.generation, self.now);
         conditions::set(&mut self.status.conditions, condition);
     }
 
@@ -266,12 +260,6 @@ fn point(result: &PointResult) -> PointStatus {
             .map(|share| rounded(share, 3)),
         failure: failure.cloned(),
     }
-}
-
-/// To so many decimals: `kubectl get` prints all that a number has.
-fn rounded(value: f64, decimals: i32) -> f64 {
-    let scale = 10_f64.powi(decimals);
-    (value * scale).round() / scale
 }
 
 fn signed(count: impl TryInto<i32>) -> i32 {

@@ -74,10 +74,10 @@ fn check_time(status: &ViTTrainingJobStatus) -> Result<()> {
         end.as_ref().context("an end")?,
     );
     let all: f64 = spent.parts().iter().map(|(_, seconds)| seconds).sum();
-    // Both times are whole seconds.
+    // Both times are whole seconds, and what rank 0 told last was a moment old.
     let passed = end.0.duration_since(start.0).as_secs_f64();
     ensure!(
-        (all - passed).abs() <= 2.0,
+        (all - passed).abs() <= 3.0,
         "{all} s of {passed} s are accounted for: {spent:?}"
     );
     ensure!(

@@ -208,6 +208,33 @@ fn never_resuming_continues_the_same_job_alone() {
 }
 
 #[test]
+fn a_run_that_is_measured_tells_at_its_end_what_its_steps_took() {
+    let measured = |warmup: u64| {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut config = run_config(folder.path(), 2);
+        config["measure"] = json!({"warmupSteps": warmup});
+        let (code, record) = Agent::start(folder.path(), &config).finish();
+        assert_eq!(code, Some(0));
+        record
+    };
+    let record = measured(0);
+    let (found, progress) = (
+        record.measurement.expect("a measurement"),
+        record.progress.expect("progress"),
+    );
+    assert_eq!((found.epochs.len(), found.steps), (2, progress.total_steps));
+    assert!(found.step_seconds > 0.0 && found.machine.is_some_and(|machine| machine.processors > 0));
+    let spent = progress.spent.expect("what time went into");
+    assert!(spent.step_seconds > 0.0 && spent.evaluation_seconds > 0.0 && spent.checkpoint_seconds > 0.0);
+    let record = measured(1_000_000);
+    let why = record.unmeasured.expect("a reason");
+    assert!(
+        record.measurement.is_none() && why.contains("lower measure.warmupSteps"),
+        "{why}"
+    );
+}
+
+#[test]
 fn the_termination_record_names_the_failure() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut config = run_config(folder.path(), 1);

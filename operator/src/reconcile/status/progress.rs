@@ -4,6 +4,8 @@ use contract::Progress;
 use crds::status::{CheckpointStatus, ProgressStatus, StragglerStatus, ViTTrainingJobStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use crate::numbers::rounded;
+
 pub(super) fn record_progress(status: &mut ViTTrainingJobStatus, progress: &Progress) {
     status.restarts_since_checkpoint = status.failures_since_checkpoint(Some(progress));
     if let Some(checkpoint) = &progress.last_checkpoint
@@ -56,12 +58,6 @@ pub(super) fn with_nodes(
             slowdown: rounded(*slowdown, 2),
         })
         .collect()
-}
-
-/// To so many decimals: `kubectl get` prints all that a number has.
-fn rounded(value: f64, decimals: i32) -> f64 {
-    let scale = 10_f64.powi(decimals);
-    (value * scale).round() / scale
 }
 
 fn signed(value: u64) -> i64 {

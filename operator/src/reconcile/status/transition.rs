@@ -9,7 +9,7 @@ use crds::status::{
     WorkersStatus,
 };
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use planner::Waiting;
 use planner::policy::placement::{Gpus, Placement};
 use planner::policy::queue::is_news;
@@ -31,14 +31,7 @@ pub(super) struct Next {
 
 impl Next {
     pub(super) fn set(&mut self, type_: &str, value: bool, reason: &str, message: &str) {
-        let condition = Condition {
-            type_: type_.into(),
-            status: if value { "True" } else { "False" }.into(),
-            reason: reason.into(),
-            message: message.into(),
-            observed_generation: self.generation,
-            last_transition_time: Time(self.now),
-        };
+        let condition = conditions::condition(type_, value, (reason, message), self.generation, self.now);
         conditions::set(&mut self.status.conditions, condition);
     }
 
