@@ -32,7 +32,7 @@ use crate::studies::{self, GuardedStudy, Studies};
 use crate::watch::caches::Caches;
 use crate::watch::pod_groups::PodGroups;
 use crate::watch::stores;
-use crate::watch::trigger::Trigger;
+use crate::watch::trigger::{Trigger, own_api};
 
 /// Waiting jobs are reconciled for new capacity at most this often: a node that starts changes many times in a row.
 const WAITING_ROUNDS: Duration = Duration::from_millis(200);
@@ -111,10 +111,7 @@ async fn run_on(
         triggers.clone(),
         Arc::clone(&metrics),
     );
-    let jobs: Api<GuardedJob> = match &namespace {
-        Some(namespace) => Api::namespaced(client.clone(), namespace),
-        None => Api::all(client.clone()),
-    };
+    let jobs: Api<GuardedJob> = own_api(&client, namespace.as_deref());
     let (job_store, job_writer) = reflector::store();
     let capacity = triggers.clone();
     let study_changes = Arc::new(Notify::new());
@@ -279,10 +276,7 @@ fn watch_studies(
     namespace: Option<&str>,
     changes: Arc<Notify>,
 ) -> (Store<GuardedStudy>, BoxFuture<'static, ()>) {
-    let api: Api<GuardedStudy> = match namespace {
-        Some(namespace) => Api::namespaced(client.clone(), namespace),
-        None => Api::all(client.clone()),
-    };
+    let api: Api<GuardedStudy> = own_api(client, namespace);
     stores::store(api, watcher::Config::default(), move |_| changes.notify_one())
 }
 

@@ -85,6 +85,11 @@ impl TimeSpentStatus {
         ]
     }
 
+    /// Seconds of all parts.
+    pub fn total(&self) -> f64 {
+        self.parts().iter().map(|(_, seconds)| seconds).sum()
+    }
+
     /// With the time since then of a job in this phase, of which nobody tells any more.
     #[must_use]
     pub fn until(&self, now: Timestamp, phase: Option<Phase>) -> Self {
@@ -97,7 +102,7 @@ impl TimeSpentStatus {
             Some(Phase::Restarting | Phase::Suspending) => until.restart_seconds += seconds,
             Some(Phase::Running | Phase::Suspended | Phase::Succeeded | Phase::Failed) | None => {}
         }
-        let all: f64 = until.parts().iter().map(|(_, seconds)| seconds).sum();
+        let all = until.total();
         until.effective_ratio = if all > 0.0 {
             until.useful_seconds / all
         } else {

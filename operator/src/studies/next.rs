@@ -93,11 +93,8 @@ pub(super) fn next(observation: &Observation, plan: &Plan, slots: &[Slot<'_>]) -
             // Two at once would disturb each other.
             let is_first = first.is_some_and(|first| first.job.uid() == child.job.uid());
             let is_wanted = slot.is_some_and(|slot| {
-                let tries = next
-                    .records
-                    .get(plan, slot.run, slot.repetition)
-                    .map(|record| record.tries);
-                tries < Some(child.number) && !is_outdated(child, &next.job(observation, slot, child.number))
+                !is_recorded(&next.records, child, slot, plan)
+                    && !is_outdated(observation, child, &next.job(observation, slot, child.number))
             });
             is_first && is_wanted && !observation.study.spec.suspend && !observation.must_leave(child)
         };
@@ -145,9 +142,7 @@ impl Next {
         let Some(slot) = slot.filter(|_| !child.is_being_deleted()) else {
             return;
         };
-        let known = self.records.get(plan, slot.run, slot.repetition);
-        let is_old = known.is_some_and(|record| record.tries >= child.number);
-        if is_old || child.is_of_other_bounds(&observation.study) {
+        if is_recorded(&self.records, child, slot, plan) || child.is_of_other_bounds(&observation.study) {
             return;
         }
         let status = child.job.status.clone().unwrap_or_default();
@@ -156,7 +151,7 @@ impl Next {
             Some(Phase::Failed) => Some(failed(&status, plan)),
             Some(Phase::Pending) | None => {
                 let wanted = self.job(observation, slot, child.number);
-                let waits = !is_outdated(child, &wanted);
+                let waits = !is_outdated(observation, child, &wanted);
                 waits.then(|| waited_too_long(observation, child, slot)).flatten()
             }
             _ => None,
@@ -248,8 +243,7 @@ fn known_nodes(observation: &Observation, plan: &Plan, slots: &[Slot<'_>]) -> Ve
             continue;
         };
         // A job that failed is kept, but says nothing of those that come after it.
-        let record = observation.records.get(plan, slot.run, slot.repetition);
-        if record.is_some_and(|record| record.tries >= child.number) {
+        if is_recorded(&observation.records, child, slot, plan) {
             continue;
         }
         let (key, nodes) = (slot.node_choice(), child.nodes().to_vec());
@@ -346,13 +340,18 @@ fn waited_too_long(observation: &Observation, child: &Child, slot: &Slot<'_>) ->
     })
 }
 
+/// Whether it is recorded how a job ended, or one that came after it.
+fn is_recorded(records: &Records, child: &Child, slot: &Slot<'_>, plan: &Plan) -> bool {
+    let record = records.get(plan, slot.run, slot.repetition);
+    record.is_some_and(|record| record.tries >= child.number)
+}
+
 /// Whether a job is not what it would be today: measured otherwise, or, where it has no nodes yet, with others to have.
-fn is_outdated(child: &Child, wanted: &ViTTrainingJob) -> bool {
-    let (found, wanted) = (&child.job.spec, &wanted.spec);
-    let bounds = |spec: &crds::ViTTrainingJobSpec| (spec.measure.clone(), spec.active_deadline_seconds);
-    let nodes = |spec: &crds::ViTTrainingJobSpec| {
-        let placement = &spec.placement;
+fn is_outdated(observation: &Observation, child: &Child, wanted: &ViTTrainingJob) -> bool {
+    let nodes = |job: &ViTTrainingJob| {
+        let placement = &job.spec.placement;
         (placement.nodes.clone(), placement.exclude_nodes.clone())
     };
-    bounds(found) != bounds(wanted) || (child.is_placeless() && nodes(found) != nodes(wanted))
+    child.is_of_other_bounds(&observation.study)
+        || (child.is_placeless() && nodes(&child.job) != nodes(wanted))
 }

@@ -35,7 +35,7 @@ pub(crate) fn is_owned_by(metadata: &ObjectMeta, job: &ViTTrainingJob) -> bool {
 }
 
 /// The API of a kind in the namespaces whose jobs are reconciled.
-pub(super) fn own_api<K>(client: &Client, namespace: Option<&str>) -> Api<K>
+pub(crate) fn own_api<K>(client: &Client, namespace: Option<&str>) -> Api<K>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
 {

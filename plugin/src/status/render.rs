@@ -211,7 +211,7 @@ const TIME_PARTS_TOLD: usize = 4;
 
 fn time(spent: &TimeSpentStatus, screen: &mut Screen) {
     let mut lost = spent.parts()[1..].to_vec();
-    let all: f64 = spent.parts().iter().map(|(_, seconds)| seconds).sum();
+    let all = spent.total();
     // A hundredth is not worth a word.
     lost.retain(|(_, seconds)| *seconds >= 0.01 * all && *seconds >= 1.0);
     if all < 1.0 {

@@ -73,7 +73,7 @@ fn check_time(status: &ViTTrainingJobStatus) -> Result<()> {
         start.as_ref().context("a start")?,
         end.as_ref().context("an end")?,
     );
-    let all: f64 = spent.parts().iter().map(|(_, seconds)| seconds).sum();
+    let all = spent.total();
     // Both times are whole seconds, and what rank 0 told last was a moment old.
     let passed = end.0.duration_since(start.0).as_secs_f64();
     ensure!(
