@@ -4,7 +4,6 @@
 use crds::{ValidatedJob, ViTTrainingJob, labels};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, PodSpec, PodTemplateSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::ResourceExt as _;
 use serde_json::json;
 
@@ -157,13 +156,7 @@ pub(crate) fn finished(
 }
 
 fn set(workload: &mut Workload, type_: &str, value: bool, reason: &str, message: &str, now: Timestamp) {
-    let condition = Condition {
-        type_: type_.into(),
-        status: if value { "True" } else { "False" }.into(),
-        reason: reason.into(),
-        message: message.into(),
-        observed_generation: workload.metadata.generation,
-        last_transition_time: Time(now),
-    };
+    let generation = workload.metadata.generation;
+    let condition = crds::conditions::condition(type_, value, (reason, message), generation, now);
     crds::conditions::set(&mut workload.status.get_or_insert_default().conditions, condition);
 }

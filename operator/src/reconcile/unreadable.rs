@@ -5,7 +5,7 @@ use crds::ViTTrainingJob;
 use crds::conditions::{self, reasons, types};
 use crds::spec::is_for_vit_operator;
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use kube::Api;
 use kube::api::{ApiResource, DynamicObject, ListParams};
 use kube::core::error_boundary::InvalidObject;
@@ -67,14 +67,8 @@ fn set_condition(job: &mut DynamicObject, why: &str, now: Timestamp) -> bool {
     // Where they are what cannot be read, the next version to write the job makes them anew.
     let last: Vec<Condition> = serde_json::from_value(status["conditions"].clone()).unwrap_or_default();
     let mut next = last.clone();
-    let condition = Condition {
-        type_: types::RECONCILED.into(),
-        status: "False".into(),
-        reason: reasons::RECONCILE_FAILED.into(),
-        message: why.into(),
-        observed_generation: job.metadata.generation,
-        last_transition_time: Time(now),
-    };
+    let told = (reasons::RECONCILE_FAILED, why);
+    let condition = conditions::condition(types::RECONCILED, false, told, job.metadata.generation, now);
     conditions::set(&mut next, condition);
     if next == last {
         return false;
@@ -88,6 +82,7 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use http::{Method, Request, Response};
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use kube::client::Body;
     use planner::GuardedJob;
     use serde_json::Value;

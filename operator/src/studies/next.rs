@@ -303,9 +303,7 @@ fn measured(status: &ViTTrainingJobStatus, slot: &Slot<'_>) -> Outcome {
         );
         return Outcome::failure(why, false);
     }
-    let mut measurement = measurement.clone();
-    measurement.nodes = status.nodes().to_vec();
-    Outcome::Measurement(Box::new(measurement))
+    Outcome::Measurement(Box::new(measurement.clone()))
 }
 
 fn failed(status: &ViTTrainingJobStatus, plan: &Plan) -> Outcome {

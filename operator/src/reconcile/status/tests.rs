@@ -26,6 +26,34 @@ fn no_fit(message: &str, queue: QueueStatus) -> Plan {
 }
 
 #[test]
+fn a_job_that_was_to_be_measured_tells_what_it_measured_and_where_or_why_not() {
+    let mut job = job_in(Phase::Running, 1);
+    job.spec.measure = Some(crds::spec::Measure::default());
+    let ended = |measured| {
+        let mut observed = observation(job.clone(), gang(1));
+        observed.measured = measured;
+        next(&observed, &Plan::Finish)
+    };
+    let told = r#"{"worldSize": 2, "globalBatchSize": 32, "trainImages": 64, "epochs": {"seconds": [], "loss": [],
+        "trainAccuracy": []}, "steps": 7, "stepSeconds": 0.5, "imagesPerSecond": 64.0, "phases": {},
+        "communicationSeconds": 0.0, "communicationBytes": 0.0}"#;
+    let status = ended(Some(Ok(serde_json::from_str(told).expect("a measurement"))));
+    let measurement = status.measurement.as_ref().expect("a measurement");
+    assert_eq!(
+        (measurement.steps, &measurement.nodes[..]),
+        (7, &["a".to_owned(), "b".to_owned()][..])
+    );
+    assert_eq!(conditions_of(&status)["Measured"], ("True", "Measured"));
+    let status = ended(Some(Err("all is warm-up".into())));
+    assert_eq!(conditions_of(&status)["Measured"], ("False", "NotMeasured"));
+    assert_eq!(
+        status.condition("Measured").expect("a condition").message,
+        "all is warm-up"
+    );
+    assert!(status.measurement.is_none() && ended(None).measurement.is_none());
+}
+
+#[test]
 fn a_place_in_the_queue_is_written_but_no_news_by_itself() {
     let at = |position| QueueStatus {
         position,

@@ -112,7 +112,10 @@ impl Next {
         let unmeasured = match found {
             Some(Ok(measurement)) => {
                 let message = format!("means over {} steps", measurement.steps);
-                self.status.measurement = Some(measurement.clone());
+                self.status.measurement = Some(Measurement {
+                    nodes: self.status.nodes().to_vec(),
+                    ..measurement.clone()
+                });
                 self.set(MEASURED, true, reasons::MEASURED, &message);
                 return;
             }
