@@ -302,21 +302,31 @@ impl std::str::FromStr for JobName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let name = match text.split_once('/') {
-            Some((
-                "vtj" | "vittrainingjob" | "vittrainingjobs" | "vittrainingjob.vit-operator.dev",
-                name,
-            )) => name,
-            _ => text,
-        };
-        let is_label = name
-            .bytes()
-            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
-        if name.is_empty() || !is_label {
-            return Err("must be the name of a job: lower-case letters, digits and '-'".into());
-        }
-        Ok(Self(name.into()))
+        let kinds = [
+            "vtj",
+            "vittrainingjob",
+            "vittrainingjobs",
+            "vittrainingjob.vit-operator.dev",
+        ];
+        object_name(text, &kinds, "job").map(Self)
     }
+}
+
+/// The name of an object, with or without one of these kinds before it.
+pub(crate) fn object_name(text: &str, kinds: &[&str], what: &str) -> Result<String, String> {
+    let name = match text.split_once('/') {
+        Some((kind, name)) if kinds.contains(&kind) => name,
+        _ => text,
+    };
+    let is_label = name
+        .bytes()
+        .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
+    if name.is_empty() || !is_label {
+        return Err(format!(
+            "must be the name of a {what}: lower-case letters, digits and '-'"
+        ));
+    }
+    Ok(name.into())
 }
 
 impl std::fmt::Display for JobName {

@@ -4,9 +4,6 @@ use serde::{Deserialize, Serialize};
 
 use super::Volume;
 
-pub(crate) const WRITERS_MESSAGE: &str =
-    "checkpoint.writers EveryRank needs checkpoint.volume, which all ranks share";
-
 /// Checkpoint sets where the state of training is kept, and whether it is continued from. One is written at the end of
 /// every epoch, when the job is told to stop, and as often as everySteps and everySeconds say. Training goes on while a
 /// checkpoint is written; one that becomes due meanwhile is put off until that write has ended.

@@ -1,3 +1,5 @@
+use contract::Measurement;
+use kube::core::Rule;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -65,9 +67,9 @@ use crate::status::ViTTrainingJobStatus;
     validation = Rule::new("[1, self.model.channels].exists(n, size(self.data.normalization.mean) == n) && [1, self.model.channels].exists(n, size(self.data.normalization.std) == n)").message("data.normalization.mean and std must have one value, or one for each of model.channels"),
     validation = Rule::new("!has(self.elastic) || self.workers.nodes == oldSelf.workers.nodes").message("workers.nodes cannot be changed while elastic is given, because it makes the global batch; change elastic"),
     validation = Rule::new("!has(self.elastic) || (self.elastic.minNodes <= self.workers.nodes && (!has(self.elastic.maxNodes) || self.elastic.maxNodes >= self.workers.nodes))").message("elastic.minNodes must be at most workers.nodes, and elastic.maxNodes at least that"),
-    validation = Rule::new("!has(self.measure) || self.training.epochs <= 50").message("training.epochs must be at most 50 with measure: a pod's last message holds no more"),
+    validation = measurable(),
     validation = Rule::new("has(self.checkpoint.volume) || !has(self.elastic)").message("elastic needs checkpoint.volume: a gang of another size continues from a checkpoint"),
-    validation = Rule::new("has(self.checkpoint.volume) || self.checkpoint.writers != 'EveryRank'").message(super::checkpoint::WRITERS_MESSAGE),
+    validation = Rule::new("has(self.checkpoint.volume) || self.checkpoint.writers != 'EveryRank'").message("checkpoint.writers EveryRank needs checkpoint.volume, which all ranks share"),
     validation = Rule::new("!has(self.data.volume) || self.data.path != self.checkpoint.path").message("data.path and checkpoint.path must be different folders"),
     validation = Rule::new("!self.workers.volumeMounts.exists(m, m.mountPath == self.checkpoint.path || (has(self.data.volume) && m.mountPath == self.data.path))").message(super::reserved::STORAGE_MESSAGE)
 )]
@@ -136,6 +138,14 @@ pub struct ViTTrainingJobSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1))]
     pub active_deadline_seconds: Option<i32>,
+}
+
+/// The rule that what a job measures fits its last message.
+fn measurable() -> Rule {
+    let most = Measurement::MOST_EPOCHS;
+    let message =
+        format!("training.epochs must be at most {most} with measure: a pod's last message holds no more");
+    Rule::new(format!("!has(self.measure) || self.training.epochs <= {most}")).message(message.as_str())
 }
 
 /// Measure has a job tell what its steps took.

@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{Api, ResourceExt as _};
 use study::{Records, Report};
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, object_name};
 use crate::error::{Error, Exit};
 use crate::output::{self, Format};
 use crate::paint::Paint;
@@ -60,18 +60,13 @@ impl std::str::FromStr for StudyName {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let name = match text.split_once('/') {
-            Some((
-                "vits" | "vitscalingstudy" | "vitscalingstudies" | "vitscalingstudy.vit-operator.dev",
-                name,
-            )) => name,
-            _ => text,
-        };
-        let is_label = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-        if name.is_empty() || !name.bytes().all(is_label) {
-            return Err("must be the name of a study: lower-case letters, digits and '-'".into());
-        }
-        Ok(Self(name.into()))
+        let kinds = [
+            "vits",
+            "vitscalingstudy",
+            "vitscalingstudies",
+            "vitscalingstudy.vit-operator.dev",
+        ];
+        object_name(text, &kinds, "study").map(Self)
     }
 }
 
