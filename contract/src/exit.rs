@@ -110,6 +110,17 @@ pub enum FailureClass {
     Stalled,
 }
 
+/// memory that ran out, if that is what failed, and it is known: GPU, or Host for that of the pod.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub enum Memory {
+    /// That of its GPU.
+    #[serde(rename = "GPU")]
+    Gpu,
+    /// That of its pod, or of the machine.
+    Host,
+}
+
 impl FailureClass {
     /// Every class, for tests and for metrics that start at zero.
     pub const ALL: [Self; 12] = [

@@ -29,7 +29,7 @@ pub mod progress;
 pub mod progress_line;
 pub mod run_config;
 
-pub use exit::{ExitCode, FailureClass};
+pub use exit::{ExitCode, FailureClass, Memory};
 pub use heartbeat::{Activity, Heartbeat, Heartbeats, ProcessState};
 pub use measurement::{Epoch, Machine, Measurement, PhaseSeconds};
 pub use preset::ModelPreset;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::exit::FailureClass;
+use crate::exit::{FailureClass, Memory};
 use crate::heartbeat::Heartbeat;
 use crate::measurement::Measurement;
 
@@ -131,6 +131,9 @@ pub struct FailureRecord {
     pub exit_code: u8,
     /// The class of the failure.
     pub class: FailureClass,
+    /// The memory that a rank ran out of, where the trainer knows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Memory>,
     /// The error in the trainer's own words.
     pub message: String,
 }
@@ -214,6 +217,7 @@ mod tests {
                 rank: Some(u32::MAX),
                 exit_code: u8::MAX,
                 class: FailureClass::OutOfMemory,
+                memory: Some(Memory::Host),
                 message: "\"".repeat(FAILURE_MESSAGE_BYTES),
             }),
             measurement: None,

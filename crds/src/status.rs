@@ -4,7 +4,7 @@ mod time_spent;
 
 use std::collections::BTreeMap;
 
-use contract::{ActivationCheckpointing, Measurement, Progress};
+use contract::{ActivationCheckpointing, Measurement, Memory, Progress};
 use k8s_openapi::api::core::v1::Toleration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::KubeSchema;
@@ -262,9 +262,6 @@ pub struct StrategyStatus {
     pub activation_checkpointing: ActivationCheckpointing,
     /// memoryMebibytes is what tensors take of each rank at the most, by calculation, in MiB.
     pub memory_mebibytes: i64,
-    /// stepMebibytes is what they take in a step, which may be less: before the first step each rank has the whole model.
-    #[serde(default)]
-    pub step_mebibytes: i64,
     /// availableMebibytes is the memory that each rank has for them in MiB; absent where it is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub available_mebibytes: Option<i64>,
@@ -425,6 +422,9 @@ pub struct FailureStatus {
     /// class of the failure: BadConfig, BadData, PeerLost, DeviceFault, OutOfMemory, Diverged, Storage, Killed, Crashed,
     /// PodLost, StartFailed or Stalled.
     pub class: String,
+    /// memory that ran out, if that is what failed, and it is known: GPU, or Host for that of the pod.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<Memory>,
     /// message in the trainer's or the kubelet's own words.
     pub message: String,
     /// time at which the operator saw it; the wait before the next attempt counts from here.

@@ -123,7 +123,7 @@ pub(crate) fn out_of_memory() -> Value {
             condition("Failed", true, "NotRetryable", "attempt 1: OutOfMemory: CUDA out of memory")],
         "placement": placement(), "workers": {"desired": 0, "ready": 0, "failed": 1}, "progress": progress(),
         "lastFailure": {"attempt": 1, "rank": 0, "pod": "digits-1-0", "node": "node1", "exitCode": 77,
-            "class": "OutOfMemory", "message": "CUDA out of memory. Tried to allocate 1.50 GiB",
+            "class": "OutOfMemory", "memory": "GPU", "message": "CUDA out of memory. Tried to allocate 1.50 GiB",
             "time": "2026-11-22T11:45:00Z"}})
 }
 

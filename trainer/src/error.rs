@@ -2,13 +2,18 @@
 
 use std::panic::AssertUnwindSafe;
 
-use contract::{ConfigError, ExitCode, FailureClass};
+use contract::{ConfigError, ExitCode, FailureClass, Memory};
 use torch_ext::{CudaError, ErrorKind};
 
 /// An error of one part of the trainer, which knows what it asks for.
 pub(crate) trait Failure: std::error::Error + Send + Sync {
     /// The exit code that tells the operator what to do.
     fn exit_code(&self) -> ExitCode;
+
+    /// The memory that ran out, if that is what failed.
+    fn memory(&self) -> Option<Memory> {
+        None
+    }
 }
 
 impl<E: Failure + 'static> From<E> for TrainError {
@@ -106,6 +111,16 @@ impl TrainError {
         }
     }
 
+    /// The memory that ran out, if that is what failed.
+    pub(crate) fn memory(&self) -> Option<Memory> {
+        match self {
+            Self::Part(error) => error.memory(),
+            Self::Torch(error) => memory_of_kind(error.kind),
+            Self::Panic(message) => memory_of_kind(ErrorKind::of_message(message)),
+            _ => None,
+        }
+    }
+
     /// An error of the operating system in what was tried, "failed to ...".
     pub(crate) fn system(action: &'static str) -> impl Fn(std::io::Error) -> Self {
         move |error| Self::System { action, error }
@@ -171,9 +186,18 @@ pub(crate) fn ranks_in_words(ranks: &[u32]) -> String {
 pub(crate) fn of_kind(kind: ErrorKind) -> ExitCode {
     match kind {
         ErrorKind::Communication => ExitCode::PeerLost,
-        ErrorKind::OutOfMemory => ExitCode::OutOfMemory,
+        ErrorKind::OutOfDeviceMemory | ErrorKind::OutOfHostMemory => ExitCode::OutOfMemory,
         ErrorKind::Device => ExitCode::DeviceFault,
         ErrorKind::Other => ExitCode::Other(1),
+    }
+}
+
+/// The memory that such a call ran out of.
+pub(crate) fn memory_of_kind(kind: ErrorKind) -> Option<Memory> {
+    match kind {
+        ErrorKind::OutOfDeviceMemory => Some(Memory::Gpu),
+        ErrorKind::OutOfHostMemory => Some(Memory::Host),
+        ErrorKind::Communication | ErrorKind::Device | ErrorKind::Other => None,
     }
 }
 

@@ -52,6 +52,7 @@ pub(crate) fn main() -> ! {
                 rank,
                 exit_code: code.code(),
                 class: error.class(),
+                memory: error.memory(),
                 message: error.to_string(),
             }));
             code

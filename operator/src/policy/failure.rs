@@ -1,7 +1,7 @@
 //! What failed: each pod's failure as a class, and the one to blame for the attempt.
 
-use contract::FailureClass;
 use contract::exit::ExitCode;
+use contract::{FailureClass, Memory};
 use jiff::Timestamp;
 
 use super::gang::{CannotStart, End, PodView};
@@ -10,6 +10,8 @@ use super::gang::{CannotStart, End, PodView};
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Failure {
     pub(crate) class: FailureClass,
+    /// That ran out, where it is known.
+    pub(crate) memory: Option<Memory>,
     pub(crate) rank: Option<u32>,
     pub(crate) pod: String,
     pub(crate) node: Option<String>,
@@ -25,6 +27,7 @@ impl Failure {
     pub(crate) fn of_pod(pod: &PodView, class: FailureClass, message: String) -> Self {
         Self {
             class,
+            memory: None,
             rank: None,
             pod: pod.name.clone(),
             node: pod.node.clone(),
@@ -62,7 +65,13 @@ pub(crate) fn failure_of(pod: &PodView) -> Option<Failure> {
         (None, Some(end)) => classify(pod, end),
         (None, None) => (FailureClass::PodLost, lost(pod)),
     };
+    // The kubelet tells of a pod's memory only.
+    let memory = match &record {
+        Some(record) => record.memory,
+        None => (class == FailureClass::OutOfMemory).then_some(Memory::Host),
+    };
     Some(Failure {
+        memory,
         rank: record.as_ref().and_then(|record| record.rank),
         exit_code: record
             .map(|record| record.exit_code)
@@ -168,6 +177,7 @@ mod tests {
                 rank: Some(rank),
                 exit_code: code,
                 class,
+                memory: None,
                 message: "in its own words".into(),
             }),
             ..TerminationRecord::default()
@@ -213,9 +223,10 @@ mod tests {
     fn kubelet_reasons_stand_in_for_a_record_that_is_missing() {
         let mut killed = ended("a", 137, 1);
         killed.end.as_mut().expect("ended").reason = "OOMKilled".into();
+        let failure = failure_of(&killed).expect("failed");
         assert_eq!(
-            failure_of(&killed).expect("failed").class,
-            FailureClass::OutOfMemory
+            (failure.class, failure.memory),
+            (FailureClass::OutOfMemory, Some(Memory::Host))
         );
         let evicted = PodView {
             disruption: Some("Evicted: low on disk".into()),

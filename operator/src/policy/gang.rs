@@ -382,6 +382,7 @@ mod tests {
                 rank: Some(1),
                 exit_code: 3,
                 class: contract::FailureClass::BadData,
+                memory: None,
                 message: "truncated".into(),
             }),
             ..TerminationRecord::default()

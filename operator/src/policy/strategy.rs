@@ -1,6 +1,6 @@
 //! `parallelism.strategy: Auto`: what the ranks of a gang divide, by the memory that each has.
 
-use contract::{Device, FailureClass, RunConfig};
+use contract::{Device, FailureClass, Memory, RunConfig};
 use crds::ValidatedJob;
 use crds::spec::Strategy;
 use crds::status::{GpuGroup, StrategyStatus, ViTTrainingJobStatus};
@@ -19,13 +19,13 @@ const SHARE_FOR_TENSORS: f64 = 0.85;
 /// On a CPU, what a rank takes beside its tensors: libraries, and images that are being decoded.
 const BESIDE_TENSORS_MEBIBYTES: i64 = 512;
 
-/// Of what a step took that ran out of memory, those after it take as much at the most.
+/// Of what a strategy took that ran out of memory, those after it take as much at the most.
 const SHARE_AFTER_OUT_OF_MEMORY: f64 = 0.9;
 
 /// The strategy of a gang of so many nodes: the first that fits, or the one that takes the least memory. Where no memory is
 /// known, the first of all, which divides nothing. `None` where the manifest chooses.
 ///
-/// Its steps take less than those that ran out of memory, if some did and there is such a strategy.
+/// It takes less than the one that ran out of memory, if one did and there is such a strategy.
 pub(crate) fn choose(
     job: &ValidatedJob,
     nodes: u32,
@@ -40,18 +40,11 @@ pub(crate) fn choose(
         _ => of_gpus(gpus, &job.pod.gpu_resource),
     };
     let all = strategies(&job.run_config_on(nodes), None, None);
-    let limits = Limits {
-        memory: available,
-        step: out_of_memory.map(|failed| most_after(failed, available)),
-    };
-    let least = |one: &&footprint::Strategy, other: &&footprint::Strategy| {
-        let by_step = || one.memory_bytes.step().total_cmp(&other.memory_bytes.step());
-        one.total_bytes.total_cmp(&other.total_bytes).then_with(by_step)
-    };
-    let chosen = all
-        .iter()
-        .find(|strategy| limits.allow(strategy))
-        .or_else(|| all.iter().min_by(least))?;
+    let most = limit(available, out_of_memory);
+    let chosen = all.iter().find(|strategy| fits(strategy, most)).or_else(|| {
+        all.iter()
+            .min_by(|one, other| one.total_bytes.total_cmp(&other.total_bytes))
+    })?;
     let settings = chosen.settings;
     let mebibytes = |bytes: f64| (bytes / MEBIBYTE).ceil() as i64;
     Some(StrategyStatus {
@@ -62,23 +55,19 @@ pub(crate) fn choose(
         tensor: count(settings.tensor),
         activation_checkpointing: settings.activation_checkpointing,
         memory_mebibytes: mebibytes(chosen.total_bytes),
-        step_mebibytes: mebibytes(chosen.memory_bytes.step()),
         available_mebibytes: available,
     })
 }
 
-/// The most that a strategy may take, in MiB, where that is known.
-struct Limits {
-    memory: Option<i64>,
-    /// In a step.
-    step: Option<i64>,
+/// The most that a strategy may take, in MiB, given the memory that there is, where it is known, and what ran out of it before.
+fn limit(available: Option<i64>, out_of_memory: Option<&StrategyStatus>) -> Option<i64> {
+    let after = out_of_memory.map(|failed| most_after(failed, available));
+    after.into_iter().chain(available).min()
 }
 
-impl Limits {
-    fn allow(&self, strategy: &footprint::Strategy) -> bool {
-        let fits = |bytes: f64, most: Option<i64>| most.is_none_or(|most| bytes <= most as f64 * MEBIBYTE);
-        fits(strategy.total_bytes, self.memory) && fits(strategy.memory_bytes.step(), self.step)
-    }
+/// Whether a strategy takes no more than so many MiB, where a limit is known.
+fn fits(strategy: &footprint::Strategy, most: Option<i64>) -> bool {
+    most.is_none_or(|most| strategy.total_bytes <= most as f64 * MEBIBYTE)
 }
 
 /// The job divided as was chosen for the GPUs that its gang has; `None` where it cannot be divided so.
@@ -95,34 +84,28 @@ pub(crate) fn takes_less(failure: &Failure, job: &ValidatedJob, status: &ViTTrai
     else {
         return false;
     };
-    let is_of_ranks = job.run_config.device == Device::Cpu || is_of_gpu(failure);
-    let is_out_of_memory = failure.class == FailureClass::OutOfMemory && is_of_ranks;
-    let nodes = u32::try_from(status.nodes().len()).unwrap_or(u32::MAX);
-    let limits = Limits {
-        memory: failed.available_mebibytes,
-        step: Some(most_after(failed, failed.available_mebibytes)),
+    // A pod with GPUs has memory of its own beside, which strategies do not take less of.
+    let divided = match job.run_config.device {
+        Device::Cpu => Memory::Host,
+        _ => Memory::Gpu,
     };
+    let is_out_of_memory = failure.class == FailureClass::OutOfMemory && failure.memory == Some(divided);
+    let nodes = u32::try_from(status.nodes().len()).unwrap_or(u32::MAX);
+    let most = limit(failed.available_mebibytes, Some(failed));
     is_out_of_memory
         && job.strategy == Strategy::Auto
         && strategies(&job.run_config_on(nodes), None, None)
             .iter()
-            .any(|strategy| limits.allow(strategy))
+            .any(|strategy| fits(strategy, most))
 }
 
-/// Whether a GPU had no more memory, in libtorch's words. A pod has memory of its own beside, which strategies do not take less of.
-fn is_of_gpu(failure: &Failure) -> bool {
-    ["CUDA", "HIP"]
-        .iter()
-        .any(|device| failure.message.contains(device))
-}
-
-/// The most that a step takes where others ran out of memory, in MiB: as much more as these ranks have more memory.
+/// The most that a strategy takes where others ran out of memory, in MiB: as much more as these ranks have more memory.
 fn most_after(failed: &StrategyStatus, available_mebibytes: Option<i64>) -> i64 {
     let growth = match (available_mebibytes, failed.available_mebibytes) {
         (Some(now), Some(then)) if then > 0 => now as f64 / then as f64,
         _ => 1.0,
     };
-    (failed.step_mebibytes as f64 * growth * SHARE_AFTER_OUT_OF_MEMORY) as i64
+    (failed.memory_mebibytes as f64 * growth * SHARE_AFTER_OUT_OF_MEMORY) as i64
 }
 
 /// What is told of the choice, and of the strategy that ran out of memory before it.
@@ -132,7 +115,7 @@ pub(crate) fn in_words(chosen: &StrategyStatus, out_of_memory: Option<&StrategyS
         return words;
     };
     let words = format!("{words}; {} ran out of memory", failed.name);
-    if chosen.step_mebibytes > most_after(failed, chosen.available_mebibytes) {
+    if chosen.memory_mebibytes > most_after(failed, chosen.available_mebibytes) {
         words + ", and nothing takes less here"
     } else {
         words
@@ -290,10 +273,8 @@ mod tests {
         assert_eq!(found.available_mebibytes, Some(8192 / 4 - 512));
     }
 
-    const CUDA: &str = "CUDA out of memory. Tried to allocate 1.50 GiB.";
-
-    /// After a rank of that attempt ended with these words.
-    fn goes_on(job: &ValidatedJob, strategy: &StrategyStatus, words: &str, class: FailureClass) -> bool {
+    /// After a rank of that attempt ran out of this memory.
+    fn goes_on(job: &ValidatedJob, strategy: &StrategyStatus, memory: Memory, class: FailureClass) -> bool {
         let status = ViTTrainingJobStatus {
             placement: Some(PlacementStatus {
                 nodes: vec!["a".into(), "b".into()],
@@ -302,7 +283,10 @@ mod tests {
             }),
             ..ViTTrainingJobStatus::default()
         };
-        let failure = Failure::of_pod(&PodView::default(), class, words.into());
+        let failure = Failure {
+            memory: Some(memory),
+            ..Failure::of_pod(&PodView::default(), class, "in the words of libtorch".into())
+        };
         takes_less(&failure, job, &status)
     }
 
@@ -311,12 +295,12 @@ mod tests {
         let job = large("cuda", &json!({}));
         let gpus = gpus(Some(81_920), None);
         let out_of_memory =
-            |strategy: &StrategyStatus| goes_on(&job, strategy, CUDA, FailureClass::OutOfMemory);
+            |strategy: &StrategyStatus| goes_on(&job, strategy, Memory::Gpu, FailureClass::OutOfMemory);
         let mut tried = vec![choose(&job, 2, &gpus, None).expect("a strategy")];
         while let Some(last) = tried.last().filter(|last| out_of_memory(last)) {
             let next = choose(&job, 2, &gpus, Some(last)).expect("a strategy");
             assert!(
-                next.step_mebibytes as f64 <= last.step_mebibytes as f64 * 0.9,
+                next.memory_mebibytes as f64 <= last.memory_mebibytes as f64 * 0.9,
                 "{next:?} after {last:?}"
             );
             assert_eq!(next.available_mebibytes, last.available_mebibytes);
@@ -348,20 +332,16 @@ mod tests {
     #[test]
     fn what_no_strategy_helps_is_not_tried_again() {
         let class = FailureClass::OutOfMemory;
-        let killed = "killed: the container reached its memory limit";
         let on_gpus = large("cuda", &json!({}));
         let whole = chosen(81_920);
-        assert!(goes_on(&on_gpus, &whole, CUDA, class));
-        // The pod's memory, not the GPU's.
-        let host = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 1073741824 bytes.";
-        assert!(!goes_on(&on_gpus, &whole, killed, class));
-        assert!(!goes_on(&on_gpus, &whole, host, class));
+        assert!(goes_on(&on_gpus, &whole, Memory::Gpu, class));
+        assert!(!goes_on(&on_gpus, &whole, Memory::Host, class));
         let on_cpus = large("cpu", &json!({"memory": "80Gi"}));
-        assert!(goes_on(&on_cpus, &whole, killed, class));
-        assert!(!goes_on(&on_cpus, &whole, killed, FailureClass::Killed));
+        assert!(goes_on(&on_cpus, &whole, Memory::Host, class));
+        assert!(!goes_on(&on_cpus, &whole, Memory::Host, FailureClass::Killed));
         let mut manual = on_cpus;
         manual.strategy = Strategy::Manual;
-        assert!(!goes_on(&manual, &whole, killed, class));
+        assert!(!goes_on(&manual, &whole, Memory::Host, class));
     }
 
     #[test]

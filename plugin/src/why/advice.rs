@@ -1,6 +1,6 @@
 //! What each reason, failure class and refusal means, and what to do about it: docs/operations.md in short.
 
-use contract::FailureClass;
+use contract::{FailureClass, Memory};
 use crds::conditions::reasons;
 use planner::policy::node_fit::Refusal;
 
@@ -169,8 +169,8 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
     })
 }
 
-/// What a class of failures means, with what to do about it.
-pub(crate) fn of_class(class: FailureClass) -> (&'static str, Vec<Advice>) {
+/// What a class of failures means, with what to do about it; `memory` is what ran out, where that is known.
+pub(crate) fn of_class(class: FailureClass, memory: Option<Memory>) -> (&'static str, Vec<Advice>) {
     let node = KubectlCluster("look at the node", "describe node NODE");
     let log = Vit("read the log, if the pod is still there", "logs JOB");
     match class {
@@ -194,11 +194,25 @@ pub(crate) fn of_class(class: FailureClass) -> (&'static str, Vec<Advice>) {
             ],
         ),
         FailureClass::OutOfMemory => (
-            "A rank ran out of GPU or host memory; the same plan would again.",
-            vec![Words(
-                "create the job again with a smaller training.microBatchSize (gradientAccumulationSteps keeps the global \
-                 batch), with activationCheckpointing, with parallelism.strategy Auto if it is Manual, or with more memory in workers.resources",
-            )],
+            match memory {
+                Some(Memory::Gpu) => "A rank ran out of the memory of its GPU; the same plan would again.",
+                Some(Memory::Host) => "A rank ran out of the memory of its pod; the same plan would again.",
+                None => "A rank ran out of memory; the same plan would again.",
+            },
+            vec![Words(match memory {
+                Some(Memory::Host) => {
+                    "create the job again with more memory in workers.resources; with workers.device cpu a smaller \
+                     training.microBatchSize helps, too"
+                }
+                Some(Memory::Gpu) => {
+                    "create the job again with a smaller training.microBatchSize (gradientAccumulationSteps keeps the \
+                     global batch), with activationCheckpointing, or with parallelism.strategy Auto if it is Manual"
+                }
+                None => {
+                    "create the job again with a smaller training.microBatchSize (gradientAccumulationSteps keeps the \
+                     global batch), with activationCheckpointing, or with more memory in workers.resources"
+                }
+            })],
         ),
         FailureClass::Diverged => (
             "The loss or the norm of the gradients was not finite; the same steps would give the same again.",
@@ -329,7 +343,7 @@ mod tests {
             assert!(!advice.is_empty(), "{reason}");
         }
         for class in FailureClass::ALL {
-            assert!(!of_class(class).1.is_empty(), "{class}");
+            assert!(!of_class(class, None).1.is_empty(), "{class}");
         }
         let without: Vec<Refusal> = Refusal::ALL
             .into_iter()

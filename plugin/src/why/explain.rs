@@ -262,7 +262,7 @@ fn explain_failure(status: &ViTTrainingJobStatus, names: &Names<'_>, why: &mut W
     let class = FailureClass::ALL
         .into_iter()
         .find(|class| class.as_str() == failure.class);
-    let (meaning, advice) = class.map_or(("", vec![]), advice::of_class);
+    let (meaning, advice) = class.map_or(("", vec![]), |class| advice::of_class(class, failure.memory));
     let words = format!("{} in {}: {meaning}", failure.class, text::failed_where(failure));
     why.findings.push(words.trim().to_owned());
     why.findings.push(format!("it said: {}", failure.message));

@@ -106,15 +106,19 @@ pub(crate) fn divides_more_after_a_rank_ran_out_of_memory(cluster: &Cluster, _: 
     operated.wait("jsonpath={.status.phase}=Running", &["vtj/digits"])?;
     let first = status()?["placement"]["strategy"].take();
     let mut out_of_memory = ended(77);
-    out_of_memory["terminated"]["message"] = json!("CUDA out of memory");
+    let failure = json!({"rank": 1, "exitCode": 77, "class": "OutOfMemory", "memory": "GPU", "message": "CUDA out of memory"});
+    out_of_memory["terminated"]["message"] = json!(json!({"failure": failure}).to_string());
     operated.play(&PODS[1..], "Failed", &out_of_memory)?;
     let next = ["pod/digits-2-0", "pod/digits-2-1"];
     operated.wait("create", &next)?;
     let status = status()?;
     let second = &status["placement"]["strategy"];
     ensure!(status["outOfMemory"] == first, "{status}");
-    let mebibytes = |strategy: &Value| strategy["stepMebibytes"].as_i64();
-    ensure!(mebibytes(second) < mebibytes(&first), "{second} after {first}");
+    let mebibytes = |strategy: &Value| strategy["memoryMebibytes"].as_i64();
+    ensure!(
+        mebibytes(second) < mebibytes(&first) && mebibytes(second).is_some(),
+        "{second} after {first}"
+    );
     let config = operated.run(&["get", "configmap/digits-2", "--output=json"])?;
     let config: Value = serde_json::from_str(&config)?;
     let (_, key) = RUN_CONFIG_PATH.rsplit_once('/').unwrap_or_default();

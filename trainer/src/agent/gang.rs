@@ -250,6 +250,7 @@ impl Gang {
                 rank: Some(number),
                 exit_code: ExitCode::PeerLost.code(),
                 class: FailureClass::PeerLost,
+                memory: None,
                 message,
             });
             // It may have ended this moment.
@@ -284,6 +285,7 @@ impl Gang {
             rank: Some(number),
             exit_code: code.code(),
             class: code.failure_class().unwrap_or(FailureClass::Crashed),
+            memory: None,
             message: match code {
                 ExitCode::Signal(signal) => format!("rank {number} was ended by {}", signal_name(signal)),
                 code => format!(

@@ -78,6 +78,7 @@ impl Ended {
             rank: None,
             exit_code: error.exit_code().code(),
             class: error.class(),
+            memory: error.memory(),
             message: error.to_string(),
         };
         Self {

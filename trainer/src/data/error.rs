@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
-use contract::ExitCode;
+use contract::{ExitCode, Memory};
 
-use crate::error::{Failure, of_kind};
+use crate::error::{Failure, memory_of_kind, of_kind};
 
 /// What is wrong with a data set, which no retry helps.
 #[derive(Debug, thiserror::Error)]
@@ -94,6 +94,13 @@ impl Failure for DataError {
         match self {
             Self::Transfer(error) => of_kind(error.kind),
             _ => ExitCode::BadData,
+        }
+    }
+
+    fn memory(&self) -> Option<Memory> {
+        match self {
+            Self::Transfer(error) => memory_of_kind(error.kind),
+            _ => None,
         }
     }
 }

@@ -11,8 +11,9 @@ namespace vit {
 enum Status : int {
   kOk = 0,
   kCommunication = 1,
-  kOutOfMemory = 2,
-  kOther = 3,
+  kOutOfDeviceMemory = 2,
+  kOutOfHostMemory = 3,
+  kOther = 4,
 };
 
 Status remember_error(Status status, const char* message) noexcept;
@@ -26,11 +27,11 @@ Status guarded(Body&& body) noexcept {
   } catch (const c10::DistError& error) {
     return remember_error(kCommunication, error.what_without_backtrace());
   } catch (const c10::OutOfMemoryError& error) {
-    return remember_error(kOutOfMemory, error.what_without_backtrace());
+    return remember_error(kOutOfDeviceMemory, error.what_without_backtrace());
   } catch (const c10::Error& error) {
     return remember_error(kOther, error.what_without_backtrace());
   } catch (const std::bad_alloc&) {
-    return remember_error(kOutOfMemory, "out of host memory");
+    return remember_error(kOutOfHostMemory, "out of host memory");
   } catch (const std::exception& error) {
     return remember_error(kOther, error.what());
   } catch (...) {

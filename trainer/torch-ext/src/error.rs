@@ -21,8 +21,10 @@ pub struct Error {
 pub enum ErrorKind {
     /// Another rank or the network to it was lost, or answered too late.
     Communication,
-    /// Out of host or device memory.
-    OutOfMemory,
+    /// The accelerator has no more memory.
+    OutOfDeviceMemory,
+    /// The machine has no more memory.
+    OutOfHostMemory,
     /// The accelerator is missing or faulty.
     Device,
     /// Anything else: a defect of the caller.
@@ -45,9 +47,14 @@ impl ErrorKind {
         ];
         const OUT_OF_MEMORY: [&str; 3] = ["out of memory", "not enough memory", "can't allocate memory"];
         const DEVICE: [&str; 3] = ["CUDA error", "CUDA driver error", "No CUDA GPUs"];
+        const DEVICE_NAMES: [&str; 3] = ["CUDA", "Cuda", "HIP"];
         let holds = |needles: &[&str]| needles.iter().any(|needle| message.contains(needle));
         if holds(&OUT_OF_MEMORY) {
-            Self::OutOfMemory
+            if holds(&DEVICE_NAMES) {
+                Self::OutOfDeviceMemory
+            } else {
+                Self::OutOfHostMemory
+            }
         } else if holds(&COMMUNICATION) {
             Self::Communication
         } else if holds(&DEVICE) {
@@ -69,7 +76,8 @@ pub(crate) fn check(status: c_int, action: impl FnOnce() -> String) -> Result<()
         .into_owned();
     let kind = match status {
         1 => ErrorKind::Communication,
-        2 => ErrorKind::OutOfMemory,
+        2 => ErrorKind::OutOfDeviceMemory,
+        3 => ErrorKind::OutOfHostMemory,
         _ => ErrorKind::of_message(&message),
     };
     Err(Error {
@@ -111,13 +119,21 @@ mod tests {
 
     #[test]
     fn memory_outranks_the_device_that_ran_out_of_it() {
-        assert_eq!(
-            ErrorKind::of_message("CUDA error: out of memory"),
-            ErrorKind::OutOfMemory
-        );
+        for message in [
+            "CUDA error: out of memory",
+            "CUDA out of memory. Tried to allocate 1.50 GiB",
+            "NCCL error in: ProcessGroupNCCL.cpp:3690, Cuda failure 2 'out of memory'",
+            "HIP out of memory. Tried to allocate 1.50 GiB",
+        ] {
+            assert_eq!(
+                ErrorKind::of_message(message),
+                ErrorKind::OutOfDeviceMemory,
+                "{message}"
+            );
+        }
         assert_eq!(
             ErrorKind::of_message("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes"),
-            ErrorKind::OutOfMemory
+            ErrorKind::OutOfHostMemory
         );
         assert_eq!(
             ErrorKind::of_message("CUDA error: an illegal memory access"),

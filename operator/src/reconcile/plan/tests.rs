@@ -6,7 +6,7 @@ use contract::FailureClass::{
 };
 use contract::exit::ExitCode;
 use contract::{
-    Activity, CheckpointRecord, FailureClass, FailureRecord, Heartbeat, Heartbeats, Progress,
+    Activity, CheckpointRecord, FailureClass, FailureRecord, Heartbeat, Heartbeats, Memory, Progress,
     TerminationRecord,
 };
 use crds::ViTTrainingJob;
@@ -97,6 +97,7 @@ fn ended(mut pod: PodView, code: u8, second: i64) -> PodView {
             rank: u32::try_from(pod.node_rank).ok(),
             exit_code: code,
             class,
+            memory: None,
             message: format!("reported by rank {}", pod.node_rank),
         });
     pod.end = Some(Box::new(End {
@@ -303,7 +304,7 @@ fn a_rank_out_of_memory_is_followed_by_a_gang_that_divides_more_where_the_operat
     let mut failed = ended(pod(1, 0), 77, 99);
     let record = failed.end.as_mut().and_then(|end| end.record.as_mut());
     let failure = record.and_then(|record| record.failure.as_mut());
-    failure.expect("it failed").message = "CUDA out of memory".into();
+    failure.expect("it failed").memory = Some(Memory::Gpu);
     let mut observation = running(vec![failed, pod(1, 1)]);
     assert_eq!(end(decide(&observation)), (OutOfMemory, NotRetryable, false));
 
@@ -327,7 +328,7 @@ fn a_rank_out_of_memory_is_followed_by_a_gang_that_divides_more_where_the_operat
     observation.now = at(200);
     assert!(matches!(step(&mut observation), Plan::Place { attempt: 2, .. }));
     let second = strategy(&observation);
-    assert!(second.step_mebibytes < first.step_mebibytes, "{second:?}");
+    assert!(second.memory_mebibytes < first.memory_mebibytes, "{second:?}");
     let (_, message) = condition(&observation.status(), types::PLACED);
     assert_contains(&message, "; zeroStage 0 ran out of memory");
     // A failure of another kind does not bring the first back.

@@ -268,6 +268,7 @@ impl Next {
             node: failure.node.clone(),
             exit_code: failure.exit_code.map(i32::from),
             class: failure.class.as_str().into(),
+            memory: failure.memory,
             message: failure.message.clone(),
             time: Some(seen_at.unwrap_or(Time(self.now))),
         }
