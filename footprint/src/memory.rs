@@ -7,7 +7,7 @@ use contract::{ActivationCheckpointing, Optimizer, Precision, RunConfig};
 
 use crate::shape::{FULL, HALF, Shape, Units, patches, ranks, values_of_patch};
 
-/// Bytes on the rank that takes the most, at the step's peak and before the first step.
+/// Bytes on the rank that takes the most, at the step's peak. Less is taken before the first step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Footprint {
@@ -21,8 +21,6 @@ pub struct Footprint {
     pub activations: f64,
     /// What is there for a moment: gradients of activations, and messages.
     pub working: f64,
-    /// Before the first step: every rank makes the whole model in 32 bits, and then divides it unit by unit.
-    pub start: f64,
 }
 
 /// The memory that a job takes of a rank.
@@ -67,16 +65,12 @@ pub fn footprint(config: &RunConfig) -> Footprint {
     };
     let messages = if stage > 0 { weight * two_units } else { 0.0 };
     let (activations, in_flight) = activations(config);
-    let whole = Units::of(&config.model, 1).all();
-    let divided = if stage > 0 { shard + units.largest() } else { 0.0 };
-    let halves = if is_half && stage < 3 { HALF * all } else { 0.0 };
     Footprint {
         weights: gathered + shard_of_weights + cast,
         gradients: raw + reduced,
         optimizer: masters + FULL * (moments + averages) * shard,
         activations,
         working: messages + in_flight,
-        start: FULL * (whole + divided) + halves,
     }
 }
 
@@ -98,14 +92,9 @@ fn activations(config: &RunConfig) -> (f64, f64) {
 }
 
 impl Footprint {
-    /// What a step takes.
-    pub fn step(&self) -> f64 {
-        self.weights + self.gradients + self.optimizer + self.activations + self.working
-    }
-
-    /// The most that is taken at one time: by a step, or before the first one.
+    /// The most that is taken at one time.
     pub fn total(&self) -> f64 {
-        self.step().max(self.start)
+        self.weights + self.gradients + self.optimizer + self.activations + self.working
     }
 }
 
@@ -113,22 +102,6 @@ impl Footprint {
 mod tests {
     use super::*;
     use crate::fixtures::at_stage;
-
-    #[test]
-    fn a_rank_has_the_whole_model_before_it_is_divided() {
-        let mut config = at_stage(3, false);
-        // Few images: training state decides.
-        config.training.micro_batch_size = 1;
-        config.model.image_size = config.model.patch_size;
-        let units = Units::of(&config.model, 1);
-        let start = |config: &RunConfig| footprint(config).start / FULL;
-        assert!((start(&config) - (units.all() * 1.25 + units.largest())).abs() < 1.0);
-        (config.nodes, config.ranks_per_node) = (8, 8);
-        let many = footprint(&config);
-        assert_eq!(many.total().to_bits(), many.start.to_bits());
-        config.parallelism.tensor = 2;
-        assert!(start(&config) > units.all(), "heads are divided afterwards");
-    }
 
     #[test]
     fn training_state_takes_what_the_papers_say() {

@@ -231,7 +231,7 @@ mod tests {
         let tight = chosen(1_600);
         assert_eq!(
             in_words(&tight, None),
-            "strategy zeroStage 3, block (1350 of 1360 MiB a rank)"
+            "strategy zeroStage 3, block (1010 of 1360 MiB a rank)"
         );
         assert!(
             in_words(&chosen(100), None)

@@ -128,7 +128,6 @@ fn table(config: &RunConfig, strategies: &[Strategy], memory: Option<ByteSize>) 
             optimizer,
             activations,
             working,
-            start: _,
         } = strategy.memory_bytes;
         let step = strategy.step_seconds;
         let step = step.map_or_else(String::new, |step| format!(" {:>6.0}ms", 1e3 * step.total));

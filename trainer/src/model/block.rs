@@ -7,6 +7,7 @@ use torch_ext::recompute::recompute;
 
 use super::drop_path::Kept;
 use super::layers::{Builder, LayerNorm, Linear};
+use super::parameters::Initial;
 use super::sequence::Sequence;
 use super::split::Split;
 use crate::error::TrainError;
@@ -70,7 +71,7 @@ impl Block {
         let scale = |builder: &mut Builder, part: &str| {
             config
                 .layer_scale
-                .map(|value| builder.constant(&name(part), hidden, value))
+                .map(|value| builder.whole(&name(part), &[hidden], Initial::Constant(value)))
         };
         Self {
             norm1: builder.layer_norm(&name("norm1"), hidden),

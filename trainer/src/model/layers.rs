@@ -1,8 +1,8 @@
 //! The layers that blocks are made of.
 
-use tch::{Device, Kind, Tensor};
+use tch::Tensor;
 
-use super::parameters::{Parameters, truncated_normal};
+use super::parameters::{Initial, Parameters};
 use super::split::Split;
 use crate::error::TrainError;
 use torch_ext::Collectives;
@@ -72,44 +72,36 @@ impl LayerNorm {
     }
 }
 
-/// Makes layers and registers their parameters, all on one device.
-pub(super) struct Builder {
-    pub(super) parameters: Parameters,
-    pub(super) device: Device,
-}
+/// Makes layers and registers their parameters.
+pub(super) struct Builder(pub(super) Parameters);
 
 impl Builder {
     pub(super) fn linear(&mut self, name: &str, input: i64, output: i64, split: Split) -> Linear {
-        let weight = truncated_normal(&[output, input], self.device);
-        let bias = Tensor::zeros([output], (Kind::Float, self.device));
         // Of a layer whose inputs are divided, every rank adds up all outputs.
         let split_of_bias = match split {
             Split::Columns => Split::Whole,
             other => other,
         };
-        let parameters = &mut self.parameters;
+        let mut add = |part: &str, shape: &[i64], initial, split| {
+            self.0.add(format!("{name}.{part}"), shape, initial, split)
+        };
         Linear {
-            weight: parameters.add_split(format!("{name}.weight"), weight, split),
-            bias: parameters.add_split(format!("{name}.bias"), bias, split_of_bias),
+            weight: add("weight", &[output, input], Initial::TruncatedNormal, split),
+            bias: add("bias", &[output], Initial::Constant(0.0), split_of_bias),
         }
     }
 
     pub(super) fn layer_norm(&mut self, name: &str, size: i64) -> LayerNorm {
+        let mut constant =
+            |part: &str, value| self.whole(&format!("{name}.{part}"), &[size], Initial::Constant(value));
         LayerNorm {
-            weight: self.constant(&format!("{name}.weight"), size, 1.0),
-            bias: self.constant(&format!("{name}.bias"), size, 0.0),
+            weight: constant("weight", 1.0),
+            bias: constant("bias", 0.0),
         }
     }
 
-    /// A vector of equal values.
-    pub(super) fn constant(&mut self, name: &str, size: i64, value: f64) -> Tensor {
-        let values = Tensor::full([size], value, (Kind::Float, self.device));
-        self.parameters.add(name.into(), values)
-    }
-
-    /// Tokens that are learned, almost zero at first as in timm.
-    pub(super) fn tokens(&mut self, name: &str, count: i64, size: i64) -> Tensor {
-        let values = Tensor::randn([1, count, size], (Kind::Float, self.device)) * 1e-6;
-        self.parameters.add(name.into(), values)
+    /// A parameter that ranks may only have as a whole.
+    pub(super) fn whole(&mut self, name: &str, shape: &[i64], initial: Initial) -> Tensor {
+        self.0.add(name.into(), shape, initial, Split::Whole)
     }
 }

@@ -17,7 +17,7 @@ mod footprint;
 mod goldens;
 
 pub(crate) use drop_path::DropSeed;
-pub(crate) use parameters::{Parameter, Parameters};
+pub(crate) use parameters::{Parameter, Parameters, seed_values};
 pub(crate) use split::Split;
 pub(crate) use vit::{Mode, VisionTransformer};
 pub(crate) use weights::{Fit, Naming, Weights};

@@ -14,7 +14,7 @@ use torch_ext::{Collectives, Member, Sharded};
 use super::block::{Block, Ranks, Wanted};
 use super::drop_path::{self, DropSeed};
 use super::layers::{Builder, LayerNorm, Linear};
-use super::parameters::{Parameters, truncated_normal, uniform_fan_in};
+use super::parameters::{Initial, Parameters, seed_values};
 use super::sequence::Sequence;
 use super::split::Split;
 use crate::error::TrainError;
@@ -52,38 +52,41 @@ pub(crate) struct VisionTransformer {
 impl VisionTransformer {
     /// A model with random weights, which `seed` determines.
     pub(crate) fn new(config: &ModelConfig, seed: u64, device: Device) -> Self {
-        tch::manual_seed(seed.cast_signed());
+        let model = Self::without_values(config, device);
+        seed_values(seed);
+        for unit in 0..model.parameters.units() {
+            model.parameters.draw(unit);
+        }
+        model
+    }
+
+    /// A model whose parameters have no values yet.
+    pub(crate) fn without_values(config: &ModelConfig, device: Device) -> Self {
         let hidden = i64::from(config.hidden_size);
         let (channels, patch) = (i64::from(config.channels), i64::from(config.patch_size));
         let patches = i64::from(config.image_size / config.patch_size).pow(2);
-        let fan_in = channels * patch * patch;
-        let mut builder = Builder {
-            parameters: Parameters::default(),
-            device,
-        };
-        let class_token = (config.pooling == Pooling::Token).then(|| builder.tokens("cls_token", 1, hidden));
+        let of_convolution = Initial::UniformFanIn(channels * patch * patch);
+        let mut builder = Builder(Parameters::new(device));
+        let class_token = (config.pooling == Pooling::Token)
+            .then(|| builder.whole("cls_token", &[1, 1, hidden], Initial::Token));
         let count = i64::from(config.register_tokens);
-        let registers = (count > 0).then(|| builder.tokens("reg_token", count, hidden));
+        let registers = (count > 0).then(|| builder.whole("reg_token", &[1, count, hidden], Initial::Token));
         let tokens = patches + i64::from(class_token.is_some() && registers.is_none());
-        let position = builder
-            .parameters
-            .add("pos_embed".into(), truncated_normal(&[1, tokens, hidden], device));
+        let position = builder.whole("pos_embed", &[1, tokens, hidden], Initial::TruncatedNormal);
         // Shaped as the convolution it equals, which is how checkpoints hold it.
-        let patch_weight = builder.parameters.add(
-            "patch_embed.proj.weight".into(),
-            uniform_fan_in(&[hidden, channels, patch, patch], fan_in, device),
+        let patch_weight = builder.whole(
+            "patch_embed.proj.weight",
+            &[hidden, channels, patch, patch],
+            of_convolution,
         );
-        let patch_bias = builder.parameters.add(
-            "patch_embed.proj.bias".into(),
-            uniform_fan_in(&[hidden], fan_in, device),
-        );
+        let patch_bias = builder.whole("patch_embed.proj.bias", &[hidden], of_convolution);
         let blocks = (0..config.depth as usize)
             .map(|index| {
-                builder.parameters.begin_unit();
+                builder.0.begin_unit();
                 Block::new(&mut builder, index, config)
             })
             .collect();
-        builder.parameters.begin_unit();
+        builder.0.begin_unit();
         let norm = match config.pooling {
             Pooling::Token => builder.layer_norm("norm", hidden),
             Pooling::Average => builder.layer_norm("fc_norm", hidden),
@@ -91,7 +94,7 @@ impl VisionTransformer {
         let head = builder.linear("head", hidden, i64::from(config.num_classes), Split::Whole);
         Self {
             config: config.clone(),
-            parameters: builder.parameters,
+            parameters: builder.0,
             patch_weight,
             patch_bias,
             class_token,
@@ -118,12 +121,10 @@ impl VisionTransformer {
         self.sequence = Some(Sequence::new(ranks, member, self.tokens()));
     }
 
-    /// From now on this rank has its heads and its hidden values of the MLP only, in each block. Every rank among which they
-    /// are divided gets the logits.
-    pub(crate) fn divide_heads(&mut self, ranks: Collectives, member: Member) -> Result<(), TrainError> {
-        self.parameters.split_among(member)?;
+    /// From now on this rank computes its heads and its hidden values of the MLP only, in each block, whose parameters are to
+    /// be split. Every rank among which they are divided gets the logits.
+    pub(crate) fn divide_heads(&mut self, ranks: Collectives) {
         self.tensor = Some(ranks);
-        Ok(())
     }
 
     /// Tokens before the patches: the class token and registers.
@@ -159,6 +160,10 @@ impl VisionTransformer {
 
     pub(crate) fn parameters(&self) -> &Parameters {
         &self.parameters
+    }
+
+    pub(crate) fn parameters_mut(&mut self) -> &mut Parameters {
+        &mut self.parameters
     }
 
     pub(crate) fn config(&self) -> &ModelConfig {

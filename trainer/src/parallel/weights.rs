@@ -4,27 +4,26 @@ use std::rc::Rc;
 
 use tch::Tensor;
 use torch_ext::optim::{copy, zero};
-use torch_ext::sharded::Flat;
-use torch_ext::{Error, Member, Sharded};
+use torch_ext::{Error, Sharded};
 
-use super::{Division, FlatLayout, FlatMember, StateTensor, layouts};
+use super::{Division, StateTensor};
 use crate::model::{Parameter, Parameters};
 use crate::precision::Precision;
 
 /// The weights of a model, in the order of its parameters.
 #[derive(Debug)]
 pub(crate) struct TrainedWeights {
-    names: Vec<String>,
-    divisions: Vec<Rc<Division>>,
+    pub(super) names: Vec<String>,
+    pub(super) divisions: Vec<Rc<Division>>,
     /// What the model computes with.
-    model: Vec<Tensor>,
+    pub(super) model: Vec<Tensor>,
     /// In 32 bits: what this rank's optimizer changes. Flat, and maybe empty, where that is not all.
-    masters: Vec<Tensor>,
-    form: Form,
+    pub(super) masters: Vec<Tensor>,
+    pub(super) form: Form,
 }
 
 #[derive(Debug)]
-enum Form {
+pub(super) enum Form {
     Whole {
         /// Places of those that are in half precision.
         halves: Vec<usize>,
@@ -59,70 +58,15 @@ impl TrainedWeights {
         let gradients = halves.iter().map(|index| masters[*index].zeros_like()).collect();
         let division = |parameter: &Parameter| Rc::new(Division::new(parameter, None));
         Self {
-            names: names(parameters),
+            names: parameters
+                .iter()
+                .map(|parameter| parameter.name.clone())
+                .collect(),
             divisions: parameters.iter().map(division).collect(),
             model,
             masters,
             form: Form::Whole { halves, gradients },
         }
-    }
-
-    /// Divides the weights of a model in 32 bits, which are the same on each of `ranks`, among them; so many such groups of
-    /// ranks do alike. `keeps_weights` is whether the model's own ones stay where they are, so that those in 32 bits need no copy.
-    pub(crate) fn sharded(
-        parameters: &Parameters,
-        precision: Precision,
-        (sharded, keeps_weights): (Rc<Sharded>, bool),
-        (ranks, groups): (Member, u32),
-    ) -> Result<Self, Error> {
-        let all: Vec<&Parameter> = parameters.iter().collect();
-        let members: Vec<FlatMember> = parameters
-            .iter()
-            .map(|parameter| FlatMember {
-                unit: parameter.unit,
-                kind: precision.kind_of(&parameter.name, &parameter.tensor),
-                shape: parameter.tensor.size(),
-            })
-            .collect();
-        let model = parameters.tensors();
-        let mut placed: Vec<Option<Placed>> = model.iter().map(|_| None).collect();
-        for layout in layouts(&members, ranks.size) {
-            let own = layout.shard_of(ranks.rank);
-            let part = Part::new(&layout, &model, ranks, keeps_weights);
-            sharded.add(layout.unit, &part.flat(&layout))?;
-            for (index, offset) in layout.members.iter().zip(&layout.offsets) {
-                let ranges = layout.ranges(*offset, model[*index].numel() as i64, ranks.size);
-                let range = ranges[ranks.rank as usize].clone();
-                let start = (offset + range.start - own.start).clamp(0, layout.shard);
-                let view = |shard: &Tensor| shard.narrow(0, start, range.end - range.start);
-                placed[*index] = Some(Placed {
-                    master: view(&part.master),
-                    gradient: view(&part.gradient),
-                    division: Rc::new(Division::new(all[*index], Some((ranges, groups)))),
-                });
-            }
-        }
-        let placed = placed
-            .into_iter()
-            .map(|placed| placed.expect("a layout has each parameter"));
-        let (mut masters, mut gradients, mut divisions) = (Vec::new(), Vec::new(), Vec::new());
-        for Placed {
-            master,
-            gradient,
-            division,
-        } in placed
-        {
-            masters.push(master);
-            gradients.push(gradient);
-            divisions.push(division);
-        }
-        Ok(Self {
-            names: names(parameters),
-            divisions,
-            model,
-            masters,
-            form: Form::Sharded { sharded, gradients },
-        })
     }
 
     /// What the model computes with.
@@ -219,83 +163,9 @@ impl TrainedWeights {
     }
 }
 
-/// What becomes of one parameter.
-struct Placed {
-    master: Tensor,
-    gradient: Tensor,
-    division: Rc<Division>,
-}
-
-/// The tensors of a layout on one rank.
-struct Part {
-    parameters: Vec<Tensor>,
-    full: Tensor,
-    master: Tensor,
-    gradient: Tensor,
-}
-
-impl Part {
-    /// Moves the values of the model's parameters, which become views of one flat tensor.
-    fn new(layout: &FlatLayout, model: &[Tensor], ranks: Member, keeps_weights: bool) -> Self {
-        tch::no_grad(|| {
-            let parameters: Vec<Tensor> = layout
-                .members
-                .iter()
-                .map(|index| model[*index].shallow_clone())
-                .collect();
-            let device = parameters[0].device();
-            let whole = layout.shard * i64::from(ranks.size);
-            let values = Tensor::zeros([whole], (tch::Kind::Float, device));
-            let slot = |flat: &Tensor, parameter: &Tensor, offset: i64| {
-                flat.narrow(0, offset, parameter.numel() as i64)
-                    .view(parameter.size().as_slice())
-            };
-            for (parameter, offset) in parameters.iter().zip(&layout.offsets) {
-                slot(&values, parameter, *offset).copy_(parameter);
-            }
-            let own = values.narrow(0, layout.shard_of(ranks.rank).start, layout.shard);
-            let same_kind = layout.kind == tch::Kind::Float;
-            let master = if same_kind && keeps_weights {
-                own
-            } else {
-                own.copy()
-            };
-            let full = values.to_kind(layout.kind);
-            for (parameter, offset) in parameters.iter().zip(&layout.offsets) {
-                parameter
-                    .shallow_clone()
-                    .set_data(&slot(&full, parameter, *offset));
-            }
-            Self {
-                gradient: master.zeros_like(),
-                parameters,
-                full,
-                master,
-            }
-        })
-    }
-
-    fn flat<'a>(&'a self, layout: &'a FlatLayout) -> Flat<'a> {
-        Flat {
-            parameters: &self.parameters,
-            offsets: &layout.offsets,
-            full: &self.full,
-            master: &self.master,
-            gradient: &self.gradient,
-        }
-    }
-}
-
 /// Those tensors of a list that are at these places.
 fn of(places: &[usize], list: &[Tensor]) -> Vec<Tensor> {
     places.iter().map(|index| list[*index].shallow_clone()).collect()
-}
-
-fn names(parameters: &Parameters) -> Vec<String> {
-    parameters
-        .iter()
-        .map(|parameter| parameter.name.clone())
-        .collect()
 }
 
 #[cfg(test)]

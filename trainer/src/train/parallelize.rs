@@ -3,61 +3,198 @@
 use std::rc::Rc;
 
 use contract::Parallelism;
+use tch::Tensor;
+use torch_ext::Member;
 use torch_ext::sharded::Stage;
 
 use super::sync::StepSync;
 use crate::distributed::World;
 use crate::error::TrainError;
-use crate::model::VisionTransformer;
-use crate::parallel::TrainedWeights;
+use crate::model::{VisionTransformer, seed_values};
+use crate::parallel::{Divider, TrainedWeights};
 use crate::precision::Precision;
 
-/// Takes a finished model, whose weights become those of rank 0, and gives what the training loop goes on with.
+/// The values that training starts from.
+#[derive(Debug)]
+pub(super) struct FirstValues {
+    pub(super) seed: u64,
+    /// By parameter, where they replace those that are drawn. Only rank 0's count.
+    pub(super) given: Option<Vec<Option<Tensor>>>,
+}
+
+/// Takes a model without values and gives what the training loop goes on with. Values are made unit by unit: where ranks divide
+/// them, none ever has all of them on its device.
 pub(super) fn parallelize(
     model: &mut VisionTransformer,
+    first_values: FirstValues,
     precision: Precision,
     world: &World,
     settings: &Parallelism,
 ) -> Result<(TrainedWeights, StepSync), TrainError> {
-    world.broadcast(&model.parameters().tensors())?;
     if let Some(ranks) = world.sequence()? {
         model.divide_tokens(ranks, world.mesh.sequence);
     }
     if let Some(ranks) = world.tensor()? {
-        model.divide_heads(ranks, world.mesh.tensor)?;
+        model.divide_heads(ranks);
     }
+    let share = (|tensors: &[Tensor]| world.broadcast(tensors), world.mesh.tensor);
     let stage = match settings.zero_stage {
-        1 => Stage::One,
-        2 => Stage::Two,
-        3 => Stage::Three {
+        1 => Some(Stage::One),
+        2 => Some(Stage::Two),
+        3 => Some(Stage::Three {
             reshard_after_forward: settings.reshard_after_forward,
-        },
-        _ => return replicate(model, precision, world, settings),
+        }),
+        _ => None,
     };
     // Nothing can be divided among one rank.
-    let ranks = world.mesh.sharding;
-    if ranks.size == 1 {
-        return replicate(model, precision, world, settings);
-    }
+    let Some(stage) = stage.filter(|_| world.mesh.sharding.size > 1) else {
+        fill(model, first_values, share, |_, _| Ok(()))?;
+        let weights = TrainedWeights::whole(model.parameters(), precision);
+        let reducer = world.reducer(weights.model(), settings)?;
+        return Ok((weights, StepSync::new(reducer)));
+    };
     let sharded = Rc::new(world.sharded(stage, settings)?);
-    let keeps_weights = !matches!(stage, Stage::Three { .. });
-    let weights = TrainedWeights::sharded(
-        model.parameters(),
-        precision,
-        (Rc::clone(&sharded), keeps_weights),
-        (ranks, world.mesh.replicating().size),
-    )?;
+    let ranks = (world.mesh.sharding, world.mesh.replicating().size);
+    let mut divider = Divider::new((Rc::clone(&sharded), stage), precision, ranks);
+    fill(model, first_values, share, |model, unit| {
+        Ok(divider.divide(model.parameters().of_unit(unit))?)
+    })?;
     model.shard(Rc::clone(&sharded));
-    Ok((weights, StepSync::new(sharded)))
+    Ok((divider.finish(), StepSync::new(sharded)))
 }
 
-fn replicate(
-    model: &VisionTransformer,
-    precision: Precision,
-    world: &World,
-    settings: &Parallelism,
-) -> Result<(TrainedWeights, StepSync), TrainError> {
-    let weights = TrainedWeights::whole(model.parameters(), precision);
-    let reducer = world.reducer(weights.model(), settings)?;
-    Ok((weights, StepSync::new(reducer)))
+/// Draws each unit in turn, takes what is given in its place, and lets `share` make it that of rank 0. Where ranks divide heads, a rank
+/// keeps its part. Then comes `then`.
+fn fill(
+    model: &mut VisionTransformer,
+    first_values: FirstValues,
+    (share, heads): (impl Fn(&[Tensor]) -> Result<(), TrainError>, Member),
+    mut then: impl FnMut(&VisionTransformer, usize) -> Result<(), TrainError>,
+) -> Result<(), TrainError> {
+    seed_values(first_values.seed);
+    let mut given = first_values.given.into_iter().flatten();
+    for unit in 0..model.parameters().units() {
+        model.parameters().draw(unit);
+        let parameters = model.parameters().of_unit(unit);
+        for (parameter, value) in parameters.iter().zip(&mut given) {
+            if let Some(value) = value {
+                tch::no_grad(|| parameter.tensor.shallow_clone().f_copy_(&value))?;
+            }
+        }
+        let tensors: Vec<Tensor> = parameters
+            .iter()
+            .map(|parameter| parameter.tensor.shallow_clone())
+            .collect();
+        share(&tensors)?;
+        if heads.size > 1 {
+            model.parameters_mut().split_among(unit, heads)?;
+        }
+        then(model, unit)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use contract::{ModelConfig, Pooling};
+    use tch::Device;
+    use torch_ext::Rendezvous;
+    use torch_ext::memory::Meter;
+
+    use super::*;
+    use crate::data::fixtures::config;
+    use crate::distributed::{Accelerator, LostPeer, Place};
+    use crate::model::fixtures::small;
+
+    const RANKS: u32 = 4;
+
+    /// The most bytes of tensors that a rank holds at one time until its model is divided, and those it holds then.
+    fn divided(model: &ModelConfig, settings: &Parallelism) -> (i64, i64) {
+        let address = Ipv4Addr::LOCALHOST.into();
+        let port = Rendezvous::reserve_port(address).expect("a port");
+        let rank = |rank| {
+            let place = Place {
+                rank,
+                local_rank: rank,
+                world_size: RANKS,
+                coordinator_host: address.to_string(),
+                coordinator_port: port,
+                address,
+                job: None,
+                attempt: 1,
+            };
+            let lost = LostPeer::default();
+            let mut world =
+                World::join(&place, (settings, RANKS), Accelerator::Cpu, &lost, |_| {}).expect("joins");
+            let stage = Stage::Three {
+                reshard_after_forward: true,
+            };
+            let sharded = Rc::new(world.sharded(stage, settings).expect("divides"));
+            // Without the broadcast in between: a thread of Gloo's may be the last to let go of what was sent.
+            let meter = Meter::start().expect("counts");
+            let mut model = VisionTransformer::without_values(model, Device::Cpu);
+            let mut divider = Divider::new((sharded, stage), Precision::Full, (world.mesh.sharding, 1));
+            let first_values = FirstValues { seed: 1, given: None };
+            let share = (|_: &[Tensor]| Ok(()), world.mesh.tensor);
+            fill(&mut model, first_values, share, |model, unit| {
+                Ok(divider.divide(model.parameters().of_unit(unit))?)
+            })
+            .expect("divides");
+            let bytes = (meter.peak(), meter.held());
+            world.leave();
+            bytes
+        };
+        std::thread::scope(|scope| {
+            let ranks = (0..RANKS).map(|number| scope.spawn(move || rank(number)));
+            let all: Vec<_> = ranks
+                .collect::<Vec<_>>()
+                .into_iter()
+                .map(std::thread::ScopedJoinHandle::join)
+                .collect();
+            all.into_iter()
+                .map(|bytes| bytes.expect("a rank"))
+                .max()
+                .expect("ranks")
+        })
+    }
+
+    #[test]
+    fn no_rank_ever_holds_a_model_that_is_divided() {
+        let model = ModelConfig {
+            hidden_size: 96,
+            mlp_size: 384,
+            depth: 16,
+            ..small(Pooling::Token)
+        };
+        let built = VisionTransformer::without_values(&model, Device::Cpu);
+        let bytes = |parameters: &[crate::model::Parameter]| {
+            let values = parameters
+                .iter()
+                .map(|parameter| parameter.shape.iter().product::<i64>());
+            4 * values.sum::<i64>()
+        };
+        let units: Vec<i64> = (0..built.parameters().units())
+            .map(|unit| bytes(built.parameters().of_unit(unit)))
+            .collect();
+        let (all, largest) = (units.iter().sum::<i64>(), units.iter().max().expect("units"));
+        let settings = Parallelism {
+            zero_stage: 3,
+            ..config("{format: synthetic, syntheticImages: 64}").parallelism
+        };
+        let (peak, held) = divided(&model, &settings);
+        // Weights and room for gradients, a shard of each.
+        let shards = 2 * all / i64::from(RANKS);
+        assert!(
+            (shards..shards * 11 / 10).contains(&held),
+            "{held} bytes of {all}"
+        );
+        // A unit as it was drawn, and the flat tensors that it becomes.
+        let most = shards * 11 / 10 + 3 * largest;
+        assert!(
+            peak < most && most < all,
+            "{peak} bytes of {all}, and {most} at most"
+        );
+    }
 }

@@ -3,7 +3,7 @@
 use contract::{CheckpointWriters, RunConfig};
 use tch::{Device, Tensor};
 
-use super::parallelize::parallelize;
+use super::parallelize::{FirstValues, parallelize};
 use super::sync::StepSync;
 use crate::checkpoint::{Expected, Named, Part, assign, has_checkpoints};
 use crate::distributed::World;
@@ -31,13 +31,18 @@ impl Trained {
         world: &World,
     ) -> Result<(Self, StepSync), TrainError> {
         let training = &config.training;
-        let mut model = VisionTransformer::new(&config.model, training.seed, device);
+        let mut model = VisionTransformer::without_values(&config.model, device);
         model.checkpoint_activations(training.activation_checkpointing);
-        if world.is_first() {
-            start_from_pretrained(config, &model)?;
-        }
+        let first_values = FirstValues {
+            seed: training.seed,
+            given: world
+                .is_first()
+                .then(|| pretrained(config, &model))
+                .transpose()?
+                .flatten(),
+        };
         let precision = Precision::begin(training)?;
-        let (weights, sync) = parallelize(&mut model, precision, world, &config.parallelism)?;
+        let (weights, sync) = parallelize(&mut model, first_values, precision, world, &config.parallelism)?;
         let trained = Self {
             optimizer: Optimizer::new(training, model.parameters(), &weights),
             average: training.ema.map(|ema| Average::new(ema, &weights)),
@@ -65,15 +70,18 @@ impl Trained {
     }
 }
 
-/// Not where a checkpoint will replace the weights: the file may be gone by then.
-fn start_from_pretrained(config: &RunConfig, model: &VisionTransformer) -> Result<(), TrainError> {
-    if let Some(file) = &config.model.pretrained
-        && !has_checkpoints(&config.checkpoint.path)
-    {
-        Weights::read(file)?.load_into(model, Fit::Adapted)?;
-        tracing::info!("starting from the weights of {}", file.display());
-    }
-    Ok(())
+/// The pretrained weights to start from, by parameter. Not where a checkpoint will replace them: the file may be gone by then.
+fn pretrained(
+    config: &RunConfig,
+    model: &VisionTransformer,
+) -> Result<Option<Vec<Option<Tensor>>>, TrainError> {
+    let file = config.model.pretrained.as_ref();
+    let Some(file) = file.filter(|_| !has_checkpoints(&config.checkpoint.path)) else {
+        return Ok(None);
+    };
+    let values = Weights::read(file)?.fit(model, Fit::Adapted)?;
+    tracing::info!("starting from the weights of {}", file.display());
+    Ok(Some(values))
 }
 
 /// Handles to every tensor that training goes on from, by the file that a checkpoint has it in.

@@ -35,8 +35,18 @@ fn a_run_starts_from_the_files_weights_and_goes_on_without_the_file() {
         vec![found.expect("a norm").clone()]
     };
     // So small a learning rate leaves them where they were.
-    let golden = norm(&crate::common::weights_of(&golden()));
-    assert!(distance(&norm(&job.weights()), &golden) < 1e-5);
+    let of_file = norm(&crate::common::weights_of(&golden()));
+    assert!(distance(&norm(&job.weights()), &of_file) < 1e-5);
+
+    // Ranks that divide them begin at the same, with the same random head.
+    for (ranks, parallelism) in [(2, "{zeroStage: 3}"), (3, "{tensor: 3, acrossNodes: true}")] {
+        let mut divided = self::job();
+        (divided.nodes, divided.parallelism, divided.learning_rate) = (ranks, parallelism, 1e-9);
+        divided.arguments.clone_from(&job.arguments);
+        divided.run_well();
+        let far = distance(&divided.weights(), &job.weights());
+        assert!(far < 1e-5, "{parallelism}: {far}");
+    }
 
     fs_err::remove_file(&file).expect("removes");
     job.epochs = 2;

@@ -151,6 +151,10 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
     }
     units_[unit].parameters += flat.parameters.size();
     units_[unit].missing = units_[unit].parameters;
+    if (stage_ == 3) {
+      flat.free_storage();
+      units_[unit].weights = Unit::Weights::kShard;
+    }
     units_[unit].flats.push_back(std::move(flat));
   }
 
@@ -460,7 +464,7 @@ void vit_sharded_free(vit::ShardedHandle* sharded) {
 }
 
 // Adds parameters of one kind to a unit. They are views of `full` that begin at `offsets`; `master` and `gradient` are this
-// rank's shards. The same on every rank, in the same order.
+// rank's shards. The same on every rank, in the same order. In stage 3 the values of `full` are given back.
 vit::Status vit_sharded_add(vit::ShardedHandle* sharded, size_t unit, at::Tensor* const* parameters, const int64_t* offsets,
                             size_t count, at::Tensor* full, at::Tensor* master, at::Tensor* gradient) {
   return guarded([&] {

@@ -93,7 +93,8 @@ impl Sharded {
         Ok(Self { handle })
     }
 
-    /// Adds parameters to a unit; the same on every rank, in the same order.
+    /// Adds parameters to a unit; the same on every rank, in the same order. At stage 3 their values are there from then on only
+    /// while the unit is computed.
     ///
     /// # Panics
     /// Where there is not one offset for each parameter.

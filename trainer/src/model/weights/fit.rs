@@ -24,26 +24,37 @@ pub(crate) enum Fit {
 impl Weights {
     /// Sets all parameters of `model`. Nothing is changed where an error is given.
     pub(crate) fn load_into(&self, model: &VisionTransformer, fit: Fit) -> Result<(), WeightsError> {
+        let values = self.fit(model, fit)?;
+        tch::no_grad(|| {
+            for (parameter, value) in model.parameters().iter().zip(values) {
+                if let Some(value) = value {
+                    parameter.tensor.shallow_clone().copy_(&value);
+                }
+            }
+        });
+        Ok(())
+    }
+
+    /// What this has for each parameter of `model`, in their order; nothing where the random values are to stay.
+    pub(crate) fn fit(
+        &self,
+        model: &VisionTransformer,
+        fit: Fit,
+    ) -> Result<Vec<Option<Tensor>>, WeightsError> {
         let fitter = Fitter {
             file: self,
             model,
             fit,
         };
         let head_is_kept = fitter.keeps_random_head()?;
-        let mut values = Vec::new();
-        for parameter in model.parameters().iter() {
-            if !(head_is_kept && HEAD.contains(&parameter.name.as_str())) {
-                values.push((&parameter.tensor, fitter.value(parameter)?));
-            }
-        }
+        let value = |parameter: &Parameter| {
+            let is_kept = head_is_kept && HEAD.contains(&parameter.name.as_str());
+            (!is_kept).then(|| fitter.value(parameter)).transpose()
+        };
+        let values = model.parameters().iter().map(value).collect::<Result<_, _>>()?;
         self.refuse_others(model)?;
         self.refuse_other_heads(model)?;
-        tch::no_grad(|| {
-            for (target, value) in values {
-                target.shallow_clone().copy_(&value);
-            }
-        });
-        Ok(())
+        Ok(values)
     }
 
     fn refuse_other_heads(&self, model: &VisionTransformer) -> Result<(), WeightsError> {
@@ -105,7 +116,7 @@ impl Fitter<'_> {
     }
 
     fn value(&self, parameter: &Parameter) -> Result<Tensor, WeightsError> {
-        let (name, expected) = (parameter.name.as_str(), parameter.tensor.size());
+        let (name, expected) = (parameter.name.as_str(), parameter.shape.clone());
         let Some(tensor) = self.file.tensors.get(name) else {
             return Err(self.missing(name, expected));
         };

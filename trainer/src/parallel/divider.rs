@@ -1,0 +1,171 @@
+//! Divides the weights of a model among ranks, a unit at a time.
+
+use std::rc::Rc;
+
+use tch::Tensor;
+use torch_ext::sharded::{Flat, Stage};
+use torch_ext::{Error, Member, Sharded};
+
+use super::weights::Form;
+use super::{Division, FlatLayout, FlatMember, TrainedWeights, layouts};
+use crate::model::Parameter;
+use crate::precision::Precision;
+
+/// What is divided so far. The model's parameters become views of flat tensors, of which the ranks keep a shard each.
+#[derive(Debug)]
+pub(crate) struct Divider {
+    sharded: Rc<Sharded>,
+    stage: Stage,
+    precision: Precision,
+    ranks: Member,
+    /// So many groups of such ranks divide the same.
+    groups: u32,
+    names: Vec<String>,
+    divisions: Vec<Rc<Division>>,
+    model: Vec<Tensor>,
+    masters: Vec<Tensor>,
+    gradients: Vec<Tensor>,
+}
+
+impl Divider {
+    /// `sharded` has no units yet.
+    pub(crate) fn new(
+        (sharded, stage): (Rc<Sharded>, Stage),
+        precision: Precision,
+        (ranks, groups): (Member, u32),
+    ) -> Self {
+        Self {
+            sharded,
+            stage,
+            precision,
+            ranks,
+            groups,
+            names: Vec::new(),
+            divisions: Vec::new(),
+            model: Vec::new(),
+            masters: Vec::new(),
+            gradients: Vec::new(),
+        }
+    }
+
+    /// Divides the parameters of the next unit, whose values in 32 bits are the same on each rank. At stage 3 only this rank's
+    /// shard is there afterwards.
+    pub(crate) fn divide(&mut self, unit: &[Parameter]) -> Result<(), Error> {
+        let members: Vec<FlatMember> = unit
+            .iter()
+            .map(|parameter| FlatMember {
+                unit: parameter.unit,
+                kind: self.precision.kind_of(&parameter.name, &parameter.tensor),
+                shape: parameter.tensor.size(),
+            })
+            .collect();
+        let ranks = self.ranks;
+        let mut placed: Vec<Option<Placed>> = unit.iter().map(|_| None).collect();
+        for layout in layouts(&members, ranks.size) {
+            let own = layout.shard_of(ranks.rank);
+            // Elsewhere the model's weights in 32 bits stay where they are, and are their own masters.
+            let has_copy = matches!(self.stage, Stage::Three { .. });
+            let part = Part::new(&layout, unit, ranks, has_copy);
+            self.sharded.add(layout.unit, &part.flat(&layout))?;
+            for (index, offset) in layout.members.iter().zip(&layout.offsets) {
+                let parameter = &unit[*index];
+                let numel = parameter.tensor.numel() as i64;
+                let ranges = layout.ranges(*offset, numel, ranks.size);
+                let range = ranges[ranks.rank as usize].clone();
+                let start = (offset + range.start - own.start).clamp(0, layout.shard);
+                let view = |shard: &Tensor| shard.narrow(0, start, range.end - range.start);
+                placed[*index] = Some(Placed {
+                    master: view(&part.master),
+                    gradient: view(&part.gradient),
+                    division: Rc::new(Division::new(parameter, Some((ranges, self.groups)))),
+                });
+            }
+        }
+        for (parameter, placed) in unit.iter().zip(placed) {
+            let placed = placed.expect("a layout has each parameter");
+            self.names.push(parameter.name.clone());
+            self.divisions.push(placed.division);
+            self.model.push(parameter.tensor.shallow_clone());
+            self.masters.push(placed.master);
+            self.gradients.push(placed.gradient);
+        }
+        Ok(())
+    }
+
+    /// The weights, once all units are divided.
+    pub(crate) fn finish(self) -> TrainedWeights {
+        TrainedWeights {
+            names: self.names,
+            divisions: self.divisions,
+            model: self.model,
+            masters: self.masters,
+            form: Form::Sharded {
+                sharded: self.sharded,
+                gradients: self.gradients,
+            },
+        }
+    }
+}
+
+/// What becomes of one parameter.
+struct Placed {
+    master: Tensor,
+    gradient: Tensor,
+    division: Rc<Division>,
+}
+
+/// The tensors of a layout on one rank.
+struct Part {
+    parameters: Vec<Tensor>,
+    full: Tensor,
+    master: Tensor,
+    gradient: Tensor,
+}
+
+impl Part {
+    /// Moves the values of a unit's parameters, which become views of one flat tensor.
+    fn new(layout: &FlatLayout, unit: &[Parameter], ranks: Member, has_copy: bool) -> Self {
+        tch::no_grad(|| {
+            let parameters: Vec<Tensor> = layout
+                .members
+                .iter()
+                .map(|index| unit[*index].tensor.shallow_clone())
+                .collect();
+            let device = parameters[0].device();
+            let whole = layout.shard * i64::from(ranks.size);
+            let values = Tensor::zeros([whole], (tch::Kind::Float, device));
+            let slot = |flat: &Tensor, parameter: &Tensor, offset: i64| {
+                flat.narrow(0, offset, parameter.numel() as i64)
+                    .view(parameter.size().as_slice())
+            };
+            for (parameter, offset) in parameters.iter().zip(&layout.offsets) {
+                slot(&values, parameter, *offset).copy_(parameter);
+            }
+            let own = values.narrow(0, layout.shard_of(ranks.rank).start, layout.shard);
+            let same_kind = layout.kind == tch::Kind::Float;
+            let master = if same_kind && !has_copy { own } else { own.copy() };
+            let full = values.to_kind(layout.kind);
+            for (parameter, offset) in parameters.iter().zip(&layout.offsets) {
+                parameter
+                    .shallow_clone()
+                    .set_data(&slot(&full, parameter, *offset));
+            }
+            Self {
+                gradient: master.zeros_like(),
+                parameters,
+                full,
+                master,
+            }
+        })
+    }
+
+    fn flat<'a>(&'a self, layout: &'a FlatLayout) -> Flat<'a> {
+        Flat {
+            parameters: &self.parameters,
+            offsets: &layout.offsets,
+            full: &self.full,
+            master: &self.master,
+            gradient: &self.gradient,
+        }
+    }
+}
