@@ -162,6 +162,23 @@ pub const TERMINATION_MESSAGE_BYTES: usize = 4096;
 /// [`TERMINATION_MESSAGE_BYTES`] even where JSON escapes double it.
 pub const FAILURE_MESSAGE_BYTES: usize = 1200;
 
+impl TerminationRecord {
+    /// The record as it fits a termination message: messages are cut to [`FAILURE_MESSAGE_BYTES`], between characters.
+    #[must_use]
+    pub fn shortened(mut self) -> Self {
+        if let Some(progress) = &mut self.progress {
+            // Nobody is slow any more, and the room is scarce.
+            progress.slow_ranks.clear();
+            progress.idle_ranks.clear();
+        }
+        let failure = self.failure.as_mut().map(|failure| &mut failure.message);
+        for message in failure.into_iter().chain(&mut self.unmeasured) {
+            message.truncate(message.floor_char_boundary(FAILURE_MESSAGE_BYTES));
+        }
+        self
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -230,6 +247,17 @@ mod tests {
             measurement: Some(crate::measurement::tests::longest().rounded()),
             ..record
         });
+    }
+
+    #[test]
+    fn a_long_message_is_cut_between_characters() {
+        let message = format!("a{}", "é".repeat(FAILURE_MESSAGE_BYTES));
+        let record = TerminationRecord {
+            unmeasured: Some(message),
+            ..TerminationRecord::default()
+        };
+        let cut = record.shortened().unmeasured.expect("a message");
+        assert_eq!(cut.len(), FAILURE_MESSAGE_BYTES - 1 + FAILURE_MESSAGE_BYTES % 2);
     }
 
     fn fits(record: &TerminationRecord) {

@@ -175,17 +175,14 @@ pub enum GlobalBatch {
 }
 
 /// Variant is a change of the template.
-#[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-#[x_kube(
-    validation = Rule::new("!has(self.external) || !has(self.speeds) || size(self.speeds) == 0").message("another trainer cannot be slowed: leave speeds or external out")
-)]
 pub struct Variant {
     /// name by which the report tells it.
     #[schemars(length(min = 1, max = 40))]
     pub name: String,
     /// spec is a part of a ViTTrainingJob's spec that replaces the template's, as a merge patch (RFC 7386): objects are
-    /// merged, null takes a field away, anything else replaces.
+    /// merged, null takes a field away, anything else replaces. Its external runs the points with another trainer.
     #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
     #[schemars(schema_with = "any_object")]
     pub spec: serde_json::Value,
@@ -194,20 +191,6 @@ pub struct Variant {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), inner(range(min = 0.0001, max = 1.0)))]
     pub speeds: Vec<f64>,
-    /// external is another trainer, which runs the points in place of vit-trainer.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub external: Option<External>,
-}
-
-/// External is another trainer. A process of it is started for each rank, with torchrun's environment: RANK, WORLD_SIZE,
-/// LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, MASTER_ADDR and MASTER_PORT. VIT_RUN_CONFIG names a file of JSON with the
-/// point's configuration, and VIT_LOG the file to which rank 0 writes lines of JSON as vit-trainer's log.jsonl has them.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct External {
-    /// command and its arguments.
-    #[schemars(length(min = 1, max = 64))]
-    pub command: Vec<String>,
 }
 
 /// Predict says what is calculated from what was measured.

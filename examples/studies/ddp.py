@@ -1,7 +1,7 @@
 """A contender of a scaling study: timm's Vision Transformer under PyTorch's DistributedDataParallel.
 
-`vit-trainer study` starts it once for each rank, with torchrun's environment. $VIT_RUN_CONFIG has what to train, and rank 0
-writes what it measures to $VIT_LOG. Synthetic images only.
+It runs under torchrun, and `vit-trainer study` starts it once for each rank with torchrun's environment. $VIT_RUN_CONFIG has
+what to train, and rank 0 writes what it measures to $VIT_LOG. Synthetic images only.
 """
 
 import json
@@ -45,7 +45,7 @@ def main() -> None:
     images = torch.randint(256, (8 * batch, sizes["channels"], sizes["imageSize"], sizes["imageSize"]), dtype=torch.uint8,
                            device=DEVICE)
     labels = torch.randint(sizes["numClasses"], (8 * batch,), device=DEVICE)
-    log = open(os.environ["VIT_LOG"], "w", encoding="utf-8") if RANK == 0 else None
+    log = open(os.environ["VIT_LOG"], "a", encoding="utf-8") if RANK == 0 else None
 
     def write(kind: str, **fields) -> None:
         if log:

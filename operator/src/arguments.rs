@@ -18,6 +18,9 @@ pub(crate) struct Arguments {
 pub(crate) enum Command {
     /// Run the operator, in a cluster or, with a kubeconfig, beside it.
     Run(RunArguments),
+    /// Stand beside another trainer in its pod, and serve what its log says (external of a job). Not for people.
+    #[command(hide = true)]
+    Agent(agent::beside::Arguments),
 }
 
 /// How to run.
@@ -47,6 +50,9 @@ pub(crate) struct RunArguments {
     /// kueue.x-k8s.io/v1beta2 are then watched, once the API server serves them.
     #[arg(long, env = "VIT_OPERATOR_KUEUE", default_value_t = true, action = clap::ArgAction::Set)]
     pub kueue: bool,
+    /// Image of this program, which stands beside another trainer in its pods; without it jobs with external are refused.
+    #[arg(long, env = "VIT_OPERATOR_AGENT_IMAGE")]
+    pub agent_image: Option<String>,
     /// Address of /metrics, /healthz and /readyz.
     #[arg(long, env = "VIT_OPERATOR_METRICS_ADDRESS", default_value = "0.0.0.0:8080")]
     pub metrics_address: SocketAddr,

@@ -13,7 +13,7 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::build;
-use crate::build::pod::Member;
+use crate::build::Member;
 use crate::policy::admission::Queue;
 use crate::policy::gang::{PodId, PodState, PodView};
 use crate::reconcile::{Isolation, Observation};
@@ -65,6 +65,7 @@ pub(crate) fn pod_objects(attempt: i32, phase: &str) -> Vec<Pod> {
                 gang_size: 2,
                 node,
                 is_grouped: false,
+                agent_image: None,
             };
             let mut pod = build::pod::build(&job, &valid, member);
             pod.metadata.uid = pod.metadata.name.as_deref().map(uid_of);
@@ -88,6 +89,7 @@ pub(crate) fn observation(job: ViTTrainingJob, pods: Vec<PodView>) -> Observatio
         has_service: true,
         network_policy: Isolation::There,
         pod_groups: None,
+        agent_image: None,
         config_maps: BTreeSet::new(),
         progress: None,
         measured: None,

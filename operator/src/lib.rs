@@ -48,7 +48,15 @@ use clap::Parser as _;
 #[tokio::main]
 pub async fn main() -> anyhow::Result<()> {
     let Arguments { command } = Arguments::parse();
-    let Command::Run(arguments) = command;
-    telemetry::start(&arguments.log_filter);
-    Ok(run::run(arguments).await?)
+    match command {
+        Command::Run(arguments) => {
+            telemetry::start(&arguments.log_filter);
+            run::run(arguments).await?;
+        }
+        Command::Agent(arguments) => {
+            telemetry::start("info");
+            agent::beside::main(arguments).await?;
+        }
+    }
+    Ok(())
 }

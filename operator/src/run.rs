@@ -97,6 +97,7 @@ async fn run_on(
         network_policies,
         pod_groups,
         kueue,
+        agent_image,
         metrics_address,
         log_filter: _,
     } = arguments;
@@ -142,6 +143,7 @@ async fn run_on(
         Settings {
             network_policies,
             pod_groups: PodGroups::new(pod_groups),
+            agent_image,
         },
         identity.clone(),
     ));
@@ -412,6 +414,7 @@ mod tests {
             network_policies: true,
             pod_groups: true,
             kueue: true,
+            agent_image: None,
             metrics_address: ([127, 0, 0, 1], 0).into(),
             log_filter: "info".into(),
         };
@@ -506,6 +509,7 @@ mod tests {
             Settings {
                 network_policies: false,
                 pod_groups: PodGroups::new(false),
+                agent_image: None,
             },
             "test".into(),
         ));

@@ -170,7 +170,7 @@ fn job_key(run: &Run) -> String {
             *value = Value::Null;
         }
     }
-    json!([spec, run.gpus_per_node, run.speeds.first(), run.external]).to_string()
+    json!([spec, run.gpus_per_node, run.speeds.first()]).to_string()
 }
 
 fn forecast(plan: &Plan, groups: &[Group<'_>], predict: &Predict) -> Option<Forecast> {

@@ -21,7 +21,7 @@ mod report;
 mod results;
 
 pub use forecast::{EnoughImages, Forecast, HeldOut, Prediction, forecasts};
-pub use log::{LogError, read_log};
+pub use log::{LogError, LogRecord, LoggedSteps, LoggedSync, read_log};
 pub use model::{CostModel, Link, Parts, Sample};
 pub use plan::{InvalidStudy, Plan, Point, Run, fingerprint, plan};
 pub use record::{Bounds, NOT_RUN, Outcome, Record, Records, most_bytes};

@@ -1,6 +1,6 @@
 //! What a run measured, from its `log.jsonl`.
 
-use contract::{Epoch, Measurement, PhaseSeconds};
+use contract::{Activity, Epoch, Measurement, PhaseSeconds};
 use serde::Deserialize;
 
 /// What is wrong with a log.
@@ -23,6 +23,12 @@ pub enum LogError {
         steps: u64,
         /// The last of them.
         step: u64,
+    },
+    /// Training diverged.
+    #[error("line {line} of the log has a loss that is not a finite number: training diverged")]
+    Diverged {
+        /// From 1.
+        line: usize,
     },
     /// Nothing was trained.
     #[error("the log has no line of kind start: the run has not begun to train")]
@@ -53,75 +59,134 @@ pub enum LogError {
     },
 }
 
-#[derive(Debug, Deserialize)]
+/// A line of the log of this project's trainer, or of another one.
+#[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase", rename_all_fields = "camelCase", tag = "kind")]
-enum Record {
+pub enum LogRecord {
+    /// An attempt begins to train.
     Start {
+        /// Optimizer steps that are done already.
+        #[serde(default)]
+        step: u64,
+        /// Optimizer steps of the whole run.
         total_steps: u64,
+        /// Number of ranks.
         world_size: u32,
+        /// Images of a step.
         global_batch_size: u64,
+        /// Images of an epoch.
         train_images: u64,
+        /// Product of the GPUs.
         device: Option<String>,
     },
-    Train(Box<Steps>),
+    /// Some steps.
+    Train(Box<LoggedSteps>),
+    /// Held-out images were classified.
     Evaluation {
+        /// Epochs finished.
         epoch: u32,
+        /// Share that was classified right, 0..1.
         accuracy: f64,
     },
+    /// Ranks take other shares of a step.
     Shares {},
-    Checkpoint {},
+    /// A checkpoint is complete on storage.
+    Checkpoint {
+        /// Optimizer steps it holds.
+        step: u64,
+        /// Where it is.
+        path: String,
+    },
+    /// What the training loop turns to, from another trainer.
+    Activity {
+        /// That.
+        activity: Activity,
+    },
 }
 
-/// Means over some steps.
-#[derive(Debug, Deserialize)]
+/// Numbers that JSON does not have, and Python writes all the same.
+const NO_NUMBERS: [&str; 3] = ["NaN", "-Infinity", "Infinity"];
+
+impl LogRecord {
+    /// Reads a line. Python's names for what is no number stand for none.
+    pub fn parse(line: &str) -> Result<Self, serde_json::Error> {
+        serde_json::from_str(line).or_else(|error| {
+            if !NO_NUMBERS.iter().any(|name| line.contains(name)) {
+                return Err(error);
+            }
+            let mut line = line.to_owned();
+            for name in NO_NUMBERS {
+                line = line.replace(name, "null");
+            }
+            serde_json::from_str(&line)
+        })
+    }
+}
+
+/// Means over some steps of one epoch.
+#[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Steps {
-    epoch: u32,
+pub struct LoggedSteps {
+    /// Epochs finished before them.
+    pub epoch: u32,
     /// The last of them.
-    step: u64,
+    pub step: u64,
+    /// How many.
     #[serde(rename = "steps")]
-    count: u64,
-    loss: f64,
-    accuracy: f64,
-    step_seconds: f64,
-    /// Other trainers may not know them.
+    pub count: u64,
+    /// Training loss; `None` where it was no finite number.
+    pub loss: Option<f64>,
+    /// Share of the epoch's images so far that were classified right, 0..1.
+    pub accuracy: f64,
+    /// Seconds of a step.
+    pub step_seconds: f64,
+    /// Where they went; other trainers may not know.
     #[serde(default)]
-    phases: PhaseSeconds,
+    pub phases: PhaseSeconds,
+    /// Collectives of a step.
     #[serde(default)]
-    sync: Sync,
-    resident_bytes: Option<u64>,
-    device_memory_peak_bytes: Option<u64>,
+    pub sync: LoggedSync,
+    /// Memory of rank 0's process.
+    pub resident_bytes: Option<u64>,
+    /// Most memory of tensors on rank 0's GPU.
+    pub device_memory_peak_bytes: Option<u64>,
 }
 
-#[derive(Debug, Default, Deserialize)]
-struct Sync {
-    total: f64,
-    bytes: f64,
+/// Collectives of a step.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+pub struct LoggedSync {
+    /// Seconds under way.
+    pub total: f64,
+    /// Bytes that a rank gave to them.
+    pub bytes: f64,
 }
 
 /// What the run measured whose log this is, with its first `warmup` steps left out of times. Lines that are partly
 /// warm-up are left out whole.
 pub fn read_log(text: &str, warmup: u64) -> Result<Measurement, LogError> {
     let mut starts = Vec::new();
-    let mut lines: Vec<Steps> = Vec::new();
+    let mut lines: Vec<LoggedSteps> = Vec::new();
     let mut evaluations = Vec::new();
     for (number, line) in text.lines().enumerate() {
-        let record = serde_json::from_str(line).map_err(|reason| LogError::Line {
+        let record = LogRecord::parse(line).map_err(|reason| LogError::Line {
             line: number + 1,
             reason,
         })?;
         match record {
-            Record::Start { .. } => starts.push(record),
-            Record::Train(steps) if steps.count > steps.step => {
+            LogRecord::Start { .. } => starts.push(record),
+            LogRecord::Train(steps) if steps.count > steps.step => {
                 return Err(LogError::Steps {
                     line: number + 1,
                     steps: steps.count,
                     step: steps.step,
                 });
             }
-            Record::Train(steps) => lines.push(*steps),
-            Record::Evaluation { epoch, accuracy } => evaluations.push((epoch, accuracy)),
-            Record::Shares {} | Record::Checkpoint {} => {}
+            LogRecord::Train(steps) if steps.loss.is_none() => {
+                return Err(LogError::Diverged { line: number + 1 });
+            }
+            LogRecord::Train(steps) => lines.push(*steps),
+            LogRecord::Evaluation { epoch, accuracy } => evaluations.push((epoch, accuracy)),
+            LogRecord::Shares {} | LogRecord::Checkpoint { .. } | LogRecord::Activity { .. } => {}
         }
     }
     if starts.len() > 1 {
@@ -129,12 +194,13 @@ pub fn read_log(text: &str, warmup: u64) -> Result<Measurement, LogError> {
             attempts: starts.len(),
         });
     }
-    let Some(Record::Start {
+    let Some(LogRecord::Start {
         total_steps,
         world_size,
         global_batch_size,
         train_images,
         device,
+        ..
     }) = starts.pop()
     else {
         return Err(LogError::NotStarted);
@@ -146,7 +212,7 @@ pub fn read_log(text: &str, warmup: u64) -> Result<Measurement, LogError> {
             total: total_steps,
         });
     }
-    let measured: Vec<&Steps> = lines
+    let measured: Vec<&LoggedSteps> = lines
         .iter()
         .filter(|line| line.step - line.count >= warmup)
         .collect();
@@ -157,7 +223,7 @@ pub fn read_log(text: &str, warmup: u64) -> Result<Measurement, LogError> {
             warmup,
         });
     }
-    let mean = |value: &dyn Fn(&Steps) -> f64| {
+    let mean = |value: &dyn Fn(&LoggedSteps) -> f64| {
         measured
             .iter()
             .map(|line| value(line) * line.count as f64)
@@ -195,12 +261,12 @@ pub fn read_log(text: &str, warmup: u64) -> Result<Measurement, LogError> {
 }
 
 /// No line is about two epochs. Lines count epochs that are finished, evaluations the one that they follow, too.
-fn epochs(lines: &[Steps], evaluations: &[(u32, f64)]) -> Vec<Epoch> {
-    let epoch = |lines: &[Steps]| {
+fn epochs(lines: &[LoggedSteps], evaluations: &[(u32, f64)]) -> Vec<Epoch> {
+    let epoch = |lines: &[LoggedSteps]| {
         let number = lines[0].epoch;
         let steps: u64 = lines.iter().map(|line| line.count).sum();
-        let sum = |value: fn(&Steps) -> f64| {
-            let of_line = |line: &Steps| value(line) * line.count as f64;
+        let sum = |value: fn(&LoggedSteps) -> f64| {
+            let of_line = |line: &LoggedSteps| value(line) * line.count as f64;
             lines.iter().map(of_line).sum::<f64>()
         };
         let evaluation = evaluations
@@ -208,7 +274,7 @@ fn epochs(lines: &[Steps], evaluations: &[(u32, f64)]) -> Vec<Epoch> {
             .find(|(after, _)| after.checked_sub(1) == Some(number));
         Epoch {
             seconds: sum(|line| line.step_seconds),
-            loss: sum(|line| line.loss) / steps.max(1) as f64,
+            loss: sum(|line| line.loss.unwrap_or_default()) / steps.max(1) as f64,
             train_accuracy: lines.last().map_or(0.0, |line| line.accuracy),
             validation_accuracy: evaluation.map(|(_, accuracy)| *accuracy),
         }
@@ -318,6 +384,14 @@ mod tests {
         assert_eq!(
             message(&many, 0),
             "line 2 of the log is about 2 steps up to step 1"
+        );
+        let diverged = [
+            start(1),
+            train(0, 1, 1, 1.0).replace("\"loss\":1.0", "\"loss\":NaN"),
+        ];
+        assert_eq!(
+            message(&diverged, 0),
+            "line 2 of the log has a loss that is not a finite number: training diverged"
         );
         let broken = [start(1), r#"{"kind": "train""#.into()];
         assert!(message(&broken, 0).starts_with("line 2 of the log is no record"));

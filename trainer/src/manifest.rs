@@ -45,8 +45,13 @@ pub(crate) fn read_config(
     nodes: Option<u32>,
 ) -> Result<RunConfig, TrainError> {
     let job = read(manifest)?;
-    local_config(job, data, checkpoints, nodes)
-        .map_err(|error| TrainError::Config(format!("{}: {error}", manifest.display())))
+    let wrong = |reason: &str| TrainError::Config(format!("{}: {reason}", manifest.display()));
+    if job.spec.external.is_some() {
+        return Err(wrong(
+            "spec.external names another trainer: it runs in a cluster, or as part of a study",
+        ));
+    }
+    local_config(job, data, checkpoints, nodes).map_err(|error| wrong(&error.to_string()))
 }
 
 /// As [`read_config`], of a job that is read already.

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use contract::{ExitCode, FailureRecord, RunConfig, environment};
+use contract::environment::{self, torchrun};
+use contract::{ExitCode, FailureRecord, RunConfig};
 use signal_hook::consts::{SIGINT, SIGTERM};
 
 use crate::config;
@@ -17,16 +18,6 @@ use crate::error::{TrainError, catching};
 use crate::metrics::{Report, Reporter};
 use crate::train::{Outcome, Plan, Trainer};
 use crate::watchdog::{Records, Watchdog};
-
-/// Names of `torchrun`'s environment.
-pub(crate) mod torchrun {
-    pub(crate) const RANK: &str = "RANK";
-    pub(crate) const LOCAL_RANK: &str = "LOCAL_RANK";
-    pub(crate) const WORLD_SIZE: &str = "WORLD_SIZE";
-    pub(crate) const LOCAL_WORLD_SIZE: &str = "LOCAL_WORLD_SIZE";
-    pub(crate) const MASTER_ADDR: &str = "MASTER_ADDR";
-    pub(crate) const MASTER_PORT: &str = "MASTER_PORT";
-}
 
 /// How long after the end of a connection it may take to hear which rank's end it was.
 const NEWS_OF_LOSS: Duration = Duration::from_secs(5);

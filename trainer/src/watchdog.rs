@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use torch_ext::FlightRecorder;
 
 use crate::metrics::Reporter;
-use crate::pulse::{GIVEN_UP, Patience, Pulse};
+use ::agent::pulse::{GIVEN_UP, Patience, Pulse};
 
 /// How often it looks. Agents kill ranks that were stuck already a second after they have told them to stop.
 const LOOK: Duration = Duration::from_millis(200);

@@ -4,7 +4,10 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Checkpoint, Data, Elastic, GradientCompression, Model, Placement, Training, Workers, unchanged};
+use super::{
+    Checkpoint, Data, Elastic, External, GradientCompression, Model, Placement, Training, Workers, external,
+    unchanged,
+};
 use crate::status::ViTTrainingJobStatus;
 
 /// ViTTrainingJob trains a Vision Transformer data-parallel on a set of like GPUs.
@@ -43,6 +46,7 @@ use crate::status::ViTTrainingJobStatus;
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(
     validation = unchanged(&["image", "imagePullPolicy", "imagePullSecrets"]),
+    validation = unchanged(&["external"]),
     validation = unchanged(&["managedBy"]),
     validation = unchanged(&["model"]),
     validation = unchanged(&["data"]),
@@ -67,6 +71,7 @@ use crate::status::ViTTrainingJobStatus;
     validation = Rule::new("[1, self.model.channels].exists(n, size(self.data.normalization.mean) == n) && [1, self.model.channels].exists(n, size(self.data.normalization.std) == n)").message("data.normalization.mean and std must have one value, or one for each of model.channels"),
     validation = Rule::new("!has(self.elastic) || self.workers.nodes == oldSelf.workers.nodes").message("workers.nodes cannot be changed while elastic is given, because it makes the global batch; change elastic"),
     validation = Rule::new("!has(self.elastic) || (self.elastic.minNodes <= self.workers.nodes && (!has(self.elastic.maxNodes) || self.elastic.maxNodes >= self.workers.nodes))").message("elastic.minNodes must be at most workers.nodes, and elastic.maxNodes at least that"),
+    validation = external::follows_itself(),
     validation = measurable(),
     validation = Rule::new("has(self.checkpoint.volume) || !has(self.elastic)").message("elastic needs checkpoint.volume: a gang of another size continues from a checkpoint"),
     validation = Rule::new("has(self.checkpoint.volume) || self.checkpoint.writers != 'EveryRank'").message("checkpoint.writers EveryRank needs checkpoint.volume, which all ranks share"),
@@ -74,7 +79,7 @@ use crate::status::ViTTrainingJobStatus;
     validation = Rule::new("!self.workers.volumeMounts.exists(m, m.mountPath == self.checkpoint.path || (has(self.data.volume) && m.mountPath == self.data.path))").message(super::reserved::STORAGE_MESSAGE)
 )]
 pub struct ViTTrainingJobSpec {
-    /// image is the container image of the trainer.
+    /// image is the container image of the trainer: vit-trainer's, or the one that external is to run in.
     #[schemars(length(min = 1, max = 512))]
     pub image: String,
     /// imagePullPolicy says when kubelets pull the image: Always, IfNotPresent or Never.
@@ -84,6 +89,10 @@ pub struct ViTTrainingJobSpec {
     #[serde(default)]
     #[schemars(length(max = 8))]
     pub image_pull_secrets: Vec<super::ImagePullSecret>,
+    /// external is a trainer to run in place of vit-trainer: a script under torchrun, DeepSpeed or Accelerate, which gets like
+    /// GPUs, is restarted as a gang, and tells of its progress, as vit-trainer does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub external: Option<External>,
     /// model is the Vision Transformer that is trained.
     pub model: Model,
     /// data is the data set.

@@ -4,6 +4,7 @@ mod augmentation;
 mod checkpoint;
 mod data;
 mod elastic;
+pub(crate) mod external;
 mod job;
 mod model;
 mod placement;
@@ -28,6 +29,7 @@ pub use contract::{
 };
 pub use data::{Data, Normalization};
 pub use elastic::Elastic;
+pub use external::External;
 pub use job::{
     CONTROLLER, FailurePolicy, Measure, Parallelism, Scheduling, Strategy, ViTTrainingJob,
     ViTTrainingJobSpec, is_for_vit_operator,

@@ -17,6 +17,7 @@ use contract::{CheckpointConfig, CheckpointWriters, ConfigError, JobIdentity, Me
 use k8s_openapi::api::core::v1::{
     EnvFromSource, EnvVar, ResourceRequirements, Toleration, Volume as PodVolume, VolumeMount,
 };
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
 
 use crate::spec::{self, ViTTrainingJob, Volume};
@@ -32,6 +33,8 @@ pub struct ValidatedJob {
     pub sizes: Vec<u32>,
     /// What goes into every pod.
     pub pod: PodSettings,
+    /// The command of another trainer, where it is not vit-trainer that trains.
+    pub external: Option<Vec<String>>,
     /// The queue of Kueue in which the job waits for quota.
     pub queue_name: Option<String>,
     /// Whether the operator chooses what `run_config.parallelism` divides.
@@ -180,11 +183,30 @@ impl ValidatedJob {
         self
     }
 
+    /// Requests and limits of the agent that stands beside another trainer in each pod; `None` where there is none. They are alike,
+    /// so that the pod stays Guaranteed where the trainer's are.
+    pub fn agent_resources(&self) -> Option<ResourceRequirements> {
+        self.external.as_ref().map(|_| {
+            let amounts = || {
+                let amounts = AGENT_RESOURCES.map(|(name, amount)| (name.into(), Quantity(amount.into())));
+                Some(BTreeMap::from(amounts))
+            };
+            ResourceRequirements {
+                requests: amounts(),
+                limits: amounts(),
+                ..ResourceRequirements::default()
+            }
+        })
+    }
+
     /// GPUs of each pod.
     pub fn gpus_per_node(&self) -> u32 {
         self.run_config.ranks_per_node
     }
 }
+
+/// More than enough to read a log and answer some requests a second.
+const AGENT_RESOURCES: [(&str, &str); 2] = [("cpu", "100m"), ("memory", "128Mi")];
 
 /// Checks every rule and fills in every default.
 pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
@@ -237,6 +259,7 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
         sizes = elastic::sizes(spec.elastic.as_ref(), &run_config, &mut errors);
     }
     strategy(&spec.parallelism, &mut errors);
+    external(spec, &mut errors);
     if spec.elastic.is_some() && spec.checkpoint.volume.is_none() {
         let expected = "needs checkpoint.volume: a gang of another size continues from a checkpoint";
         refuse(&mut errors, "elastic", "given", expected);
@@ -253,6 +276,7 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
         run_config,
         sizes,
         pod: pod_settings(spec),
+        external: spec.external.as_ref().map(|external| external.command.clone()),
         queue_name: spec.scheduling.queue_name.clone(),
         strategy: spec.parallelism.strategy,
         placement: PlacementRules {
@@ -305,6 +329,22 @@ fn strategy(parallelism: &spec::Parallelism, errors: &mut Vec<ConfigError>) {
             "parallelism.strategy",
             "Auto",
             "must be Manual with zeroStage, reshardAfterForward, shardWithinNode, sequence or tensor: Auto chooses them, leave them out",
+        );
+    }
+}
+
+/// What another trainer needs and cannot do.
+fn external(spec: &spec::ViTTrainingJobSpec, errors: &mut Vec<ConfigError>) {
+    let Some(external) = &spec.external else { return };
+    if external.command.first().is_none_or(String::is_empty) {
+        refuse(errors, "external.command", "empty", "must name a program");
+    }
+    if spec.parallelism.strategy == spec::Strategy::Auto {
+        refuse(
+            errors,
+            "parallelism.strategy",
+            "Auto",
+            spec::external::STRATEGY_EXPECTED,
         );
     }
 }

@@ -1,6 +1,7 @@
 //! Kubernetes objects of a gang, one file a kind: pure and infallible.
 
 pub(crate) mod config_map;
+mod external;
 pub(crate) mod network_policy;
 pub(crate) mod pod;
 pub(crate) mod pod_group;
@@ -12,6 +13,18 @@ use std::collections::BTreeMap;
 use crds::{ViTTrainingJob, labels};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::{Resource as _, ResourceExt as _};
+
+/// What tells one pod of a gang from the others.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Member<'a> {
+    pub(crate) attempt: i32,
+    pub(crate) node_rank: usize,
+    pub(crate) gang_size: usize,
+    pub(crate) node: &'a str,
+    pub(crate) is_grouped: bool,
+    /// Of what stands beside another trainer.
+    pub(crate) agent_image: Option<&'a str>,
+}
 
 /// Name, labels and owner that all objects of a job have.
 fn metadata(job: &ViTTrainingJob, name: String) -> ObjectMeta {

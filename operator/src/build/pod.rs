@@ -17,23 +17,13 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt as _;
 
-use super::{metadata, name_of_attempt};
+use super::{Member, external, metadata, name_of_attempt};
 use crate::policy::gang::{CONTAINER, METRICS_PORT};
 
 /// Name of the volume of checkpoints.
 const CHECKPOINTS: &str = "checkpoints";
 /// Time a pod has after SIGTERM to save a checkpoint, in seconds.
 const STOP_SECONDS: i64 = 120;
-
-/// What tells one pod of a gang from the others.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Member<'a> {
-    pub(crate) attempt: i32,
-    pub(crate) node_rank: usize,
-    pub(crate) gang_size: usize,
-    pub(crate) node: &'a str,
-    pub(crate) is_grouped: bool,
-}
 
 pub(crate) fn name(job: &ViTTrainingJob, attempt: i32, node_rank: usize) -> String {
     format!("{}-{attempt}-{node_rank}", job.name_any())
@@ -62,6 +52,14 @@ pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'
     ]);
     metadata.annotations = Some(annotations);
     let (volumes, mounts) = volumes(job, valid, member.attempt);
+    let container = container(job, valid, member, mounts);
+    let (container, beside) = match &valid.external {
+        None => (container, None),
+        Some(command) => {
+            let (trainer, agent) = external::containers(container, command, valid, member);
+            (trainer, Some(agent))
+        }
+    };
     Pod {
         metadata,
         spec: Some(PodSpec {
@@ -106,7 +104,10 @@ pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'
                 }),
                 ..PodSecurityContext::default()
             }),
-            containers: vec![container(job, valid, member, mounts)],
+            // Another trainer is not made to be the first process of its pod, to which SIGTERM means nothing by itself.
+            share_process_namespace: beside.is_some().then_some(true),
+            init_containers: beside.map(|agent| vec![agent]),
+            containers: vec![container],
             volumes: Some(volumes),
             ..PodSpec::default()
         }),

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::api::pod_group::Version;
-use crate::build::pod::Member;
+use crate::build::Member;
 use crate::fixtures;
 
 fn member() -> Member<'static> {
@@ -14,6 +14,7 @@ fn member() -> Member<'static> {
         gang_size: 2,
         node: "gpu-7",
         is_grouped: false,
+        agent_image: None,
     }
 }
 
@@ -96,15 +97,45 @@ fn a_pod_with_everything_that_can_be_set() {
 }
 
 #[test]
-fn a_pod_on_the_network_of_its_node_asks_for_what_was_planned() {
+fn a_pod_of_another_trainer() {
     let mut job = fixtures::job();
-    job.spec.workers.host_network = true;
-    let spec = pod_of(&job, member()).spec.expect("a specification");
-    let planned = planner::policy::request::GangRequest::from(&crds::validate(&job).expect("valid"));
-    assert_eq!(
-        planner::facts::resources::requests_of(&spec),
-        planned.shape.requests
-    );
+    job.spec.image = "registry.example/ddp:1".into();
+    job.spec.external = serde_json::from_value(json!({"command": ["torchrun", "/ddp.py"]})).ok();
+    job.spec.workers.env =
+        serde_json::from_value(json!([{"name": "MASTER_PORT", "value": "4711"}])).expect("variables");
+    let member = Member {
+        agent_image: Some("localhost/vit-operator:dev"),
+        ..member()
+    };
+    let spec = pod_of(&job, member).spec.expect("a specification");
+    insta::assert_yaml_snapshot!(json!({
+        "initContainers": spec.init_containers,
+        "containers": spec.containers,
+        "shareProcessNamespace": spec.share_process_namespace,
+    }));
+}
+
+#[test]
+fn a_pod_asks_for_what_was_planned() {
+    for external in [json!(null), json!({"command": ["torchrun", "/ddp.py"]})] {
+        for host_network in [false, true] {
+            let mut job = fixtures::job();
+            job.spec.external = serde_json::from_value(external.clone()).expect("a trainer");
+            job.spec.workers.host_network = host_network;
+            job.spec.workers.resources =
+                serde_json::from_value(json!({"limits": {"memory": "8Gi"}})).expect("resources");
+            let valid = crds::validate(&job).expect("valid");
+            let spec = pod_of(&job, member()).spec.expect("a specification");
+            let planned = planner::policy::request::GangRequest::from(&valid).shape;
+            let found = planner::facts::resources::requests_of(&spec);
+            assert_eq!(found, planned.requests, "{external}, {host_network}");
+            // And for what Kueue is asked for, which knows no ports.
+            let workload = json!(workload::build(&job, &valid, 0));
+            let of_workload = &workload["spec"]["podSets"][0]["template"]["spec"];
+            let beside = of_workload["initContainers"][0]["resources"].clone();
+            assert_eq!(beside, json!(valid.agent_resources()));
+        }
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::{metadata, pod};
 use crate::api::kueue::{POD_SET, PodSet, PriorityClassRef, Workload, WorkloadSpec, conditions};
-use crate::policy::gang::CONTAINER;
+use crate::policy::gang::{AGENT, CONTAINER};
 
 /// Reasons of evictions after which Kueue puts a Workload into its queue again at once.
 const REQUEUED_AT_ONCE: [&str; 2] = ["Preempted", "NodeFailures"];
@@ -61,6 +61,14 @@ fn pod_spec(valid: &ValidatedJob) -> PodSpec {
             resources: Some(pod::resources(valid)),
             ..Container::default()
         }],
+        init_containers: valid.agent_resources().map(|resources| {
+            vec![Container {
+                name: AGENT.into(),
+                restart_policy: Some("Always".into()),
+                resources: Some(resources),
+                ..Container::default()
+            }]
+        }),
         ..PodSpec::default()
     }
 }
@@ -70,13 +78,17 @@ fn asks_for(spec: &WorkloadSpec) -> String {
     let pods = |set: &PodSet| {
         let pod = set.template.spec.as_ref();
         let container = pod.and_then(|pod| pod.containers.first());
-        json!({
+        let mut asks = json!({
             "count": set.count,
             "minCount": set.min_count,
             "resources": container.map(|container| &container.resources),
             "nodeSelector": pod.map(|pod| &pod.node_selector),
             "tolerations": pod.map(|pod| &pod.tolerations),
-        })
+        });
+        if let Some(beside) = pod.and_then(|pod| pod.init_containers.as_ref()) {
+            asks["beside"] = json!(beside);
+        }
+        asks
     };
     let class = spec.priority_class_ref.as_ref().map(|class| &class.name);
     json!({

@@ -4,12 +4,14 @@ use contract::exit::ExitCode;
 use contract::{FailureClass, Memory};
 use jiff::Timestamp;
 
-use super::gang::{CannotStart, End, PodView};
+use super::gang::{CannotStart, End, PodView, Trainer};
 
 /// One pod's failure.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Failure {
     pub(crate) class: FailureClass,
+    /// Whether it may be only the echo of another rank's failure.
+    pub(crate) is_echo: bool,
     /// That ran out, where it is known.
     pub(crate) memory: Option<Memory>,
     pub(crate) rank: Option<u32>,
@@ -27,6 +29,7 @@ impl Failure {
     pub(crate) fn of_pod(pod: &PodView, class: FailureClass, message: String) -> Self {
         Self {
             class,
+            is_echo: is_echo(class, pod.trainer),
             memory: None,
             rank: None,
             pod: pod.name.clone(),
@@ -38,15 +41,22 @@ impl Failure {
     }
 }
 
+/// The kubelet's reason where a container reached its memory limit.
+const OOM_KILLED: &str = "OOMKilled";
 /// Longest message kept, in bytes: the status is read by people.
 const MESSAGE_BYTES: usize = 1500;
+
+/// Whether a failure of this class may be only the echo of another rank's. Another trainer tells no lost peer from any other error.
+pub(crate) fn is_echo(class: FailureClass, trainer: Trainer) -> bool {
+    class.is_echo() || (trainer == Trainer::External && class == FailureClass::Crashed)
+}
 
 /// The failure to blame for the attempt: the first by time among those that are not the echo of another; a pod that
 /// went away without an end of its container comes after those, an echo last.
 pub(crate) fn root_cause<'a>(gang: impl IntoIterator<Item = &'a PodView>) -> Option<Failure> {
     gang.into_iter().filter_map(failure_of).min_by_key(|failure| {
         let time = failure.finished_at;
-        (failure.class.is_echo(), time.is_none(), time, failure.pod.clone())
+        (failure.is_echo, time.is_none(), time, failure.pod.clone())
     })
 }
 
@@ -68,7 +78,9 @@ pub(crate) fn failure_of(pod: &PodView) -> Option<Failure> {
     // The kubelet tells of a pod's memory only.
     let memory = match &record {
         Some(record) => record.memory,
-        None => (class == FailureClass::OutOfMemory).then_some(Memory::Host),
+        None => failed_end
+            .filter(|end| end.reason == OOM_KILLED)
+            .map(|_| Memory::Host),
     };
     Some(Failure {
         memory,
@@ -93,7 +105,7 @@ fn start_failure(pod: &PodView) -> Option<Failure> {
 /// Where the trainer left no record: what the kubelet tells.
 fn classify(pod: &PodView, end: &End) -> (FailureClass, String) {
     let own_words = |otherwise: String| end.message.clone().unwrap_or(otherwise);
-    if end.reason == "OOMKilled" {
+    if end.reason == OOM_KILLED {
         return (
             FailureClass::OutOfMemory,
             own_words("killed: the container reached its memory limit".into()),

@@ -3,14 +3,19 @@
 use contract::TerminationRecord;
 use contract::exit::ExitCode;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStateWaiting, Pod};
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStateWaiting, ContainerStatus, Pod};
 use kube::ResourceExt as _;
 use planner::facts::pods::{Membership, bound_node, phase, pinned_node};
 use planner::facts::resources::{Requests, requests_of};
 
 pub(crate) const CONTAINER: &str = "trainer";
+/// Name of the container that stands beside another trainer's.
+pub(crate) const AGENT: &str = "vit-agent";
 /// Name of the port with `/metrics`, `/progress`, `/heartbeats` and `/healthz`.
 pub(crate) const METRICS_PORT: &str = "metrics";
+
+/// Longest end of a log that is kept, in bytes: the status is read by people.
+const LOG_BYTES: usize = 1200;
 
 /// Identifies a pod: names are used again.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -32,6 +37,7 @@ pub(crate) struct PodView {
     pub(crate) state: PodState,
     pub(crate) ready: bool,
     pub(crate) is_grouped: bool,
+    pub(crate) trainer: Trainer,
     /// Its deletion was asked for, by whomever: by when it is to be gone, its own time to end included.
     pub(crate) deletion_timestamp: Option<Timestamp>,
     /// It is gone, or its node is.
@@ -48,6 +54,16 @@ pub(crate) struct PodView {
     pub(crate) disruption: Option<String>,
     /// How its container ended. It is large, and nearly all pods have none.
     pub(crate) end: Option<Box<End>>,
+}
+
+/// What runs in a pod.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) enum Trainer {
+    /// This project's, which tells of itself.
+    #[default]
+    Own,
+    /// Another one, of which an agent beside it tells.
+    External,
 }
 
 /// What a pod does.
@@ -86,13 +102,10 @@ impl PodView {
     /// `None` for pods that are not ours.
     pub(crate) fn of(pod: &Pod) -> Option<Self> {
         let member = Membership::of(pod)?;
-        let status = pod.status.as_ref();
-        let container = status
-            .and_then(|status| status.container_statuses.as_ref())
-            .and_then(|statuses| statuses.iter().find(|container| container.name == CONTAINER));
-        let terminated = container
-            .and_then(|container| container.state.as_ref())
-            .and_then(|state| state.terminated.as_ref());
+        let ended = terminated(pod, CONTAINER);
+        let trainer = trainer(pod);
+        // What has failed is told at once.
+        let ended = ended.filter(|ended| trainer == Trainer::Own || ended.exit_code != 0 || has_told(pod));
         Some(Self {
             name: pod.name_any(),
             uid: pod.uid().unwrap_or_default(),
@@ -108,14 +121,20 @@ impl PodView {
             },
             ready: condition(pod, "Ready").is_some_and(|(value, _)| value == "True"),
             is_grouped: is_grouped(pod),
+            trainer,
             deletion_timestamp: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0),
             lost: false,
             agent: agent(pod),
             stuck: stuck(pod),
-            cannot_start: waiting(pod).and_then(cannot_start),
-            rejected: rejected(pod).filter(|_| terminated.is_none()).map(Box::new),
+            cannot_start: waiting(pod).and_then(cannot_start).map(|why| match why {
+                CannotStart::Misconfigured if agent_waits(pod) => CannotStart::Refused,
+                why => why,
+            }),
+            rejected: rejected(pod).filter(|_| ended.is_none()).map(Box::new),
             disruption: disruption(pod),
-            end: terminated.map(end).map(Box::new),
+            end: ended
+                .map(|ended| end(ended, trainer, terminated(pod, AGENT)))
+                .map(Box::new),
         })
     }
 
@@ -143,6 +162,40 @@ pub(crate) fn is_grouped(pod: &Pod) -> bool {
         .is_some_and(|spec| spec.scheduling_group.is_some())
 }
 
+/// The statuses of all containers, those that stand beside the trainer first.
+fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
+    let lists = pod.status.iter().flat_map(|status| {
+        [
+            status.init_container_statuses.as_ref(),
+            status.container_statuses.as_ref(),
+        ]
+    });
+    lists.flatten().flatten()
+}
+
+/// How a container ended.
+fn terminated<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerStateTerminated> {
+    let container = statuses(pod).find(|container| container.name == name)?;
+    container.state.as_ref()?.terminated.as_ref()
+}
+
+fn trainer(pod: &Pod) -> Trainer {
+    let mut containers = pod
+        .spec
+        .iter()
+        .flat_map(|spec| spec.init_containers.iter().flatten());
+    if containers.any(|container| container.name == AGENT) {
+        Trainer::External
+    } else {
+        Trainer::Own
+    }
+}
+
+/// Whether the agent, which ends after the trainer, has left its last words, or never will.
+fn has_told(pod: &Pod) -> bool {
+    terminated(pod, AGENT).is_some() || matches!(phase(pod), "Succeeded" | "Failed")
+}
+
 fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<(&'a str, String)> {
     let condition = pod
         .status
@@ -162,11 +215,12 @@ fn condition<'a>(pod: &'a Pod, type_: &str) -> Option<(&'a str, String)> {
 
 fn agent(pod: &Pod) -> Option<String> {
     let address = pod.status.as_ref()?.pod_ip.as_ref()?;
-    let port = pod
-        .spec
-        .as_ref()?
-        .containers
+    let spec = pod.spec.as_ref()?;
+    let port = spec
+        .init_containers
         .iter()
+        .flatten()
+        .chain(&spec.containers)
         .flat_map(|container| container.ports.iter().flatten())
         .find(|port| port.name.as_deref() == Some(METRICS_PORT))?
         .container_port;
@@ -195,10 +249,18 @@ fn stuck(pod: &Pod) -> Option<String> {
 }
 
 fn waiting(pod: &Pod) -> Option<&ContainerStateWaiting> {
-    pod.status
-        .iter()
-        .flat_map(|status| status.container_statuses.iter().flatten())
-        .find_map(|container| container.state.as_ref()?.waiting.as_ref())
+    statuses(pod).find_map(|container| container.state.as_ref()?.waiting.as_ref())
+}
+
+/// Whether it is the agent beside another trainer that waits, with which the manifest has nothing to do.
+fn agent_waits(pod: &Pod) -> bool {
+    let waits = |container: &ContainerStatus| {
+        container
+            .state
+            .as_ref()
+            .is_some_and(|state| state.waiting.is_some())
+    };
+    statuses(pod).any(|container| container.name == AGENT && waits(container))
 }
 
 /// What of `CreateContainerConfigError` is the manifest's fault: a ConfigMap, a Secret or a key of one that there is not, and a user
@@ -261,22 +323,39 @@ fn disruption(pod: &Pod) -> Option<String> {
     })
 }
 
-fn end(terminated: &ContainerStateTerminated) -> End {
-    let message = terminated
-        .message
-        .clone()
-        .filter(|message| !message.trim().is_empty());
-    let record = message
-        .as_deref()
-        .and_then(|message| serde_json::from_str(message).ok());
+/// `agent` is the end of what stands beside another trainer, if it has ended: it leaves the record in the trainer's place.
+fn end(
+    terminated: &ContainerStateTerminated,
+    trainer: Trainer,
+    agent: Option<&ContainerStateTerminated>,
+) -> End {
+    let words = |terminated: &ContainerStateTerminated| {
+        let message = terminated.message.clone();
+        message.filter(|message| !message.trim().is_empty())
+    };
+    let message = words(terminated);
+    let record = match trainer {
+        Trainer::Own => message.clone(),
+        Trainer::External => agent.and_then(words),
+    };
+    let record: Option<TerminationRecord> = record.and_then(|record| serde_json::from_str(&record).ok());
     End {
         // Linux has no exit codes outside a byte; a runtime that reports one anyway did not run the trainer.
         exit: ExitCode::from_code(u8::try_from(terminated.exit_code).unwrap_or(u8::MAX)),
         reason: terminated.reason.clone().unwrap_or_default(),
         finished_at: terminated.finished_at.as_ref().map(|time| time.0),
-        message: message.filter(|_| record.is_none()),
+        message: match trainer {
+            Trainer::Own => message.filter(|_| record.is_none()),
+            Trainer::External => message.map(last_of),
+        },
         record,
     }
+}
+
+/// Of the end of a log, what was printed last: the error itself.
+fn last_of(message: String) -> String {
+    let start = message.len().saturating_sub(LOG_BYTES);
+    message[message.ceil_char_boundary(start)..].trim().to_owned()
 }
 
 #[cfg(test)]
@@ -296,6 +375,60 @@ mod tests {
         json!([{
             "name": "trainer", "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state,
         }])
+    }
+
+    /// A pod in which an agent stands beside another trainer; the states are those of the two.
+    fn beside_another(phase: &str, agent: &serde_json::Value, trainer: &serde_json::Value) -> PodView {
+        let status = |name: &str, state: &serde_json::Value| json!([{"name": name, "image": "", "imageID": "", "ready": false, "restartCount": 0, "state": state}]);
+        let mut pod = fixtures::pod_objects(1, phase).remove(0);
+        let spec = pod.spec.as_mut().expect("a spec");
+        let container = json!([{"name": "vit-agent", "ports": [{"name": "metrics", "containerPort": 9402}]}]);
+        spec.init_containers = serde_json::from_value(container).expect("a container");
+        spec.containers[0].ports = None;
+        pod.status = serde_json::from_value(json!({
+            "phase": phase, "podIP": "10.0.0.7",
+            "initContainerStatuses": status("vit-agent", agent), "containerStatuses": status("trainer", trainer),
+        }))
+        .expect("a status");
+        PodView::of(&pod).expect("ours")
+    }
+
+    #[test]
+    fn another_trainer_has_ended_once_the_agent_beside_it_has_told_what_it_knew() {
+        let running = json!({"running": {}});
+        let ended = |code: i32, message: &str| json!({"terminated": {"exitCode": code, "message": message}});
+        let record = r#"{"progress": {"attempt": 1, "epoch": 1, "totalEpochs": 2, "step": 7, "totalSteps": 8, "updatedAt": ""}}"#;
+        let failed = ended(1, "Traceback: no such file");
+        let done = ended(0, "");
+        assert_eq!(beside_another("Running", &running, &done).end, None);
+        assert!(
+            beside_another("Running", &running, &failed).end.is_some(),
+            "a failure is told at once"
+        );
+        let pod = beside_another("Running", &ended(0, record), &failed);
+        assert_eq!(pod.agent.as_deref(), Some("http://10.0.0.7:9402"));
+        let end = pod.end.expect("it has ended");
+        assert_eq!(
+            (end.exit, end.message.as_deref()),
+            (ExitCode::Other(1), Some("Traceback: no such file"))
+        );
+        let progress = end.record.and_then(|record| record.progress);
+        assert_eq!(progress.map(|progress| progress.step), Some(7));
+        // Its node may have gone before the agent could tell.
+        let end = beside_another("Failed", &running, &failed)
+            .end
+            .expect("it has ended");
+        assert_eq!((end.record, end.message.is_some()), (None, true));
+    }
+
+    #[test]
+    fn an_agent_that_cannot_start_keeps_its_pod_from_starting() {
+        let pulling = json!({"waiting": {"reason": "ErrImageNeverPull", "message": "absent"}});
+        let waiting = json!({"waiting": {"reason": "PodInitializing"}});
+        let pod = beside_another("Pending", &pulling, &waiting);
+        assert_eq!(pod.stuck.as_deref(), Some("ErrImageNeverPull: absent"));
+        // The manifest has nothing to do with it.
+        assert_eq!(pod.cannot_start, Some(CannotStart::Refused));
     }
 
     #[test]

@@ -99,7 +99,8 @@ pub(crate) fn stalled(
     let silent = gang
         .iter()
         .find(|pod| answers.iter().all(|(node_rank, _)| *node_rank != pod.node_rank));
-    let behind = behind(&ranks);
+    // Of several pods the ranks of one alone tell nothing of who is waited for: another trainer's log is of rank 0.
+    let behind = behind(&ranks).filter(|_| ranks.len() > 1 || gang.len() == 1);
     let to_blame = match behind {
         Some((node_rank, _)) => gang.iter().find(|pod| pod.node_rank == node_rank),
         None => silent,
@@ -127,6 +128,7 @@ pub(crate) fn stalled(
     message.push_str(&match (behind, silent) {
         (Some((_, rank)), _) => describe(rank, step),
         (None, Some(pod)) => format!("the agent of pod {} does not answer", pod.name),
+        (None, None) if ranks.len() == 1 => "which rank is waited for is not known".into(),
         (None, None) => "no rank is behind the others".into(),
     });
     Some(Failure {

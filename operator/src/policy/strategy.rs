@@ -85,11 +85,8 @@ pub(crate) fn takes_less(failure: &Failure, job: &ValidatedJob, status: &ViTTrai
         return false;
     };
     // A pod with GPUs has memory of its own beside, which strategies do not take less of.
-    let divided = match job.run_config.device {
-        Device::Cpu => Memory::Host,
-        _ => Memory::Gpu,
-    };
-    let is_out_of_memory = failure.class == FailureClass::OutOfMemory && failure.memory == Some(divided);
+    let is_of_ranks = job.run_config.device == Device::Cpu || failure.memory == Some(Memory::Gpu);
+    let is_out_of_memory = failure.class == FailureClass::OutOfMemory && is_of_ranks;
     let nodes = u32::try_from(status.nodes().len()).unwrap_or(u32::MAX);
     let most = limit(failed.available_mebibytes, Some(failed));
     is_out_of_memory

@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::body::Bytes;
 use contract::{Heartbeats, Progress};
 use futures::{StreamExt as _, stream};
-use http::Uri;
+use http::{StatusCode, Uri};
 use http_body_util::{BodyExt as _, Empty, Limited};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -31,6 +31,12 @@ pub(crate) enum Poll {
     Heartbeats(Vec<(usize, String)>),
 }
 
+/// What an agent that is there says.
+enum Reply<T> {
+    Told(T),
+    NothingYet,
+}
+
 #[derive(Clone, Debug)]
 pub(crate) struct AgentClient(Client<HttpConnector, Empty<Bytes>>);
 
@@ -49,28 +55,37 @@ impl AgentClient {
     /// `None` where nothing is to be had now.
     pub(crate) async fn poll(&self, poll: Poll) -> Option<Answer> {
         match poll {
-            Poll::Progress(agent) => Some(Answer::Progress(Box::new(self.progress(&agent).await?))),
+            Poll::Progress(agent) => self.progress(&agent).await,
             Poll::Heartbeats(agents) => Some(Answer::Heartbeats(self.heartbeats(agents).await)),
         }
     }
 
-    /// The progress record; `None` where there is none to be had now.
-    async fn progress(&self, agent: &str) -> Option<Progress> {
-        self.get(agent, "/progress").await
+    /// The progress record, or that there is none yet; `None` where nobody answers.
+    async fn progress(&self, agent: &str) -> Option<Answer> {
+        Some(match self.get::<Progress>(agent, "/progress").await? {
+            Reply::Told(progress) => Answer::Progress(Box::new(progress)),
+            Reply::NothingYet => Answer::NoProgress,
+        })
     }
 
     /// The heartbeats of those agents that answer, each with the number it was given here.
     async fn heartbeats(&self, agents: Vec<(usize, String)>) -> Vec<(usize, Heartbeats)> {
         stream::iter(agents)
-            .map(|(number, agent)| async move { Some((number, self.get(&agent, "/heartbeats").await?)) })
+            .map(|(number, agent)| async move {
+                match self.get(&agent, "/heartbeats").await? {
+                    Reply::Told(heartbeats) => Some((number, heartbeats)),
+                    Reply::NothingYet => None,
+                }
+            })
             .buffered(ASKED_AT_ONCE)
             .filter_map(std::future::ready)
             .collect()
             .await
     }
 
-    /// An agent that is starting or stopping does not answer, which is no fault.
-    async fn get<T: DeserializeOwned>(&self, agent: &str, path: &str) -> Option<T> {
+    /// What an agent answers, or that it has nothing to answer yet. One that is starting or stopping does not answer, which is no
+    /// fault.
+    async fn get<T: DeserializeOwned>(&self, agent: &str, path: &str) -> Option<Reply<T>> {
         match tokio::time::timeout(TIMEOUT, self.try_get(agent, path)).await {
             Ok(Ok(answer)) => Some(answer),
             Ok(Err(error)) => {
@@ -84,7 +99,7 @@ impl AgentClient {
         }
     }
 
-    async fn try_get<T: DeserializeOwned>(&self, agent: &str, path: &str) -> Result<T, String> {
+    async fn try_get<T: DeserializeOwned>(&self, agent: &str, path: &str) -> Result<Reply<T>, String> {
         let uri: Uri = format!("{agent}{path}")
             .parse()
             .map_err(|error| format!("not an address: {error}"))?;
@@ -93,6 +108,9 @@ impl AgentClient {
             .get(uri)
             .await
             .map_err(|error| format!("failed to ask: {error}"))?;
+        if response.status() == StatusCode::SERVICE_UNAVAILABLE {
+            return Ok(Reply::NothingYet);
+        }
         if !response.status().is_success() {
             return Err(format!("answered {}", response.status()));
         }
@@ -101,7 +119,10 @@ impl AgentClient {
             .await
             .map_err(|error| format!("failed to read the answer: {error}"))?
             .to_bytes();
-        serde_json::from_slice(&body).map_err(|error| format!("not what was asked for: {error}"))
+        let answer = serde_json::from_slice(&body);
+        answer
+            .map(Reply::Told)
+            .map_err(|error| format!("not what was asked for: {error}"))
     }
 }
 
@@ -132,7 +153,20 @@ mod tests {
         };
         let agent =
             agent_that_answers("/progress", serde_json::to_string(&progress).expect("serializes")).await;
-        assert_eq!(AgentClient::new().progress(&agent).await, Some(progress));
+        assert_eq!(
+            AgentClient::new().progress(&agent).await,
+            Some(Answer::Progress(Box::new(progress)))
+        );
+    }
+
+    #[tokio::test]
+    async fn an_agent_without_a_record_is_there() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let router = Router::new().route("/progress", get(|| async { StatusCode::SERVICE_UNAVAILABLE }));
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        let answer = AgentClient::new().progress(&format!("http://{address}")).await;
+        assert_eq!(answer, Some(Answer::NoProgress));
     }
 
     #[tokio::test]
@@ -184,7 +218,7 @@ mod tests {
             connection
         };
         let (mut connection, answer) = tokio::join!(server, client.progress(&agent));
-        assert_eq!(answer, Some(Progress::default()));
+        assert_eq!(answer, Some(Answer::Progress(Box::default())));
         tokio::time::pause();
         let mut nothing = [0];
         let read = tokio::time::timeout(Duration::from_secs(600), connection.read(&mut nothing));

@@ -15,7 +15,7 @@ use super::observation::{Isolation, Observation};
 use super::plan::Plan;
 use crate::api::kueue::Workload;
 use crate::api::pod_group::Version;
-use crate::build::pod::Member;
+use crate::build::Member;
 use crate::build::workload::is_current;
 use crate::build::{config_map, name_of_attempt, network_policy, pod, pod_group, service, workload};
 use crate::policy::admission::{AdmissionState, admission_state};
@@ -202,6 +202,7 @@ fn gang(observation: &Observation, valid: &ValidatedJob, node_ranks: &[usize]) -
                     gang_size: nodes.len(),
                     node: nodes.get(*node_rank)?,
                     is_grouped,
+                    agent_image: observation.agent_image.as_deref(),
                 };
                 Some(pod::build(job, valid, member))
             })

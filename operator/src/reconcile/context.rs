@@ -41,6 +41,8 @@ const EVENTS_AT_ONCE: usize = 1024;
 pub(crate) struct Settings {
     pub(crate) network_policies: bool,
     pub(crate) pod_groups: PodGroups,
+    /// Of what stands beside another trainer in its pods.
+    pub(crate) agent_image: Option<String>,
 }
 
 pub(crate) struct Context {

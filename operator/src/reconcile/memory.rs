@@ -76,9 +76,11 @@ impl LastMove {
 }
 
 /// What agents have answered to a poll.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Answer {
     Progress(Box<Progress>),
+    /// Rank 0's agent is there, and has no progress to tell of yet.
+    NoProgress,
     /// The heartbeats of every pod that answered, by node rank.
     Heartbeats(Vec<(usize, Heartbeats)>),
 }
@@ -204,6 +206,7 @@ impl Memory {
                             job.silence = None;
                             agents.is_fresh = true;
                         }
+                        Answer::NoProgress => job.silence = None,
                         Answer::Heartbeats(heartbeats) => agents.heartbeats = Some(heartbeats),
                     }
                 }
@@ -375,6 +378,8 @@ mod tests {
             Some(2),
             "it is not rank 0's record"
         );
+        let nothing = Some(Answer::NoProgress);
+        assert_eq!(seconds(poll(&memory, nothing).await), None, "its agent is there");
         assert_eq!(seconds(agents(&memory, 2)), None, "another attempt");
         tokio::time::advance(INTERVAL).await;
         drop(memory.begin_poll("job", 2, INTERVAL));

@@ -35,6 +35,8 @@ pub(crate) struct Observation {
     pub(crate) network_policy: Isolation,
     /// The version of the PodGroups that gangs get, if they get any.
     pub(crate) pod_groups: Option<Version>,
+    /// The image of what stands beside another trainer, where there is one.
+    pub(crate) agent_image: Option<String>,
     pub(crate) config_maps: BTreeSet<String>,
     /// The newest record of the present attempt.
     pub(crate) progress: Option<Progress>,

@@ -60,6 +60,7 @@ pub(crate) async fn observe(
         has_service: caches.has_service(&job),
         network_policy: isolation(context, &job),
         pod_groups: context.settings.pod_groups.version(),
+        agent_image: context.settings.agent_image.clone(),
         config_maps: caches.config_maps_of(&job),
         pods,
         departed,
@@ -82,7 +83,9 @@ pub(crate) async fn observe(
         observation.unseen_pods.extend(unseen);
     }
     add_progress(context, &uid, &mut observation);
+    // Another trainer may keep its checkpoints anywhere.
     if observation.job.spec.checkpoint.volume.is_none()
+        && observation.job.spec.external.is_none()
         && let Some(progress) = &mut observation.progress
     {
         // It goes with the pod.

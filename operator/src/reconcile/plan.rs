@@ -136,6 +136,15 @@ pub(crate) fn plan(
         Ok(valid) => valid,
         Err(invalid) => return Plan::Refuse(invalid.to_string()),
     };
+    if valid.external.is_some()
+        && observation.agent_image.is_none()
+        && matches!(phase, Phase::Pending | Phase::Restarting)
+    {
+        return Plan::Refuse(
+            "spec.external is given: this operator was started without --agent-image, which tells about another trainer"
+                .into(),
+        );
+    }
     // Whatever else is wanted of a gang that has ended well: nothing is left to be done.
     if has_finished(observation, &status) {
         return Plan::Finish;
@@ -334,7 +343,7 @@ fn follow(
     let is_unfit = |pod: &&PodView| unfit.iter().any(|(other, _)| other.name == pod.name);
     let failure = root_cause(gang.iter().filter(|pod| !is_unfit(pod)));
     if let Some((_, words)) = unfit.first()
-        && failure.as_ref().is_none_or(|failure| failure.class.is_echo())
+        && failure.as_ref().is_none_or(|failure| failure.is_echo)
     {
         return Plan::Halt(StopReason::Unfit(words.clone()));
     }

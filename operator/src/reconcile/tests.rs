@@ -282,6 +282,7 @@ fn context_with(
         Settings {
             network_policies: true,
             pod_groups: PodGroups::known(pod_groups.then_some(Version("v1beta1"))),
+            agent_image: None,
         },
         "test".into(),
     ))

@@ -157,8 +157,6 @@ pub(super) fn plan(study: &ViTScalingStudy) -> Result<Plan, String> {
                 .to_owned()
         } else if !crds::spec::is_for_vit_operator(run.spec.managed_by.as_deref()) {
             "managedBy names another controller: leave it out".to_owned()
-        } else if run.external.is_some() {
-            "external runs with vit-trainer study, and not in a cluster".to_owned()
         } else {
             let job = Slot { run, repetition: 0 }.job(study, 1, &Nodes::default());
             let Err(error) = crds::validate(&job) else {

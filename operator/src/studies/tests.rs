@@ -622,9 +622,11 @@ fn what_a_cluster_cannot_run_is_told_by_name() {
         &why("{measure: {epochs: 50, repetitions: 100}}"),
         "divide the study",
     );
-    let variants =
-        "{sweeps: [{name: v, mode: Variants, variants: [{name: a}, {name: b, external: {command: [x]}}]}]}";
-    assert_contains(&why(variants), "v-r1-b16-b: external runs with vit-trainer study");
+    let variants = "{sweeps: [{name: v, mode: Variants, variants: [{name: a}, {name: b, spec: {external: {command: []}}}]}]}";
+    assert_contains(
+        &why(variants),
+        "spec.external.command is empty: must name a program",
+    );
     let slow = "{sweeps: [{name: v, mode: Variants, variants: [{name: a}, {name: b, spec: {workers: {device: cpu}}, speeds: [0.5]}]}]}";
     assert_contains(&why(slow), "v-r1-b16-b: speeds slow the ranks of one machine");
 }

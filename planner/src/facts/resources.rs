@@ -104,10 +104,8 @@ pub fn requests_of(spec: &PodSpec) -> Requests {
     }
     add(&mut total, &amounts(spec.overhead.as_ref()));
     total.insert(PODS.into(), 1);
-    let ports = spec
-        .containers
-        .iter()
-        .flat_map(|container| container.ports.iter().flatten());
+    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    let ports = containers.flat_map(|container| container.ports.iter().flatten());
     if ports
         .filter_map(|port| port.host_port)
         .any(|port| GANG_PORTS.contains(&port))

@@ -70,6 +70,9 @@ impl From<&ValidatedJob> for GangRequest {
         let gpus_per_node = i64::from(job.gpus_per_node());
         let mut requests = resources::requests(Some(&job.pod.resources));
         requests.insert(job.pod.gpu_resource.clone(), gpus_per_node);
+        for (resource, amount) in resources::requests(job.agent_resources().as_ref()) {
+            *requests.entry(resource).or_default() += amount;
+        }
         requests.insert(PODS.into(), 1);
         if job.pod.host_network {
             requests.insert(HOST_PORTS.into(), 1);

@@ -200,15 +200,6 @@ impl Problems<'_> {
             let expected = "must be fields of a ViTTrainingJob's spec";
             self.refuse(field("variants.spec"), &variant.spec, expected);
         }
-        if let Some(external) = &variant.external {
-            if external.command.is_empty() {
-                self.refuse(field("variants.external.command"), "empty", "must name a program");
-            }
-            if !variant.speeds.is_empty() {
-                let expected = "another trainer cannot be slowed: leave speeds or external out";
-                self.refuse(field("variants.speeds"), "given", expected);
-            }
-        }
         for speed in variant
             .speeds
             .iter()

@@ -52,7 +52,7 @@ impl Job {
         }
         let config = config(&spec)?;
         Ok(Self {
-            speeds: speeds(choice.variant, &config)?,
+            speeds: speeds(choice.variant, &config, spec.external.is_some())?,
             spec,
             config,
             gpus_per_node,
@@ -121,12 +121,15 @@ fn config(spec: &ViTTrainingJobSpec) -> Result<RunConfig, String> {
         .map_err(|error| error.to_string())
 }
 
-fn speeds(variant: Option<&Variant>, config: &RunConfig) -> Result<Vec<f64>, String> {
+fn speeds(variant: Option<&Variant>, config: &RunConfig, is_external: bool) -> Result<Vec<f64>, String> {
     let Some((given, last)) =
         variant.and_then(|variant| variant.speeds.last().map(|last| (&variant.speeds, *last)))
     else {
         return Ok(vec![]);
     };
+    if is_external {
+        return Err("speeds are given with external: another trainer cannot be slowed".into());
+    }
     if config.device != Device::Cpu {
         return Err("speeds need workers.device cpu: a GPU cannot be made to compute as a slower one".into());
     }

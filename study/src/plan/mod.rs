@@ -78,8 +78,6 @@ pub struct Run {
     pub spec: ViTTrainingJobSpec,
     /// Speed of each rank, where slower devices are emulated.
     pub speeds: Vec<f64>,
-    /// The command of another trainer, where it is not vit-trainer that runs the job.
-    pub external: Option<Vec<String>>,
     /// Ranks that a node is to have; few ranks share one that has fewer.
     pub gpus_per_node: i32,
     /// What the trainer makes of the first job.
@@ -191,9 +189,7 @@ impl Plan {
             },
             run: 0,
         };
-        let external = choice.variant.and_then(|variant| variant.external.as_ref());
-        let external = external.map(|external| external.command.clone());
-        let key = key(&spec, &speeds, external.as_deref());
+        let key = key(&spec, &speeds);
         let run = self
             .runs
             .iter()
@@ -204,7 +200,6 @@ impl Plan {
                     label: point.label(),
                     spec,
                     speeds,
-                    external,
                     gpus_per_node,
                     config,
                 });
@@ -297,8 +292,8 @@ fn choices(sweep: &Sweep) -> Vec<Choice<'_>> {
 }
 
 /// Of everything that a run is made from.
-fn key(spec: &ViTTrainingJobSpec, speeds: &[f64], external: Option<&[String]>) -> String {
-    fingerprint(&json!([spec, speeds, external]))
+fn key(spec: &ViTTrainingJobSpec, speeds: &[f64]) -> String {
+    fingerprint(&json!([spec, speeds]))
 }
 
 /// Eight hexadecimal digits that tell a value from others.
@@ -455,12 +450,12 @@ mod tests {
                 "spec.sweeps[s].variants.speeds is 2: must be 0.0001 to 1, the speed of the machine",
             ),
             (
-                "[{name: s, mode: Variants, variants: [{name: a}, {name: b, external: {command: []}}]}]",
-                "spec.sweeps[s].variants.external.command is empty: must name a program",
+                "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {external: {command: []}}}]}]",
+                "the point variant \"b\" of spec.sweeps[s] makes no job: spec.external.command is empty: must name a program",
             ),
             (
-                "[{name: s, mode: Variants, variants: [{name: a}, {name: b, speeds: [0.5], external: {command: [x]}}]}]",
-                "spec.sweeps[s].variants.speeds is given: another trainer cannot be slowed",
+                "[{name: s, mode: Variants, variants: [{name: a}, {name: b, speeds: [0.5], spec: {external: {command: [x]}}}]}]",
+                "the point variant \"b\" of spec.sweeps[s] makes no job: speeds are given with external: another trainer cannot be slowed",
             ),
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: 3}]}]",

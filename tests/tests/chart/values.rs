@@ -29,7 +29,7 @@ fn the_deployment_is_as_the_values_say() -> Result<()> {
          "/spec/template/spec/volumes", [{"name": "scratch", "emptyDir": {"medium": "Memory"}}]],
         ["extraVolumeMounts[0].name=scratch,extraVolumeMounts[0].mountPath=/scratch",
          "/spec/template/spec/containers/0/volumeMounts", [{"name": "scratch", "mountPath": "/scratch"}]],
-        ["extraArgs={--replica=a}", "/spec/template/spec/containers/0/args/5", "--replica=a"],
+        ["extraArgs={--replica=a}", "/spec/template/spec/containers/0/args/6", "--replica=a"],
         ["extraEnv[0].name=RUST_BACKTRACE,extraEnv[0].value=full",
          "/spec/template/spec/containers/0/env/3", {"name": "RUST_BACKTRACE", "value": "full"}],
         ["extraEnv[1].name=TOKEN,extraEnv[1].valueFrom.secretKeyRef.name=a,extraEnv[1].valueFrom.secretKeyRef.key=b",

@@ -17,7 +17,8 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
 
 const PAGES: [&str; 2] = ["docs/troubleshooting.md", "docs/troubleshooting-trainer.md"];
 /// What says something to users.
-const SOURCES: [&str; 5] = [
+const SOURCES: [&str; 6] = [
+    "agent/src",
     "contract/src",
     "crds/src",
     "operator/src",

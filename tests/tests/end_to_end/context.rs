@@ -297,6 +297,11 @@ impl Namespace<'_> {
 
     /// The process of the rank in the pod of this node rank, as the host counts processes.
     pub(crate) fn rank_process(&self, job: &str, node_rank: u32) -> Result<i32> {
+        self.process(job, node_rank, "vit-trainer\0rank")
+    }
+
+    /// The process in the pod of this node rank whose command line has these words, each followed by a NUL.
+    pub(crate) fn process(&self, job: &str, node_rank: u32, words: &str) -> Result<i32> {
         let node_rank = node_rank.to_string();
         let pods = self.pods()?;
         let of_rank = pods.iter().filter(|pod| {
@@ -309,7 +314,7 @@ impl Namespace<'_> {
             let (cgroup, command) = (about("cgroup"), about("cmdline"));
             uids.iter()
                 .any(|uid| String::from_utf8_lossy(&cgroup).contains(uid))
-                && String::from_utf8_lossy(&command).contains("vit-trainer\0rank")
+                && String::from_utf8_lossy(&command).contains(words)
         };
         let processes = cgroup::processes(self.context.cluster.name(), None)?;
         let rank = processes.into_iter().find(is_it);
@@ -319,9 +324,7 @@ impl Namespace<'_> {
     /// Sends a signal to the rank in the pod of this node rank. From the host: a command in the container may be killed before it
     /// has answered, as the container ends with its rank.
     pub(crate) fn signal_rank(&self, job: &str, node_rank: u32, signal: Signal) -> Result<()> {
-        let process = self.rank_process(job, node_rank)?;
-        let pid = Pid::from_raw(process).context("a process id")?;
-        kill_process(pid, signal).with_context(|| format!("cannot send {signal:?} to process {process}"))
+        kill(self.rank_process(job, node_rank)?, signal)
     }
 
     /// Asks for a pod's eviction, as `kubectl drain` does.
@@ -340,4 +343,10 @@ impl Namespace<'_> {
             Ok(())
         })
     }
+}
+
+/// Sends a signal to a process of a pod.
+pub(crate) fn kill(process: i32, signal: Signal) -> Result<()> {
+    let pid = Pid::from_raw(process).context("a process id")?;
+    kill_process(pid, signal).with_context(|| format!("cannot send {signal:?} to process {process}"))
 }

@@ -9,6 +9,7 @@ mod context;
 mod disruptions;
 mod documentation;
 mod elastic;
+mod external;
 mod faults;
 mod install;
 mod isolation;
@@ -58,6 +59,7 @@ const SHARED: &[(&str, Test)] = tests![
     lifecycle::suspended_job_saves_and_resumes_where_it_stopped,
     lifecycle::scaled_job_continues_in_its_new_size,
     isolation::strangers_reach_metrics_alone,
+    external::another_trainer_is_followed_through_faults_and_measured,
 ];
 
 /// Tests that change the cluster, need most of its GPUs, or measure time.

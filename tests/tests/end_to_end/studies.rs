@@ -213,7 +213,7 @@ fn current(status: &ViTScalingStudyStatus) -> &str {
 
 impl Namespace<'_> {
     /// A study of the digits that is small, with these fields of its spec merged in.
-    fn study(&self, name: &str, spec: Value) -> Result<ViTScalingStudy> {
+    pub(crate) fn study(&self, name: &str, spec: Value) -> Result<ViTScalingStudy> {
         let mut job: Value = serde_saphyr::from_str(include_str!("../../../examples/digits.yaml"))?;
         let smaller = json!({
             "model": {"hiddenSize": 64, "depth": 2}, "training": {"schedule": {"warmupEpochs": 0}},
@@ -232,7 +232,7 @@ impl Namespace<'_> {
         Api::namespaced(self.context.client.clone(), &self.name)
     }
 
-    fn create_study(&self, study: &ViTScalingStudy) -> Result<()> {
+    pub(crate) fn create_study(&self, study: &ViTScalingStudy) -> Result<()> {
         let studies = self.studies();
         self.context
             .block_on(async { studies.create(&PostParams::default(), study).await })?;
@@ -245,7 +245,7 @@ impl Namespace<'_> {
         Ok(())
     }
 
-    fn wait_study(
+    pub(crate) fn wait_study(
         &self,
         name: &str,
         what: &str,

@@ -6,7 +6,8 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use contract::{ExitCode, FailureClass, FailureRecord, Heartbeat, RunConfig, environment};
+use contract::environment::{self, torchrun};
+use contract::{ExitCode, FailureClass, FailureRecord, Heartbeat, RunConfig};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tokio::io::{AsyncBufReadExt as _, BufReader};
@@ -21,9 +22,8 @@ use super::{Pod, Shown};
 use crate::error::TrainError;
 use crate::metrics::Report;
 use crate::output::{Output, Pace};
-use crate::pulse::GIVEN_UP;
-use crate::rank::torchrun;
 use crate::threads;
+use ::agent::pulse::GIVEN_UP;
 
 /// How long the other ranks have to end by themselves, once one has failed, before they are killed. Their collectives
 /// fail at once, and rank 0 may be finishing a checkpoint.

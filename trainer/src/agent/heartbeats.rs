@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use contract::{Activity, Heartbeat, Heartbeats, ProcessState};
 use nix::unistd::Pid;
 
-use crate::pulse::Pulse;
+use ::agent::pulse::Pulse;
 
 #[derive(Debug)]
 pub(crate) struct Pulses {

@@ -7,21 +7,20 @@
 //!   a rank fails --> the others are ended --> termination record, exit code of the first that failed
 //! ```
 
-mod coordinator;
 mod gang;
 mod heartbeats;
-mod http;
 
 use std::path::PathBuf;
 use std::sync::{Arc, RwLock};
 
-use contract::progress::FAILURE_MESSAGE_BYTES;
-use contract::{ExitCode, FailureRecord, Measurement, Progress, RunConfig, TerminationRecord, environment};
+use ::agent::{coordinator, http, this_machine};
+use contract::{
+    ExitCode, FailureRecord, Heartbeats, Measurement, Progress, RunConfig, TerminationRecord, environment,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::config;
 use crate::error::TrainError;
-use crate::machine::this_machine;
 use crate::metrics::LOG_NAME;
 use crate::metrics::prometheus::Metrics;
 use crate::output::Output;
@@ -43,6 +42,25 @@ pub(crate) struct Shown {
     /// From rank 0, where it is in this pod.
     progress: RwLock<Option<Progress>>,
     pulses: Pulses,
+}
+
+impl http::Shown for Shown {
+    fn metrics(&self) -> prometheus::Result<Vec<u8>> {
+        self.metrics.render()
+    }
+
+    fn progress(&self) -> Option<Progress> {
+        let progress = self.progress.read().ok()?.clone()?;
+        Some(Progress {
+            // Only the pod of rank 0 has a record, and rank 0 is the first of its pod.
+            heartbeat: self.pulses.heartbeat(0),
+            ..progress
+        })
+    }
+
+    fn heartbeats(&self) -> Heartbeats {
+        self.pulses.heartbeats()
+    }
 }
 
 /// Runs this pod's part of the attempt, writes progress to standard output as `output` says, and leaves the termination
@@ -104,9 +122,13 @@ async fn attempt(output: Output, stop_with_parent: bool) -> Result<Ended, TrainE
         progress: RwLock::new(None),
         pulses: Pulses::new(pod.attempt, first_rank, config.ranks_per_node),
     });
-    http::serve(pod.http_port, Arc::clone(&shown)).await?;
+    http::serve(pod.http_port, Arc::clone(&shown))
+        .await
+        .map_err(TrainError::system("failed to listen for HTTP (VIT_AGENT_PORT)"))?;
 
-    let Some(address) = coordinator::resolve(&pod.coordinator_host, pod.coordinator_port, &stop).await?
+    let Some(address) = coordinator::resolve(&pod.coordinator_host, pod.coordinator_port, &stop)
+        .await
+        .map_err(|error| TrainError::Rendezvous(error.to_string()))?
     else {
         return Ok(Ended {
             code: ExitCode::Stopped,
@@ -147,7 +169,7 @@ fn measured(config: &RunConfig) -> Option<Result<Measurement, String>> {
         log.and_then(|log| study::read_log(&log, measure.warmup_steps).map_err(|error| error.to_string()));
     Some(measured.map(|measurement| {
         Measurement {
-            machine: Some(this_machine()),
+            machine: Some(this_machine(env!("CARGO_PKG_VERSION"))),
             ..measurement
         }
         .rounded()
@@ -197,16 +219,7 @@ fn finish(ended: &Ended) -> ExitCode {
     let Ok(path) = std::env::var(environment::TERMINATION_LOG) else {
         return ended.code;
     };
-    let mut record = ended.record.clone();
-    if let Some(progress) = &mut record.progress {
-        // Nobody is slow any more, and the room is scarce.
-        progress.slow_ranks.clear();
-        progress.idle_ranks.clear();
-    }
-    let failure = record.failure.as_mut().map(|failure| &mut failure.message);
-    for message in failure.into_iter().chain(&mut record.unmeasured) {
-        shorten(message, FAILURE_MESSAGE_BYTES);
-    }
+    let record = ended.record.clone().shortened();
     let path = PathBuf::from(path);
     let written = serde_json::to_vec(&record)
         .map_err(std::io::Error::other)
@@ -215,29 +228,4 @@ fn finish(ended: &Ended) -> ExitCode {
         tracing::error!("failed to leave the termination record: {error}");
     }
     ended.code
-}
-
-/// Cuts a text to at most `bytes` bytes, between characters.
-fn shorten(text: &mut String, bytes: usize) {
-    if text.len() > bytes {
-        let end = (0..=bytes)
-            .rev()
-            .find(|end| text.is_char_boundary(*end))
-            .unwrap_or(0);
-        text.truncate(end);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_long_message_is_cut_between_characters() {
-        let mut text = "aé".to_owned();
-        shorten(&mut text, 3);
-        assert_eq!(text, "aé");
-        shorten(&mut text, 2);
-        assert_eq!(text, "a");
-    }
 }

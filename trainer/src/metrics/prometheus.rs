@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use ::agent::step_buckets;
 use contract::metrics as names;
 use contract::{Progress, RunConfig};
 use prometheus::core::Collector;
@@ -12,11 +13,6 @@ use prometheus::{
 
 use super::{CheckpointCost, StepReport, sync_operations, sync_seconds};
 use crate::flops::flops_per_image;
-
-/// From a tenth of a millisecond to some 50 seconds.
-const BUCKETS_START: f64 = 1e-4;
-const BUCKETS_FACTOR: f64 = 2.0;
-const BUCKETS: usize = 20;
 
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -221,7 +217,7 @@ impl RankMetrics {
         let step_seconds = HistogramVec::new(
             HistogramOpts {
                 common_opts: options(names::STEP_SECONDS, "Seconds of each part of an optimizer step."),
-                buckets: prometheus::exponential_buckets(BUCKETS_START, BUCKETS_FACTOR, BUCKETS)?,
+                buckets: step_buckets()?,
             },
             &[names::LABEL_PHASE],
         )?;

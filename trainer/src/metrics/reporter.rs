@@ -9,7 +9,7 @@ use contract::ExitCode;
 
 use super::Report;
 use crate::error::TrainError;
-use crate::pulse::Pulse;
+use ::agent::pulse::Pulse;
 
 /// Sends reports as lines of JSON.
 #[derive(Clone, Debug)]

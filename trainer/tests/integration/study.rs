@@ -314,7 +314,7 @@ sleep 1000 &
 fn another_trainer_is_measured_by_the_log_that_it_writes() {
     let variant = |name: &str, script: &str| {
         let command = serde_json::to_string(&["sh", "-ec", script]).expect("strings");
-        format!("{{name: {name}, external: {{command: {command}}}}}")
+        format!("{{name: {name}, spec: {{external: {{command: {command}}}}}}}")
     };
     let marker = format!("9{:07}", std::process::id());
     let variants = [

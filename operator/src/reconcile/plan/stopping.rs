@@ -7,8 +7,8 @@ use crds::Phase;
 use crds::status::ViTTrainingJobStatus;
 
 use super::Plan;
-use crate::policy::failure::{Failure, failure_of, root_cause};
-use crate::policy::gang::{PodId, PodView};
+use crate::policy::failure::{Failure, failure_of, is_echo, root_cause};
+use crate::policy::gang::{PodId, PodView, Trainer};
 use crate::policy::restart::{SETTLE, Verdict, back_off};
 use crate::reconcile::observation::Observation;
 
@@ -21,19 +21,21 @@ pub(super) fn settle(
 ) -> Option<Plan> {
     let known = status.failure_of_attempt()?;
     let seen_at = known.time.as_ref()?.0;
-    let is_echo = contract::FailureClass::ALL
+    let trainer = match observation.job.spec.external {
+        None => Trainer::Own,
+        Some(_) => Trainer::External,
+    };
+    let may_be_echo = contract::FailureClass::ALL
         .iter()
-        .any(|class| class.as_str() == known.class && class.is_echo());
-    if !is_echo {
+        .any(|class| class.as_str() == known.class && is_echo(*class, trainer));
+    if !may_be_echo {
         return None;
     }
     // What ends later than that may have been ended by ourselves. Both times are in whole seconds.
     let cause = observation
         .gang(status.attempt)
         .filter_map(failure_of)
-        .filter(|failure| {
-            !failure.class.is_echo() && failure.finished_at.is_some_and(|time| time < seen_at + SETTLE)
-        })
+        .filter(|failure| !failure.is_echo && failure.finished_at.is_some_and(|time| time < seen_at + SETTLE))
         .min_by_key(|failure| failure.finished_at);
     let silent = || {
         let mut present = observation
@@ -100,7 +102,12 @@ pub(super) fn failed_stop(observation: &Observation, status: &ViTTrainingJobStat
     // A pod of which no end is known may have stopped well.
     let did_not_stop = |pod: &&PodView| {
         let end = pod.end.as_deref();
-        end.is_some_and(|end| !matches!(end.exit, ExitCode::Done | ExitCode::Stopped))
+        end.is_some_and(|end| match end.exit {
+            ExitCode::Done | ExitCode::Stopped => false,
+            // As torchrun ends that was told to.
+            ExitCode::Other(_) => pod.trainer == Trainer::Own,
+            _ => true,
+        })
     };
     root_cause(observation.gang(status.attempt).filter(did_not_stop)).map(Plan::RecordFailedStop)
 }

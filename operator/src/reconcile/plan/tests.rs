@@ -2,7 +2,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use contract::FailureClass::{
-    BadData, DeviceFault, Killed, OutOfMemory, PeerLost, PodLost, Stalled, StartFailed,
+    BadData, Crashed, DeviceFault, Killed, OutOfMemory, PeerLost, PodLost, Stalled, StartFailed,
 };
 use contract::exit::ExitCode;
 use contract::{
@@ -25,7 +25,7 @@ use serde_json::json;
 use super::*;
 use crate::error::Error;
 use crate::fixtures::{self, assert_contains, at, gang, job_in, observation, pod};
-use crate::policy::gang::End;
+use crate::policy::gang::{End, Trainer};
 use crate::policy::restart::SETTLE;
 use crate::policy::restart::Verdict::{Exhausted, NotRetryable, Restart};
 use crate::policy::stall::{Silence, Standstill};
@@ -300,6 +300,22 @@ fn a_killed_rank_is_followed_by_a_new_attempt_once_its_gang_is_gone() {
 }
 
 #[test]
+fn another_trainer_needs_an_agent_beside_it() {
+    let mut observation = observation(job_in(Phase::Pending, 0), vec![]);
+    job_of(&mut observation).spec.external = serde_json::from_value(json!({"command": ["torchrun"]})).ok();
+    let Plan::Refuse(message) = decide(&observation) else {
+        panic!("refused")
+    };
+    assert_contains(&message, "without --agent-image");
+    observation.agent_image = Some("localhost/vit-operator:dev".into());
+    assert!(matches!(step(&mut observation), Plan::Place { attempt: 1, .. }));
+    // What runs is not taken away.
+    observation.agent_image = None;
+    observation.pods = gang(1);
+    assert!(!matches!(decide(&observation), Plan::Refuse(_)));
+}
+
+#[test]
 fn a_rank_out_of_memory_is_followed_by_a_gang_that_divides_more_where_the_operator_chooses() {
     let mut failed = ended(pod(1, 0), 77, 99);
     let record = failed.end.as_mut().and_then(|end| end.record.as_mut());
@@ -390,6 +406,50 @@ fn the_cause_of_an_echo_is_waited_for_and_ends_the_job_where_it_must() {
     let status = observation.status();
     assert_eq!((status.phase, status.restarts), (Some(Phase::Failed), 0));
     assert_eq!(status.last_failure.expect("a failure").time, Some(Time(at(100))));
+}
+
+#[test]
+fn another_trainer_that_crashed_may_have_lost_its_peer() {
+    let external = |mut pod: PodView| {
+        pod.trainer = Trainer::External;
+        if let Some(end) = &mut pod.end {
+            end.record = None;
+        }
+        pod
+    };
+    let mut observation = running(vec![external(ended(pod(1, 0), 1, 99)), external(pod(1, 1))]);
+    job_of(&mut observation).spec.external = serde_json::from_value(json!({"command": ["torchrun"]})).ok();
+    observation.agent_image = Some("localhost/vit-operator:dev".into());
+    assert_eq!(end(step(&mut observation)), (Crashed, Restart, false));
+    assert!(matches!(decide(&observation), Plan::Rest(Some(_))));
+    let mut killed = external(ended(pod(1, 1), 137, 100));
+    killed.end.as_mut().expect("an end").reason = "OOMKilled".into();
+    observation.pods[1] = killed;
+    assert_eq!(end(step(&mut observation)), (OutOfMemory, NotRetryable, true));
+    let failure = observation.status().last_failure.expect("a failure");
+    assert_eq!(
+        (failure.node.as_deref(), failure.memory),
+        (Some("b"), Some(Memory::Host))
+    );
+}
+
+#[test]
+fn another_trainer_that_was_told_to_stop_may_end_as_it_likes() {
+    for (trainer, is_failure) in [(Trainer::Own, true), (Trainer::External, false)] {
+        let suspended = with_spec(Phase::Running, |job| job.spec.suspend = true);
+        let mut observation = observation(suspended, gang(1));
+        step(&mut observation);
+        step(&mut observation);
+        let gone = |rank| PodView {
+            lost: true,
+            trainer,
+            ..ended(pod(1, rank), 1, 99)
+        };
+        observation.departed = vec![gone(0), gone(1)];
+        observation.pods.clear();
+        let recorded = matches!(decide(&observation), Plan::RecordFailedStop(_));
+        assert_eq!(recorded, is_failure, "{trainer:?}");
+    }
 }
 
 /// A job that is never restarted fails with an echo; then this cause of it turns up.

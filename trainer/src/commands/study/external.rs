@@ -7,6 +7,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use contract::RunConfig;
+use contract::environment::{self, torchrun};
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use tokio::process::{Child, Command};
@@ -50,10 +51,10 @@ pub(super) async fn run(
     let mut ranks = JoinSet::new();
     for rank in 0..config.world_size() {
         let environment = [
-            ("VIT_RUN_CONFIG", run_config.clone().into_os_string()),
-            ("VIT_LOG", files.log.as_os_str().to_owned()),
+            (environment::RUN_CONFIG, run_config.clone().into_os_string()),
+            (environment::LOG, files.log.as_os_str().to_owned()),
         ];
-        let numbers = torchrun(config, rank, port).map(|(name, number)| (name, OsString::from(number)));
+        let numbers = place(config, rank, port).map(|(name, number)| (name, OsString::from(number)));
         let threads =
             threads::of_machine(config.world_size()).map(|(name, value)| (name, OsString::from(value)));
         let environment = environment.into_iter().chain(numbers).chain(threads);
@@ -151,16 +152,16 @@ fn signal(groups: &[Pid], signal: Signal) {
 }
 
 /// The variables by which torchrun tells a rank its place.
-fn torchrun(config: &RunConfig, rank: u32, port: u16) -> [(&'static str, String); 7] {
+fn place(config: &RunConfig, rank: u32, port: u16) -> [(&'static str, String); 7] {
     let per_node = config.ranks_per_node;
     [
-        ("RANK", rank.to_string()),
-        ("WORLD_SIZE", config.world_size().to_string()),
-        ("LOCAL_RANK", (rank % per_node).to_string()),
-        ("LOCAL_WORLD_SIZE", per_node.to_string()),
-        ("GROUP_RANK", (rank / per_node).to_string()),
-        ("MASTER_ADDR", Ipv4Addr::LOCALHOST.to_string()),
-        ("MASTER_PORT", port.to_string()),
+        (torchrun::RANK, rank.to_string()),
+        (torchrun::WORLD_SIZE, config.world_size().to_string()),
+        (torchrun::LOCAL_RANK, (rank % per_node).to_string()),
+        (torchrun::LOCAL_WORLD_SIZE, per_node.to_string()),
+        (torchrun::GROUP_RANK, (rank / per_node).to_string()),
+        (torchrun::MASTER_ADDR, Ipv4Addr::LOCALHOST.to_string()),
+        (torchrun::MASTER_PORT, port.to_string()),
     ]
 }
 

@@ -104,7 +104,6 @@ impl Folder {
         let mut inputs = json!({
             "job": run.job(repetition),
             "speeds": run.speeds,
-            "external": run.external,
         });
         if let Data::Of(folder) = data {
             // A folder that cannot be found is told when it is read.

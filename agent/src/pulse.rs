@@ -10,22 +10,24 @@ const LATEST_STEPS: usize = 101;
 
 /// A rank that was told to stop is given up when it has not got on for this long. What the gang has not saved by then
 /// it never will: a step needs all ranks.
-pub(crate) const GIVEN_UP: Patience = Patience {
+pub const GIVEN_UP: Patience = Patience {
     steps: 10.0,
     least_seconds: 10.0,
 };
 
 /// How long a rank may stand still: so many of its median steps, and no less than so many seconds.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Patience {
-    pub(crate) steps: f64,
-    pub(crate) least_seconds: f64,
+pub struct Patience {
+    /// Of its median steps.
+    pub steps: f64,
+    /// At the least.
+    pub least_seconds: f64,
 }
 
 impl Patience {
     /// Whether a rank that does this has stood still for longer. Never before it has taken a step, nor in what may take
     /// any time.
-    pub(crate) fn is_over(self, activity: Activity, idle_seconds: f64, median_step: Option<f64>) -> bool {
+    pub fn is_over(self, activity: Activity, idle_seconds: f64, median_step: Option<f64>) -> bool {
         let bound = median_step.map_or(f64::INFINITY, |median| {
             (self.steps * median).max(self.least_seconds)
         });
@@ -35,11 +37,13 @@ impl Patience {
 
 /// What one rank last did.
 #[derive(Clone, Debug)]
-pub(crate) struct Pulse {
-    pub(crate) activity: Activity,
-    pub(crate) step: Option<u64>,
+pub struct Pulse {
+    /// What it does.
+    pub activity: Activity,
+    /// Optimizer steps finished.
+    pub step: Option<u64>,
     /// How often it has got on.
-    pub(crate) moves: u64,
+    pub moves: u64,
     moved_at: Instant,
     seconds: VecDeque<f64>,
 }
@@ -58,7 +62,7 @@ impl Default for Pulse {
 
 impl Pulse {
     /// It has finished a step, which took so many seconds.
-    pub(crate) fn stepped(&mut self, step: u64, seconds: f64) {
+    pub fn stepped(&mut self, step: u64, seconds: f64) {
         self.step = Some(step);
         self.turned_to(Activity::Training);
         if self.seconds.len() == LATEST_STEPS {
@@ -68,25 +72,25 @@ impl Pulse {
     }
 
     /// It turns to an activity, or gets on with it.
-    pub(crate) fn turned_to(&mut self, activity: Activity) {
+    pub fn turned_to(&mut self, activity: Activity) {
         self.activity = activity;
         self.moves += 1;
         self.moved_at = Instant::now();
     }
 
     /// How long it has not got on.
-    pub(crate) fn idle(&self) -> Duration {
+    pub fn idle(&self) -> Duration {
         self.moved_at.elapsed()
     }
 
     /// Of its latest steps, seconds.
-    pub(crate) fn median_step(&self) -> Option<f64> {
+    pub fn median_step(&self) -> Option<f64> {
         median(self.seconds.iter().copied())
     }
 
-    /// As if it had got on so much earlier.
-    #[cfg(test)]
-    pub(crate) fn age(&mut self, by: Duration) {
+    /// As if it had got on so much earlier, for tests.
+    #[doc(hidden)]
+    pub fn age(&mut self, by: Duration) {
         self.moved_at -= by;
     }
 }

@@ -6,19 +6,26 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::error::TrainError;
-
 /// How long the name may take to appear.
 const DEADLINE: Duration = Duration::from_secs(5 * 60);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
+/// The coordinator's name did not appear in time.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("the coordinator {host} was not found within {seconds} s: {reason}")]
+pub struct NotFound {
+    host: String,
+    seconds: u64,
+    reason: String,
+}
+
 /// The coordinator's address; `None` where `stop` came first.
-pub(super) async fn resolve(
+pub async fn resolve(
     host: &str,
     port: u16,
     stop: &CancellationToken,
-) -> Result<Option<SocketAddr>, TrainError> {
+) -> Result<Option<SocketAddr>, NotFound> {
     resolve_within(DEADLINE, host, port, stop).await
 }
 
@@ -27,7 +34,7 @@ async fn resolve_within(
     host: &str,
     port: u16,
     stop: &CancellationToken,
-) -> Result<Option<SocketAddr>, TrainError> {
+) -> Result<Option<SocketAddr>, NotFound> {
     let start = Instant::now();
     let mut pause = FIRST_PAUSE;
     loop {
@@ -40,10 +47,11 @@ async fn resolve_within(
             Err(error) => error.to_string(),
         };
         if start.elapsed() + pause > deadline {
-            return Err(TrainError::Rendezvous(format!(
-                "the coordinator {host} was not found within {} s: {reason}",
-                deadline.as_secs()
-            )));
+            return Err(NotFound {
+                host: host.into(),
+                seconds: deadline.as_secs(),
+                reason,
+            });
         }
         tokio::select! {
             () = stop.cancelled() => return Ok(None),

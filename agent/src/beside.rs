@@ -1,0 +1,411 @@
+//! The container that stands beside another trainer's in each pod.
+
+use std::io::{Read as _, Seek as _, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use contract::{
+    Activity, CheckpointRecord, Heartbeat, Heartbeats, Measurement, ProcessState, Progress, RunConfig,
+    TerminationRecord, environment,
+};
+use study::{LogRecord, LoggedSteps};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::coordinator::{NotFound, resolve};
+use crate::http::{self, Shown};
+use crate::metrics::Metrics;
+use crate::pulse::Pulse;
+use crate::this_machine;
+
+/// How often the log is looked at.
+const LOOK: Duration = Duration::from_millis(200);
+/// Most bytes of the log that are read at one time; a longer line is left out.
+const MOST_BYTES: u64 = 1 << 20;
+/// Longest path of a checkpoint that is told.
+const LONGEST_PATH: usize = 512;
+/// Longest part of a line that a warning tells.
+const TOLD_BYTES: usize = 200;
+/// What a machine has in the place of this trainer's version.
+const ANOTHER_TRAINER: &str = "external";
+
+/// Where the container finds what it is to do, all of the environment.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Arguments {
+    /// The run configuration.
+    #[arg(long, env = environment::RUN_CONFIG)]
+    pub run_config: PathBuf,
+    /// The log that the trainer's rank 0 writes.
+    #[arg(long, env = environment::LOG)]
+    pub log: PathBuf,
+    /// Index of the pod in the gang.
+    #[arg(long, env = environment::NODE_RANK)]
+    pub node_rank: u32,
+    /// The job's attempt.
+    #[arg(long, env = environment::ATTEMPT)]
+    pub attempt: u32,
+    /// Host name of the pod that holds rank 0.
+    #[arg(long, env = environment::COORDINATOR_HOST)]
+    pub coordinator_host: String,
+    /// Port at which ranks meet there.
+    #[arg(long, env = environment::COORDINATOR_PORT, default_value_t = environment::DEFAULT_COORDINATOR_PORT)]
+    pub coordinator_port: u16,
+    /// Name of the node, for metrics.
+    #[arg(long, env = environment::NODE_NAME)]
+    pub node: Option<String>,
+    /// Port of the endpoints.
+    #[arg(long, env = environment::AGENT_PORT, default_value_t = environment::DEFAULT_AGENT_PORT)]
+    pub port: u16,
+    /// File that takes the last words.
+    #[arg(long, env = environment::TERMINATION_LOG, default_value = environment::TERMINATION_LOG_PATH)]
+    pub termination_log: PathBuf,
+}
+
+/// What keeps it from its work. Messages of `fs_err` name the path.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The run configuration cannot be read.
+    #[error("failed to read the run configuration: {0}")]
+    Read(#[source] std::io::Error),
+    /// It is of another version, or damaged.
+    #[error("{path} is no run configuration: {reason}")]
+    RunConfig {
+        /// Its file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: serde_json::Error,
+    },
+    /// A label of a metric cannot be.
+    #[error("failed to name metrics after the job: {0}")]
+    Metrics(#[from] prometheus::Error),
+    /// The port is taken.
+    #[error("failed to listen for HTTP on port {port}: {error}")]
+    Listen {
+        /// That.
+        port: u16,
+        /// Why.
+        error: std::io::Error,
+    },
+    /// No rank could meet the others.
+    #[error(transparent)]
+    Coordinator(#[from] NotFound),
+    /// Signals cannot be listened for.
+    #[error("failed to listen for SIGTERM: {0}")]
+    Signal(#[source] std::io::Error),
+    /// The last words cannot be left.
+    #[error("failed to leave the termination record: {0}")]
+    Record(#[source] std::io::Error),
+}
+
+/// Serves what the log says until SIGTERM, which comes when the trainer has ended, and leaves a termination record.
+///
+/// It answers once the coordinator's name is known: until then the trainer is not started, which may give up at once where it
+/// cannot find rank 0.
+pub async fn main(arguments: Arguments) -> Result<(), Error> {
+    let stop = stop_on_signal()?;
+    let config = read_config(&arguments.run_config)?;
+    let watched = Arc::new(Watched::new(&config, &arguments)?);
+    let coordinator = (arguments.coordinator_host.as_str(), arguments.coordinator_port);
+    resolve(coordinator.0, coordinator.1, &stop).await?;
+    http::serve(arguments.port, Arc::clone(&watched))
+        .await
+        .map_err(|error| Error::Listen {
+            port: arguments.port,
+            error,
+        })?;
+    let mut log = Tail::new(arguments.log.clone());
+    loop {
+        while watched.follow(&mut log) {}
+        tokio::select! {
+            () = stop.cancelled() => break,
+            () = tokio::time::sleep(LOOK) => {}
+        }
+    }
+    // Nothing is written to it any more.
+    while watched.follow(&mut log) {}
+    let record = watched.last_words(&arguments.log);
+    let json = serde_json::to_vec(&record).map_err(std::io::Error::other);
+    json.and_then(|json| fs_err::write(&arguments.termination_log, json))
+        .map_err(Error::Record)
+}
+
+fn stop_on_signal() -> Result<CancellationToken, Error> {
+    let stop = CancellationToken::new();
+    let mut signals = signal(SignalKind::terminate()).map_err(Error::Signal)?;
+    let told = stop.clone();
+    tokio::spawn(async move {
+        signals.recv().await;
+        told.cancel();
+    });
+    Ok(stop)
+}
+
+fn read_config(path: &Path) -> Result<RunConfig, Error> {
+    let text = fs_err::read_to_string(path).map_err(Error::Read)?;
+    serde_json::from_str(&text).map_err(|reason| Error::RunConfig {
+        path: path.into(),
+        reason,
+    })
+}
+
+/// What is known of the ranks of a pod by their log.
+#[derive(Debug)]
+struct Watched {
+    config: RunConfig,
+    node_rank: u32,
+    attempt: u32,
+    metrics: Metrics,
+    known: Mutex<Known>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    /// `None` until rank 0 has begun to train in this pod.
+    progress: Option<Progress>,
+    pulse: Pulse,
+    /// Images of a step, as the log says.
+    global_batch_size: u64,
+    /// Whether a line that cannot be read was told.
+    has_warned: bool,
+}
+
+impl Watched {
+    fn new(config: &RunConfig, arguments: &Arguments) -> Result<Self, Error> {
+        Ok(Self {
+            config: config.clone(),
+            node_rank: arguments.node_rank,
+            attempt: arguments.attempt,
+            metrics: Metrics::new(config, arguments.node_rank, arguments.node.as_deref())?,
+            known: Mutex::default(),
+        })
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        // What is in there is valid after every line.
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes in what the log has more, or a part of that; whether there was anything.
+    fn follow(&self, log: &mut Tail) -> bool {
+        // Rank 0 speaks for the run.
+        if self.node_rank != 0 {
+            return false;
+        }
+        let read = log.lines();
+        if let Err(error) = &read
+            && !std::mem::replace(&mut self.known().has_warned, true)
+        {
+            tracing::warn!("failed to read the log: {error}");
+        }
+        let lines = read.unwrap_or_default();
+        let is_more = lines.is_some();
+        for line in lines.unwrap_or_default() {
+            let mut known = self.known();
+            match LogRecord::parse(&line) {
+                Ok(record) => self.take_in(&mut known, record),
+                Err(error) if !known.has_warned => {
+                    known.has_warned = true;
+                    let told = &line[..line.floor_char_boundary(TOLD_BYTES)];
+                    tracing::warn!("a line of the log is no record of a trainer ({error}): {told}");
+                }
+                Err(_) => {}
+            }
+        }
+        is_more
+    }
+
+    fn take_in(&self, known: &mut Known, record: LogRecord) {
+        match record {
+            LogRecord::Start {
+                step,
+                total_steps,
+                global_batch_size,
+                ..
+            } => {
+                known.global_batch_size = global_batch_size;
+                known.pulse.turned_to(Activity::Starting);
+                known.progress = Some(Progress {
+                    attempt: self.attempt,
+                    total_epochs: self.config.training.epochs,
+                    step,
+                    total_steps,
+                    updated_at: now(),
+                    ..Progress::default()
+                });
+            }
+            LogRecord::Train(steps) => {
+                known.pulse.stepped(steps.step, steps.step_seconds);
+                let images = known.global_batch_size as f64;
+                self.metrics.steps(&steps, images);
+                if let Some(progress) = &mut known.progress {
+                    trained(progress, &steps, images);
+                }
+            }
+            LogRecord::Evaluation { epoch, accuracy } => {
+                known.pulse.turned_to(Activity::Training);
+                if let Some(progress) = &mut known.progress {
+                    progress.epoch = epoch;
+                    progress.validation_accuracy = Some(accuracy);
+                }
+            }
+            LogRecord::Checkpoint { step, mut path } => {
+                path.truncate(path.floor_char_boundary(LONGEST_PATH));
+                known.pulse.turned_to(Activity::Training);
+                if let Some(progress) = &mut known.progress {
+                    progress.last_checkpoint = Some(CheckpointRecord {
+                        step,
+                        path,
+                        time: now(),
+                    });
+                }
+            }
+            LogRecord::Activity { activity } => known.pulse.turned_to(activity),
+            LogRecord::Shares {} => {}
+        }
+        if let Some(progress) = &mut known.progress {
+            progress.updated_at = now();
+            self.metrics.progress(progress);
+        }
+    }
+
+    fn last_words(&self, log: &Path) -> TerminationRecord {
+        let is_first = self.node_rank == 0;
+        let measured = self.config.measure.filter(|_| is_first).map(|measure| {
+            let text = fs_err::read_to_string(log).map_err(|error| error.to_string())?;
+            let measured = study::read_log(&text, measure.warmup_steps).map_err(|error| error.to_string())?;
+            let (epochs, most) = (measured.epochs.len(), Measurement::MOST_EPOCHS);
+            if epochs > most {
+                return Err(format!(
+                    "the log is of {epochs} epochs: a pod's last message takes {most}"
+                ));
+            }
+            let machine = Some(this_machine(ANOTHER_TRAINER));
+            Ok(Measurement { machine, ..measured }.rounded())
+        });
+        let (measurement, unmeasured) = match measured.transpose() {
+            Ok(measurement) => (measurement, None),
+            Err::<_, String>(error) => (None, Some(error)),
+        };
+        TerminationRecord {
+            progress: self.known().progress.clone(),
+            measurement,
+            unmeasured,
+            ..TerminationRecord::default()
+        }
+        .shortened()
+    }
+}
+
+/// Steps that were taken.
+fn trained(progress: &mut Progress, steps: &LoggedSteps, images: f64) {
+    let left = progress.total_steps.saturating_sub(steps.step);
+    let waiting = steps.phases.waiting();
+    progress.epoch = steps.epoch;
+    progress.step = steps.step;
+    progress.loss = steps.loss;
+    progress.train_accuracy = Some(steps.accuracy);
+    progress.images_per_second = Some(images / steps.step_seconds);
+    // Who does not tell phases has not waited for nothing.
+    progress.sync_share = (steps.phases.compute() > 0.0).then(|| waiting / steps.step_seconds);
+    progress.eta_seconds = Some((left as f64 * steps.step_seconds).ceil() as u64);
+}
+
+impl Shown for Watched {
+    fn metrics(&self) -> prometheus::Result<Vec<u8>> {
+        self.metrics.render()
+    }
+
+    fn progress(&self) -> Option<Progress> {
+        let heartbeat = self.heartbeats().ranks.pop();
+        let progress = self.known().progress.clone()?;
+        Some(Progress {
+            heartbeat,
+            ..progress
+        })
+    }
+
+    /// Of rank 0, in its pod: the others write no log, and are waited for in each of its steps.
+    fn heartbeats(&self) -> Heartbeats {
+        let pulse = self.known().pulse.clone();
+        let first = Heartbeat {
+            rank: 0,
+            activity: pulse.activity,
+            step: pulse.step,
+            moves: pulse.moves,
+            idle_seconds: pulse.idle().as_secs_f64(),
+            median_step_seconds: pulse.median_step(),
+            process: ProcessState::Running,
+        };
+        Heartbeats {
+            attempt: self.attempt,
+            ranks: if self.node_rank == 0 { vec![first] } else { vec![] },
+        }
+    }
+}
+
+/// A file that grows, read from where the last look at it ended.
+#[derive(Debug)]
+struct Tail {
+    path: PathBuf,
+    at: u64,
+    /// The beginning of a line that is not whole yet.
+    rest: Vec<u8>,
+}
+
+impl Tail {
+    fn new(path: PathBuf) -> Self {
+        Self {
+            path,
+            at: 0,
+            rest: Vec::new(),
+        }
+    }
+
+    /// Whole lines that have come since the last look; `None` where nothing has. A file that is shorter than before was written
+    /// anew.
+    fn lines(&mut self) -> std::io::Result<Option<Vec<String>>> {
+        match self.read() {
+            Ok(0) => return Ok(None),
+            Ok(_) => {}
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        }
+        let end = self.rest.iter().rposition(|byte| *byte == b'\n');
+        let lines: Vec<u8> = self.rest.drain(..end.map_or(0, |end| end + 1)).collect();
+        if self.rest.len() as u64 >= MOST_BYTES {
+            self.rest.clear();
+        }
+        let text = String::from_utf8_lossy(&lines);
+        let lines = text.lines().filter(|line| !line.trim().is_empty());
+        Ok(Some(lines.map(str::to_owned).collect()))
+    }
+
+    /// Reads a part of what is new. Gives its bytes.
+    fn read(&mut self) -> std::io::Result<usize> {
+        // To open a pipe would wait for whoever writes to it.
+        let about = fs_err::metadata(&self.path)?;
+        if !about.is_file() {
+            return Err(std::io::Error::other(format!(
+                "{} is no file",
+                self.path.display()
+            )));
+        }
+        if about.len() < self.at {
+            self.at = 0;
+            self.rest.clear();
+        }
+        let mut file = fs_err::File::open(&self.path)?;
+        file.seek(SeekFrom::Start(self.at))?;
+        let read = file.take(MOST_BYTES).read_to_end(&mut self.rest)?;
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+fn now() -> String {
+    jiff::Timestamp::now().to_string()
+}
+
+#[cfg(test)]
+mod tests;

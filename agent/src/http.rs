@@ -1,0 +1,70 @@
+//! The endpoints of a pod: `/metrics`, `/progress`, `/heartbeats` and `/healthz`.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use contract::{Heartbeats, Progress};
+use tokio::net::TcpListener;
+
+/// What a pod shows.
+pub trait Shown: Send + Sync + 'static {
+    /// In Prometheus' text format.
+    fn metrics(&self) -> prometheus::Result<Vec<u8>>;
+
+    /// The run's progress, with rank 0 as it is now; `None` elsewhere, and before rank 0 has told of any.
+    fn progress(&self) -> Option<Progress>;
+
+    /// The ranks of the pod, as they are now.
+    fn heartbeats(&self) -> Heartbeats;
+}
+
+/// Serves in the background for as long as the process lives. Every address of the pod, IPv6 where there is one.
+pub async fn serve<S: Shown>(port: u16, shown: Arc<S>) -> std::io::Result<()> {
+    let listener = match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)).await {
+        Ok(listener) => listener,
+        Err(_) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await?,
+    };
+    let router = Router::new()
+        .route("/metrics", get(metrics::<S>))
+        .route("/progress", get(progress::<S>))
+        .route("/heartbeats", get(heartbeats::<S>))
+        .route("/healthz", get(|| async { "ok\n" }))
+        .with_state(shown);
+    tokio::spawn(async move {
+        if let Err(error) = axum::serve(listener, router).await {
+            tracing::error!("the HTTP endpoints ended: {error}");
+        }
+    });
+    Ok(())
+}
+
+async fn metrics<S: Shown>(State(shown): State<Arc<S>>) -> Response {
+    match shown.metrics() {
+        Ok(text) => (
+            [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")],
+            text,
+        )
+            .into_response(),
+        Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).into_response(),
+    }
+}
+
+async fn progress<S: Shown>(State(shown): State<Arc<S>>) -> Response {
+    match shown.progress() {
+        Some(progress) => axum::Json(progress).into_response(),
+        None => (
+            StatusCode::SERVICE_UNAVAILABLE,
+            "rank 0 has not begun to train in this pod\n",
+        )
+            .into_response(),
+    }
+}
+
+async fn heartbeats<S: Shown>(State(shown): State<Arc<S>>) -> Response {
+    axum::Json(shown.heartbeats()).into_response()
+}
