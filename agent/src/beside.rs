@@ -3,10 +3,10 @@
 use std::io::{Read as _, Seek as _, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use contract::{
-    Activity, CheckpointRecord, Heartbeat, Heartbeats, Measurement, ProcessState, Progress, RunConfig,
+    Activity, CheckpointRecord, Heartbeat, Heartbeats, Measurement, ProcessState, Progress, RunConfig, Spent,
     TerminationRecord, environment,
 };
 use study::{LogRecord, LoggedSteps};
@@ -17,7 +17,6 @@ use crate::coordinator::{NotFound, resolve};
 use crate::http::{self, Shown};
 use crate::metrics::Metrics;
 use crate::pulse::Pulse;
-use crate::this_machine;
 
 /// How often the log is looked at.
 const LOOK: Duration = Duration::from_millis(200);
@@ -27,8 +26,8 @@ const MOST_BYTES: u64 = 1 << 20;
 const LONGEST_PATH: usize = 512;
 /// Longest part of a line that a warning tells.
 const TOLD_BYTES: usize = 200;
-/// What a machine has in the place of this trainer's version.
-const ANOTHER_TRAINER: &str = "external";
+/// Most bytes of a log that a measurement is made of.
+const MOST_MEASURED_BYTES: u64 = 32 << 20;
 
 /// Where the container finds what it is to do, all of the environment.
 #[derive(Clone, Debug, clap::Args)]
@@ -124,6 +123,7 @@ pub async fn main(arguments: Arguments) -> Result<(), Error> {
     }
     // Nothing is written to it any more.
     while watched.follow(&mut log) {}
+    watched.end(log);
     let record = watched.last_words(&arguments.log);
     let json = serde_json::to_vec(&record).map_err(std::io::Error::other);
     json.and_then(|json| fs_err::write(&arguments.termination_log, json))
@@ -166,8 +166,27 @@ struct Known {
     pulse: Pulse,
     /// Images of a step, as the log says.
     global_batch_size: u64,
+    /// What the attempt has spent its time on.
+    spent: Spent,
+    /// What steps stand still for, and since when.
+    pause: Option<(Activity, Instant)>,
     /// Whether a line that cannot be read was told.
     has_warned: bool,
+}
+
+impl Known {
+    /// Steps go on, or something else comes.
+    fn end_pause(&mut self) {
+        let Some((activity, since)) = self.pause.take() else {
+            return;
+        };
+        let seconds = since.elapsed().as_secs_f64();
+        match activity {
+            Activity::Evaluating => self.spent.evaluation_seconds += seconds,
+            Activity::Checkpointing => self.spent.checkpoint_seconds += seconds,
+            Activity::Starting | Activity::Training => {}
+        }
+    }
 }
 
 impl Watched {
@@ -215,7 +234,16 @@ impl Watched {
         is_more
     }
 
+    /// Takes in what is left of a log: a last line without its end.
+    fn end(&self, log: Tail) {
+        let line = String::from_utf8_lossy(&log.rest).into_owned();
+        if let Ok(record) = LogRecord::parse(&line) {
+            self.take_in(&mut self.known(), record);
+        }
+    }
+
     fn take_in(&self, known: &mut Known, record: LogRecord) {
+        known.end_pause();
         match record {
             LogRecord::Start {
                 step,
@@ -224,6 +252,10 @@ impl Watched {
                 ..
             } => {
                 known.global_batch_size = global_batch_size;
+                known.spent = Spent {
+                    first_step: step,
+                    ..Spent::default()
+                };
                 known.pulse.turned_to(Activity::Starting);
                 known.progress = Some(Progress {
                     attempt: self.attempt,
@@ -236,6 +268,10 @@ impl Watched {
             }
             LogRecord::Train(steps) => {
                 known.pulse.stepped(steps.step, steps.step_seconds);
+                let seconds = known.spent.step_seconds + steps.count as f64 * steps.step_seconds;
+                if seconds.is_finite() {
+                    known.spent.step_seconds = seconds;
+                }
                 let images = known.global_batch_size as f64;
                 self.metrics.steps(&steps, images);
                 if let Some(progress) = &mut known.progress {
@@ -260,10 +296,14 @@ impl Watched {
                     });
                 }
             }
-            LogRecord::Activity { activity } => known.pulse.turned_to(activity),
+            LogRecord::Activity { activity } => {
+                known.pulse.turned_to(activity);
+                known.pause = Some((activity, Instant::now()));
+            }
             LogRecord::Shares {} => {}
         }
         if let Some(progress) = &mut known.progress {
+            progress.spent = Some(known.spent);
             progress.updated_at = now();
             self.metrics.progress(progress);
         }
@@ -272,7 +312,7 @@ impl Watched {
     fn last_words(&self, log: &Path) -> TerminationRecord {
         let is_first = self.node_rank == 0;
         let measured = self.config.measure.filter(|_| is_first).map(|measure| {
-            let text = fs_err::read_to_string(log).map_err(|error| error.to_string())?;
+            let text = whole(log).map_err(|error| error.to_string())?;
             let measured = study::read_log(&text, measure.warmup_steps).map_err(|error| error.to_string())?;
             let (epochs, most) = (measured.epochs.len(), Measurement::MOST_EPOCHS);
             if epochs > most {
@@ -280,8 +320,8 @@ impl Watched {
                     "the log is of {epochs} epochs: a pod's last message takes {most}"
                 ));
             }
-            let machine = Some(this_machine(ANOTHER_TRAINER));
-            Ok(Measurement { machine, ..measured }.rounded())
+            // The machine is left out: this container has a share of it.
+            Ok(measured.rounded())
         });
         let (measurement, unmeasured) = match measured.transpose() {
             Ok(measurement) => (measurement, None),
@@ -295,6 +335,21 @@ impl Watched {
         }
         .shortened()
     }
+}
+
+/// A log that is measured, if it is a file and no larger than fits.
+fn whole(log: &Path) -> std::io::Result<String> {
+    let about = fs_err::metadata(log)?;
+    if !about.is_file() {
+        return Err(std::io::Error::other(format!("{} is no file", log.display())));
+    }
+    if about.len() > MOST_MEASURED_BYTES {
+        return Err(std::io::Error::other(format!(
+            "the log has {} bytes, and at most {MOST_MEASURED_BYTES} are measured: report fewer lines",
+            about.len()
+        )));
+    }
+    fs_err::read_to_string(log)
 }
 
 /// Steps that were taken.

@@ -12,9 +12,7 @@
 pub mod beside;
 pub mod coordinator;
 pub mod http;
-mod machine;
 mod metrics;
 pub mod pulse;
 
-pub use machine::this_machine;
 pub use metrics::step_buckets;

@@ -182,7 +182,7 @@ pub struct Variant {
     #[schemars(length(min = 1, max = 40))]
     pub name: String,
     /// spec is a part of a ViTTrainingJob's spec that replaces the template's, as a merge patch (RFC 7386): objects are
-    /// merged, null takes a field away, anything else replaces. Its external runs the points with another trainer.
+    /// merged, null takes a field away, anything else replaces. With external in it, another trainer runs the points.
     #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
     #[schemars(schema_with = "any_object")]
     pub spec: serde_json::Value,

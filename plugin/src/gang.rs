@@ -73,8 +73,20 @@ impl Member {
             .and_then(|status| status.phase.as_deref())
             .unwrap_or("Pending");
         let container = status.and_then(|status| status.container_statuses.as_ref()?.first());
+        // The trainer waits for those that start before it, as an agent beside another trainer.
+        let beside = status.and_then(|status| {
+            let mut before = status.init_container_statuses.iter().flatten();
+            before.find(|container| {
+                container
+                    .state
+                    .as_ref()
+                    .is_some_and(|state| state.waiting.is_some())
+            })
+        });
         let is_ready = container.is_some_and(|container| container.ready);
-        let state = container.and_then(|container| container.state.as_ref());
+        let state = beside
+            .or(container)
+            .and_then(|container| container.state.as_ref());
         let has_run = state.is_some_and(|state| state.running.is_some() || state.terminated.is_some());
         let words = if pod.metadata.deletion_timestamp.is_some() {
             "ending".into()

@@ -168,6 +168,9 @@ pub fn read_log(text: &str, warmup: u64) -> Result<Measurement, LogError> {
     let mut lines: Vec<LoggedSteps> = Vec::new();
     let mut evaluations = Vec::new();
     for (number, line) in text.lines().enumerate() {
+        if line.trim().is_empty() {
+            continue;
+        }
         let record = LogRecord::parse(line).map_err(|reason| LogError::Line {
             line: number + 1,
             reason,

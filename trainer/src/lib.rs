@@ -22,6 +22,7 @@ mod evaluation;
 mod flops;
 mod launch;
 mod loss_scale;
+mod machine;
 mod manifest;
 mod metrics;
 mod model;

@@ -119,6 +119,12 @@ fn progress_and_metrics_are_what_the_log_says() {
     assert_eq!((progress.step, progress.epoch), (6, 1));
     assert_eq!(progress.validation_accuracy, Some(0.75));
     assert_eq!(progress.last_checkpoint.expect("a checkpoint").step, 6);
+    let spent = progress.spent.expect("it is told");
+    assert_eq!((spent.first_step, spent.step_seconds), (0, 3.0));
+    assert!(
+        spent.checkpoint_seconds > 0.0 && spent.evaluation_seconds.to_bits() == 0,
+        "{spent:?}"
+    );
 
     let metrics = String::from_utf8(watched.metrics().expect("renders")).expect("text");
     for line in [
@@ -157,11 +163,18 @@ fn the_last_words_are_progress_and_what_was_measured_or_why_not() {
     assert_eq!(record.progress.expect("progress").step, 4);
     assert_eq!(record.unmeasured.as_deref(), Some("the log ends at step 4 of 8"));
 
-    log.add(&format!("{}\n", train(8, 4)));
+    // Without an end of the line.
+    log.add(&train(8, 4));
     first.follow(&mut log.tail);
+    first.end(Tail {
+        path: log.path(),
+        at: log.tail.at,
+        rest: std::mem::take(&mut log.tail.rest),
+    });
+    assert_eq!(first.progress().expect("progress").step, 8);
     let measured = first.last_words(&log.path()).measurement.expect("it is over");
     assert_eq!((measured.steps, measured.images_per_second), (6, 64.0));
-    assert_eq!(measured.machine.expect("a machine").trainer, "external");
+    assert_eq!(measured.machine, None, "only a share of it can be seen");
 
     // No rank of another pod speaks for the run.
     let other = watched(1, &log.path());
@@ -180,6 +193,8 @@ fn what_a_log_should_not_be_harms_nothing() {
     let made = std::process::Command::new("mkfifo").arg(log.path()).status();
     assert!(made.expect("mkfifo").success());
     assert!(!watched.follow(&mut log.tail));
+    let unmeasured = watched.last_words(&log.path()).unmeasured.expect("a reason");
+    assert!(unmeasured.ends_with("log.jsonl is no file"), "{unmeasured}");
     fs_err::remove_file(log.path()).expect("removes");
 
     // A line without an end, a path as long, and more steps than there can be.

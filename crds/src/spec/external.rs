@@ -10,13 +10,22 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct External {
-    /// command and its arguments, in place of the image's own. $(NAME) stands for an environment variable.
+    /// command and its arguments, in place of the image's own. In a cluster $(NAME) stands for an environment variable.
     #[schemars(length(min = 1, max = 64), inner(length(max = 4096)))]
     pub command: Vec<String>,
 }
 
-/// The rules of a job whose trainer is another one.
-pub(super) fn follows_itself() -> Rule {
+/// Another trainer is not told to share images by speed.
+pub(super) fn shares_evenly() -> Rule {
+    let message = format!("training.balance {BALANCE_EXPECTED}");
+    Rule::new("!has(self.external) || self.training.balance == 'Off'").message(message.as_str())
+}
+
+pub(crate) const BALANCE_EXPECTED: &str =
+    "must be Off with external: shares that change while it trains cannot be told to another trainer";
+
+/// What another trainer divides it decides itself.
+pub(super) fn divides_itself() -> Rule {
     let message = format!("parallelism.strategy {STRATEGY_EXPECTED}");
     Rule::new("!has(self.external) || self.parallelism.strategy == 'Manual'").message(message.as_str())
 }

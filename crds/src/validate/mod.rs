@@ -347,6 +347,15 @@ fn external(spec: &spec::ViTTrainingJobSpec, errors: &mut Vec<ConfigError>) {
             spec::external::STRATEGY_EXPECTED,
         );
     }
+    if spec.training.balance != spec::Balance::Off {
+        let given = format!("{:?}", spec.training.balance);
+        refuse(
+            errors,
+            "training.balance",
+            given,
+            spec::external::BALANCE_EXPECTED,
+        );
+    }
 }
 
 /// Counts are signed in the schema, as Kubernetes wants it. A negative one has been refused by its bound; 0 stands in

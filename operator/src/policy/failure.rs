@@ -29,7 +29,7 @@ impl Failure {
     pub(crate) fn of_pod(pod: &PodView, class: FailureClass, message: String) -> Self {
         Self {
             class,
-            is_echo: is_echo(class, pod.trainer),
+            is_echo: is_echo(class, None, pod.trainer),
             memory: None,
             rank: None,
             pod: pod.name.clone(),
@@ -41,14 +41,18 @@ impl Failure {
     }
 }
 
+/// Exit code of a process that SIGABRT has ended.
+const ABORTED: u8 = 134;
 /// The kubelet's reason where a container reached its memory limit.
 const OOM_KILLED: &str = "OOMKilled";
 /// Longest message kept, in bytes: the status is read by people.
 const MESSAGE_BYTES: usize = 1500;
 
-/// Whether a failure of this class may be only the echo of another rank's. Another trainer tells no lost peer from any other error.
-pub(crate) fn is_echo(class: FailureClass, trainer: Trainer) -> bool {
-    class.is_echo() || (trainer == Trainer::External && class == FailureClass::Crashed)
+/// Whether a failure may be only the echo of another rank's. Another trainer tells no lost peer from any other error, and NCCL's
+/// watchdog aborts a rank that has waited for one.
+pub(crate) fn is_echo(class: FailureClass, exit_code: Option<u8>, trainer: Trainer) -> bool {
+    let may_be_any = || class == FailureClass::Crashed || exit_code == Some(ABORTED);
+    class.is_echo() || (trainer == Trainer::External && may_be_any())
 }
 
 /// The failure to blame for the attempt: the first by time among those that are not the echo of another; a pod that
@@ -82,12 +86,13 @@ pub(crate) fn failure_of(pod: &PodView) -> Option<Failure> {
             .filter(|end| end.reason == OOM_KILLED)
             .map(|_| Memory::Host),
     };
+    let exit_code = record.as_ref().map(|record| record.exit_code);
+    let exit_code = exit_code.or(failed_end.map(|end| end.exit.code()));
     Some(Failure {
         memory,
+        is_echo: is_echo(class, exit_code, pod.trainer),
         rank: record.as_ref().and_then(|record| record.rank),
-        exit_code: record
-            .map(|record| record.exit_code)
-            .or(failed_end.map(|end| end.exit.code())),
+        exit_code,
         finished_at: failed_end.and_then(|end| end.finished_at),
         ..Failure::of_pod(pod, class, message)
     })

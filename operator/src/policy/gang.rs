@@ -104,8 +104,10 @@ impl PodView {
         let member = Membership::of(pod)?;
         let ended = terminated(pod, CONTAINER);
         let trainer = trainer(pod);
-        // What has failed is told at once.
-        let ended = ended.filter(|ended| trainer == Trainer::Own || ended.exit_code != 0 || has_told(pod));
+        // What rank 0 has told last is waited for, as long as that may come.
+        let may_tell = trainer == Trainer::External && member.node_rank == 0 && !has_told(pod);
+        let is_done = ended.is_some_and(|ended| ended.exit_code == 0);
+        let ended = ended.filter(|_| !may_tell);
         Some(Self {
             name: pod.name_any(),
             uid: pod.uid().unwrap_or_default(),
@@ -119,7 +121,8 @@ impl PodView {
                 "Failed" => PodState::Failed,
                 _ => PodState::Pending,
             },
-            ready: condition(pod, "Ready").is_some_and(|(value, _)| value == "True"),
+            // Nothing is wrong with a pod that is done and about to tell so.
+            ready: condition(pod, "Ready").is_some_and(|(value, _)| value == "True") || (may_tell && is_done),
             is_grouped: is_grouped(pod),
             trainer,
             deletion_timestamp: pod.metadata.deletion_timestamp.as_ref().map(|time| time.0),
@@ -162,7 +165,7 @@ pub(crate) fn is_grouped(pod: &Pod) -> bool {
         .is_some_and(|spec| spec.scheduling_group.is_some())
 }
 
-/// The statuses of all containers, those that stand beside the trainer first.
+/// The statuses of our own containers, that of an agent beside another trainer first.
 fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
     let lists = pod.status.iter().flat_map(|status| {
         [
@@ -170,7 +173,8 @@ fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
             status.container_statuses.as_ref(),
         ]
     });
-    lists.flatten().flatten()
+    let all = lists.flatten().flatten();
+    all.filter(|container| [AGENT, CONTAINER].contains(&container.name.as_str()))
 }
 
 /// How a container ended.
@@ -221,6 +225,7 @@ fn agent(pod: &Pod) -> Option<String> {
         .iter()
         .flatten()
         .chain(&spec.containers)
+        .filter(|container| [AGENT, CONTAINER].contains(&container.name.as_str()))
         .flat_map(|container| container.ports.iter().flatten())
         .find(|port| port.name.as_deref() == Some(METRICS_PORT))?
         .container_port;
@@ -400,11 +405,10 @@ mod tests {
         let record = r#"{"progress": {"attempt": 1, "epoch": 1, "totalEpochs": 2, "step": 7, "totalSteps": 8, "updatedAt": ""}}"#;
         let failed = ended(1, "Traceback: no such file");
         let done = ended(0, "");
-        assert_eq!(beside_another("Running", &running, &done).end, None);
-        assert!(
-            beside_another("Running", &running, &failed).end.is_some(),
-            "a failure is told at once"
-        );
+        let pod = beside_another("Running", &running, &done);
+        assert_eq!((pod.end, pod.ready), (None, true));
+        let pod = beside_another("Running", &running, &failed);
+        assert_eq!((pod.end, pod.ready), (None, false));
         let pod = beside_another("Running", &ended(0, record), &failed);
         assert_eq!(pod.agent.as_deref(), Some("http://10.0.0.7:9402"));
         let end = pod.end.expect("it has ended");
@@ -419,6 +423,16 @@ mod tests {
             .end
             .expect("it has ended");
         assert_eq!((end.record, end.message.is_some()), (None, true));
+        // The last of what it printed is the error.
+        let long = ended(1, &format!("{}\nno such file\n", "é".repeat(LOG_BYTES)));
+        let end = beside_another("Failed", &running, &long)
+            .end
+            .expect("it has ended");
+        let message = end.message.expect("its words");
+        assert!(
+            message.len() <= LOG_BYTES && message.ends_with("é\nno such file"),
+            "{message}"
+        );
     }
 
     #[test]

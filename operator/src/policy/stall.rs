@@ -15,7 +15,7 @@ use contract::{Activity, FailureClass, Heartbeat, Heartbeats, ProcessState};
 use jiff::Timestamp;
 
 use super::failure::Failure;
-use super::gang::PodView;
+use super::gang::{PodView, Trainer};
 
 /// Without a bound of the job's own, so many of its median steps make a stall,
 const MEDIAN_STEPS: f64 = 10.0;
@@ -99,10 +99,12 @@ pub(crate) fn stalled(
     let silent = gang
         .iter()
         .find(|pod| answers.iter().all(|(node_rank, _)| *node_rank != pod.node_rank));
-    // Of several pods the ranks of one alone tell nothing of who is waited for: another trainer's log is of rank 0.
-    let behind = behind(&ranks).filter(|_| ranks.len() > 1 || gang.len() == 1);
+    // The log of another trainer is of rank 0, which may wait for any other.
+    let is_external = gang.iter().any(|pod| pod.trainer == Trainer::External);
+    let behind = behind(&ranks).filter(|_| !is_external);
     let to_blame = match behind {
         Some((node_rank, _)) => gang.iter().find(|pod| pod.node_rank == node_rank),
+        None if is_external && gang.len() == 1 => gang.first(),
         None => silent,
     };
     let step = ranks.iter().filter_map(|(_, rank)| rank.step).max();
@@ -128,7 +130,7 @@ pub(crate) fn stalled(
     message.push_str(&match (behind, silent) {
         (Some((_, rank)), _) => describe(rank, step),
         (None, Some(pod)) => format!("the agent of pod {} does not answer", pod.name),
-        (None, None) if ranks.len() == 1 => "which rank is waited for is not known".into(),
+        (None, None) if is_external => "which rank is waited for is not known".into(),
         (None, None) => "no rank is behind the others".into(),
     });
     Some(Failure {

@@ -136,10 +136,7 @@ pub(crate) fn plan(
         Ok(valid) => valid,
         Err(invalid) => return Plan::Refuse(invalid.to_string()),
     };
-    if valid.external.is_some()
-        && observation.agent_image.is_none()
-        && matches!(phase, Phase::Pending | Phase::Restarting)
-    {
+    if valid.external.is_some() && observation.agent_image.is_none() && makes_pods(phase, valid) {
         return Plan::Refuse(
             "spec.external is given: this operator was started without --agent-image, which tells about another trainer"
                 .into(),
@@ -410,6 +407,15 @@ fn verdict_on(
         failures_since_checkpoint,
         valid.max_restarts,
     )
+}
+
+/// Whether a job in this phase is to get pods.
+fn makes_pods(phase: Phase, valid: &ValidatedJob) -> bool {
+    match phase {
+        Phase::Pending | Phase::Starting | Phase::Restarting => true,
+        Phase::Suspended => !valid.suspend,
+        _ => false,
+    }
 }
 
 /// Pods that ended stay for their logs; what still runs goes.

@@ -169,6 +169,22 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
     })
 }
 
+/// What a failure of another trainer means: only its author knows.
+pub(crate) fn of_script(class: FailureClass) -> Option<(&'static str, Vec<Advice>)> {
+    let log = Vit("read its log, if the pod is still there", "logs JOB");
+    match class {
+        FailureClass::Crashed => Some(("The trainer that external names failed.", vec![log])),
+        FailureClass::OutOfMemory => Some((
+            "The trainer that external names ran out of memory; the same again would, too.",
+            vec![
+                log,
+                Words("have it take less, or create the job again with more memory in workers.resources"),
+            ],
+        )),
+        _ => None,
+    }
+}
+
 /// What a class of failures means, with what to do about it; `memory` is what ran out, where that is known.
 pub(crate) fn of_class(class: FailureClass, memory: Option<Memory>) -> (&'static str, Vec<Advice>) {
     let node = KubectlCluster("look at the node", "describe node NODE");

@@ -84,7 +84,9 @@ pub(crate) fn explain(job: &ViTTrainingJob, place: &Place, now: Timestamp) -> Wh
     }
     match status.phase {
         Some(Phase::Pending) => explain_pending(job, &status, &names, &mut why),
-        Some(Phase::Failed | Phase::Restarting) => explain_failure(&status, &names, &mut why),
+        Some(Phase::Failed | Phase::Restarting) => {
+            explain_failure(&status, job.spec.external.is_some(), &names, &mut why);
+        }
         Some(Phase::Running) => explain_running(job, &status, &names, &mut why),
         _ => {}
     }
@@ -246,7 +248,7 @@ fn refused_node(status: &ViTTrainingJobStatus) -> Option<String> {
     })
 }
 
-fn explain_failure(status: &ViTTrainingJobStatus, names: &Names<'_>, why: &mut Why) {
+fn explain_failure(status: &ViTTrainingJobStatus, is_external: bool, names: &Names<'_>, why: &mut Why) {
     let Some(failure) = &status.last_failure else {
         return;
     };
@@ -262,7 +264,10 @@ fn explain_failure(status: &ViTTrainingJobStatus, names: &Names<'_>, why: &mut W
     let class = FailureClass::ALL
         .into_iter()
         .find(|class| class.as_str() == failure.class);
-    let (meaning, advice) = class.map_or(("", vec![]), |class| advice::of_class(class, failure.memory));
+    let (meaning, advice) = class.map_or(("", vec![]), |class| {
+        let of_script = is_external.then(|| advice::of_script(class)).flatten();
+        of_script.unwrap_or_else(|| advice::of_class(class, failure.memory))
+    });
     let words = format!("{} in {}: {meaning}", failure.class, text::failed_where(failure));
     why.findings.push(words.trim().to_owned());
     why.findings.push(format!("it said: {}", failure.message));

@@ -13,7 +13,7 @@ mod heartbeats;
 use std::path::PathBuf;
 use std::sync::{Arc, RwLock};
 
-use ::agent::{coordinator, http, this_machine};
+use ::agent::{coordinator, http};
 use contract::{
     ExitCode, FailureRecord, Heartbeats, Measurement, Progress, RunConfig, TerminationRecord, environment,
 };
@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config;
 use crate::error::TrainError;
+use crate::machine::this_machine;
 use crate::metrics::LOG_NAME;
 use crate::metrics::prometheus::Metrics;
 use crate::output::Output;
@@ -169,7 +170,7 @@ fn measured(config: &RunConfig) -> Option<Result<Measurement, String>> {
         log.and_then(|log| study::read_log(&log, measure.warmup_steps).map_err(|error| error.to_string()));
     Some(measured.map(|measurement| {
         Measurement {
-            machine: Some(this_machine(env!("CARGO_PKG_VERSION"))),
+            machine: Some(this_machine()),
             ..measurement
         }
         .rounded()

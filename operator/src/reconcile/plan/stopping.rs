@@ -12,6 +12,9 @@ use crate::policy::gang::{PodId, PodView, Trainer};
 use crate::policy::restart::{SETTLE, Verdict, back_off};
 use crate::reconcile::observation::Observation;
 
+/// What ends a pod that has not ended in the time that it had.
+const SIGKILL: u8 = 9;
+
 /// While only an echo is known of a failed attempt: whether the cause has turned up, or still may. `verdict` decides about
 /// the cause, by failures since the last checkpoint.
 pub(super) fn settle(
@@ -25,9 +28,10 @@ pub(super) fn settle(
         None => Trainer::Own,
         Some(_) => Trainer::External,
     };
+    let exit_code = known.exit_code.and_then(|code| u8::try_from(code).ok());
     let may_be_echo = contract::FailureClass::ALL
         .iter()
-        .any(|class| class.as_str() == known.class && is_echo(*class, trainer));
+        .any(|class| class.as_str() == known.class && is_echo(*class, exit_code, trainer));
     if !may_be_echo {
         return None;
     }
@@ -104,9 +108,9 @@ pub(super) fn failed_stop(observation: &Observation, status: &ViTTrainingJobStat
         let end = pod.end.as_deref();
         end.is_some_and(|end| match end.exit {
             ExitCode::Done | ExitCode::Stopped => false,
-            // As torchrun ends that was told to.
-            ExitCode::Other(_) => pod.trainer == Trainer::Own,
-            _ => true,
+            ExitCode::Signal(number) => pod.trainer == Trainer::Own || number == SIGKILL,
+            // Launchers end as they like.
+            _ => pod.trainer == Trainer::Own,
         })
     };
     root_cause(observation.gang(status.attempt).filter(did_not_stop)).map(Plan::RecordFailedStop)

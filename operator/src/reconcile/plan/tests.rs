@@ -312,6 +312,7 @@ fn another_trainer_needs_an_agent_beside_it() {
     // What runs is not taken away.
     observation.agent_image = None;
     observation.pods = gang(1);
+    status_of(&mut observation).phase = Some(Phase::Running);
     assert!(!matches!(decide(&observation), Plan::Refuse(_)));
 }
 

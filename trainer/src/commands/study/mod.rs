@@ -6,7 +6,6 @@ mod folder;
 
 use std::path::{Path, PathBuf};
 
-use ::agent::this_machine;
 use contract::{ExitCode, FailureClass, RunConfig};
 use crds::study::ViTScalingStudySpec;
 use crds::{ViTScalingStudy, ViTTrainingJob};
@@ -15,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::TrainError;
 use crate::launch::{self, Event, Launch};
+use crate::machine::this_machine;
 use crate::manifest::{self, local_config, with_pretrained};
 use crate::metrics::LOG_NAME;
 use crate::output::write_line;
@@ -174,7 +174,7 @@ impl Study {
     /// on the machine meanwhile does not meet one point alone.
     async fn measure(&self, folder: &Folder, arguments: &Arguments) -> Result<Ended, TrainError> {
         let stop = stop_on_signal()?;
-        let machine = this_machine(env!("CARGO_PKG_VERSION"));
+        let machine = this_machine();
         let mut ended = Ended::default();
         let places: Vec<(&Run, u32)> = (0..self.plan.repetitions)
             .flat_map(|repetition| self.plan.runs.iter().map(move |run| (run, repetition)))

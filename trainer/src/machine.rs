@@ -2,8 +2,8 @@
 
 use contract::Machine;
 
-/// This machine, as far as `/proc` tells it, with this version of a trainer.
-pub fn this_machine(trainer: &str) -> Machine {
+/// This machine, as far as `/proc` tells it.
+pub(crate) fn this_machine() -> Machine {
     let field = |file: &str, name: &str| {
         let text = fs_err::read_to_string(file).ok()?;
         let line = text.lines().find(|line| line.starts_with(name))?;
@@ -15,6 +15,6 @@ pub fn this_machine(trainer: &str) -> Machine {
         processor: field("/proc/cpuinfo", "model name").unwrap_or_else(|| "unknown".into()),
         processors: std::thread::available_parallelism().map_or(1, usize::from),
         memory_bytes: kibibytes.unwrap_or(0) * 1024,
-        trainer: trainer.into(),
+        trainer: env!("CARGO_PKG_VERSION").into(),
     }
 }
