@@ -102,7 +102,7 @@ pub(crate) fn killed_rank_restarts_the_gang_from_its_checkpoint(context: &Contex
     // pods' memory leaves 48 MiB for tensors, and only the last stage takes less.
     let divided = json!({
         "model": {"hiddenSize": 192, "depth": 8},
-        "training": {"epochs": 12},
+        "training": {"epochs": 8},
         "parallelism": {"strategy": "Auto"},
         "checkpoint": {"writers": "EveryRank"},
         "workers": {"device": "cpu", "resources": {"limits": {"memory": "560Mi"}}},
