@@ -128,9 +128,12 @@ mod tests {
             .filter(|path| path.extension().is_some_and(|extension| extension == "yaml"))
             .collect();
         assert!(files.len() > 1, "{files:?}");
-        // One that brings other objects of the cluster along is for the cluster alone.
-        let is_alone = |file: &PathBuf| !fs_err::read_to_string(file).expect("text").contains("\n---\n");
-        for file in files.into_iter().filter(is_alone) {
+        // One that brings other objects along, or runs another trainer, is for a cluster alone.
+        let is_for_clusters = |file: &PathBuf| {
+            let manifest = fs_err::read_to_string(file).expect("text");
+            manifest.contains("\n---\n") || manifest.contains("\n  external:\n")
+        };
+        for file in files.into_iter().filter(|file| !is_for_clusters(file)) {
             read_config(&file, None, Path::new("runs"), None)
                 .unwrap_or_else(|error| panic!("{}: {error}", file.display()));
         }
