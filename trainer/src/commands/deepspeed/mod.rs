@@ -150,7 +150,11 @@ fn translate(mut root: Section, manifest: &Node, arguments: &Arguments, findings
             findings.number(&["training", "clipGradNorm"], norm, "gradient_clipping");
         }
         Some(_) => findings.without_effect.push("gradient_clipping: is off".into()),
-        None => {}
+        None => findings.different.push(
+            "gradient_clipping: the file does not say, and nothing is clipped; DeepSpeed clips at 1 from version 0.19.3 on, \
+             which --set gradient_clipping=1 does here"
+                .into(),
+        ),
     }
     if let Some(breakdown) = root.flag("wall_clock_breakdown", findings) {
         findings.field(

@@ -177,7 +177,7 @@ fn set_fills_in_what_is_automatic() {
 
 #[test]
 fn steps_of_a_schedule_become_epochs() {
-    let text = r#"{"train_batch_size": 500, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}},
+    let text = r#"{"train_batch_size": 500, "gradient_clipping": 0, "optimizer": {"type": "AdamW", "params": {"lr": 0.001}},
         "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 2000, "warmup_num_steps": 150, "warmup_type": "linear", "cos_min_ratio": 0.01}}}"#;
     let (_, different) = imported(text, &[]).expect("a manifest");
     assert_eq!(different, Vec::<String>::new());
@@ -202,6 +202,24 @@ fn steps_of_a_schedule_become_epochs() {
     );
     let linear = constant.replace("WarmupLR", "WarmupDecayLR");
     assert!(errors(&linear, &[]).contains("scheduler.type is WarmupDecayLR: there is no linear decay"));
+}
+
+#[test]
+fn gradients_that_only_newer_versions_clip_are_told() {
+    let clipped = |text: &str, more: &[&str]| job(text, more).spec.training.clip_grad_norm;
+    let told = |text: &str| {
+        let (_, different) = imported(text, &[]).expect("a manifest");
+        different
+            .iter()
+            .any(|note| note.starts_with("gradient_clipping: "))
+    };
+    let silent = r#"{"train_batch_size": 8}"#;
+    assert_eq!((clipped(silent, &[]), told(silent)), (None, true));
+    assert_eq!(clipped(silent, &["--set", "gradient_clipping=1"]), Some(1.0));
+    for (norm, expected) in [("0", None), ("0.5", Some(0.5))] {
+        let text = format!(r#"{{"train_batch_size": 8, "gradient_clipping": {norm}}}"#);
+        assert_eq!((clipped(&text, &[]), told(&text)), (expected, false), "{norm}");
+    }
 }
 
 #[test]
