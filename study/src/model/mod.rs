@@ -364,6 +364,60 @@ mod tests {
         assert!((far - 1.0).abs() < 0.001, "{far}");
     }
 
+    /// A step of a model of 12 blocks of 28 MB of gradients, which are sent block by block over 25 GB/s, by the closed form of
+    /// Calculon (Isaev et al., SC 2023; `llm.py` and `network.py`): an all-reduce of a block takes a latency, whatever the ranks,
+    /// and the bytes of a ring. All but the last are hidden by the backward pass, from which communication takes a share of the
+    /// processor.
+    fn by_calculon(ranks: u32, micro_batch: u32) -> Sample {
+        let (blocks, usage, latency, bytes, bandwidth) = (12.0, 0.1, 30e-6, 28e6, 25e9);
+        let (ranks_f64, images) = (f64::from(ranks), f64::from(micro_batch));
+        let (forward, backward) = (0.1e-3 * images, 0.2e-3 * images);
+        let sent = if ranks == 1 {
+            0.0
+        } else {
+            latency + 2.0 * (ranks_f64 - 1.0) / ranks_f64 * bytes / bandwidth
+        };
+        let (block, hideable) = (backward / blocks, (blocks - 1.0) * sent);
+        let left = hideable + usage * block - (blocks - 1.0) * block;
+        let parts = Parts {
+            compute: 0.4e-3 + forward + backward,
+            exposed: sent + if left > 0.0 { left } else { hideable * usage },
+            straggler: 0.0,
+            communication: blocks * sent,
+        };
+        Sample {
+            ranks,
+            micro_batch,
+            accumulation: 1,
+            seconds: parts.step(),
+            parts: Some(parts),
+        }
+    }
+
+    /// The model has another latency, which grows with the ranks, and no share of a processor.
+    #[test]
+    fn what_calculon_leaves_exposed_is_predicted_from_few_ranks() {
+        let batches = [4, 16, 64, 256];
+        let of = |ranks: &[u32]| -> Vec<Sample> {
+            let of_ranks = |ranks: &u32| batches.map(|images| by_calculon(*ranks, images));
+            ranks.iter().flat_map(of_ranks).collect()
+        };
+        let model = CostModel::fit(&of(&[1, 2, 4, 8])).expect("samples");
+        let (mut shares, mut errors) = (Vec::new(), Vec::new());
+        for sample in of(&[16, 64, 512]) {
+            let found = model.step(sample.ranks, sample.micro_batch, 1).exposed;
+            let parts = sample.parts.expect("parts");
+            shares.push(parts.exposed / sample.seconds);
+            errors.push((found - parts.exposed) / sample.seconds);
+        }
+        // From nothing but the last block to most of the step.
+        assert!(
+            shares.iter().any(|share| *share < 0.06) && shares.iter().any(|share| *share > 0.6),
+            "{shares:?}"
+        );
+        assert!(errors.iter().all(|error| error.abs() < 0.01), "{errors:?}");
+    }
+
     #[test]
     fn a_part_that_is_nothing_once_is_not_taken_for_nothing() {
         let mut samples: Vec<Sample> = [2, 4, 8]
