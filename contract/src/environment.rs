@@ -21,7 +21,8 @@ pub const AGENT_PORT: &str = "VIT_AGENT_PORT";
 /// File that takes the [`TerminationRecord`](crate::TerminationRecord); Kubernetes calls it the termination log.
 pub const TERMINATION_LOG: &str = "VIT_TERMINATION_LOG";
 
-/// What torchrun tells each of its ranks (`torch/distributed/run.py`).
+/// What torchrun tells each of its ranks (`torch/distributed/run.py`), and what it takes for its options
+/// (`torch/distributed/argparse_util.py`).
 pub mod torchrun {
     /// Global rank.
     pub const RANK: &str = "RANK";
@@ -31,12 +32,52 @@ pub mod torchrun {
     pub const LOCAL_RANK: &str = "LOCAL_RANK";
     /// Number of ranks of the node.
     pub const LOCAL_WORLD_SIZE: &str = "LOCAL_WORLD_SIZE";
-    /// Number of the node.
-    pub const GROUP_RANK: &str = "GROUP_RANK";
     /// Host where ranks meet.
     pub const MASTER_ADDR: &str = "MASTER_ADDR";
     /// Port there.
     pub const MASTER_PORT: &str = "MASTER_PORT";
+
+    /// A node on which another trainer's command is started, and where its ranks meet.
+    #[derive(Clone, Copy, Debug)]
+    pub struct Node<'a> {
+        /// Number of the node, from 0.
+        pub rank: usize,
+        /// How many there are.
+        pub nodes: usize,
+        /// Ranks of each.
+        pub ranks_per_node: u32,
+        /// Host of rank 0.
+        pub host: &'a str,
+        /// Port there.
+        pub port: u16,
+    }
+
+    impl Node<'_> {
+        /// The command's variables. Those of a rank are among them where the node has only one, which then needs no launcher.
+        pub fn environment(self) -> Vec<(&'static str, String)> {
+            let (rank, nodes) = (self.rank.to_string(), self.nodes.to_string());
+            let (host, port) = (self.host.to_owned(), self.port.to_string());
+            let mut variables = vec![
+                (MASTER_ADDR, host.clone()),
+                (MASTER_PORT, port.clone()),
+                ("PET_MASTER_ADDR", host),
+                ("PET_MASTER_PORT", port),
+                ("PET_NNODES", nodes.clone()),
+                ("PET_NODE_RANK", rank.clone()),
+                ("PET_NPROC_PER_NODE", self.ranks_per_node.to_string()),
+            ];
+            if self.ranks_per_node == 1 {
+                variables.extend([
+                    (RANK, rank.clone()),
+                    (WORLD_SIZE, nodes),
+                    (LOCAL_RANK, "0".into()),
+                    (LOCAL_WORLD_SIZE, "1".into()),
+                    ("GROUP_RANK", rank),
+                ]);
+            }
+            variables
+        }
+    }
 }
 
 /// Where the operator mounts the run configuration.
@@ -49,3 +90,43 @@ pub const TERMINATION_LOG_PATH: &str = "/dev/termination-log";
 pub const DEFAULT_COORDINATOR_PORT: u16 = 29500;
 /// Port of the agent's HTTP endpoints in a pod.
 pub const DEFAULT_AGENT_PORT: u16 = 9402;
+
+#[cfg(test)]
+mod tests {
+    use super::torchrun::Node;
+
+    #[test]
+    fn a_node_of_several_ranks_is_for_a_launcher_and_one_of_one_rank_is_the_rank() {
+        let of = |ranks_per_node: u32| {
+            let node = Node {
+                rank: 1,
+                nodes: 3,
+                ranks_per_node,
+                host: "rank-0",
+                port: 29500,
+            };
+            let variables = node.environment().into_iter();
+            variables
+                .map(|(name, value)| format!("{name}={value}"))
+                .collect::<Vec<_>>()
+        };
+        let of_launcher = [
+            "MASTER_ADDR=rank-0",
+            "MASTER_PORT=29500",
+            "PET_MASTER_ADDR=rank-0",
+            "PET_MASTER_PORT=29500",
+            "PET_NNODES=3",
+            "PET_NODE_RANK=1",
+            "PET_NPROC_PER_NODE=2",
+        ];
+        assert_eq!(of(2), of_launcher);
+        let of_rank = [
+            "RANK=1",
+            "WORLD_SIZE=3",
+            "LOCAL_RANK=0",
+            "LOCAL_WORLD_SIZE=1",
+            "GROUP_RANK=1",
+        ];
+        assert_eq!(of(1)[of_launcher.len()..], of_rank);
+    }
+}

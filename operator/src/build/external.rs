@@ -88,8 +88,8 @@ pub(super) fn containers(
     (trainer, agent)
 }
 
-/// What torchrun reads, as `torch/distributed/argparse_util.py` has it, and what it would tell the only rank of a node. What the
-/// manifest sets stays.
+/// The variables of the manifest and of this project, and those of them that torchrun and its ranks read. What the manifest
+/// sets stays.
 fn environment(mut variables: Vec<EnvVar>, valid: &ValidatedJob, member: Member<'_>) -> Vec<EnvVar> {
     let of = |name: &str| {
         let found = variables.iter().find(|variable| variable.name == name);
@@ -97,31 +97,15 @@ fn environment(mut variables: Vec<EnvVar>, valid: &ValidatedJob, member: Member<
             .and_then(|variable| variable.value.clone())
             .unwrap_or_default()
     };
-    let (host, port) = (
-        of(environment::COORDINATOR_HOST),
-        of(environment::COORDINATOR_PORT),
-    );
-    let (nodes, node_rank) = (member.gang_size.to_string(), member.node_rank.to_string());
-    let per_node = valid.gpus_per_node();
-    let mut more = vec![
-        value(environment::LOG, environment::LOG_PATH),
-        value(torchrun::MASTER_ADDR, &host),
-        value(torchrun::MASTER_PORT, &port),
-        value("PET_MASTER_ADDR", &host),
-        value("PET_MASTER_PORT", &port),
-        value("PET_NNODES", &nodes),
-        value("PET_NODE_RANK", &node_rank),
-        value("PET_NPROC_PER_NODE", &per_node.to_string()),
-    ];
-    if per_node == 1 {
-        more.extend([
-            value(torchrun::RANK, &node_rank),
-            value(torchrun::WORLD_SIZE, &nodes),
-            value(torchrun::LOCAL_RANK, "0"),
-            value(torchrun::LOCAL_WORLD_SIZE, "1"),
-            value(torchrun::GROUP_RANK, &node_rank),
-        ]);
-    }
+    let node = torchrun::Node {
+        rank: member.node_rank,
+        nodes: member.gang_size,
+        ranks_per_node: valid.gpus_per_node(),
+        host: &of(environment::COORDINATOR_HOST),
+        port: environment::DEFAULT_COORDINATOR_PORT,
+    };
+    let mut more = vec![value(environment::LOG, environment::LOG_PATH)];
+    more.extend(node.environment().iter().map(|(name, text)| value(name, text)));
     more.retain(|variable| variables.iter().all(|given| given.name != variable.name));
     variables.extend(more);
     variables

@@ -5,10 +5,10 @@ use contract::{Device, RunConfig};
 use crate::error::TrainError;
 
 /// CUDA's variable for the GPUs that a process may use, in the order in which it numbers them.
-pub(super) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
+pub(crate) const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 
 /// The GPUs that this process may use, as named in [`VISIBLE`].
-pub(super) fn of_this_process() -> Vec<String> {
+pub(crate) fn of_this_process() -> Vec<String> {
     if let Ok(names) = std::env::var(VISIBLE) {
         let names = names.split(',').map(|name| name.trim().to_owned());
         return names.filter(|name| !name.is_empty()).collect();
@@ -26,7 +26,7 @@ pub(super) fn of_this_process() -> Vec<String> {
 
 /// The value of [`VISIBLE`] for each agent, or none if there is no GPU to divide. Without it the agents of all nodes would
 /// use the same GPUs.
-pub(super) fn divide(gpus: &[String], config: &RunConfig) -> Result<Vec<String>, TrainError> {
+pub(crate) fn divide(gpus: &[String], config: &RunConfig) -> Result<Vec<String>, TrainError> {
     if config.device == Device::Cpu || gpus.is_empty() {
         return Ok(Vec::new());
     }

@@ -1,6 +1,6 @@
 //! Starts the agents of a job as local processes, one a node, and follows them.
 
-mod gpus;
+pub(crate) mod gpus;
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
@@ -48,6 +48,39 @@ pub(crate) struct Launch {
     pub(crate) environment: Vec<(OsString, OsString)>,
     /// Whether what agents write to standard error becomes events, instead of going out by itself.
     pub(crate) keep_errors: bool,
+}
+
+/// Where the nodes of a run are, by command line.
+#[derive(Clone, Debug, clap::Args, serde::Serialize)]
+pub(crate) struct Nodes {
+    /// Addresses of the nodes, where they are not all on the loopback interface
+    #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
+    addresses: Vec<IpAddr>,
+    /// Command that starts a node's agent, with {node} for its number, such as 'ip netns exec node{node}'
+    #[arg(long, value_name = "COMMAND", default_value = "")]
+    launcher: String,
+}
+
+impl Nodes {
+    /// Whether all are this machine.
+    pub(crate) fn are_here(&self) -> bool {
+        self.addresses.is_empty() && self.launcher.is_empty()
+    }
+
+    /// How agents are started there: on the first `nodes` of them.
+    pub(crate) fn launch(&self, nodes: u32) -> Result<Launch, TrainError> {
+        let found = self.addresses.len();
+        if found > 0 && found < nodes as usize {
+            return Err(TrainError::Config(format!(
+                "--addresses is a list of {found}: {nodes} nodes need an address each"
+            )));
+        }
+        Ok(Launch {
+            launcher: self.launcher.split_whitespace().map(Into::into).collect(),
+            addresses: self.addresses.clone(),
+            ..Launch::default()
+        })
+    }
 }
 
 impl Launch {

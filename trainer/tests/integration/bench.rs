@@ -144,7 +144,7 @@ fn the_table_has_a_line_a_rank_and_wrong_addresses_are_refused() {
     assert_eq!(output.status.code(), Some(2));
     let told = String::from_utf8_lossy(&output.stderr);
     assert!(
-        told.contains("--addresses has 1 addresses, but there are 2 nodes"),
+        told.contains("--addresses is a list of 1: 2 nodes need an address each"),
         "{told}"
     );
 }

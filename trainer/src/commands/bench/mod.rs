@@ -4,7 +4,6 @@ mod configure;
 mod input;
 mod report;
 
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -67,12 +66,8 @@ pub(crate) struct Arguments {
     /// Write the result as JSON to this file; `-` prints it in place of the table
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Addresses of the nodes, where they are not all on the loopback interface
-    #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]
-    addresses: Vec<IpAddr>,
-    /// Command that starts a node's agent, with {node} for its number, such as 'ip netns exec node{node}'
-    #[arg(long, value_name = "COMMAND", default_value = "")]
-    launcher: String,
+    #[command(flatten)]
+    nodes_at: launch::Nodes,
 }
 
 /// Measures, and tells. Gives the exit code.
@@ -80,13 +75,6 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     let started = started().map_err(TrainError::system("failed to read when this process started"))?;
     let folder = launch::folder("bench").map_err(TrainError::system("failed to make a temporary folder"))?;
     let config = configure::configure(arguments, folder.path())?;
-    if !arguments.addresses.is_empty() && arguments.addresses.len() != config.nodes as usize {
-        return Err(TrainError::Config(format!(
-            "--addresses has {} addresses, but there are {} nodes: give one a node",
-            arguments.addresses.len(),
-            config.nodes
-        )));
-    }
     let speeds = Speeds::of_arguments(&arguments.speeds, &config)?;
     let trace = arguments.trace.as_deref().map(prepare_trace).transpose()?;
     let plan = Plan {
@@ -99,14 +87,12 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
         folder: folder.path().into(),
     };
     let launch = Launch {
-        launcher: arguments.launcher.split_whitespace().map(Into::into).collect(),
-        addresses: arguments.addresses.clone(),
         environment: speeds
             .iter()
             .map(Speeds::variable)
             .chain([(Plan::VARIABLE.into(), plan.write()?.into())])
             .collect(),
-        keep_errors: false,
+        ..arguments.nodes_at.launch(config.nodes)?
     };
     let end = launch::block_on(async { launch::run(&config, &launch, stop_on_signal()?, |_| ()).await })??;
     if end.code == ExitCode::Stopped {

@@ -1,4 +1,4 @@
-//! Ranks of another trainer, as local processes with torchrun's environment.
+//! Another trainer's command, as local processes that stand for nodes.
 
 use std::ffi::OsString;
 use std::net::Ipv4Addr;
@@ -6,9 +6,11 @@ use std::path::Path;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use contract::RunConfig;
 use contract::environment::{self, torchrun};
-use nix::sys::signal::{Signal, killpg};
+use contract::{ExitCode, FailureClass, RunConfig};
+use nix::sys::prctl;
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::wait::{WaitPidFlag, waitpid};
 use nix::unistd::Pid;
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
@@ -17,21 +19,22 @@ use tokio_util::sync::CancellationToken;
 use torch_ext::Rendezvous;
 
 use super::Failure;
+use crate::launch::gpus;
 use crate::threads;
 
-/// How long processes have to end, once one has failed or they are told to.
-const GRACE: Duration = Duration::from_secs(10);
-/// Lines of a rank's output that an error tells.
+/// How long processes have to end, once one has failed or they are told to. torchrun gives its ranks 30 seconds of it.
+const GRACE: Duration = Duration::from_secs(40);
+/// Lines of a node's output that an error tells.
 const TOLD_LINES: usize = 3;
 
 /// Where another trainer finds what it is to do, and where its rank 0 writes its log.
 pub(super) struct Files<'a> {
-    /// A folder for the configuration and for what ranks print.
+    /// A folder for the configuration and for what nodes print.
     pub(super) folder: &'a Path,
     pub(super) log: &'a Path,
 }
 
-/// Runs a command as every rank of a run on this machine, to its end. An error says which rank failed, and what it printed
+/// Runs a command for every node of a run on this machine, to its end. An error says which node failed, and what it printed
 /// last.
 pub(super) async fn run(
     command: &[String],
@@ -40,6 +43,11 @@ pub(super) async fn run(
     stop: CancellationToken,
 ) -> Result<(), Failure> {
     let failed = |error: std::io::Error| error.to_string();
+    let gpus = gpus::divide(&gpus::of_this_process(), config).map_err(|error| error.to_string())?;
+    // Whoever started this process may have left it children of its own.
+    let others = children();
+    // What a command leaves behind becomes a child of this process, whatever group it is in: torchrun's ranks have their own.
+    prctl::set_child_subreaper(true).map_err(|error| format!("failed to become a subreaper: {error}"))?;
     let run_config = files.folder.join("run.json");
     let json = serde_json::to_vec_pretty(config).map_err(|error| error.to_string())?;
     fs_err::write(&run_config, json).map_err(failed)?;
@@ -48,63 +56,74 @@ pub(super) async fn run(
     }
     let port = Rendezvous::reserve_port(Ipv4Addr::LOCALHOST.into()).map_err(failed)?;
     let mut groups = Vec::new();
-    let mut ranks = JoinSet::new();
-    for rank in 0..config.world_size() {
+    let mut nodes = JoinSet::new();
+    for rank in 0..config.nodes as usize {
+        let node = torchrun::Node {
+            rank,
+            nodes: config.nodes as usize,
+            ranks_per_node: config.ranks_per_node,
+            host: "127.0.0.1",
+            port,
+        };
         let environment = [
             (environment::RUN_CONFIG, run_config.clone().into_os_string()),
             (environment::LOG, files.log.as_os_str().to_owned()),
         ];
-        let numbers = place(config, rank, port).map(|(name, number)| (name, OsString::from(number)));
-        let threads =
-            threads::of_machine(config.world_size()).map(|(name, value)| (name, OsString::from(value)));
-        let environment = environment.into_iter().chain(numbers).chain(threads);
+        let threads = threads::of_machine(config.world_size());
+        let gpus = gpus.get(rank).map(|gpus| (gpus::VISIBLE, gpus.clone()));
+        let texts = node.environment().into_iter().chain(threads).chain(gpus);
+        let texts = texts.map(|(name, text)| (name, OsString::from(text)));
+        let environment = environment.into_iter().chain(texts);
         let child = start(command, environment, &output(files.folder, rank));
         let child = child.map_err(|error| format!("{} cannot be started: {error}", command[0]));
         match child {
             Ok(child) => {
                 let id = child.id().and_then(|id| i32::try_from(id).ok());
                 groups.extend(id.map(Pid::from_raw));
-                ranks.spawn(wait(rank, child));
+                nodes.spawn(wait(rank, child));
             }
             Err(error) => {
-                signal(&groups, Signal::SIGKILL);
+                nodes.shutdown().await;
+                kill_children(&others).await;
                 return Err(error.into());
             }
         }
     }
-    let ended = follow(&mut ranks, &groups, stop).await;
-    // What a rank has started may outlive it.
-    signal(&groups, Signal::SIGKILL);
-    match ended {
-        None => Ok(()),
-        Some((rank, status)) => Err(Failure {
-            message: format!(
-                "rank {rank} of {} ended with {status}{}",
-                command[0],
-                last_words(&output(files.folder, rank))
-            ),
-            may_pass: true,
-        }),
-    }
+    let ended = follow(&mut nodes, &groups, stop).await;
+    kill_children(&others).await;
+    let Some((node, status)) = ended else {
+        return Ok(());
+    };
+    let code = status.as_ref().ok().and_then(ExitStatus::code);
+    let code = code.and_then(|code| u8::try_from(code).ok());
+    let class = code.and_then(|code| ExitCode::from_code(code).failure_class());
+    let status = status.map_or_else(|error| error.to_string(), |status| status.to_string());
+    Err(Failure {
+        message: format!(
+            "{} ended with {status} on node {node}{}",
+            command[0],
+            last_words(&output(files.folder, node))
+        ),
+        may_pass: class.is_none_or(FailureClass::is_retryable),
+    })
 }
 
-/// Waits for all ranks. Gives the first that failed.
+/// Waits for all nodes. Gives the first that failed.
 async fn follow(
-    ranks: &mut JoinSet<(u32, std::io::Result<ExitStatus>)>,
+    nodes: &mut JoinSet<(usize, std::io::Result<ExitStatus>)>,
     groups: &[Pid],
     stop: CancellationToken,
-) -> Option<(u32, String)> {
+) -> Option<(usize, std::io::Result<ExitStatus>)> {
     let mut first = None;
     let mut kill_at: Option<Instant> = None;
     loop {
         tokio::select! {
-            ended = ranks.join_next() => match ended {
+            ended = nodes.join_next() => match ended {
                 None => return first,
-                Some(Err(error)) => tracing::error!("a rank could not be followed: {error}"),
+                Some(Err(error)) => tracing::error!("a node could not be followed: {error}"),
                 Some(Ok((_, Ok(status)))) if status.success() => {}
-                Some(Ok((rank, status))) => {
-                    let status = status.map_or_else(|error| error.to_string(), |status| status.to_string());
-                    first.get_or_insert((rank, status));
+                Some(Ok(failed)) => {
+                    first.get_or_insert(failed);
                     if kill_at.is_none() {
                         kill_at = Some(Instant::now() + GRACE);
                         signal(groups, Signal::SIGTERM);
@@ -140,8 +159,8 @@ fn start(
         .spawn()
 }
 
-async fn wait(rank: u32, mut child: Child) -> (u32, std::io::Result<ExitStatus>) {
-    (rank, child.wait().await)
+async fn wait(node: usize, mut child: Child) -> (usize, std::io::Result<ExitStatus>) {
+    (node, child.wait().await)
 }
 
 /// A group whose processes have all ended is none any more.
@@ -151,32 +170,60 @@ fn signal(groups: &[Pid], signal: Signal) {
     }
 }
 
-/// The variables by which torchrun tells a rank its place.
-fn place(config: &RunConfig, rank: u32, port: u16) -> [(&'static str, String); 7] {
-    let per_node = config.ranks_per_node;
-    [
-        (torchrun::RANK, rank.to_string()),
-        (torchrun::WORLD_SIZE, config.world_size().to_string()),
-        (torchrun::LOCAL_RANK, (rank % per_node).to_string()),
-        (torchrun::LOCAL_WORLD_SIZE, per_node.to_string()),
-        (torchrun::GROUP_RANK, (rank / per_node).to_string()),
-        (torchrun::MASTER_ADDR, Ipv4Addr::LOCALHOST.to_string()),
-        (torchrun::MASTER_PORT, port.to_string()),
-    ]
+/// Kills what is left of a run: the children of this process but for `others`, and theirs, which become its own when they are
+/// killed.
+async fn kill_children(others: &[Pid]) {
+    let give_up_at = Instant::now() + GRACE;
+    loop {
+        let left: Vec<Pid> = children()
+            .into_iter()
+            .filter(|child| !others.contains(child))
+            .collect();
+        if left.is_empty() {
+            return;
+        }
+        if Instant::now() > give_up_at {
+            tracing::warn!("processes of the run cannot be killed, and go on: {left:?}");
+            return;
+        }
+        for child in left {
+            let _ = kill(child, Signal::SIGKILL);
+            let _ = waitpid(child, Some(WaitPidFlag::WNOHANG));
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
-fn output(folder: &Path, rank: u32) -> std::path::PathBuf {
-    folder.join(format!("rank-{rank}.txt"))
+/// Processes whose parent is this one, by the fourth field of `/proc/PID/stat`, the second after the name in parentheses.
+fn children() -> Vec<Pid> {
+    let own = std::process::id().to_string();
+    let entries = fs_err::read_dir("/proc").into_iter().flatten().flatten();
+    let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    numbers
+        .filter(|pid: &i32| {
+            // A name may be cut off within a character.
+            let stat = fs_err::read(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let stat = String::from_utf8_lossy(&stat);
+            let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+            after_name.split_whitespace().nth(1) == Some(own.as_str())
+        })
+        .map(Pid::from_raw)
+        .collect()
 }
 
-/// What a rank printed last.
+fn output(folder: &Path, node: usize) -> std::path::PathBuf {
+    folder.join(format!("node-{node}.txt"))
+}
+
+/// What a node printed last.
 fn last_words(output: &Path) -> String {
     let bytes = fs_err::read(output).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes);
     let lines: Vec<&str> = text
         .lines()
         .map(str::trim)
-        .filter(|line| !line.is_empty())
+        // torchrun underlines what it tells.
+        .filter(|line| !line.trim_matches(['=', '-']).is_empty())
         .collect();
     let last = &lines[lines.len().saturating_sub(TOLD_LINES)..];
     if last.is_empty() {

@@ -21,6 +21,7 @@ use serde_json::{Value, json};
 use study::{NOT_RUN, Run, read_log};
 
 use crate::error::TrainError;
+use crate::launch;
 use crate::metrics::LOG_NAME;
 
 pub(super) const MANIFEST: &str = "study.yaml";
@@ -105,7 +106,10 @@ impl Folder {
             "job": run.job(repetition),
             "speeds": run.speeds,
         });
-        if let Data::Of(folder) = data {
+        if let Data::Of(folder, nodes) = data {
+            if !nodes.are_here() {
+                inputs["nodes"] = json!(nodes);
+            }
             // A folder that cannot be found is told when it is read.
             inputs["data"] =
                 json!(folder.map(|folder| fs::canonicalize(folder).unwrap_or_else(|_| folder.into())));
@@ -117,13 +121,13 @@ impl Folder {
     }
 }
 
-/// The folder of the data that runs are made from.
+/// The folder of the data that runs are made from, and the nodes that carry them out.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Data<'a> {
     /// Whatever it was: for the report on what is there.
     Any,
-    /// That of the command line, where it names one.
-    Of(Option<&'a Path>),
+    /// Those of the command line, where it names some.
+    Of(Option<&'a Path>, &'a launch::Nodes),
 }
 
 /// Where a repetition of a run is kept.
@@ -153,6 +157,7 @@ impl Place {
                 && let Some(found) = found.as_object_mut()
             {
                 found.remove("data");
+                found.remove("nodes");
             }
             found == self.inputs
         });

@@ -45,6 +45,8 @@ pub(crate) struct Arguments {
     /// Folder for what is measured, and for the report
     #[arg(long, value_name = "DIR", default_value = "study")]
     output: PathBuf,
+    #[command(flatten)]
+    nodes_at: launch::Nodes,
     /// Print the points and the runs that they need, and measure nothing
     #[arg(long)]
     dry_run: bool,
@@ -75,6 +77,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
         study.tell();
         return Ok(ExitCode::Done);
     }
+    study.check_nodes(&arguments.nodes_at, manifest)?;
     let folder = Folder::make(&arguments.output, &study.manifest, manifest)?;
     let ended = launch::block_on(study.measure(&folder, arguments))??;
     study.report(&folder)?;
@@ -130,6 +133,20 @@ impl Study {
         Ok(Self { manifest, plan })
     }
 
+    /// Refuses nodes elsewhere where some run could not be carried out there.
+    fn check_nodes(&self, nodes: &launch::Nodes, manifest: &Path) -> Result<(), TrainError> {
+        let runs = || self.plan.runs.iter();
+        nodes.launch(runs().map(|run| run.config.nodes).max().unwrap_or(0))?;
+        if !nodes.are_here() && runs().any(|run| run.spec.external.is_some()) {
+            return Err(TrainError::Config(format!(
+                "{}: --addresses and --launcher are for vit-trainer alone, and a variant has spec.external: leave them out, or \
+                 use a cluster",
+                manifest.display()
+            )));
+        }
+        Ok(())
+    }
+
     fn spec(&self) -> &ViTScalingStudySpec {
         &self.manifest.spec
     }
@@ -181,7 +198,11 @@ impl Study {
             .collect();
         let mut display = Display::new(&self.counted(), places.len());
         for (run, repetition) in places {
-            let place = folder.place(run, repetition, Data::Of(arguments.data.as_deref()))?;
+            let place = folder.place(
+                run,
+                repetition,
+                Data::Of(arguments.data.as_deref(), &arguments.nodes_at),
+            )?;
             let result = if place.is_trained() {
                 let result = place.result(self.plan.warmup_steps);
                 display.kept(&run.label, repetition, &result);
@@ -223,7 +244,10 @@ impl Study {
         loop {
             place.begin()?;
             let trained = match arguments.config(run, repetition, &place.partial()) {
-                Ok(config) => self.train(&config, run, place, stop, display).await,
+                Ok(config) => {
+                    self.train(&config, run, &arguments.nodes_at, place, stop, display)
+                        .await
+                }
                 Err(error) => Err(error.into()),
             };
             match trained {
@@ -241,6 +265,7 @@ impl Study {
         &self,
         config: &RunConfig,
         run: &Run,
+        nodes: &launch::Nodes,
         place: &Place,
         stop: &CancellationToken,
         display: &Display,
@@ -250,7 +275,7 @@ impl Study {
         let under_way = async {
             match &run.spec.external {
                 Some(external) => train_externally(&external.command, config, place, end.clone()).await,
-                None => train_here(config, run, end.clone(), display).await,
+                None => train_here(config, run, nodes, end.clone(), display).await,
             }
         };
         tokio::pin!(under_way);
@@ -305,6 +330,7 @@ impl Arguments {
 async fn train_here(
     config: &RunConfig,
     run: &Run,
+    nodes: &launch::Nodes,
     stop: CancellationToken,
     display: &Display,
 ) -> Result<(), Failure> {
@@ -316,7 +342,7 @@ async fn train_here(
     let launch = Launch {
         keep_errors: true,
         environment: emulated.collect(),
-        ..Launch::default()
+        ..nodes.launch(config.nodes).map_err(|error| error.to_string())?
     };
     let end = launch::run(config, &launch, stop, |event| match event {
         Event::Progress(progress) => display.progress(&run.label, progress),
