@@ -103,7 +103,7 @@ peers: ## Make the Python environment with PyTorch and timm in the cache, once
 goldens: peers ## Make anew what PyTorch and timm compute, which the trainer's tests compare with
 	"$$(tests/peers/setup)/bin/python" tests/peers/make_goldens.py
 	"$$(tests/peers/setup)/bin/python" tests/peers/optimizer_losses.py > tests/peers/goldens/optimizer_losses.json
-	"$$(tests/peers/setup)/bin/python" tests/peers/divided_training.py
+	PYTHONPATH=contenders "$$(tests/peers/setup)/bin/python" tests/peers/divided_training.py
 	"$$(tests/peers/setup)/bin/python" tests/peers/hdf5_files.py
 
 .PHONY: check-export
@@ -117,6 +117,10 @@ bench-trainer: release ## Measure the trainer beside PyTorch DDP and DeepSpeed (
 .PHONY: bench-balance
 bench-balance: release ## Measure ranks of unlike speed that share images by it, beside even shares and beside each alone
 	python3 tests/peers/bench_balance.py $(BENCH)
+
+.PHONY: check-prediction
+check-prediction: release ## Measure 1 to 8 ranks over links of given rates, and how far the cost model is off (as root)
+	python3 tests/peers/check_prediction.py $(BENCH)
 
 .PHONY: gpu-check
 gpu-check: libtorch ## Bundle checks of the trainer for a machine with a GPU, and run them here (CHECK='--only speed' chooses)
@@ -164,6 +168,10 @@ test-api-versions: binaries ## Tests against the API servers of older versions o
 .PHONY: test-upgrade
 test-upgrade: binaries ## Upgrade the operator of an earlier commit while a job trains, and roll it back (as root)
 	earlier=$$(scripts/earlier-operator); VIT_EARLIER_OPERATOR=$$earlier $(CARGO) test --workspace --locked --test end_to_end
+
+.PHONY: test-contenders
+test-contenders: binaries ## Run PyTorch, DeepSpeed and Accelerate on the cluster, in an image that is 9 GB (as root)
+	VIT_CONTENDERS=1 $(CARGO) test --workspace --locked --test end_to_end -- --nocapture
 
 .PHONY: chaos
 chaos: binaries ## Random faults while jobs train, for so many MINUTES (15), chosen by SEED (as root)

@@ -18,6 +18,8 @@ from collections.abc import Callable, Sequence
 import link
 
 HERE = pathlib.Path(__file__).resolve().parent
+# The folder of a module that peer.py imports where it divides a model.
+MODULES = HERE.parent.parent / "contenders"
 
 # As the trainer's manifest names sizes.
 MODELS: dict[str, dict] = {
@@ -195,7 +197,8 @@ class Peer:
                 "warmup_steps": settings.warmup, "steps": settings.steps, "pairs": settings.pairs,
                 "started": time.time(),
             }
-            env = environment(case) | {"PEER_PLAN": json.dumps(plan)}
+            paths = [path for path in (os.environ.get("PYTHONPATH"), str(MODULES)) if path]
+            env = environment(case) | {"PEER_PLAN": json.dumps(plan), "PYTHONPATH": os.pathsep.join(paths)}
             if case.device == "cpu":
                 env |= {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
             command = [sys.executable, str(HERE / "peer.py")] if self.kind == "module" else torchrun(case, namespaces)

@@ -1,7 +1,7 @@
 """What PyTorch trains on ranks that divide a model: FSDP2 in 32 bits and in bf16, and tensor parallelism by DTensor. For the trainer's test
 trainer/tests/integration/torch.rs, which trains on as many ranks from the same weights and images.
 
-    python tests/peers/divided_training.py
+    PYTHONPATH=contenders python tests/peers/divided_training.py
 
 Writes tests/peers/goldens/divided: images and labels as data of format `numpy`, and the weights after STEPS steps, each of
 all images. Starts from the weights of `class_token`. Made with torch 2.11.0 and timm 1.0.31 on the CPU.

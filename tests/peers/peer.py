@@ -194,6 +194,8 @@ class DeepSpeed:
             "gradient_accumulation_steps": 1,
             "zero_optimization": {"stage": PLAN["parallelism"].get("zeroStage", 0)},
             "zero_allow_untested_optimizer": True,
+            # Its default is 1.
+            "gradient_clipping": 0.0,
             "steps_per_print": 1_000_000,
         }
         if PLAN["precision"] != "fp32":

@@ -32,7 +32,7 @@ struct Outcome {
 /// Starts the cluster afresh, trains, and tells how it went. Succeeds only if the job did, with the accuracy that was
 /// promised.
 pub async fn up(started: SystemTime) -> Result<()> {
-    let cluster = operator::cluster_with_operator(&name()?, 1).await?;
+    let cluster = operator::cluster_with_operator(&name()?, 1, &[]).await?;
     let outcome = match train(&cluster).await {
         Ok(outcome) => outcome,
         Err(error) => bail!("{error:#}\n\n{}", cluster.dump()),

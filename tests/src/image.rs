@@ -20,6 +20,9 @@ pub const OPERATOR: &str = "localhost/vit-operator:dev";
 /// The trainer's image.
 pub const TRAINER: &str = "localhost/vit-trainer:dev";
 
+/// The image of the contenders of scaling studies.
+pub const CONTENDERS: &str = "localhost/vit-contenders:dev";
+
 /// What the shipped Dockerfiles start from.
 const BASE: &str = "docker.io/library/debian:bookworm-slim";
 const BASE_SUITE: &str = "bookworm";
@@ -182,16 +185,35 @@ impl Builder {
         let mut bud = self.buildah([
             "bud",
             "--layers",
+            // What a build that failed leaves would keep images from being pruned.
+            "--force-rm",
             "--isolation",
             "chroot",
             "--network",
             "host",
             "--pull=never",
         ]);
+        for mount in self.settings_of_pip()? {
+            bud.args(["--volume", &mount]);
+        }
         run_logged(
             bud.args(["--tag", name, "--file"]).arg(dockerfile).arg(context),
             &self.log,
         )
+    }
+
+    /// Mounts by which pip in a build trusts the certificates that it trusts on this machine, where `PIP_CERT` names them.
+    fn settings_of_pip(&self) -> Result<Vec<String>> {
+        let Ok(certificates) = std::env::var("PIP_CERT") else {
+            return Ok(Vec::new());
+        };
+        let inside = "/run/certificates.pem";
+        let settings = self.folder.join("pip.conf");
+        fs::write(&settings, format!("[global]\ncert = {inside}\n"))?;
+        Ok(vec![
+            format!("{certificates}:{inside}:ro"),
+            format!("{}:/etc/pip.conf:ro", settings.display()),
+        ])
     }
 
     fn export(&self, name: &str, archive: &Path) -> Result<()> {

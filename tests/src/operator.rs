@@ -26,14 +26,18 @@ pub fn accounts() -> [Account<'static>; 3] {
 
 /// A new cluster with the operator installed from the chart: three nodes of one GPU product and one of another, with so
 /// many GPUs each, and Prometheus. One of that name that is there goes first. Operator and trainer must have been
-/// built.
-pub async fn cluster_with_operator(name: &ClusterName, gpus_per_node: u32) -> Result<Cluster> {
+/// built. Nodes hold their images, and those of `more` archives.
+pub async fn cluster_with_operator(
+    name: &ClusterName,
+    gpus_per_node: u32,
+    more: &[PathBuf],
+) -> Result<Cluster> {
     packages::check_machine()?;
     packages::install_missing()?;
     let images = images()?;
     cluster::down(name)?;
     let config = ClusterConfig::demo(name.clone(), gpus_per_node)
-        .images(images)
+        .images(images.into_iter().chain(more.iter().cloned()))
         .audited(accounts().map(|account| account.user()));
     let cluster = Cluster::up(config).await?;
     install(&cluster, &[])?;

@@ -13,7 +13,7 @@ ROWS = [
     ("pooled classifier", "bf16", "average", "fused"),
     ("half weights", "bf16-masters", "average", "fused"),
 ]
-NO_SHARDING = "not run: the trainer does not shard its state"
+NO_SHARDING = "not run: one rank has nothing to divide"
 FUSED_ALREADY = "not run: the trainer's optimizer is fused in the rows above, too"
 
 

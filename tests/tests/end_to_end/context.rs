@@ -61,9 +61,11 @@ impl Deref for Context<'_> {
 
 impl Suite {
     /// Starts the cluster: three nodes of one GPU product and one of another, two GPUs each; installs the operator.
-    pub(crate) fn set_up(is_whole: bool) -> Result<Self> {
+    /// Nodes hold the images of these archives, too.
+    pub(crate) fn set_up(is_whole: bool, images: &[PathBuf]) -> Result<Self> {
         let runtime = Runtime::new()?;
-        let cluster = runtime.block_on(operator::cluster_with_operator(&"e2e".parse()?, GPUS_PER_NODE))?;
+        let name = "e2e".parse()?;
+        let cluster = runtime.block_on(operator::cluster_with_operator(&name, GPUS_PER_NODE, images))?;
         let client = cluster.client();
         let folder = tempfile::Builder::new().prefix("vit-e2e-").tempdir()?;
         // The trainer's user reaches what is in it.

@@ -5,6 +5,7 @@
 //! With `VIT_KEEP_CLUSTER` set the cluster stays, to look at: `vit-cluster exec --name e2e -- kubectl get vtj -A`.
 
 mod chaos;
+mod contenders;
 mod context;
 mod disruptions;
 mod documentation;
@@ -101,6 +102,12 @@ const UPGRADE: &[(&str, Test)] = &[(
     upgrade::release_is_upgraded_and_rolled_back,
 )];
 
+/// In place of the tests, where `VIT_CONTENDERS` is set.
+const CONTENDERS: &[(&str, Test)] = tests![
+    contenders::torchrun_is_restarted_after_a_killed_rank,
+    contenders::study_of_the_example_measures_each_kind_of_trainer,
+];
+
 /// So many shared tests run at once: most of a test is waiting for containers, and two gangs keep two processors busy.
 const THREADS: usize = 2;
 
@@ -110,6 +117,8 @@ fn main() -> Result<()> {
         &[(CHAOS, 1)][..]
     } else if upgrade::wanted().is_some() {
         &[(UPGRADE, 1)][..]
+    } else if contenders::wanted() {
+        &[(CONTENDERS, 1)][..]
     } else {
         &[(SHARED, THREADS), (ALONE, 1)]
     };
@@ -121,7 +130,7 @@ fn main() -> Result<()> {
     }
     let is_whole = parts.len() > 1 && arguments.filter.is_none() && arguments.skip.is_empty();
     let run = Arc::new(Run {
-        suite: Suite::set_up(is_whole)?,
+        suite: Suite::set_up(is_whole, &contenders::images()?)?,
         report: Report::new("end_to_end"),
     });
     let mut has_failed = false;

@@ -298,16 +298,67 @@ fn a_manifest_that_makes_no_study_is_refused_before_anything_is_made() {
     );
 }
 
+#[test]
+fn nodes_of_a_study_may_be_elsewhere() {
+    let study = Study::new(
+        "{epochs: 1, warmupSteps: 0, repetitions: 1}",
+        "[{name: strong, mode: Strong, ranks: [1, 2]}]",
+    );
+    let launcher = study.folder.path().join("launcher");
+    let script = "#!/bin/sh\ntouch \"$(dirname \"$0\")/node-$1\"\nshift\nexec \"$@\"\n";
+    fs_err::write(&launcher, script).expect("writes");
+    fs_err::set_permissions(&launcher, std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("changes");
+    let launcher = format!("{} {{node}}", launcher.display());
+    let run = |addresses: &str| {
+        let mut command = study.command();
+        command.args(["--addresses", addresses, "--launcher", &launcher]);
+        command.output().expect("starts")
+    };
+    let output = run("127.0.0.1");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(
+        told.contains("--addresses is a list of 1: 2 nodes need an address each"),
+        "{told}"
+    );
+    let output = run("127.0.0.1,127.0.0.2");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}");
+    for node in ["node-0", "node-1"] {
+        assert!(
+            study.folder.path().join(node).exists(),
+            "{node} was not started by it"
+        );
+    }
+
+    let other = Study::new(
+        "{epochs: 1}",
+        "[{name: kinds, mode: Variants, variants: [{name: own}, {name: other, spec: {external: {command: [sh]}}}]}]",
+    );
+    let output = other
+        .command()
+        .args(["--launcher", "ip netns exec node{node}"])
+        .output()
+        .expect("starts");
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(
+        told.contains("--addresses and --launcher are for vit-trainer alone"),
+        "{told}"
+    );
+}
+
 /// A trainer of a few lines: every rank checks its place, rank 0 writes a log of ten steps.
 const EXTERNAL: &str = r#"
 test "$RANK" -lt "$WORLD_SIZE" && test "$LOCAL_RANK" = 0 && test "$GROUP_RANK" = "$RANK" && test "$MASTER_PORT" -gt 0
+test "$PET_NNODES" = 2 && test "$PET_NODE_RANK" = "$RANK" && test "$PET_NPROC_PER_NODE" = 1
 grep -q microBatchSize "$VIT_RUN_CONFIG"
 echo "rank $RANK of $WORLD_SIZE"
 if test "$RANK" = 0; then
   echo "{\"kind\":\"start\",\"totalSteps\":10,\"worldSize\":$WORLD_SIZE,\"globalBatchSize\":8,\"trainImages\":80}" > "$VIT_LOG"
   echo "{\"kind\":\"train\",\"epoch\":0,\"step\":10,\"steps\":10,\"loss\":1.5,\"accuracy\":0.25,\"stepSeconds\":0.5}" >> "$VIT_LOG"
 fi
-sleep 1000 &
+setsid sleep 1000 &
 "#;
 
 #[test]
@@ -339,13 +390,31 @@ fn another_trainer_is_measured_by_the_log_that_it_writes() {
             variants.join(", ")
         ),
     );
-    let output = study.run();
+    // A child that the shell, which becomes the study, has started before.
+    let output = Command::new("sh")
+        .args([
+            "-c",
+            &format!("sleep 8{marker} > /dev/null 2>&1 & exec \"$@\""),
+            "sh",
+            TRAINER,
+        ])
+        .args(study.command().get_args())
+        .output()
+        .expect("starts");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(
         output.status.code(),
         Some(1),
         "{text}{}",
         String::from_utf8_lossy(&output.stderr)
+    );
+    let kept = Command::new("pkill")
+        .args(["-f", &format!("sleep 8{marker}")])
+        .status()
+        .expect("starts");
+    assert!(
+        kept.success(),
+        "a process that was none of the study's was killed"
     );
     let report = study.report();
     let point = |place: usize| report["points"][place].clone();
@@ -364,13 +433,13 @@ fn another_trainer_is_measured_by_the_log_that_it_writes() {
     }
     assert!(
         text.contains(
-            "kinds-r2-b4-is-lucky #1: failed, and is tried again: rank 0 of sh ended with exit status: 4"
+            "kinds-r2-b4-is-lucky #1: failed, and is tried again: sh ended with exit status: 4 on node 0"
         ),
         "{text}"
     );
     assert_eq!(point(4)["imagesPerSecond"]["median"], 16.0, "{text}");
     for (place, expected) in [
-        (2, "rank 1 of sh ended with exit status: 3: no GPU here"),
+        (2, "sh ended with exit status: 3 on node 1: no GPU here"),
         (
             3,
             "it has written no log: rank 0 of another trainer writes it to $VIT_LOG",
@@ -399,6 +468,61 @@ fn another_trainer_is_measured_by_the_log_that_it_writes() {
         left.stdout.is_empty(),
         "{}",
         String::from_utf8_lossy(&left.stdout)
+    );
+}
+
+/// In place of a contender: checks what it is given, and says nothing more. It is started for both ranks of a node.
+const CHECK: &str = "
+import json, os, sys
+sys.path.insert(0, sys.argv[1])
+import settings
+assert os.environ['PET_NPROC_PER_NODE'] == '2' and 'RANK' not in os.environ, os.environ
+settings.check(json.load(open(os.environ['VIT_RUN_CONFIG'])), sys.argv[2])
+";
+
+#[test]
+fn contenders_follow_all_that_the_example_says_and_refuse_what_they_would_not_do() {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let example = fs_err::read_to_string(top.join("examples/studies/contenders.yaml")).expect("an example");
+    let mut study: Value = serde_saphyr::from_str(&example).expect("a manifest");
+    let variants = study["spec"]["sweeps"][0]["variants"]
+        .as_array_mut()
+        .expect("variants");
+    variants.retain(|variant| variant["spec"]["external"].is_object());
+    let count = variants.len();
+    let mut clipped = variants[0].clone();
+    clipped["name"] = "clipped".into();
+    clipped["spec"]["training"] = serde_json::json!({"clipGradNorm": 1.0});
+    variants.push(clipped);
+    for variant in &mut *variants {
+        let command = &mut variant["spec"]["external"]["command"];
+        let name = command[2].clone();
+        *command = serde_json::json!(["python3", "-c", CHECK, top.join("contenders"), name]);
+    }
+    study["spec"]["measure"]["repetitions"] = 1.into();
+    let run = Study::new("{}", "[]");
+    fs_err::write(run.folder.path().join("study.yaml"), study.to_string()).expect("writes");
+    run.run();
+    let report = run.report();
+    let failures: Vec<String> = report["points"]
+        .as_array()
+        .expect("points")
+        .iter()
+        .map(|point| {
+            point["failures"][0]
+                .as_str()
+                .expect("none has trained")
+                .to_owned()
+        })
+        .collect();
+    let (refused, followed) = failures.split_last().expect("points");
+    assert!(followed.len() == count && count > 5, "{followed:?}");
+    for failure in followed {
+        assert!(failure.starts_with("it has written no log"), "{failure}");
+    }
+    assert!(
+        refused.ends_with("training.clipGradNorm is 1.0: must be left out"),
+        "{refused}"
     );
 }
 

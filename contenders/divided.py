@@ -12,8 +12,10 @@ def shard(
 ) -> None:
     """Divides training state, block by block; the model computes, and gradients are sent, in this precision."""
     policy = MixedPrecisionPolicy(param_dtype=precision, reduce_dtype=precision)
-    for module in (*model.blocks, model):
-        fully_shard(module, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward=reshard_after_forward, mp_policy=policy)
+    # What is outside of blocks is needed again at once: never given back, which is PyTorch's default, too.
+    fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
 
 
 def divide_heads(model: torch.nn.Module, mesh: DeviceMesh) -> None:

@@ -1,0 +1,159 @@
+"""Trains timm's Vision Transformer as a contender of a scaling study: by PyTorch's DistributedDataParallel, its FSDP2 or
+tensor parallelism, by DeepSpeed, or by Accelerate.
+
+    torchrun contender.py ddp
+
+$VIT_RUN_CONFIG says what to train, and rank 0 writes what it measures to $VIT_LOG: loss and training accuracy of its own images,
+held-out accuracy of all ranks'. It checkpoints nothing, so an attempt starts anew. A configuration that it would not follow is
+refused.
+"""
+
+import json
+import math
+import os
+import pathlib
+import sys
+import time
+import traceback
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import record
+
+import data
+import trainers
+from settings import Unsupported, check
+
+# A line of the log covers at least so many seconds.
+INTERVAL = 0.5
+# An evaluation says as often that it gets on.
+EVALUATING_INTERVAL = 5.0
+BAD_CONFIG = 2
+
+
+class Log:
+    """What rank 0 writes; nothing on other ranks."""
+
+    def __init__(self, is_first: bool):
+        self.file = open(os.environ["VIT_LOG"], "a", encoding="utf-8") if is_first else None
+
+    def write(self, kind: str, **fields: object) -> None:
+        if self.file:
+            print(json.dumps({"kind": kind, **fields}), file=self.file, flush=True)
+
+
+def learning_rate(config: dict, start: float, end: float) -> float:
+    """Of a step from `start` to `end`, in epochs: as `vit-trainer` sets it."""
+    training = config["training"]
+    schedule, peak = training["schedule"], training["optimizer"]["learningRate"]
+    warmup, least = schedule["warmupEpochs"], schedule["minLearningRate"]
+    if start < warmup:
+        return peak * min(end / warmup, 1.0)
+    if schedule["course"]["name"] == "constant":
+        return peak
+    done = min((start - warmup) / (training["epochs"] - warmup), 1.0)
+    return least + (peak - least) * 0.5 * (1.0 + math.cos(math.pi * done))
+
+
+def memory(device: torch.device) -> dict[str, int]:
+    """Bytes of this process: on its GPU, at most so far; without one, in memory now."""
+    if device.type == "cuda":
+        return {"deviceMemoryPeakBytes": torch.cuda.max_memory_allocated(device)}
+    status = pathlib.Path("/proc/self/status").read_text(encoding="utf-8")
+    kibibytes = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:"))
+    return {"residentBytes": kibibytes * 1024}
+
+
+def train(config: dict, trainer: trainers.Trainer, log: Log) -> None:
+    """The whole run."""
+    training, place = config["training"], trainer.place
+    epochs, accumulation = training["epochs"], training["gradientAccumulationSteps"]
+    global_batch = training["microBatchSize"] * accumulation * place.replicas
+    images = data.load(config, place.device)
+    batches = data.Batches(images.train, training["microBatchSize"], training["seed"], place)
+    steps = len(batches) // accumulation
+    log.write(
+        "start", totalSteps=steps * epochs, worldSize=place.world_size, trainImages=len(images.train),
+        globalBatchSize=global_batch,
+        device=torch.cuda.get_device_name(place.device) if place.device.type == "cuda" else None)
+    for epoch in range(epochs):
+        micro_batches = batches.of_epoch(epoch)
+        since, done, losses, correct, seen = time.perf_counter(), 0, 0.0, 0.0, 0
+        for step in range(1, steps + 1):
+            start, end = (epoch + taken * global_batch / len(images.train) for taken in (step - 1, step))
+            trainer.set_learning_rate(learning_rate(config, start, end))
+            for micro_batch in range(1, accumulation + 1):
+                pixels, labels = next(micro_batches)
+                loss, logits = trainer.micro_batch(pixels, labels, is_last=micro_batch == accumulation)
+                losses, seen = losses + loss.detach() / accumulation, seen + len(labels)
+                correct = correct + (logits.argmax(1) == labels).sum()
+            done += 1
+            if step == steps or time.perf_counter() - since >= INTERVAL:
+                # Waits for the device: what it still has to do belongs to these steps.
+                mean, accuracy = float(losses) / done, float(correct) / seen
+                now = time.perf_counter()
+                log.write("train", epoch=epoch, step=epoch * steps + step, steps=done, loss=mean, accuracy=accuracy,
+                          stepSeconds=(now - since) / done, **memory(place.device))
+                since, done, losses = now, 0, 0.0
+        if images.held_out is not None:
+            accuracy = evaluate(trainer, images.held_out, training["microBatchSize"], log)
+            log.write("evaluation", epoch=epoch + 1, accuracy=accuracy)
+
+
+@torch.no_grad()
+def evaluate(trainer: trainers.Trainer, images: data.Images, batch: int, log: Log) -> float:
+    """The share of images that are classified right. Every rank takes part in as many forward passes."""
+    place = trainer.place
+    trainer.model.eval()
+    right = torch.zeros((), dtype=torch.int64, device=place.device)
+    told = -math.inf
+    for start in range(0, len(images), batch * place.replicas):
+        if time.monotonic() - told > EVALUATING_INTERVAL:
+            log.write("activity", activity="evaluating")
+            told = time.monotonic()
+        rows = start + place.replica + place.replicas * torch.arange(batch, device=place.device)
+        pixels, labels = images.take(rows.clamp(max=len(images) - 1))
+        right += ((trainer.logits(pixels).argmax(1) == labels) & (rows < len(images))).sum()
+    trainer.model.train()
+    if place.world_size > 1:
+        dist.all_reduce(right)
+    # Ranks of one replica have counted the same images.
+    return int(right) * place.replicas / place.world_size / len(images)
+
+
+@record
+def main() -> int:
+    if len(sys.argv) != 2 or sys.argv[1] not in trainers.TRAINERS:
+        print(f"usage: contender.py {'|'.join(trainers.TRAINERS)}", file=sys.stderr)
+        return BAD_CONFIG
+    config = json.loads(pathlib.Path(os.environ["VIT_RUN_CONFIG"]).read_text(encoding="utf-8"))
+    name, seed = sys.argv[1], config["training"]["seed"]
+    try:
+        check(config, name)
+    except Unsupported as why:
+        if "TORCHELASTIC_RUN_ID" in os.environ:
+            # torchrun ends with 1 in any case, and tells what its ranks raise.
+            raise
+        print(f"{name}: {why}", file=sys.stderr)
+        return BAD_CONFIG
+    place = trainers.Place.find(config)
+    torch.manual_seed(seed)
+    trainer = trainers.TRAINERS[name](config, place)
+    # Replicas have the same weights, and drop paths of their own.
+    torch.manual_seed(seed + 1 + place.replica)
+    train(config, trainer, Log(place.rank == 0))
+    if dist.is_initialized():
+        dist.barrier()
+    return 0
+
+
+if __name__ == "__main__":
+    try:
+        code = main()
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Gloo's threads may wait for the interpreter, which waits for them, where it ends in its own way.
+    os._exit(code)

@@ -1,0 +1,240 @@
+"""The ways to train timm's model that are compared, each with the settings of a careful user."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+
+import torch
+import torch.distributed as dist
+from timm.models.vision_transformer import VisionTransformer
+from timm.optim import param_groups_weight_decay
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+
+import divided
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Which rank this is, and what it computes on."""
+
+    rank: int
+    world_size: int
+    device: torch.device
+    # Ranks of a replica compute a model together, on the same images.
+    replica: int
+    replicas: int
+
+    @staticmethod
+    def find(config: dict) -> Place:
+        """By torchrun's variables."""
+        rank, world_size, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+        device = torch.device("cpu")
+        if config["device"] == "cuda" or config["device"] == "auto" and torch.cuda.is_available():
+            device = torch.device("cuda", local_rank)
+            torch.cuda.set_device(device)
+        torch.backends.cuda.matmul.allow_tf32 = config["training"]["tf32"]
+        torch.backends.cudnn.allow_tf32 = config["training"]["tf32"]
+        tensor = config["parallelism"]["tensor"]
+        return Place(rank, world_size, device, rank // tensor, world_size // tensor)
+
+
+class Trainer:
+    """A model, and what a training step does to it. A subclass makes model and optimizer."""
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+
+    def __init__(self, config: dict, place: Place):
+        self.config, self.place = config, place
+        self.accumulation = config["training"]["gradientAccumulationSteps"]
+        self.smoothing = config["training"]["labelSmoothing"]
+        self.is_half = config["training"]["precision"] == "bf16"
+
+    def new_model(self) -> torch.nn.Module:
+        sizes = self.config["model"]
+        has_class_token = sizes["pooling"] == "token"
+        # timm rounds the product of ratio and width down.
+        with self.place.device:
+            return VisionTransformer(
+                img_size=sizes["imageSize"], patch_size=sizes["patchSize"], in_chans=sizes["channels"],
+                num_classes=sizes["numClasses"], embed_dim=sizes["hiddenSize"], depth=sizes["depth"],
+                num_heads=sizes["heads"], mlp_ratio=(sizes["mlpSize"] + 0.5) / sizes["hiddenSize"],
+                reg_tokens=sizes["registerTokens"], no_embed_class=sizes["registerTokens"] > 0,
+                init_values=sizes.get("layerScale"), drop_path_rate=sizes["dropPath"], class_token=has_class_token,
+                global_pool="token" if has_class_token else "avg")
+
+    def new_optimizer(self, model: torch.nn.Module) -> torch.optim.AdamW:
+        settings = self.config["training"]["optimizer"]
+        groups = param_groups_weight_decay(model, settings["weightDecay"], model.no_weight_decay())
+        return torch.optim.AdamW(divided.apart(groups), lr=settings["learningRate"], betas=tuple(settings["betas"]),
+                                 eps=settings["epsilon"], fused=True)
+
+    def backend(self) -> str:
+        return "nccl" if self.place.device.type == "cuda" else "gloo"
+
+    def join(self) -> None:
+        """Meets the other ranks."""
+        if self.place.world_size > 1:
+            dist.init_process_group(self.backend())
+
+    def set_learning_rate(self, rate: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+
+    def logits(self, images: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(self.place.device.type, dtype=torch.bfloat16, enabled=self.is_half):
+            return self.model(images).float()
+
+    def loss(self, images: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The mean loss of a micro-batch, and its logits."""
+        logits = self.logits(images)
+        return cross_entropy(logits, labels, label_smoothing=self.smoothing), logits
+
+    def micro_batch(
+        self, images: torch.Tensor, labels: torch.Tensor, is_last: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loss and logits of a micro-batch, whose gradients are added up. The last one of a step updates the weights."""
+        with self.synchronized(is_last):
+            loss, logits = self.loss(images, labels)
+            (loss / self.accumulation).backward()
+        if is_last:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return loss, logits
+
+    def synchronized(self, is_last: bool) -> contextlib.AbstractContextManager:
+        """Within, gradients are averaged over the replicas where the micro-batch is the last one."""
+        return contextlib.nullcontext()
+
+
+class Ddp(Trainer):
+    """torch.nn.parallel.DistributedDataParallel."""
+
+    def __init__(self, config: dict, place: Place):
+        super().__init__(config, place)
+        self.join()
+        self.model = self.new_model()
+        self.optimizer = self.new_optimizer(self.model)
+        if place.world_size > 1:
+            self.model = DistributedDataParallel(
+                self.model, device_ids=[place.device.index] if place.device.type == "cuda" else None,
+                bucket_cap_mb=config["parallelism"]["bucketMegabytes"], gradient_as_bucket_view=True,
+                broadcast_buffers=False)
+
+    def synchronized(self, is_last: bool) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext() if is_last or self.place.world_size == 1 else self.model.no_sync()
+
+
+class Fsdp2(Trainer):
+    """torch.distributed.fsdp.fully_shard, block by block."""
+
+    def __init__(self, config: dict, place: Place):
+        super().__init__(config, place)
+        dist.init_process_group(self.backend())
+        mesh = init_device_mesh(place.device.type, (place.world_size,))
+        self.model = self.new_model()
+        self.has_half_weights = config["training"]["masterWeights"]
+        precision = torch.bfloat16 if self.has_half_weights else torch.float32
+        divided.shard(self.model, mesh, config["parallelism"]["reshardAfterForward"], precision)
+        self.optimizer = self.new_optimizer(self.model)
+
+    def logits(self, images: torch.Tensor) -> torch.Tensor:
+        return self.model(images).float() if self.has_half_weights else super().logits(images)
+
+    def synchronized(self, is_last: bool) -> contextlib.AbstractContextManager:
+        self.model.set_requires_gradient_sync(is_last)
+        return contextlib.nullcontext()
+
+
+class TensorParallel(Trainer):
+    """Megatron's tensor parallelism by DTensor: all ranks compute a model together."""
+
+    def __init__(self, config: dict, place: Place):
+        super().__init__(config, place)
+        dist.init_process_group(self.backend())
+        mesh = init_device_mesh(place.device.type, (place.world_size,))
+        self.model = self.new_model()
+        divided.divide_heads(self.model, mesh)
+        self.optimizer = self.new_optimizer(self.model)
+
+
+class DeepSpeed(Trainer):
+    """DeepSpeed at any stage of ZeRO."""
+
+    def __init__(self, config: dict, place: Place):
+        super().__init__(config, place)
+        if place.device.type == "cpu":
+            os.environ["DS_ACCELERATOR"] = "cpu"
+        # Takes seconds, and wants to know the accelerator.
+        import deepspeed
+
+        deepspeed.init_distributed(dist_backend=self.backend())
+        model = self.new_model()
+        settings = {
+            "train_micro_batch_size_per_gpu": config["training"]["microBatchSize"],
+            "gradient_accumulation_steps": self.accumulation,
+            "zero_optimization": {"stage": config["parallelism"]["zeroStage"]},
+            "zero_allow_untested_optimizer": True,
+            # Its default is 1.
+            "gradient_clipping": 0.0,
+            "steps_per_print": 1_000_000_000,
+        }
+        if self.is_half:
+            # No module's gradients are sent in half precision.
+            settings["torch_autocast"] = {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}
+        self.model, self.optimizer, *_ = deepspeed.initialize(
+            model=model, optimizer=self.new_optimizer(model), config=settings, dist_init_required=False)
+
+    def logits(self, images: torch.Tensor) -> torch.Tensor:
+        # The engine casts by itself.
+        return self.model(images).float()
+
+    def micro_batch(
+        self, images: torch.Tensor, labels: torch.Tensor, is_last: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        # The engine counts micro-batches and divides the loss.
+        loss, logits = self.loss(images, labels)
+        self.model.backward(loss)
+        self.model.step()
+        return loss, logits
+
+
+class Accelerate(Trainer):
+    """Hugging Face Accelerate, which wraps DistributedDataParallel."""
+
+    def __init__(self, config: dict, place: Place):
+        super().__init__(config, place)
+        from accelerate import Accelerator
+        from accelerate.utils import DistributedDataParallelKwargs
+
+        ddp = DistributedDataParallelKwargs(
+            bucket_cap_mb=config["parallelism"]["bucketMegabytes"], gradient_as_bucket_view=True, broadcast_buffers=False)
+        self.accelerator = Accelerator(
+            cpu=place.device.type == "cpu", mixed_precision="bf16" if self.is_half else "no",
+            gradient_accumulation_steps=self.accumulation, kwargs_handlers=[ddp])
+        model = self.new_model()
+        self.model, self.optimizer = self.accelerator.prepare(model, self.new_optimizer(model))
+
+    def logits(self, images: torch.Tensor) -> torch.Tensor:
+        # `prepare` has made the model's forward pass cast.
+        return self.model(images).float()
+
+    def micro_batch(
+        self, images: torch.Tensor, labels: torch.Tensor, is_last: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        # `accumulate` counts micro-batches; without the last one, `step` and `zero_grad` do nothing.
+        with self.accelerator.accumulate(self.model):
+            loss, logits = self.loss(images, labels)
+            self.accelerator.backward(loss)
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return loss, logits
+
+
+TRAINERS: dict[str, type[Trainer]] = {
+    "ddp": Ddp, "fsdp2": Fsdp2, "tensor": TensorParallel, "deepspeed": DeepSpeed, "accelerate": Accelerate,
+}

@@ -1,0 +1,113 @@
+//! Trainers that others write, in the image of `contenders/Dockerfile`: real scripts of PyTorch under torchrun.
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, ensure};
+use crds::Phase;
+use crds::study::ViTScalingStudy;
+use crds::study::status::StudyPhase;
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use vit_tests::{image, operator, packages, root};
+
+use crate::context::{Context, kill};
+use crate::steps::check_attempts;
+
+/// As the host sees a rank, which torchrun has started.
+const RANK: &str = "-u\0contenders/contender.py";
+
+/// Whether the environment asks for these tests: their image takes ten minutes to be made, and 9 GB.
+pub(crate) fn wanted() -> bool {
+    std::env::var_os("VIT_CONTENDERS").is_some()
+}
+
+/// The image's archive, where it is wanted.
+pub(crate) fn images() -> Result<Vec<PathBuf>> {
+    if !wanted() {
+        return Ok(Vec::new());
+    }
+    packages::install_missing()?;
+    let folder = root().join("contenders");
+    let mut files = Vec::new();
+    for entry in fs_err::read_dir(&folder)? {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        // Nothing that Python leaves there.
+        if entry.file_type()?.is_file() {
+            files.push((entry.path(), name));
+        }
+    }
+    let image = operator::build(image::CONTENDERS, &folder.join("Dockerfile"), &files)?;
+    Ok(vec![image])
+}
+
+/// Two ranks on each of two nodes, all of torchrun's doing.
+pub(crate) fn torchrun_is_restarted_after_a_killed_rank(context: &Context<'_>) -> Result<()> {
+    let namespace = context.namespace("torchrun")?;
+    namespace.create(
+        "ddp",
+        json!({
+            "image": image::CONTENDERS,
+            "external": {"command": ["torchrun", "contenders/contender.py", "ddp"]},
+            "data": {"augmentation": null},
+            "training": {"epochs": 24},
+            "workers": {"nodes": 2, "gpusPerNode": 2},
+        }),
+    )?;
+    namespace.wait("ddp", "trains", |status| {
+        status
+            .progress
+            .as_ref()
+            .is_some_and(|progress| progress.step > 10)
+    })?;
+    kill(namespace.process("ddp", 1, RANK)?, Signal::KILL)?;
+    let status = namespace.wait_attempt("ddp", 2)?;
+    let failure = status.last_failure.as_ref().context("the failure is told")?;
+    // torchrun ends with 1, whatever has happened to its ranks, and tells the first that it sees: one may have lost its peer.
+    ensure!(
+        failure.class == "Crashed" && failure.exit_code == Some(1),
+        "{failure:?}"
+    );
+    let status = namespace.wait_phase("ddp", Phase::Succeeded)?;
+    check_attempts(&status, 2, 1)?;
+    let accuracy = status
+        .progress
+        .as_ref()
+        .and_then(|progress| progress.validation_accuracy);
+    ensure!(accuracy > Some(0.5), "it learns nothing: {:?}", status.progress);
+    Ok(())
+}
+
+/// The example, with fewer images, and one trainer of each kind.
+pub(crate) fn study_of_the_example_measures_each_kind_of_trainer(context: &Context<'_>) -> Result<()> {
+    let namespace = context.namespace("contenders")?;
+    let mut study: Value = serde_saphyr::from_str(include_str!("../../../examples/studies/contenders.yaml"))?;
+    study["metadata"]["namespace"] = namespace.name.clone().into();
+    let spec = &mut study["spec"];
+    spec["template"]["spec"]["data"]["syntheticImages"] = 320.into();
+    spec["measure"] = json!({"epochs": 1, "warmupSteps": 2, "repetitions": 1});
+    let variants = spec["sweeps"][0]["variants"].as_array_mut().context("variants")?;
+    variants.retain(|variant| {
+        !["ZeRO 0", "ZeRO 1", "ZeRO 3", "vit-trainer tensor"]
+            .iter()
+            .any(|left_out| {
+                variant["name"]
+                    .as_str()
+                    .is_some_and(|name| name.contains(left_out))
+            })
+    });
+    let count = variants.len();
+    let study: ViTScalingStudy = serde_json::from_value(study)?;
+    namespace.create_study(&study)?;
+    for measured in 1..=count {
+        let status = namespace.wait_study("contenders", "has measured more", |status| {
+            let done = status.points.iter().filter(|point| point.measured > 0).count();
+            done >= measured || status.phase.is_some_and(StudyPhase::is_terminal)
+        })?;
+        ensure!(
+            status.points.iter().filter(|point| point.measured > 0).count() >= measured,
+            "{status:#?}"
+        );
+    }
+    Ok(())
+}
