@@ -1,0 +1,162 @@
+"""Checks the cost model of scaling studies: measures a small job on 1 to 8 nodes joined by links of a given rate, and tells by
+how much each point is missed by a model of the others.
+
+    make check-prediction
+
+A node is a network namespace behind a switch; each of its two directions is limited by the kernel's token bucket filter. Ranks
+emulate a device of a share of this machine's speed, so that eight fit beside one another. Needs root.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import statistics
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+NODES = 8
+RANKS = [1, 2, 4, 6, 8]
+SWITCH = "switch"
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)
+
+
+@contextlib.contextmanager
+def network(megabits_per_second: float):
+    """Gives the prefix of the nodes' namespaces, whose numbers follow, and their addresses."""
+    prefix = f"vit-node-{os.getpid()}-"
+    hub = f"vit-switch-{os.getpid()}"
+    made = []
+    # A bucket of a millisecond, or of the largest packet that the kernel hands over at once.
+    burst = max(int(megabits_per_second * 1e6 / 8 / 1000), 70_000)
+    limit = ("root", "tbf", "rate", f"{megabits_per_second}mbit", "burst", str(burst), "latency", "200ms")
+    try:
+        ip("netns", "add", hub)
+        made.append(hub)
+        ip("-n", hub, "link", "add", SWITCH, "type", "bridge")
+        ip("-n", hub, "link", "set", SWITCH, "up")
+        addresses = []
+        for node in range(NODES):
+            name, port, address = f"{prefix}{node}", f"port{node}", f"10.78.0.{node + 1}"
+            ip("netns", "add", name)
+            made.append(name)
+            ip("-n", hub, "link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
+            ip("-n", hub, "link", "set", port, "master", SWITCH, "up")
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "address", "add", f"{address}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "eth0", "up")
+            for namespace, device in ((hub, port), (name, "eth0")):
+                subprocess.run(["tc", "-n", namespace, "qdisc", "add", "dev", device, *limit], check=True)
+            addresses.append(address)
+        yield prefix, addresses
+    finally:
+        for name in made:
+            subprocess.run(["ip", "netns", "delete", name], check=False)
+
+
+# Prints how long it takes to be refused by a port where nobody listens, in seconds: the fastest of many times.
+REFUSED = """
+import socket, sys, time
+def once():
+    since = time.perf_counter()
+    socket.socket().connect_ex((sys.argv[1], 9))
+    return time.perf_counter() - since
+print(min(once() for _ in range(200)))
+"""
+
+
+def latency(prefix: str, address: str) -> float:
+    """Of a small message from the first node to this address, microseconds."""
+    said = subprocess.run(["ip", "netns", "exec", f"{prefix}0", sys.executable, "-c", REFUSED, address], check=True,
+                          capture_output=True, text=True).stdout
+    return float(said) * 1e6 / 2
+
+
+def study(microseconds: float, others: list[float], options: argparse.Namespace) -> dict:
+    """1 to 8 ranks, one a node, at three sizes of a micro-batch. Predicts the same over links of the other rates."""
+    job = {
+        "image": "localhost/vit-trainer:dev",
+        "model": {"imageSize": 32, "patchSize": 8, "hiddenSize": 96, "depth": 6, "heads": 3, "numClasses": 10},
+        "data": {"format": "synthetic", "syntheticImages": 768},
+        "training": {"epochs": 1, "microBatchSize": 16, "schedule": {"name": "constant"}},
+        "workers": {"nodes": 1, "gpusPerNode": 1, "device": "cpu"},
+        "checkpoint": {},
+    }
+    links = [{"name": name_of(other), "latencyMicroseconds": microseconds, "gigabitsPerSecond": other / 1000}
+             for other in others]
+    return {
+        "apiVersion": "vit-operator.dev/v1alpha1", "kind": "ViTScalingStudy", "metadata": {"name": "prediction"},
+        "spec": {
+            "template": {"spec": job},
+            "measure": {"epochs": options.epochs, "warmupSteps": 2, "repetitions": options.repetitions},
+            "sweeps": [{
+                "name": "ranks", "mode": "Batch", "ranks": RANKS, "microBatchSize": [8, 16, 32],
+                "variants": [{"name": "like", "speeds": [options.speed]}],
+            }],
+            "predict": {"ranks": RANKS[1:], "links": links},
+        },
+    }
+
+
+def name_of(rate: float) -> str:
+    return f"{rate:g} Mbit/s"
+
+
+def measure(rate: float, others: list[float], options: argparse.Namespace) -> dict:
+    """What the study's report says, as report.json."""
+    folder = options.output / f"{rate:g}"
+    # A study would go on with what another version of the trainer has measured.
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    manifest = folder / "study.json"
+    with network(rate) as (prefix, addresses):
+        manifest.write_text(json.dumps(study(latency(prefix, addresses[1]), others, options)))
+        subprocess.run(
+            [options.trainer, "study", "-f", str(manifest), "--output", str(folder / "study"),
+             "--addresses", ",".join(addresses), "--launcher", f"ip netns exec {prefix}{{node}}"], check=True)
+    return json.loads((folder / "study/report.json").read_text())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trainer", default=str(ROOT / "target/release/vit-trainer"))
+    parser.add_argument("--output", type=pathlib.Path, default=ROOT / "target/prediction")
+    parser.add_argument("--rates", type=float, nargs="+", default=[1000.0, 200.0], help="of links, Mbit/s")
+    parser.add_argument("--speed", type=float, default=0.06, help="of a rank, as a share of this machine's")
+    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--repetitions", type=int, default=1)
+    options = parser.parse_args()
+    rates = options.rates
+    forecasts = {}
+    for rate in rates:
+        report = measure(rate, [other for other in rates if other != rate], options)
+        forecasts[rate] = report["forecasts"][0]
+        errors = []
+        for point in forecasts[rate]["heldOut"]:
+            error = 100 * (point["predicted"] / point["measured"] - 1)
+            errors.append(abs(error))
+            print(f"{name_of(rate):>12}  {point['ranks']} ranks of {point['microBatchSize']:2} images: "
+                  f"{1e3 * point['measured']:6.1f} ms, {error:+5.1f} %")
+        print(f"{name_of(rate):>12}  by a model of the other points: median {statistics.median(errors):.1f} %, at most "
+              f"{max(errors):.1f} %")
+    for rate, forecast in forecasts.items():
+        for prediction in forecast["predictions"]:
+            for other in rates:
+                if prediction.get("link") != name_of(other):
+                    continue
+                key = prediction["ranks"], prediction["microBatchSize"]
+                for point in forecasts[other]["heldOut"]:
+                    if (point["ranks"], point["microBatchSize"]) == key:
+                        error = 100 * (prediction["stepSeconds"]["median"] / point["measured"] - 1)
+                        print(f"{name_of(other):>12}  {key[0]} ranks of {key[1]} images, measured at {name_of(rate)}: "
+                              f"{1e3 * point['measured']:6.1f} ms, {error:+5.1f} %")
+
+
+if __name__ == "__main__":
+    main()
