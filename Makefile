@@ -170,7 +170,7 @@ test-upgrade: binaries ## Upgrade the operator of an earlier commit while a job 
 	earlier=$$(scripts/earlier-operator); VIT_EARLIER_OPERATOR=$$earlier $(CARGO) test --workspace --locked --test end_to_end
 
 .PHONY: test-contenders
-test-contenders: binaries ## Run PyTorch, DeepSpeed and Accelerate on the cluster, in an image that is 9 GB (as root)
+test-contenders: binaries ## Run PyTorch, DeepSpeed and Accelerate on the cluster, in an image of 6 GB (as root)
 	VIT_CONTENDERS=1 $(CARGO) test --workspace --locked --test end_to_end -- --nocapture
 
 .PHONY: chaos

@@ -76,11 +76,6 @@ class Trainer:
     def backend(self) -> str:
         return "nccl" if self.place.device.type == "cuda" else "gloo"
 
-    def join(self) -> None:
-        """Meets the other ranks."""
-        if self.place.world_size > 1:
-            dist.init_process_group(self.backend())
-
     def set_learning_rate(self, rate: float) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
@@ -116,7 +111,8 @@ class Ddp(Trainer):
 
     def __init__(self, config: dict, place: Place):
         super().__init__(config, place)
-        self.join()
+        if place.world_size > 1:
+            dist.init_process_group(self.backend())
         self.model = self.new_model()
         self.optimizer = self.new_optimizer(self.model)
         if place.world_size > 1:
@@ -129,17 +125,24 @@ class Ddp(Trainer):
         return contextlib.nullcontext() if is_last or self.place.world_size == 1 else self.model.no_sync()
 
 
-class Fsdp2(Trainer):
-    """torch.distributed.fsdp.fully_shard, block by block."""
+class Divided(Trainer):
+    """A model that all ranks hold together. A subclass divides it, and makes the optimizer."""
 
     def __init__(self, config: dict, place: Place):
         super().__init__(config, place)
         dist.init_process_group(self.backend())
-        mesh = init_device_mesh(place.device.type, (place.world_size,))
+        self.mesh = init_device_mesh(place.device.type, (place.world_size,))
         self.model = self.new_model()
+
+
+class Fsdp2(Divided):
+    """torch.distributed.fsdp.fully_shard, block by block."""
+
+    def __init__(self, config: dict, place: Place):
+        super().__init__(config, place)
         self.has_half_weights = config["training"]["masterWeights"]
         precision = torch.bfloat16 if self.has_half_weights else torch.float32
-        divided.shard(self.model, mesh, config["parallelism"]["reshardAfterForward"], precision)
+        divided.shard(self.model, self.mesh, config["parallelism"]["reshardAfterForward"], precision)
         self.optimizer = self.new_optimizer(self.model)
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:
@@ -150,15 +153,12 @@ class Fsdp2(Trainer):
         return contextlib.nullcontext()
 
 
-class TensorParallel(Trainer):
+class TensorParallel(Divided):
     """Megatron's tensor parallelism by DTensor: all ranks compute a model together."""
 
     def __init__(self, config: dict, place: Place):
         super().__init__(config, place)
-        dist.init_process_group(self.backend())
-        mesh = init_device_mesh(place.device.type, (place.world_size,))
-        self.model = self.new_model()
-        divided.divide_heads(self.model, mesh)
+        divided.divide_heads(self.model, self.mesh)
         self.optimizer = self.new_optimizer(self.model)
 
 

@@ -88,20 +88,17 @@ pub(super) fn containers(
     (trainer, agent)
 }
 
-/// The variables of the manifest and of this project, and those of them that torchrun and its ranks read. What the manifest
-/// sets stays.
+/// The container's variables, and those that torchrun and its ranks read. What the manifest sets stays.
 fn environment(mut variables: Vec<EnvVar>, valid: &ValidatedJob, member: Member<'_>) -> Vec<EnvVar> {
-    let of = |name: &str| {
-        let found = variables.iter().find(|variable| variable.name == name);
-        found
-            .and_then(|variable| variable.value.clone())
-            .unwrap_or_default()
-    };
+    let host = variables
+        .iter()
+        .find(|variable| variable.name == environment::COORDINATOR_HOST);
+    let host = host.and_then(|variable| variable.value.clone());
     let node = torchrun::Node {
         rank: member.node_rank,
         nodes: member.gang_size,
         ranks_per_node: valid.gpus_per_node(),
-        host: &of(environment::COORDINATOR_HOST),
+        host: &host.unwrap_or_default(),
         port: environment::DEFAULT_COORDINATOR_PORT,
     };
     let mut more = vec![value(environment::LOG, environment::LOG_PATH)];

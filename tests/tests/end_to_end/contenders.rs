@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::{Context as _, Result, ensure};
 use crds::Phase;
 use crds::study::ViTScalingStudy;
-use crds::study::status::StudyPhase;
+use crds::study::status::{StudyPhase, ViTScalingStudyStatus};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use vit_tests::{image, operator, packages, root};
@@ -16,7 +16,7 @@ use crate::steps::check_attempts;
 /// As the host sees a rank, which torchrun has started.
 const RANK: &str = "-u\0contenders/contender.py";
 
-/// Whether the environment asks for these tests: their image takes ten minutes to be made, and 9 GB.
+/// Whether the environment asks for these tests: their image takes five minutes to be made, and 6 GB.
 pub(crate) fn wanted() -> bool {
     std::env::var_os("VIT_CONTENDERS").is_some()
 }
@@ -100,14 +100,13 @@ pub(crate) fn study_of_the_example_measures_each_kind_of_trainer(context: &Conte
     let study: ViTScalingStudy = serde_json::from_value(study)?;
     namespace.create_study(&study)?;
     for measured in 1..=count {
+        let is_measured = |status: &ViTScalingStudyStatus| {
+            status.points.iter().filter(|point| point.measured > 0).count() >= measured
+        };
         let status = namespace.wait_study("contenders", "has measured more", |status| {
-            let done = status.points.iter().filter(|point| point.measured > 0).count();
-            done >= measured || status.phase.is_some_and(StudyPhase::is_terminal)
+            is_measured(status) || status.phase.is_some_and(StudyPhase::is_terminal)
         })?;
-        ensure!(
-            status.points.iter().filter(|point| point.measured > 0).count() >= measured,
-            "{status:#?}"
-        );
+        ensure!(is_measured(&status), "{status:#?}");
     }
     Ok(())
 }

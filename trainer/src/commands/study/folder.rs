@@ -89,8 +89,8 @@ impl Folder {
             .map_err(failed())
     }
 
-    /// Where a repetition of a run on this data is kept. Repetitions are counted from 1 on disk.
-    pub(super) fn place(&self, run: &Run, repetition: u32, data: Data<'_>) -> Result<Place, TrainError> {
+    /// Where a repetition of a run of this origin is kept. Repetitions are counted from 1 on disk.
+    pub(super) fn place(&self, run: &Run, repetition: u32, origin: Origin<'_>) -> Result<Place, TrainError> {
         let runs = self.path.join("runs");
         // What the run was called in an earlier manifest does not matter.
         let suffix = format!("-{}", run.key);
@@ -106,7 +106,7 @@ impl Folder {
             "job": run.job(repetition),
             "speeds": run.speeds,
         });
-        if let Data::Of(folder, nodes) = data {
+        if let Origin::Of(folder, nodes) = origin {
             if !nodes.are_here() {
                 inputs["nodes"] = json!(nodes);
             }
@@ -123,7 +123,7 @@ impl Folder {
 
 /// The folder of the data that runs are made from, and the nodes that carry them out.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Data<'a> {
+pub(super) enum Origin<'a> {
     /// Whatever it was: for the report on what is there.
     Any,
     /// Those of the command line, where it names some.

@@ -21,7 +21,7 @@ use crate::output::write_line;
 use crate::signals::stop_on_signal;
 use crate::speeds::Speeds;
 use display::Display;
-use folder::{Data, Folder, Place};
+use folder::{Folder, Origin, Place};
 
 /// The command line of `study`.
 #[derive(Debug, clap::Args)]
@@ -201,7 +201,7 @@ impl Study {
             let place = folder.place(
                 run,
                 repetition,
-                Data::Of(arguments.data.as_deref(), &arguments.nodes_at),
+                Origin::Of(arguments.data.as_deref(), &arguments.nodes_at),
             )?;
             let result = if place.is_trained() {
                 let result = place.result(self.plan.warmup_steps);
@@ -296,7 +296,7 @@ impl Study {
         let of_run = |run: &Run| {
             (0..self.plan.repetitions)
                 .map(|repetition| {
-                    let place = folder.place(run, repetition, Data::Any)?;
+                    let place = folder.place(run, repetition, Origin::Any)?;
                     Ok(place.result(self.plan.warmup_steps))
                 })
                 .collect::<Result<Vec<_>, TrainError>>()
