@@ -72,6 +72,7 @@ def train(config: dict, trainer: trainers.Trainer, log: Log) -> None:
     images = data.load(config, place.device)
     batches = data.Batches(images.train, training["microBatchSize"], training["seed"], place)
     steps = len(batches) // accumulation
+    warmup = (config.get("measure") or {}).get("warmupSteps", 0)
     log.write(
         "start", totalSteps=steps * epochs, worldSize=place.world_size, trainImages=len(images.train),
         globalBatchSize=global_batch,
@@ -88,7 +89,8 @@ def train(config: dict, trainer: trainers.Trainer, log: Log) -> None:
                 losses, seen = losses + loss.detach() / accumulation, seen + len(labels)
                 correct = correct + (logits.argmax(1) == labels).sum()
             done += 1
-            if step == steps or time.perf_counter() - since >= INTERVAL:
+            # No line is partly warm-up: it would be left out whole.
+            if step == steps or epoch * steps + step == warmup or time.perf_counter() - since >= INTERVAL:
                 # Waits for the device: what it still has to do belongs to these steps.
                 mean, accuracy = float(losses) / done, float(correct) / seen
                 now = time.perf_counter()

@@ -17,7 +17,6 @@ mod training;
 
 use serde::{Deserialize, Serialize};
 
-use crate::measurement::Measurement;
 use rules::Rules;
 
 pub use augmentation::{
@@ -110,15 +109,6 @@ impl RunConfig {
         rules.positive("workers.nodes", self.nodes);
         rules.positive("workers.gpusPerNode", self.ranks_per_node);
         self.checkpoint.check(&mut rules);
-        rules.require(
-            self.measure.is_none() || self.training.epochs as usize <= Measurement::MOST_EPOCHS,
-            "training.epochs",
-            self.training.epochs,
-            format!(
-                "must be at most {} with measure: a pod's last message holds no more",
-                Measurement::MOST_EPOCHS
-            ),
-        );
         self.data.check(&self.model, &self.training, &mut rules);
         rules.0
     }
@@ -253,10 +243,6 @@ ranksPerNode = 1
 parallelism.sequence = 2
 parallelism.acrossNodes = true
   workers.nodes x workers.gpusPerNode is 3: must be a multiple of parallelism.sequence x parallelism.tensor (2)
-measure = {"warmupSteps": 3}
-training.epochs = 51
-training.schedule.warmupEpochs = 0.0
-  training.epochs is 51: must be at most 50 with measure: a pod's last message holds no more
 training.masterWeights = true
   training.masterWeights is true: needs training.precision bf16 or fp16: fp32 weights are their own masters
 training.precision = "bf16"

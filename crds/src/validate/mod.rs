@@ -13,7 +13,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
-use contract::{CheckpointConfig, CheckpointWriters, ConfigError, JobIdentity, MeasureConfig, RunConfig};
+use contract::{
+    CheckpointConfig, CheckpointWriters, ConfigError, JobIdentity, MeasureConfig, Measurement, RunConfig,
+};
 use k8s_openapi::api::core::v1::{
     EnvFromSource, EnvVar, ResourceRequirements, Toleration, Volume as PodVolume, VolumeMount,
 };
@@ -257,6 +259,11 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
     if numbers_are_sound {
         errors.extend(run_config.errors());
         sizes = elastic::sizes(spec.elastic.as_ref(), &run_config, &mut errors);
+    }
+    let (epochs, most) = (run_config.training.epochs, Measurement::MOST_EPOCHS);
+    if spec.measure.is_some() && epochs as usize > most {
+        let expected = format!("must be at most {most} with measure: a pod's last message holds no more");
+        refuse(&mut errors, "training.epochs", epochs.to_string(), expected);
     }
     strategy(&spec.parallelism, &mut errors);
     external(spec, &mut errors);

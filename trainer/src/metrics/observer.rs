@@ -27,6 +27,8 @@ pub(crate) struct RunShape {
     pub(crate) train_images: u64,
     /// Product of rank 0's GPU; `None` on the CPU, or where it is not known.
     pub(crate) device: Option<String>,
+    /// Steps at the start that a measurement leaves out; a line of the log ends with the last of them.
+    pub(crate) warmup_steps: u64,
     /// Whether the times of a step are to be logged as DeepSpeed does.
     pub(crate) wall_clock_breakdown: bool,
 }
@@ -180,7 +182,7 @@ impl Observer {
             ..spent
         });
         self.newest = Some(*step);
-        if self.window.is_due() {
+        if self.window.is_due() || step.step == self.shape.warmup_steps {
             self.flush();
         }
         self.reporter.send(&Report::Step(StepReport {

@@ -100,6 +100,11 @@ fn a_study_is_measured_once_and_reported() {
     );
     assert_eq!(study.logs().len(), 6, "{text}");
     assert!(study.files("point").is_empty(), "checkpoints are not kept");
+    // Runs are shorter than a line of a log would be: that there are steps after the warm-up is no chance.
+    for log in study.logs() {
+        let log = fs_err::read_to_string(log).expect("reads");
+        assert!(log.contains(r#""step":2,"#), "{log}");
+    }
     let report = study.report();
     let points = report["points"].as_array().expect("points");
     let of = |place: usize, field: &str| points[place][field].clone();

@@ -6,7 +6,7 @@ mod folder;
 
 use std::path::{Path, PathBuf};
 
-use contract::{ExitCode, FailureClass, RunConfig};
+use contract::{ExitCode, FailureClass, MeasureConfig, RunConfig};
 use crds::study::ViTScalingStudySpec;
 use crds::{ViTScalingStudy, ViTTrainingJob};
 use study::{Plan, Report, Run};
@@ -243,7 +243,8 @@ impl Study {
         let mut retries = self.plan.retries;
         loop {
             place.begin()?;
-            let trained = match arguments.config(run, repetition, &place.partial()) {
+            let trained = match arguments.config((run, repetition), self.plan.warmup_steps, &place.partial())
+            {
                 Ok(config) => {
                     self.train(&config, run, &arguments.nodes_at, place, stop, display)
                         .await
@@ -317,10 +318,19 @@ impl Study {
 
 impl Arguments {
     /// What a repetition trains, with its checkpoints in `folder`.
-    fn config(&self, run: &Run, repetition: u32, folder: &Path) -> Result<RunConfig, String> {
+    fn config(
+        &self,
+        (run, repetition): (&Run, u32),
+        warmup_steps: u64,
+        folder: &Path,
+    ) -> Result<RunConfig, String> {
         let job = ViTTrainingJob::new(folder::JOB, run.job(repetition));
         let config =
             local_config(job, self.data.as_deref(), folder, None).map_err(|error| error.to_string())?;
+        let config = RunConfig {
+            measure: Some(MeasureConfig { warmup_steps }),
+            ..config
+        };
         let manifest = self.manifest.as_deref().unwrap_or(Path::new(""));
         with_pretrained(config, self.pretrained.as_deref(), manifest).map_err(|error| error.to_string())
     }
