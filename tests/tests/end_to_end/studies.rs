@@ -10,16 +10,17 @@ use serde_json::{Value, json};
 use vit_tests::plugin::{command, ended};
 
 use crate::context::{Context, Namespace};
-use crate::steps::{check_told, until};
+use crate::steps::{check_told, nodes_of, until};
 
-/// From the suspension of a study over a failure and a node that is taken away to its report, and then to nothing: no fault may
+/// From the suspension of a study over a failure and the death of a node to its report, and then to nothing: no fault may
 /// cost more than the run that it met. All of that is between the operator and the cluster, and nothing of it is simulated.
 pub(crate) fn study_is_measured_through_faults_and_leaves_nothing(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("study")?;
     let study = namespace.study(
         "sizes",
         json!({
-            "measure": {"epochs": 8, "warmupSteps": 1, "repetitions": 1, "retries": 1},
+            "template": {"spec": {"failurePolicy": {"nodeLostSeconds": 5}}},
+            "measure": {"epochs": 8, "warmupSteps": 1, "repetitions": 1, "retries": 2},
             "sweeps": [{"name": "strong", "mode": "Strong", "ranks": [1, 2]}],
         }),
     )?;
@@ -65,16 +66,15 @@ pub(crate) fn study_is_measured_through_faults_and_leaves_nothing(context: &Cont
         "the first try is kept"
     );
 
-    // The run is measured. Then one of its nodes may be used no more: the next run gets another.
-    let measured = namespace.wait_study("sizes", "has measured a run", |status| {
-        status.runs.as_ref().is_some_and(|runs| runs.measured == 1)
-    })?;
-    let node = measured.nodes[0].nodes[0].clone();
-    context.kubectl(["cordon", &node])?;
+    // One of its nodes dies: what is left is measured elsewhere.
+    let training = namespace.wait_run("sizes", 2)?;
+    ensure!(training == second, "{training} trains in place of {second}");
+    let dead = nodes_of(&namespace.status(&second)?)?.remove(0);
+    context.cluster.kill_node(&dead)?;
     let went_on = namespace.wait_study("sizes", "is over", |status| {
         status.phase.is_some_and(StudyPhase::is_terminal)
     });
-    context.kubectl(["uncordon", &node])?;
+    context.block_on(context.cluster.start_node(&dead))?;
     let status = went_on?;
     ensure!(status.phase == Some(StudyPhase::Succeeded), "{status:#?}");
     for point in &status.points {
@@ -90,11 +90,11 @@ pub(crate) fn study_is_measured_through_faults_and_leaves_nothing(context: &Cont
     let two = &results[format!("{}.1", plan.runs[1].key)];
     let two: Value = serde_json::from_str(two.as_str().context("a record")?)?;
     ensure!(
-        two["tries"] == 2
+        two["tries"] == 3
             && two["measurement"]["worldSize"] == 2
             && two["measurement"]["nodes"]
                 .as_array()
-                .is_some_and(|nodes| nodes.len() == 2),
+                .is_some_and(|nodes| nodes.len() == 2 && !nodes.contains(&json!(dead))),
         "{two}"
     );
     let shown = namespace.plugin(&["study", "status", "sizes"])?;
@@ -135,7 +135,7 @@ pub(crate) fn studies_take_turns_on_a_node_and_skip_what_fits_nowhere(context: &
     let namespace = context.namespace("studies")?;
     let over = |status: &ViTScalingStudyStatus| status.phase.is_some_and(StudyPhase::is_terminal);
     let batches = |sizes: &[i32]| json!([{"name": "batch", "mode": "Batch", "microBatchSize": sizes}]);
-    let measure = || json!({"epochs": 1, "warmupSteps": 1, "repetitions": 1, "pendingTimeoutSeconds": 10});
+    let measure = || json!({"epochs": 2, "warmupSteps": 1, "repetitions": 1, "pendingTimeoutSeconds": 10});
     // One node has these GPUs, two of them: without the studies' care both would run at once.
     let on_one_node = |sizes: &[i32]| {
         json!({
