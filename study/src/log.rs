@@ -49,7 +49,7 @@ pub enum LogError {
     },
     /// All steps are warm-up.
     #[error(
-        "of the run's {total} steps no line of the log begins after a warm-up of {warmup} (a line is about half a second or an epoch): lower measure.warmupSteps or train for longer"
+        "of the run's {total} steps no line of the log begins after a warm-up of {warmup}: lower measure.warmupSteps, train for longer, or have another trainer end a line with the warm-up"
     )]
     OnlyWarmup {
         /// Steps of the run.
