@@ -20,6 +20,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 NODES = 8
 RANKS = [1, 2, 4, 6, 8]
+IMAGES_OF_A_RANK = 768
 SWITCH = "switch"
 
 
@@ -83,7 +84,7 @@ def study(microseconds: float, others: list[float], options: argparse.Namespace)
     job = {
         "image": "localhost/vit-trainer:dev",
         "model": {"imageSize": 32, "patchSize": 8, "hiddenSize": 96, "depth": 6, "heads": 3, "numClasses": 10},
-        "data": {"format": "synthetic", "syntheticImages": 768},
+        "data": {"format": "synthetic", "syntheticImages": IMAGES_OF_A_RANK * NODES},
         "training": {"epochs": 1, "microBatchSize": 16, "schedule": {"name": "constant"}},
         "workers": {"nodes": 1, "gpusPerNode": 1, "device": "cpu"},
         "checkpoint": {},
@@ -96,7 +97,8 @@ def study(microseconds: float, others: list[float], options: argparse.Namespace)
             "template": {"spec": job},
             "measure": {"epochs": options.epochs, "warmupSteps": 2, "repetitions": options.repetitions},
             "sweeps": [{
-                "name": "ranks", "mode": "Batch", "ranks": RANKS, "microBatchSize": [8, 16, 32],
+                # As many steps on any number of ranks.
+                "name": "ranks", "mode": "Weak", "fractionPerRank": 1 / NODES, "ranks": RANKS, "microBatchSize": [8, 16, 32],
                 "variants": [{"name": "like", "speeds": [options.speed]}],
             }],
             "predict": {"ranks": RANKS[1:], "links": links},
@@ -128,8 +130,8 @@ def main() -> None:
     parser.add_argument("--trainer", default=str(ROOT / "target/release/vit-trainer"))
     parser.add_argument("--output", type=pathlib.Path, default=ROOT / "target/prediction")
     parser.add_argument("--rates", type=float, nargs="+", default=[1000.0, 200.0], help="of links, Mbit/s")
-    parser.add_argument("--speed", type=float, default=0.06, help="of a rank, as a share of this machine's")
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--speed", type=float, default=0.04, help="of a rank, as a share of this machine's")
+    parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--repetitions", type=int, default=1)
     options = parser.parse_args()
     rates = options.rates

@@ -1,5 +1,6 @@
 //! Ranks that compute as on slower devices: to try on one machine what unlike GPUs do.
 
+use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::time::Duration;
 
@@ -68,10 +69,13 @@ impl Speeds {
 }
 
 /// What a rank waits beside what it computes.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Debug, Default)]
 pub(crate) struct Slowdown {
     /// Seconds of waiting for one of computing.
     wait: f64,
+    /// The least seconds of a forward pass so far, by its images. What takes longer is this machine's doing, not the device's
+    /// that is emulated: the wait would make many times as much of it.
+    forward: BTreeMap<u64, Duration>,
 }
 
 impl Slowdown {
@@ -84,32 +88,58 @@ impl Slowdown {
         let speed = speeds.and_then(|speeds| speeds.0.get(rank as usize).copied());
         Ok(Self {
             wait: speed.map_or(0.0, |speed| 1.0 / speed.max(LEAST) - 1.0),
+            forward: BTreeMap::new(),
         })
     }
 
-    /// Runs the forward pass of a micro-batch of so many images, and waits as much longer as a slower device would take for it
-    /// and for its backward pass. By the time that this thread computes: while it waits for other ranks, a slower one would not
-    /// take longer.
-    pub(crate) fn after<T>(self, images: u64, forward: impl FnOnce() -> T) -> T {
-        let start = computed();
-        let result = forward();
+    /// Waits as much longer as a slower device would take for the forward and backward pass of a micro-batch of so many images,
+    /// of which the forward pass has just been computed since `start`. By the time that this thread computed: while it waits for
+    /// other ranks, a slower one would not take longer.
+    pub(crate) fn wait(&mut self, images: u64, start: &Computed) {
         if self.wait > 0.0 && images > 0 {
-            let seconds = computed().saturating_sub(start).as_secs_f64();
-            std::thread::sleep(Duration::from_secs_f64(seconds * Self::PASSES * self.wait));
+            let took = Computed::now().0.saturating_sub(start.0);
+            std::thread::sleep(self.wait_after(images, took));
         }
-        result
+    }
+
+    /// How much longer both passes would take, where the forward pass took so long.
+    fn wait_after(&mut self, images: u64, took: Duration) -> Duration {
+        let least = self.forward.entry(images).or_insert(took);
+        *least = took.min(*least);
+        least.mul_f64(Self::PASSES * self.wait)
     }
 }
 
 /// Time that this thread has computed.
-fn computed() -> Duration {
-    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Computed(Duration);
+
+impl Computed {
+    /// Until now.
+    pub(crate) fn now() -> Self {
+        Self(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from))
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::data::fixtures::config;
+
+    #[test]
+    fn what_slows_this_machine_for_a_moment_does_not_slow_the_emulated_device() {
+        let mut slowdown = Slowdown {
+            wait: 9.0,
+            ..Slowdown::default()
+        };
+        let mut waits = |images, milliseconds| {
+            let wait = slowdown.wait_after(images, Duration::from_millis(milliseconds));
+            wait.as_millis()
+        };
+        // A tenth of the speed: nine times as long again, three passes.
+        assert_eq!([waits(8, 20), waits(8, 10), waits(8, 30)], [540, 270, 270]);
+        assert_eq!(waits(16, 25), 675, "other images take another time");
+    }
 
     #[test]
     fn speeds_are_those_of_ranks_on_the_cpu() {
