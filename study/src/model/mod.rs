@@ -65,6 +65,25 @@ pub struct Link {
     pub bandwidth: f64,
 }
 
+impl Link {
+    /// The link over which all-reduces of so many bytes took so many seconds, among so many ranks; `None` where the times do
+    /// not tell, as those of one size.
+    pub fn of_all_reduces(ranks: u32, times: &[(u64, f64)]) -> Option<Self> {
+        let [doublings, ring] = communication_features(ranks);
+        let most = times.iter().map(|(bytes, _)| *bytes).max()? as f64;
+        let rows = times.iter().map(|&(bytes, seconds)| Row {
+            features: [2.0 * doublings, ring * (bytes as f64 / most)],
+            value: seconds,
+            scale: seconds,
+        });
+        let [latency, transfer] = fit(&rows.collect::<Vec<_>>())?;
+        (transfer > 0.0).then(|| Self {
+            latency,
+            bandwidth: most / transfer,
+        })
+    }
+}
+
 /// What a step costs.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -275,6 +294,27 @@ mod tests {
         let model = CostModel::fit(fitted).expect("samples");
         let error = |sample: &Sample| model.step(sample.ranks, 64, 1).step() / sample.seconds - 1.0;
         held_out.iter().map(error).collect()
+    }
+
+    #[test]
+    fn a_link_is_found_from_all_reduces_over_it() {
+        let link = |times: &[(u64, f64)]| {
+            Link::of_all_reduces(4, times).map(|link| (link.latency * 1e6, link.bandwidth / 1e9))
+        };
+        // 4 ranks, 50 us, 1 GB/s: 2 x 50 us x 2, and each byte 1.5 times.
+        let times = [1_000_u64, 1_000_000, 100_000_000].map(|bytes| (bytes, 200e-6 + bytes as f64 * 1.5e-9));
+        let (latency, bandwidth) = link(&times).expect("three sizes");
+        assert!((latency - 50.0).abs() < 1e-6 && (bandwidth - 1.0).abs() < 1e-9);
+        // Larger buckets that are slower than in proportion leave no latency, and a rate in between.
+        let (latency, bandwidth) = link(&[(1_000_000, 1.5e-3), (10_000_000, 18e-3)]).expect("two sizes");
+        assert!(
+            latency.abs() < f64::EPSILON && (0.83..1.0).contains(&bandwidth),
+            "{bandwidth}"
+        );
+        assert_eq!(link(&times[..1]), None);
+        assert_eq!(link(&[times[1], times[1]]), None);
+        assert_eq!(link(&[(1_000, 2.0), (2_000, 1.0)]), None);
+        assert_eq!(link(&[]), None);
     }
 
     #[test]

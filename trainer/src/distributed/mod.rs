@@ -2,6 +2,7 @@
 
 mod accelerator;
 mod groups;
+mod links;
 mod mesh;
 mod peers;
 mod state;
@@ -25,6 +26,7 @@ use groups::{Groups, Pair};
 use peers::{Door, Peers};
 
 pub(crate) use accelerator::Accelerator;
+pub(crate) use links::BucketTime;
 pub(crate) use mesh::Mesh;
 pub(crate) use peers::LostPeer;
 

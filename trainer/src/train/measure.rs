@@ -172,6 +172,11 @@ impl Trainer {
             steps.next_traced(path)?;
         }
         drop(steps);
+        let (peak_rss_bytes, peak_device_bytes) = (peak_resident_bytes(), self.accelerator.peak_bytes()?);
+        let mut buckets = Vec::new();
+        for bytes in &plan.buckets {
+            buckets.push(self.world.bucket_time(*bytes, self.accelerator)?);
+        }
         let input = self.input_alone(plan.steps)?;
 
         let count = f64::from(plan.steps);
@@ -181,14 +186,15 @@ impl Trainer {
             step_ms: Distribution::of(&durations),
             phases: phases.mean(count),
             sync: sync.mean(count),
+            buckets,
             input,
             exposed_sync_share_in_place: sync.all.exposed / seconds,
             exposed_sync_share,
             seconds_to_first_step,
             host_stops,
             arithmetic: Arithmetic::current()?,
-            peak_rss_bytes: peak_resident_bytes(),
-            peak_device_bytes: self.accelerator.peak_bytes()?,
+            peak_rss_bytes,
+            peak_device_bytes,
             gpu: self.accelerator.product(),
         })
     }

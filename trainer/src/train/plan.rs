@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use torch_ext::{Arithmetic, SyncTimes};
 
 use crate::data::StageSeconds;
+use crate::distributed::BucketTime;
 use crate::error::TrainError;
 use crate::metrics::Phases;
 
@@ -20,6 +21,8 @@ pub(crate) struct Plan {
     pub(crate) pairs: u32,
     /// Whether the step whose operators are counted fails where the host would wait for a GPU.
     pub(crate) forbid_host_stops: bool,
+    /// After them: buckets of gradients of which an all-reduce is timed, bytes.
+    pub(crate) buckets: Vec<u64>,
     /// After all measured steps: where rank 0 writes a trace of one step.
     pub(crate) trace: Option<PathBuf>,
     /// When the command was started, seconds since 1970.
@@ -34,6 +37,8 @@ pub(crate) struct RankResult {
     pub(crate) step_ms: Distribution,
     pub(crate) phases: Phases,
     pub(crate) sync: SyncTimes,
+    /// All-reduces with nothing else going on, the same on every rank.
+    pub(crate) buckets: Vec<BucketTime>,
     /// Where threads of the host prepare batches.
     pub(crate) input: Option<InputAlone>,
     /// Share of a step in which it waited for gradients that every rank had ready, timed inside the step.
@@ -164,6 +169,7 @@ mod tests {
             steps: 2,
             pairs: 3,
             forbid_host_stops: true,
+            buckets: vec![1_048_576],
             trace: Some("trace.json".into()),
             started: 4.5,
             folder: folder.path().into(),

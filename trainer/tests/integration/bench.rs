@@ -140,6 +140,21 @@ fn the_table_has_a_line_a_rank_and_wrong_addresses_are_refused() {
     );
     assert!(table.lines().any(|line| line.starts_with("1   ")), "{table}");
 
+    let output = bench(&["--bucket-megabytes", "0.05,8"]);
+    let table = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        table.contains("bucket MB")
+            && table.contains("\n0.05  ")
+            && table.contains("for predict.links of a study:\n- {name: measured"),
+        "{table}"
+    );
+    let output = bench(&["--bucket-megabytes", "1", "--set", "workers.nodes=1"]);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        output.status.code() == Some(2) && told.contains("gradients for the same weights: needs 2 or more"),
+        "{told}"
+    );
+
     let output = bench(&["--addresses", "127.0.0.1"]);
     assert_eq!(output.status.code(), Some(2));
     let told = String::from_utf8_lossy(&output.stderr);
@@ -147,6 +162,109 @@ fn the_table_has_a_line_a_rank_and_wrong_addresses_are_refused() {
         told.contains("--addresses is a list of 1: 2 nodes need an address each"),
         "{told}"
     );
+}
+
+/// Two network namespaces, numbered 0 and 1, joined by a link; they go when it is dropped. Needs root.
+struct Link {
+    prefix: String,
+}
+
+impl Link {
+    const ADDRESSES: &str = "10.79.0.1,10.79.0.2";
+
+    /// Which carries so much in each direction.
+    fn new(megabits_per_second: u32) -> Self {
+        let link = Self {
+            prefix: format!("vit-bench-{}-", std::process::id()),
+        };
+        let (first, second) = (link.node(0), link.node(1));
+        run("ip", &["netns", "add", &first]);
+        run("ip", &["netns", "add", &second]);
+        let device = "eth0";
+        let pair = ["type", "veth", "peer", "name", device, "netns", &second];
+        run(
+            "ip",
+            &[&["-n", &first, "link", "add", device][..], &pair].concat(),
+        );
+        let rate = format!("{megabits_per_second}mbit");
+        for (node, address) in [&first, &second].into_iter().zip(Self::ADDRESSES.split(',')) {
+            run("ip", &["-n", node, "link", "set", "lo", "up"]);
+            run(
+                "ip",
+                &[
+                    "-n",
+                    node,
+                    "address",
+                    "add",
+                    &format!("{address}/24"),
+                    "dev",
+                    device,
+                ],
+            );
+            run("ip", &["-n", node, "link", "set", device, "up"]);
+            let limit = ["tbf", "rate", &rate, "burst", "70000", "latency", "200ms"];
+            run(
+                "tc",
+                &[&["-n", node, "qdisc", "add", "dev", device, "root"][..], &limit].concat(),
+            );
+        }
+        link
+    }
+
+    fn node(&self, number: u32) -> String {
+        format!("{}{number}", self.prefix)
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        for number in 0..2 {
+            let _ = Command::new("ip")
+                .args(["netns", "delete", &self.node(number)])
+                .status();
+        }
+    }
+}
+
+fn run(program: &str, arguments: &[&str]) {
+    let status = Command::new(program).args(arguments).status().expect("starts");
+    assert!(status.success(), "{program} {arguments:?}");
+}
+
+#[test]
+fn buckets_tell_what_a_link_carries() {
+    let link = Link::new(200);
+    let launcher = format!("ip netns exec {}{{node}}", link.prefix);
+    let output = bench(&[
+        "--addresses",
+        Link::ADDRESSES,
+        "--launcher",
+        &launcher,
+        "--bucket-megabytes",
+        "0.1,2",
+        "--link-gigabits",
+        "0.2",
+        "--json",
+        "-",
+    ]);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    let result: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let buckets = &result["buckets"];
+    assert_eq!(
+        (&buckets["ranks"], &buckets["sizes"][1]["megabytes"]),
+        (&json!(2), &json!(2.0)),
+        "{buckets}"
+    );
+    let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("no number in {buckets}"));
+    let rate = number(&buckets["sizes"][1]["bus_gigabits_per_second"]);
+    // Never more than the link carries; headers and waiting take some of it.
+    assert!((0.12..=0.201).contains(&rate), "{buckets}");
+    let share = number(&buckets["sizes"][1]["share_of_link"]);
+    assert!((share - rate / 0.2).abs() < 1e-9, "{buckets}");
+    // Waiting for a processor makes small buckets slower than the link does.
+    let fitted = number(&buckets["link"]["gigabitsPerSecond"]);
+    assert!((0.12..=0.3).contains(&fitted), "{buckets}");
 }
 
 /// Every way to change the weights, with all that may be in a step.

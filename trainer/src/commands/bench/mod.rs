@@ -1,5 +1,6 @@
 //! `vit-trainer bench`: real training steps, measured on the machinery that `run` uses.
 
+mod buckets;
 mod configure;
 mod input;
 mod report;
@@ -15,6 +16,7 @@ use crate::output::write_line;
 use crate::signals::stop_on_signal;
 use crate::speeds::Speeds;
 use crate::train::Plan;
+use buckets::BucketSize;
 use configure::Setting;
 use report::Summary;
 
@@ -57,6 +59,12 @@ pub(crate) struct Arguments {
     /// Pairs of a step with and a step without reduced gradients, after the measured steps
     #[arg(long, value_name = "N", default_value = "0")]
     pairs: u32,
+    /// After the measured steps, time all-reduces of gradient buckets of these sizes, such as 0.25,1,5,25, and tell the bus bandwidth
+    #[arg(long, value_name = "MB", value_delimiter = ',')]
+    bucket_megabytes: Vec<BucketSize>,
+    /// What the link of a rank should carry, Gbit/s: bus bandwidths are told as shares of it
+    #[arg(long, value_name = "GBITS", requires = "bucket_megabytes", value_parser = positive)]
+    link_gigabits: Option<f64>,
     /// Fail where a step makes the host wait for its device: by the names of its operators and, on a GPU, with CUDA's sync debug mode set to error
     #[arg(long)]
     forbid_host_stops: bool,
@@ -82,6 +90,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
         steps: arguments.steps,
         pairs: arguments.pairs,
         forbid_host_stops: arguments.forbid_host_stops,
+        buckets: arguments.buckets(&config)?,
         trace,
         started,
         folder: folder.path().into(),
@@ -106,12 +115,38 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
         tracing::error!("nothing was measured (exit code {}): {message}", end.code.code());
         return Ok(end.code);
     }
-    let summary = Summary::new(&config, plan.results(config.world_size())?);
+    let summary = Summary::new(
+        &config,
+        plan.results(config.world_size())?,
+        arguments.link_gigabits,
+    );
     tell(arguments, &config, &summary)?;
     if arguments.forbid_host_stops {
         summary.require_no_host_stops()?;
     }
     Ok(ExitCode::Done)
+}
+
+impl Arguments {
+    /// Bytes of the buckets to measure.
+    fn buckets(&self, config: &RunConfig) -> Result<Vec<u64>, TrainError> {
+        let ranks = config.world_size() / config.parallelism.tensor;
+        if ranks < 2 && !self.bucket_megabytes.is_empty() {
+            return Err(TrainError::Config(format!(
+                "--bucket-megabytes is given for {ranks} rank that has gradients for the same weights: needs 2 or more"
+            )));
+        }
+        Ok(self.bucket_megabytes.iter().map(|size| size.bytes()).collect())
+    }
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    let number: f64 = text.parse().map_err(|_| "is no number".to_owned())?;
+    if number.is_finite() && number > 0.0 {
+        Ok(number)
+    } else {
+        Err("must be a finite number above 0".into())
+    }
 }
 
 /// Makes the file for the trace, before minutes are spent on what could not be written. Gives its full path.

@@ -6,6 +6,7 @@ use contract::gpu::peak_flops;
 use contract::{ExitCode, RunConfig};
 use serde::Serialize;
 
+use super::buckets::Buckets;
 use super::input::Input;
 use crate::error::Failure;
 use crate::flops::flops_per_image;
@@ -59,12 +60,14 @@ pub(super) struct Summary {
     mfu: Option<f64>,
     /// Where threads of the host prepare batches.
     input: Option<Input>,
+    /// What links between ranks carry.
+    buckets: Option<Buckets>,
     ranks: Vec<RankResult>,
 }
 
 impl Summary {
     /// `ranks` holds every rank's result, in their order. A step is rank 0's: ranks wait for one another in each.
-    pub(super) fn new(config: &RunConfig, ranks: Vec<RankResult>) -> Self {
+    pub(super) fn new(config: &RunConfig, ranks: Vec<RankResult>, link_gigabits: Option<f64>) -> Self {
         let first = &ranks[0];
         let images_per_second = ranks.iter().map(|rank| rank.images_per_second).sum();
         let flops_per_image = flops_per_image(&config.model);
@@ -84,6 +87,7 @@ impl Summary {
             mfu: peak
                 .map(|peak| images_per_second * flops_per_image / (peak * f64::from(config.world_size()))),
             input: Input::new(&ranks, config.global_batch_size()),
+            buckets: Buckets::new(&first.buckets, link_gigabits),
             ranks,
         }
     }
@@ -171,6 +175,7 @@ impl Summary {
                 rank.rank, rank.images_per_second, rank.step_ms.p99
             ));
         }
+        lines.extend(self.buckets.iter().flat_map(Buckets::lines));
         lines.join("\n")
     }
 }

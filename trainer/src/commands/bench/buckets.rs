@@ -1,0 +1,159 @@
+//! What links between ranks carry, by the size of the buckets in which gradients are added up.
+
+use std::str::FromStr;
+
+use crds::study::Link;
+use serde::Serialize;
+
+use crate::distributed::BucketTime;
+
+/// Size of a bucket, as `parallelism.bucketMegabytes` counts it: in units of 2^20 bytes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct BucketSize(f64);
+
+impl BucketSize {
+    const MEGABYTE: f64 = 1_048_576.0;
+
+    pub(super) fn bytes(self) -> u64 {
+        (self.0 * Self::MEGABYTE) as u64
+    }
+}
+
+impl FromStr for BucketSize {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let megabytes: f64 = text.parse().map_err(|_| "is no number of megabytes".to_owned())?;
+        if (0.001..=4096.0).contains(&megabytes) {
+            Ok(Self(megabytes))
+        } else {
+            Err("must be 0.001 to 4096 megabytes".into())
+        }
+    }
+}
+
+/// All-reduces with nothing else going on.
+#[derive(Debug, Serialize)]
+pub(super) struct Buckets {
+    /// Ranks that add up gradients for the same weights.
+    ranks: u32,
+    sizes: Vec<Bucket>,
+    /// What these times amount to; `None` where they do not tell, as those of one size.
+    link: Option<Link>,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+struct Bucket {
+    megabytes: f64,
+    /// Of an all-reduce.
+    seconds: f64,
+    /// What each rank's link carries, as nccl-tests' "busbw": independent of the number of ranks.
+    bus_gigabits_per_second: f64,
+    /// Share of what the link should carry, where that is given.
+    share_of_link: Option<f64>,
+}
+
+impl Buckets {
+    /// `None` where no buckets were measured; `link_gigabits` is what a link should carry.
+    pub(super) fn new(times: &[BucketTime], link_gigabits: Option<f64>) -> Option<Self> {
+        let ranks = times.first()?.ranks;
+        let sizes = times.iter().map(|time| {
+            // A ring sends each byte so often.
+            let sent = 2.0 * (f64::from(ranks) - 1.0) / f64::from(ranks);
+            let gigabits = time.bytes as f64 * sent * 8.0 / time.seconds / 1e9;
+            Bucket {
+                megabytes: time.bytes as f64 / BucketSize::MEGABYTE,
+                seconds: time.seconds,
+                bus_gigabits_per_second: gigabits,
+                share_of_link: link_gigabits.map(|link| gigabits / link),
+            }
+        });
+        let sizes = sizes.collect();
+        let all_reduces: Vec<_> = times.iter().map(|time| (time.bytes, time.seconds)).collect();
+        let link = study::Link::of_all_reduces(ranks, &all_reduces).map(|link| Link {
+            name: "measured".into(),
+            latency_microseconds: link.latency * 1e6,
+            gigabits_per_second: link.bandwidth * 8.0 / 1e9,
+        });
+        Some(Self { ranks, sizes, link })
+    }
+
+    /// Lines of a table.
+    pub(super) fn lines(&self) -> Vec<String> {
+        let mut lines = vec![
+            String::new(),
+            format!(
+                "{:<14}{:>14}{:>14}{:>13}",
+                "bucket MB", "all-reduce ms", "bus Gbit/s", "of the link"
+            ),
+        ];
+        for bucket in &self.sizes {
+            let share = bucket
+                .share_of_link
+                .map_or_else(|| "-".to_owned(), |share| format!("{:.0} %", share * 100.0));
+            lines.push(format!(
+                "{:<14}{:>14.3}{:>14.3}{share:>13}",
+                (bucket.megabytes * 1e3).round() / 1e3,
+                bucket.seconds * 1e3,
+                bucket.bus_gigabits_per_second
+            ));
+        }
+        if let Some(link) = &self.link {
+            lines.push(format!(
+                "for predict.links of a study:\n- {{name: {}, latencyMicroseconds: {:.1}, gigabitsPerSecond: {:.3}}}",
+                link.name, link.latency_microseconds, link.gigabits_per_second
+            ));
+        }
+        lines
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_line_is_a_link_for_a_study() {
+        // 4 ranks, 50 us, 10 Gbit/s: 2 x 50 us x 2, and 1.5 x 8 bits of each byte.
+        let times = [1_000_000, 100_000_000].map(|bytes: u32| BucketTime {
+            bytes: bytes.into(),
+            ranks: 4,
+            seconds: 200e-6 + f64::from(bytes) * 12.0 / 10e9,
+        });
+        let buckets = Buckets::new(&times, Some(20.0)).expect("two sizes");
+        let lines = buckets.lines();
+        assert_eq!(
+            lines[3],
+            "95.367               120.200         9.983         50 %"
+        );
+        let last = lines
+            .last()
+            .and_then(|line| line.split_once('\n'))
+            .expect("two lines");
+        let links: Vec<Link> = serde_saphyr::from_str(last.1).expect("a list of links");
+        let expected = Link {
+            name: "measured".into(),
+            latency_microseconds: 50.0,
+            gigabits_per_second: 10.0,
+        };
+        assert_eq!(links, [expected]);
+        let one = Buckets::new(&times[..1], None).expect("a size");
+        assert!(one.link.is_none() && one.lines()[2].ends_with(" -"));
+    }
+
+    #[test]
+    fn a_size_is_a_number_of_megabytes_in_bounds() {
+        assert_eq!("0.25".parse().map(BucketSize::bytes), Ok(262_144));
+        for bad in ["0", "-1", "nan", "5000"] {
+            assert_eq!(
+                bad.parse::<BucketSize>(),
+                Err("must be 0.001 to 4096 megabytes".into()),
+                "{bad}"
+            );
+        }
+        assert_eq!(
+            "25MB".parse::<BucketSize>(),
+            Err("is no number of megabytes".into())
+        );
+    }
+}
