@@ -53,7 +53,6 @@ const SHARED: &[(&str, Test)] = tests![
     faults::unknown_preset_fails_with_the_known_ones,
     faults::missing_data_fails_once_and_expires,
     faults::truncated_record_is_named_by_file_and_offset,
-    faults::killed_rank_restarts_the_gang_from_its_checkpoint,
     faults::rank_that_is_stopped_is_a_stall_and_the_gang_restarts,
     faults::image_that_cannot_be_had_fails_in_the_kubelets_words,
     faults::job_over_its_deadline_is_stopped,
@@ -64,13 +63,14 @@ const SHARED: &[(&str, Test)] = tests![
     external::another_trainer_is_followed_through_faults_and_measured,
 ];
 
-/// Tests that change the cluster, need most of its GPUs, or measure time.
+/// Tests that change the cluster, need most of its GPUs, measure time, or tell which nodes a gang gets.
 const ALONE: &[(&str, Test)] = tests![
     placement::gang_waits_with_counted_reasons_and_starts_by_itself,
     placement::mixed_gpus_are_taken_and_share_images_by_speed_where_the_job_allows_it,
     placement::gang_stays_within_one_rack,
     placement::two_jobs_applied_at_once_never_share_a_gpu,
     placement::job_of_higher_priority_goes_first,
+    faults::killed_rank_restarts_the_gang_from_its_checkpoint,
     faults::killed_rank_of_a_model_that_ranks_compute_together_is_replaced,
     faults::rank_that_is_slow_is_named_with_its_node_until_it_recovers,
     monitoring::alerts_fire_and_panels_show_data,
