@@ -92,14 +92,17 @@ impl Slowdown {
         })
     }
 
-    /// Waits as much longer as a slower device would take for the forward and backward pass of a micro-batch of so many images,
-    /// of which the forward pass has just been computed since `start`. By the time that this thread computed: while it waits for
-    /// other ranks, a slower one would not take longer.
-    pub(crate) fn wait(&mut self, images: u64, start: &Computed) {
+    /// Runs the forward pass of a micro-batch of so many images, and waits as much longer as a slower device would take for it
+    /// and for its backward pass. By the time that this thread computes: while it waits for other ranks, a slower one would not
+    /// take longer.
+    pub(crate) fn after<T>(&mut self, images: u64, forward: impl FnOnce() -> T) -> T {
+        let start = computed();
+        let result = forward();
         if self.wait > 0.0 && images > 0 {
-            let took = Computed::now().0.saturating_sub(start.0);
+            let took = computed().saturating_sub(start);
             std::thread::sleep(self.wait_after(images, took));
         }
+        result
     }
 
     /// How much longer both passes would take, where the forward pass took so long.
@@ -111,14 +114,8 @@ impl Slowdown {
 }
 
 /// Time that this thread has computed.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Computed(Duration);
-
-impl Computed {
-    /// Until now.
-    pub(crate) fn now() -> Self {
-        Self(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from))
-    }
+fn computed() -> Duration {
+    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
 #[cfg(test)]

@@ -10,7 +10,6 @@ use crate::data::{Batch, Batches, Share};
 use crate::distributed::Mesh;
 use crate::error::{TrainError, ranks_in_words};
 use crate::model::{DropSeed, Mode};
-use crate::speeds::Computed;
 
 /// The stage of ZeRO from which on every micro-batch has collectives of its own.
 const STAGE_OF_EACH_MICRO_BATCH: u8 = 2;
@@ -124,9 +123,9 @@ impl Trainer {
         let arrival = Tensor::zeros([1], (Kind::Double, tch::Device::Cpu));
         self.sync.prepare(arrival)?;
         let mode = Mode::Train(DropSeed::default());
-        let start = Computed::now();
-        let logits = self.trained.forward(&blank, mode)?;
-        self.slowdown.wait(images.into(), &start);
+        let logits = self
+            .slowdown
+            .after(images.into(), || self.trained.forward(&blank, mode))?;
         clock.forward()?;
         logits.sum(Kind::Float).f_backward()?;
         let (_, measurement) = self.sync.finish()?;

@@ -15,7 +15,6 @@ use crate::evaluation;
 use crate::metrics::{DeviceReport, StepReport, resident_bytes};
 use crate::model::{DropSeed, Mode};
 use crate::schedule::{StepSpan, learning_rate};
-use crate::speeds::Computed;
 
 /// A step that has been launched: the device may still be computing it.
 #[derive(Debug)]
@@ -153,9 +152,9 @@ impl Trainer {
 
             let mode = Mode::Train(self.drop_seed(done));
             done += images;
-            let start = Computed::now();
-            let logits = self.trained.forward(&batch.images, mode)?;
-            self.slowdown.wait(images, &start);
+            let logits = self
+                .slowdown
+                .after(images, || self.trained.forward(&batch.images, mode))?;
             let loss = batch.loss(&logits, self.config.training.label_smoothing)?;
             loss_sum += loss.detach().to_kind(Kind::Double) * images as f64;
             if images > 0 {
