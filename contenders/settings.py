@@ -49,6 +49,7 @@ FOLLOWED: dict[str, tuple] = {
     "parallelism.sequence": (1,),
     "parallelism.tensor": (1,),
     "parallelism.acrossNodes": ANY,
+    "parallelism.offload.optimizer": ("None",),
     # Changes no result.
     "parallelism.bucketMegabytes": ANY,
     "parallelism.compressGradients": ("none",),

@@ -38,6 +38,7 @@ pub use run_config::{
     ActivationCheckpointing, AttentionBackend, Augmentation, Balance, BatchShare, CheckpointConfig,
     CheckpointWriters, ConfigError, Course, DataConfig, DataFormat, Device, Ema, GradientCompression,
     Interpolation, JobIdentity, LearningRateScaling, LossScaleConfig, MeasureConfig, ModelConfig,
-    NoRandAugment, Normalization, Optimizer, Parallelism, Pooling, Precision, RandAugment, RandomCrop,
-    RandomResizedCrop, Resume, RunConfig, ScalingRule, Schedule, Shards, TrainingConfig,
+    NoRandAugment, Normalization, Offload, OffloadTo, Optimizer, Parallelism, Pooling, Precision,
+    RandAugment, RandomCrop, RandomResizedCrop, Resume, RunConfig, ScalingRule, Schedule, Shards,
+    TrainingConfig,
 };

@@ -3,7 +3,7 @@
 //! Weights, gradients and optimizer state are exact but for padding. Activations are what PyTorch's autograd saves of the
 //! trainer's `model/block.rs`, whose tests compare both with what is allocated.
 
-use contract::{ActivationCheckpointing, Optimizer, Precision, RunConfig};
+use contract::{ActivationCheckpointing, Device, OffloadTo, Optimizer, Precision, RunConfig};
 
 use crate::shape::{FULL, HALF, Shape, Units, patches, ranks, values_of_patch};
 
@@ -21,6 +21,8 @@ pub struct Footprint {
     pub activations: f64,
     /// What is there for a moment: gradients of activations, and messages.
     pub working: f64,
+    /// Of host memory, beside the rank's own: what is offloaded there, and room for the gradients that it takes.
+    pub host: f64,
 }
 
 /// The memory that a job takes of a rank.
@@ -42,14 +44,33 @@ pub fn footprint(config: &RunConfig) -> Footprint {
         Optimizer::Sgd { momentum, .. } => f64::from(u8::from(momentum > 0.0)),
     };
     let averages = f64::from(u8::from(training.ema.is_some()));
-    // In full precision the weights are their own masters, but at stage 3, where the rank's shard is apart.
-    let masters = if is_half { FULL * shard } else { 0.0 };
+    let is_offloaded = config.parallelism.offload.optimizer == OffloadTo::Cpu;
+    // In full precision the weights are their own masters, but at stage 3, where the rank's shard is apart, and where masters are
+    // in another memory.
+    let masters = if is_half || is_offloaded {
+        FULL * shard
+    } else {
+        0.0
+    };
     let keeps = stage < 3 || !config.parallelism.reshard_after_forward;
     let gathered = if keeps { weight * all } else { weight * two_units };
-    let shard_of_weights = if stage == 3 && !is_half { FULL * shard } else { 0.0 };
-    let reduced = match (stage, is_half) {
+    let shard_of_weights = if stage == 3 && (is_offloaded || !is_half) {
+        weight * shard
+    } else {
+        0.0
+    };
+    // Offloaded, whole gradients are brought into 32 bits in host memory only.
+    let reduced = match (stage, is_half && !is_offloaded) {
         (0, false) => 0.0,
         _ => FULL * shard,
+    };
+    let optimizer = masters + FULL * (moments + averages) * shard;
+    let room = if is_offloaded { FULL * shard } else { 0.0 };
+    // On CPUs there is one memory.
+    let (optimizer, host) = match config.device {
+        Device::Cpu => (optimizer + room, 0.0),
+        _ if is_offloaded => (0.0, optimizer + room),
+        _ => (optimizer, 0.0),
     };
     // At stage 1 they are reduced, and given back, in the last micro-batch.
     let raw = match stage {
@@ -68,9 +89,10 @@ pub fn footprint(config: &RunConfig) -> Footprint {
     Footprint {
         weights: gathered + shard_of_weights + cast,
         gradients: raw + reduced,
-        optimizer: masters + FULL * (moments + averages) * shard,
+        optimizer,
         activations,
         working: messages + in_flight,
+        host,
     }
 }
 
@@ -92,7 +114,7 @@ fn activations(config: &RunConfig) -> (f64, f64) {
 }
 
 impl Footprint {
-    /// The most that is taken at one time.
+    /// The most that is taken at one time of the rank's own memory.
     pub fn total(&self) -> f64 {
         self.weights + self.gradients + self.optimizer + self.activations + self.working
     }
@@ -102,6 +124,44 @@ impl Footprint {
 mod tests {
     use super::*;
     use crate::fixtures::at_stage;
+
+    #[test]
+    fn an_offloaded_optimizer_takes_host_memory_alone() {
+        let n = Units::of(&at_stage(0, false).model, 1).all();
+        // Bytes of each parameter: of weights and whole gradients, of what is divided by four on the GPU, and in host memory.
+        for (stage, masters, whole, divided) in [
+            (0, false, 8.0, 0.0),
+            (0, true, 4.0, 0.0),
+            (1, false, 8.0, 4.0),
+            (1, true, 4.0, 4.0),
+            (3, false, 0.0, 8.0),
+            (3, true, 0.0, 6.0),
+        ] {
+            let mut config = at_stage(stage, masters);
+            config.training.gradient_accumulation_steps = 2;
+            config.parallelism.offload.optimizer = OffloadTo::Cpu;
+            let found = footprint(&config);
+            let ranks = if stage == 0 { 1.0 } else { 4.0 };
+            let units = if stage == 3 {
+                2.0 * if masters { HALF } else { FULL } * 2.0 * Units::of(&config.model, 1).largest()
+            } else {
+                0.0
+            };
+            let on_device = (found.weights + found.gradients - units) / n;
+            assert!(
+                (on_device - whole - divided / ranks).abs() < 1e-9,
+                "stage {stage}, masters {masters}: {on_device}"
+            );
+            // Masters, two moments, and gradients on their way.
+            assert!(
+                found.optimizer == 0.0 && (found.host / n - 16.0 / ranks).abs() < 1e-9,
+                "{found:?}"
+            );
+            config.device = Device::Cpu;
+            let on_cpus = footprint(&config);
+            assert_eq!((on_cpus.optimizer, on_cpus.host), (found.host, 0.0));
+        }
+    }
 
     #[test]
     fn training_state_takes_what_the_papers_say() {

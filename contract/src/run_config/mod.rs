@@ -28,7 +28,7 @@ pub use elastic::BatchShare;
 pub use measure::MeasureConfig;
 pub use model::{ModelConfig, Pooling};
 pub use optimizer::{Course, LearningRateScaling, Optimizer, ScalingRule, Schedule};
-pub use parallelism::{Device, GradientCompression, Parallelism};
+pub use parallelism::{Device, GradientCompression, Offload, OffloadTo, Parallelism};
 pub use precision::{Ema, LossScaleConfig, Precision};
 pub use rules::ConfigError;
 pub use training::{ActivationCheckpointing, AttentionBackend, Balance, TrainingConfig};

@@ -29,11 +29,42 @@ pub struct Parallelism {
     /// Whether ranks that compute a model together may be on several nodes.
     #[serde(default)]
     pub across_nodes: bool,
+    /// What is in host memory and not on the device.
+    #[serde(default, skip_serializing_if = "Offload::is_nothing")]
+    pub offload: Offload,
     /// Largest size of a bucket of gradients at stage 0, at which it is reduced, in MiB (`bucket_cap_mb` of PyTorch's DDP).
     pub bucket_megabytes: u32,
     /// In what form gradients are sent.
     #[serde(default)]
     pub compress_gradients: GradientCompression,
+}
+
+/// What is in host memory and not on the device (`zero_optimization.offload_optimizer` of DeepSpeed, arXiv 2101.06840).
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Offload {
+    /// Where the optimizer is computed, and has its moments, the weights in 32 bits, and their average.
+    #[serde(default)]
+    pub optimizer: OffloadTo,
+}
+
+impl Offload {
+    /// Whether all is on the device.
+    pub fn is_nothing(&self) -> bool {
+        self.optimizer == OffloadTo::None
+    }
+}
+
+/// Where something is offloaded to.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub enum OffloadTo {
+    /// Nowhere: it is on the device.
+    #[default]
+    None,
+    /// To the memory and the processors of the pod.
+    #[serde(rename = "CPU")]
+    Cpu,
 }
 
 /// In what form gradients are added up over the ranks.

@@ -5,8 +5,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Checkpoint, Data, Elastic, External, GradientCompression, Model, Placement, Training, Workers, external,
-    unchanged,
+    Checkpoint, Data, Elastic, External, GradientCompression, Model, OffloadTo, Placement, Training, Workers,
+    external, unchanged,
 };
 use crate::status::ViTTrainingJobStatus;
 
@@ -231,6 +231,9 @@ pub struct Parallelism {
     /// placement.topology the nodes of such ranks are of one domain where they can be.
     #[serde(default)]
     pub across_nodes: bool,
+    /// offload says what is kept in the pod's memory and computed by its processors in place of the GPU's.
+    #[serde(default)]
+    pub offload: Offload,
     /// bucketMegabytes is, at zeroStage 0, the largest size in MiB of a bucket of gradients, each of which is reduced while
     /// backward goes on (bucket_cap_mb of PyTorch's DDP): smaller buckets start earlier, larger ones use the network better.
     /// Where it would make fewer than 16 buckets, they are a sixteenth of the gradients instead, and at least 1 MiB. At the
@@ -242,6 +245,19 @@ pub struct Parallelism {
     /// of fp32 gradients and rounds them to 8 bits of mantissa; weights and moments keep their precision.
     #[serde(default)]
     pub compress_gradients: GradientCompression,
+}
+
+/// Offload says what is in the pod's memory and not in that of its GPUs.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Offload {
+    /// optimizer says where the optimizer is computed, and has its moments, the weights in fp32, and their average (ema): None,
+    /// on the GPU, or CPU, by the pod's processors and in its memory (offload_optimizer of DeepSpeed). With CPU a GPU holds the
+    /// model's weights, gradients and activations alone, and each step waits until gradients are copied to the pod's memory,
+    /// the optimizer has been computed there, and weights are copied back. The model that is trained is the same. On CPUs
+    /// (workers.device) it saves nothing.
+    #[serde(default)]
+    pub optimizer: OffloadTo,
 }
 
 fn yes() -> bool {
@@ -276,6 +292,7 @@ impl Default for Parallelism {
             sequence: one(),
             tensor: one(),
             across_nodes: false,
+            offload: Offload::default(),
             bucket_megabytes: default_bucket_megabytes(),
             compress_gradients: GradientCompression::default(),
         }

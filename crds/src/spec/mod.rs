@@ -25,7 +25,7 @@ pub use augmentation::{Augmentation, RandomCrop, RandomResizedCrop};
 pub use checkpoint::{Checkpoint, Resume};
 pub use contract::{
     ActivationCheckpointing, AttentionBackend, Balance, DataFormat, Device, GradientCompression,
-    Interpolation, Pooling, Precision, ScalingRule,
+    Interpolation, OffloadTo, Pooling, Precision, ScalingRule,
 };
 pub use data::{Data, Normalization};
 pub use elastic::Elastic;

@@ -232,6 +232,9 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
             sequence: count(spec.parallelism.sequence),
             tensor: count(spec.parallelism.tensor),
             across_nodes: spec.parallelism.across_nodes,
+            offload: contract::Offload {
+                optimizer: spec.parallelism.offload.optimizer,
+            },
             bucket_megabytes: count(spec.parallelism.bucket_megabytes),
             compress_gradients: spec.parallelism.compress_gradients,
         },
@@ -326,6 +329,7 @@ fn strategy(parallelism: &spec::Parallelism, errors: &mut Vec<ConfigError>) {
     let chosen = spec::Parallelism {
         strategy: spec::Strategy::Auto,
         across_nodes: parallelism.across_nodes,
+        offload: parallelism.offload,
         bucket_megabytes: parallelism.bucket_megabytes,
         compress_gradients: parallelism.compress_gradients,
         ..spec::Parallelism::default()

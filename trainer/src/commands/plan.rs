@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
-use contract::{ExitCode, RunConfig};
+use contract::{ExitCode, OffloadTo, RunConfig};
 use footprint::{Footprint, Speeds, Strategy, strategies};
 
 use crate::error::TrainError;
@@ -107,6 +107,8 @@ fn set_ranks(config: &mut RunConfig, ranks: u32) -> Result<(), TrainError> {
 fn table(config: &RunConfig, strategies: &[Strategy], memory: Option<ByteSize>) -> Vec<String> {
     let has_speeds = strategies.iter().any(|strategy| strategy.step_seconds.is_some());
     let step = if has_speeds { "  step >=" } else { "" };
+    let is_offloaded = strategies.iter().any(|strategy| strategy.memory_bytes.host > 0.0);
+    let host = if is_offloaded { "     host" } else { "" };
     let names = strategies.iter().map(|strategy| strategy.settings.name());
     let width = names.map(|name| name.len()).max().unwrap_or_default();
     let mut lines = vec![
@@ -117,7 +119,7 @@ fn table(config: &RunConfig, strategies: &[Strategy], memory: Option<ByteSize>) 
             config.training.micro_batch_size
         ),
         format!(
-            "{:<width$} {:>8} {:>9} {:>9} {:>11} {:>8} {:>8} {:>9}{step}",
+            "{:<width$} {:>8} {:>9} {:>9} {:>11} {:>8} {:>8}{host} {:>9}{step}",
             "", "weights", "gradients", "optimizer", "activations", "working", "total", "sent/step"
         ),
     ];
@@ -128,7 +130,13 @@ fn table(config: &RunConfig, strategies: &[Strategy], memory: Option<ByteSize>) 
             optimizer,
             activations,
             working,
+            host,
         } = strategy.memory_bytes;
+        let host = if is_offloaded {
+            format!(" {:>8}", size(host))
+        } else {
+            String::new()
+        };
         let step = strategy.step_seconds;
         let step = step.map_or_else(String::new, |step| format!(" {:>6.0}ms", 1e3 * step.total));
         let fits = match strategy.fits {
@@ -137,7 +145,7 @@ fn table(config: &RunConfig, strategies: &[Strategy], memory: Option<ByteSize>) 
             Some(false) | None => "",
         };
         lines.push(format!(
-            "{:<width$} {:>8} {:>9} {:>9} {:>11} {:>8} {:>8} {:>9}{step}{fits}",
+            "{:<width$} {:>8} {:>9} {:>9} {:>11} {:>8} {:>8}{host} {:>9}{step}{fits}",
             strategy.settings.name(),
             size(weights),
             size(gradients),
@@ -151,10 +159,26 @@ fn table(config: &RunConfig, strategies: &[Strategy], memory: Option<ByteSize>) 
     if let Some(memory) = memory {
         lines.push(match strategies.iter().find(|strategy| strategy.is_recommended) {
             Some(strategy) => format!("set {}", fields(strategy)),
-            None => format!("nothing fits into {memory}: lower training.microBatchSize, or take more ranks"),
+            None => nothing_fits(config, memory),
         });
     }
     lines
+}
+
+/// What can be done then.
+fn nothing_fits(config: &RunConfig, memory: ByteSize) -> String {
+    let words = format!("nothing fits into {memory}: lower training.microBatchSize, or take more ranks");
+    let mut offloaded = config.clone();
+    offloaded.parallelism.offload.optimizer = OffloadTo::Cpu;
+    let strategies = strategies(&offloaded, Some(memory.as_u64() as f64), None);
+    match strategies.iter().find(|strategy| strategy.is_recommended) {
+        Some(strategy) => format!(
+            "{words}; with parallelism.offload.optimizer CPU and {} of host memory for each rank fits {}",
+            size(strategy.memory_bytes.host),
+            strategy.settings.name()
+        ),
+        None => words,
+    }
 }
 
 /// What a manifest says of a strategy.

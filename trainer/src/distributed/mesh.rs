@@ -96,6 +96,7 @@ mod tests {
             sequence: 2,
             tensor: 3,
             across_nodes: false,
+            offload: contract::Offload::default(),
             bucket_megabytes: 25,
             compress_gradients: contract::GradientCompression::None,
         };

@@ -81,6 +81,8 @@ pub(crate) struct World {
     pub(crate) rank: u32,
     pub(crate) size: u32,
     pub(crate) mesh: Mesh,
+    /// Where this rank computes.
+    device: tch::Device,
     /// Gradients and parameters, on the device.
     gradients: ProcessGroup,
     /// Small things, on the CPU.
@@ -184,6 +186,7 @@ impl World {
             rank: place.rank,
             size: place.world_size,
             mesh,
+            device: accelerator.device(),
             gradients,
             control,
             recorder,

@@ -1,12 +1,14 @@
-//! Training state between this rank's part of it and whole tensors in host memory.
+//! Training state between this rank's part of it and whole tensors in host memory. What is offloaded there goes through the
+//! device, where ranks meet, a tensor at a time.
 
 use std::ops::Range;
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 use torch_ext::Member;
 
 use super::World;
 use crate::error::TrainError;
+use crate::host_memory::{host_copy, wait_for_copies};
 use crate::parallel::{Division, StateTensor};
 
 impl World {
@@ -28,8 +30,8 @@ impl World {
                 copies.push((tensor.name.clone(), host_copy(&whole)?));
             }
         }
-        if let Some(first) = tensors.first().filter(|_| !copies.is_empty()) {
-            wait_for_copies(first.local.device())?;
+        if !copies.is_empty() {
+            wait_for_copies(self.device)?;
         }
         Ok(copies)
     }
@@ -38,11 +40,11 @@ impl World {
         let division = &tensor.division;
         if owner != self.rank {
             if self.pieces_of(division).any(|piece| piece.rank == self.rank) {
-                self.gradients.send(&tensor.local, owner)?;
+                self.gradients.send(&self.on_device(&tensor.local)?, owner)?;
             }
             return Ok(None);
         }
-        let options = (Kind::Float, tensor.local.device());
+        let options = (Kind::Float, self.device);
         let whole = Tensor::f_empty(division.shape(), options)?;
         for part in 0..division.parts() {
             let member = Member {
@@ -97,27 +99,40 @@ impl World {
                 tch::no_grad(|| tensor.local.shallow_clone().f_copy_(value))?;
             }
         }
-        let whole: Vec<Tensor> = tensors
+        let whole = tensors
             .iter()
             .filter(|tensor| tensor.division.is_whole())
-            .map(|tensor| tensor.local.shallow_clone())
-            .collect();
-        if !whole.is_empty() {
-            tch::no_grad(|| self.gradients.broadcast(&whole, 0))?;
+            .map(|tensor| tensor.local.shallow_clone());
+        let (here, offloaded): (Vec<Tensor>, Vec<Tensor>) =
+            whole.partition(|tensor| tensor.device() == self.device);
+        if !here.is_empty() {
+            tch::no_grad(|| self.gradients.broadcast(&here, 0))?;
+        }
+        for mut tensor in offloaded {
+            let on_device = self.on_device(&tensor)?;
+            tch::no_grad(|| self.gradients.broadcast(std::slice::from_ref(&on_device), 0))?;
+            tch::no_grad(|| tensor.f_copy_(&on_device))?;
         }
         Ok(())
+    }
+
+    /// The tensor itself where it is on the device, else a copy there.
+    fn on_device(&self, tensor: &Tensor) -> Result<Tensor, TrainError> {
+        Ok(tensor.f_to_device(self.device)?)
     }
 
     fn scatter_from_first(&self, tensor: &StateTensor, value: Option<&Tensor>) -> Result<(), TrainError> {
         let mut local = tensor.local.shallow_clone();
         let Some(value) = value else {
             if local.numel() > 0 {
-                self.gradients.receive(&mut local, 0)?;
+                let mut received = self.on_device(&local)?;
+                self.gradients.receive(&mut received, 0)?;
+                tch::no_grad(|| local.f_copy_(&received))?;
             }
             return Ok(());
         };
         let division = &tensor.division;
-        let value = value.f_to_device(local.device())?;
+        let value = self.on_device(value)?;
         let size = division.parts();
         let parts = (0..size)
             .map(|rank| division.split().take(&value, Member { rank, size }))
@@ -154,32 +169,4 @@ struct Piece {
     rank: u32,
     /// Of that part.
     range: Range<i64>,
-}
-
-/// Queues a copy, of a tensor on a GPU into pinned memory.
-fn host_copy(tensor: &Tensor) -> Result<Tensor, TrainError> {
-    Ok(tch::no_grad(|| {
-        tensor.f_to_device_(Device::Cpu, Kind::Float, true, true)
-    })?)
-}
-
-/// Returns once what is queued before on a device is done.
-fn wait_for_copies(device: Device) -> Result<(), TrainError> {
-    if device != Device::Cpu {
-        Tensor::f_zeros([1], (Kind::Float, device))?.f_double_value(&[0])?;
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_copy_keeps_the_values_of_its_moment() {
-        let mut live = Tensor::full([2], 1.0, (Kind::Float, Device::Cpu));
-        let copy = host_copy(&live).expect("copies");
-        let _ = live.fill_(9.0);
-        assert_eq!(Vec::<f32>::try_from(copy).expect("numbers"), [1.0, 1.0]);
-    }
 }

@@ -1,7 +1,7 @@
 //! Training losses equal to those of PyTorch and timm. `tests/peers/optimizer_losses.py` makes the goldens; it starts
 //! from the same weights and images by the same formula.
 
-use contract::{Ema, Optimizer as Settings, Pooling, TrainingConfig};
+use contract::{Ema, OffloadTo, Optimizer as Settings, Pooling, TrainingConfig};
 use serde::Deserialize;
 use tch::{Device, Kind, Reduction, Tensor};
 use torch_ext::Error;
@@ -96,11 +96,11 @@ fn loss(model: &VisionTransformer, precision: Precision) -> Tensor {
 }
 
 /// Ten losses, and then that of the averaged weights.
-fn losses(golden: &Golden, precision: Precision) -> (Vec<f64>, f64) {
+fn losses(golden: &Golden, precision: Precision, offload: OffloadTo) -> (Vec<f64>, f64) {
     let model = model();
-    let weights = TrainedWeights::whole(model.parameters(), precision);
+    let weights = TrainedWeights::whole(model.parameters(), precision, offload).expect("weights");
     let training = training(settings(&golden.optimizer), golden.layer_decay);
-    let optimizer = Optimizer::new(&training, model.parameters(), &weights);
+    let optimizer = Optimizer::new(&training, model.parameters(), &weights).expect("an optimizer");
     let ema = Ema {
         decay: 0.9,
         warmup: false,
@@ -138,15 +138,17 @@ fn ten_losses_and_the_average_are_those_of_pytorch_and_timm() {
     let goldens = goldens();
     assert_eq!(goldens.len(), 8);
     for golden in &goldens {
-        let (found, of_average) = losses(golden, Precision::Full);
-        let expected = golden.losses.iter().chain([&golden.loss_of_average]);
-        for (found, expected) in found.iter().chain([&of_average]).zip(expected) {
-            assert!(
-                (found - expected).abs() < 2e-5,
-                "{} with layer decay {}: {found} is not {expected}",
-                golden.optimizer,
-                golden.layer_decay
-            );
+        for offload in [OffloadTo::None, OffloadTo::Cpu] {
+            let (found, of_average) = losses(golden, Precision::Full, offload);
+            let expected = golden.losses.iter().chain([&golden.loss_of_average]);
+            for (found, expected) in found.iter().chain([&of_average]).zip(expected) {
+                assert!(
+                    (found - expected).abs() < 2e-5,
+                    "{} with layer decay {}, offloaded to {offload:?}: {found} is not {expected}",
+                    golden.optimizer,
+                    golden.layer_decay
+                );
+            }
         }
     }
 }
@@ -156,7 +158,7 @@ fn half_precision_with_masters_follows_the_losses_of_32_bits() {
     for golden in goldens().iter().filter(|golden| golden.optimizer == "adamw") {
         for kind in [Kind::BFloat16, Kind::Half] {
             for precision in [Precision::Autocast(kind), Precision::Half(kind)] {
-                let (found, _) = losses(golden, precision);
+                let (found, _) = losses(golden, precision, OffloadTo::None);
                 let off = |found: &[f64], expected: &[f64]| -> f64 {
                     let pairs = found.iter().zip(expected);
                     pairs.map(|(found, expected)| (found - expected).abs()).sum()
@@ -178,7 +180,8 @@ fn the_decay_of_an_average_warms_up_as_in_timm() {
     let average = |warmup| {
         let ema = Ema { decay: 0.99, warmup };
         let model = model();
-        Average::new(ema, &TrainedWeights::whole(model.parameters(), Precision::Full))
+        let weights = TrainedWeights::whole(model.parameters(), Precision::Full, OffloadTo::None);
+        Average::new(ema, &weights.expect("weights"))
     };
     // From timm 1.0.31: ModelEmaV3(model, decay=0.99, use_warmup=...).get_decay(step).
     for (update, plain, warm) in [

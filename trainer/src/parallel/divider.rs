@@ -2,12 +2,15 @@
 
 use std::rc::Rc;
 
+use contract::OffloadTo;
 use tch::Tensor;
 use torch_ext::sharded::{Flat, Stage};
-use torch_ext::{Error, Member, Sharded};
+use torch_ext::{Member, Sharded};
 
 use super::weights::Form;
 use super::{Division, FlatLayout, FlatMember, TrainedWeights, layouts};
+use crate::error::TrainError;
+use crate::host_memory::{host_copy, wait_for_copies};
 use crate::model::Parameter;
 use crate::precision::Precision;
 
@@ -17,6 +20,7 @@ pub(crate) struct Divider {
     sharded: Rc<Sharded>,
     stage: Stage,
     precision: Precision,
+    offload: OffloadTo,
     ranks: Member,
     /// So many groups of such ranks divide the same.
     groups: u32,
@@ -25,19 +29,22 @@ pub(crate) struct Divider {
     model: Vec<Tensor>,
     masters: Vec<Tensor>,
     gradients: Vec<Tensor>,
+    /// See [`Form::Sharded`].
+    shards: [Vec<Tensor>; 2],
 }
 
 impl Divider {
     /// `sharded` has no units yet.
     pub(crate) fn new(
         (sharded, stage): (Rc<Sharded>, Stage),
-        precision: Precision,
+        (precision, offload): (Precision, OffloadTo),
         (ranks, groups): (Member, u32),
     ) -> Self {
         Self {
             sharded,
             stage,
             precision,
+            offload,
             ranks,
             groups,
             names: Vec::new(),
@@ -45,12 +52,13 @@ impl Divider {
             model: Vec::new(),
             masters: Vec::new(),
             gradients: Vec::new(),
+            shards: Default::default(),
         }
     }
 
     /// Divides the parameters of the next unit, whose values in 32 bits are the same on each rank. At stage 3 only this rank's
     /// shard is there afterwards.
-    pub(crate) fn divide(&mut self, unit: &[Parameter]) -> Result<(), Error> {
+    pub(crate) fn divide(&mut self, unit: &[Parameter]) -> Result<(), TrainError> {
         let members: Vec<FlatMember> = unit
             .iter()
             .map(|parameter| FlatMember {
@@ -63,10 +71,14 @@ impl Divider {
         let mut placed: Vec<Option<Placed>> = unit.iter().map(|_| None).collect();
         for layout in layouts(&members, ranks.size) {
             let own = layout.shard_of(ranks.rank);
-            // Elsewhere the model's weights in 32 bits stay where they are, and are their own masters.
-            let has_copy = matches!(self.stage, Stage::Three { .. });
-            let part = Part::new(&layout, unit, ranks, has_copy);
+            let gives_back = matches!(self.stage, Stage::Three { .. });
+            let part = Part::new(&layout, unit, ranks, (gives_back, self.offload))?;
             self.sharded.add(layout.unit, &part.flat(&layout))?;
+            if self.offload == OffloadTo::Cpu {
+                let [shards, masters] = &mut self.shards;
+                shards.push(part.shard.shallow_clone());
+                masters.push(part.master.shallow_clone());
+            }
             for (index, offset) in layout.members.iter().zip(&layout.offsets) {
                 let parameter = &unit[*index];
                 let numel = parameter.tensor.numel() as i64;
@@ -99,9 +111,11 @@ impl Divider {
             divisions: self.divisions,
             model: self.model,
             masters: self.masters,
+            offload: self.offload,
             form: Form::Sharded {
                 sharded: self.sharded,
                 gradients: self.gradients,
+                shards: self.shards,
             },
         }
     }
@@ -118,13 +132,20 @@ struct Placed {
 struct Part {
     parameters: Vec<Tensor>,
     full: Tensor,
+    /// What this rank gives where the ranks gather `full`.
+    shard: Tensor,
     master: Tensor,
     gradient: Tensor,
 }
 
 impl Part {
-    /// Moves the values of a unit's parameters, which become views of one flat tensor.
-    fn new(layout: &FlatLayout, unit: &[Parameter], ranks: Member, has_copy: bool) -> Self {
+    /// Moves the values of a unit's parameters, which become views of one flat tensor; whether its memory is given back.
+    fn new(
+        layout: &FlatLayout,
+        unit: &[Parameter],
+        ranks: Member,
+        (gives_back, offload): (bool, OffloadTo),
+    ) -> Result<Self, TrainError> {
         tch::no_grad(|| {
             let parameters: Vec<Tensor> = layout
                 .members
@@ -141,21 +162,36 @@ impl Part {
             for (parameter, offset) in parameters.iter().zip(&layout.offsets) {
                 slot(&values, parameter, *offset).copy_(parameter);
             }
-            let own = values.narrow(0, layout.shard_of(ranks.rank).start, layout.shard);
-            let same_kind = layout.kind == tch::Kind::Float;
-            let master = if same_kind && !has_copy { own } else { own.copy() };
             let full = values.to_kind(layout.kind);
+            let own = |flat: &Tensor| flat.narrow(0, layout.shard_of(ranks.rank).start, layout.shard);
+            let kept = |own: Tensor| if gives_back { own.copy() } else { own };
+            let (shard, master) = match offload {
+                OffloadTo::Cpu => {
+                    let master = host_copy(&own(&values))?;
+                    wait_for_copies(device)?;
+                    (kept(own(&full)), master)
+                }
+                // The same: the model's weights in 32 bits that stay are their own masters.
+                OffloadTo::None => {
+                    let is_half = layout.kind != tch::Kind::Float;
+                    let own = own(&values);
+                    let master = if is_half { own.copy() } else { kept(own) };
+                    (master.shallow_clone(), master)
+                }
+            };
             for (parameter, offset) in parameters.iter().zip(&layout.offsets) {
                 parameter
                     .shallow_clone()
                     .set_data(&slot(&full, parameter, *offset));
             }
-            Self {
-                gradient: master.zeros_like(),
+            let options = (tch::Kind::Float, device);
+            Ok(Self {
+                gradient: Tensor::f_zeros([layout.shard], options)?,
                 parameters,
                 full,
+                shard,
                 master,
-            }
+            })
         })
     }
 
@@ -164,7 +200,7 @@ impl Part {
             parameters: &self.parameters,
             offsets: &layout.offsets,
             full: &self.full,
-            master: &self.master,
+            shard: &self.shard,
             gradient: &self.gradient,
         }
     }

@@ -1,12 +1,19 @@
 //! A model's weights as it computes with them and as the optimizer changes them, whole or this rank's shard of them.
+//!
+//! The optimizer's are the model's own where those are in 32 bits, on the device and whole; else they are masters apart from
+//! them: on the device, or in host memory where the optimizer is offloaded there. What is made like the masters, as moments
+//! are, is where they are.
 
 use std::rc::Rc;
 
+use contract::OffloadTo;
 use tch::Tensor;
 use torch_ext::optim::{copy, zero};
 use torch_ext::{Error, Sharded};
 
 use super::{Division, StateTensor};
+use crate::error::TrainError;
+use crate::host_memory::{host_copy, wait_for_copies};
 use crate::model::{Parameter, Parameters};
 use crate::precision::Precision;
 
@@ -19,45 +26,61 @@ pub(crate) struct TrainedWeights {
     pub(super) model: Vec<Tensor>,
     /// In 32 bits: what this rank's optimizer changes. Flat, and maybe empty, where that is not all.
     pub(super) masters: Vec<Tensor>,
+    pub(super) offload: OffloadTo,
     pub(super) form: Form,
 }
 
 #[derive(Debug)]
 pub(super) enum Form {
     Whole {
-        /// Places of those that are in half precision.
-        halves: Vec<usize>,
-        /// Room for gradients in 32 bits, one for each of `halves`.
+        /// Places of those that have masters apart from them.
+        apart: Vec<usize>,
+        /// Room on the device for their gradients in 32 bits, where the optimizer is there.
         gradients: Vec<Tensor>,
     },
     Sharded {
         sharded: Rc<Sharded>,
         /// This rank's values of each gradient, in 32 bits.
         gradients: Vec<Tensor>,
+        /// Where masters are in host memory: this rank's shards on the device, and the masters that they are copied from.
+        shards: [Vec<Tensor>; 2],
     },
 }
 
 impl TrainedWeights {
     /// Takes the weights of a model in 32 bits and, where `precision` says so, puts the model into half precision.
-    pub(crate) fn whole(parameters: &Parameters, precision: Precision) -> Self {
+    pub(crate) fn whole(
+        parameters: &Parameters,
+        precision: Precision,
+        offload: OffloadTo,
+    ) -> Result<Self, TrainError> {
         let model = parameters.tensors();
-        // Where the model's weights are in 32 bits, the same values.
-        let masters: Vec<Tensor> = model.iter().map(Tensor::detach).collect();
-        let mut halves = Vec::new();
+        let mut masters = Vec::new();
+        let mut apart = Vec::new();
         for (index, parameter) in parameters.iter().enumerate() {
+            let values = parameter.tensor.detach();
             let kind = precision.kind_of(&parameter.name, &parameter.tensor);
-            if kind != parameter.tensor.kind() {
+            if offload == OffloadTo::Cpu || kind != values.kind() {
+                apart.push(index);
+            }
+            masters.push(match offload {
+                OffloadTo::Cpu => host_copy(&values)?,
+                OffloadTo::None => values.shallow_clone(),
+            });
+            if kind != values.kind() {
                 // The layers' handles are to the same tensor, whose values are replaced.
-                parameter
-                    .tensor
-                    .shallow_clone()
-                    .set_data(&masters[index].to_kind(kind));
-                halves.push(index);
+                parameter.tensor.shallow_clone().set_data(&values.to_kind(kind));
             }
         }
-        let gradients = halves.iter().map(|index| masters[*index].zeros_like()).collect();
+        if let Some(first) = model.first() {
+            wait_for_copies(first.device())?;
+        }
+        let gradients = match offload {
+            OffloadTo::Cpu => Vec::new(),
+            OffloadTo::None => apart.iter().map(|index| masters[*index].zeros_like()).collect(),
+        };
         let division = |parameter: &Parameter| Rc::new(Division::new(parameter, None));
-        Self {
+        Ok(Self {
             names: parameters
                 .iter()
                 .map(|parameter| parameter.name.clone())
@@ -65,8 +88,9 @@ impl TrainedWeights {
             divisions: parameters.iter().map(division).collect(),
             model,
             masters,
-            form: Form::Whole { halves, gradients },
-        }
+            offload,
+            form: Form::Whole { apart, gradients },
+        })
     }
 
     /// What the model computes with.
@@ -82,6 +106,18 @@ impl TrainedWeights {
     /// How each weight is divided among the ranks.
     pub(crate) fn divisions(&self) -> &[Rc<Division>] {
         &self.divisions
+    }
+
+    /// Room in host memory for this rank's gradients in 32 bits, where the optimizer is there.
+    pub(crate) fn room_for_gradients(&self) -> Result<Option<Vec<Tensor>>, TrainError> {
+        let alike = match (self.offload, &self.form) {
+            (OffloadTo::None, _) => return Ok(None),
+            (OffloadTo::Cpu, Form::Whole { .. }) => &self.model,
+            (OffloadTo::Cpu, Form::Sharded { gradients, .. }) => gradients,
+        };
+        // Of their values none is read.
+        let room: Result<_, _> = alike.iter().map(host_copy).collect();
+        Ok(Some(room?))
     }
 
     /// Whether every rank has a part of them only.
@@ -114,18 +150,18 @@ impl TrainedWeights {
         }
     }
 
-    /// The gradients in 32 bits.
+    /// The gradients on the device: in 32 bits, but where the optimizer is offloaded and takes them in any kind.
     pub(crate) fn gradients(&self) -> Result<Vec<Tensor>, Error> {
-        let (halves, room) = match &self.form {
-            Form::Whole { halves, gradients } => (halves, gradients),
+        let (apart, room) = match &self.form {
+            Form::Whole { apart, gradients } => (apart, gradients),
             Form::Sharded { gradients, .. } => {
                 return Ok(gradients.iter().map(Tensor::shallow_clone).collect());
             }
         };
         let mut gradients = self.raw_gradients();
-        if !halves.is_empty() {
-            copy(room, &of(halves, &gradients))?;
-            for (index, full) in halves.iter().zip(room) {
+        if !room.is_empty() {
+            copy(room, &of(apart, &gradients))?;
+            for (index, full) in apart.iter().zip(room) {
                 gradients[*index] = full.shallow_clone();
             }
         }
@@ -140,9 +176,12 @@ impl TrainedWeights {
     /// Gives the model the masters' values, after they have changed on every rank.
     pub(crate) fn publish(&self) -> Result<(), Error> {
         match &self.form {
-            Form::Whole { halves, .. } if halves.is_empty() => Ok(()),
-            Form::Whole { halves, .. } => copy(&of(halves, &self.model), &of(halves, &self.masters)),
-            Form::Sharded { sharded, .. } => sharded.publish(),
+            Form::Whole { apart, .. } => copy(&of(apart, &self.model), &of(apart, &self.masters)),
+            Form::Sharded { sharded, shards, .. } => {
+                let [shards, masters] = shards;
+                copy(shards, masters)?;
+                sharded.publish()
+            }
         }
     }
 
@@ -215,7 +254,8 @@ mod tests {
                         own.shallow_clone().copy_(&drawn);
                     }
                 });
-                let weights = TrainedWeights::whole(model.parameters(), precision);
+                let weights =
+                    TrainedWeights::whole(model.parameters(), precision, OffloadTo::None).expect("weights");
                 let logits = precision
                     .forward(&model, &images, Mode::Train(DropSeed::default()))
                     .expect("logits");
@@ -249,7 +289,12 @@ mod tests {
     fn weights_in_half_precision_have_masters_and_norms_stay_as_they_are_on_the_cpu() {
         let model = model(Pooling::Token);
         let before: Vec<Tensor> = model.parameters().tensors().iter().map(Tensor::copy).collect();
-        let weights = TrainedWeights::whole(model.parameters(), Precision::Half(Kind::BFloat16));
+        let weights = TrainedWeights::whole(
+            model.parameters(),
+            Precision::Half(Kind::BFloat16),
+            OffloadTo::None,
+        )
+        .expect("weights");
         for (parameter, (master, before)) in model
             .parameters()
             .iter()
@@ -278,7 +323,12 @@ mod tests {
     #[test]
     fn small_steps_are_lost_in_half_precision_but_not_in_masters() {
         let model = model(Pooling::Token);
-        let weights = TrainedWeights::whole(model.parameters(), Precision::Half(Kind::BFloat16));
+        let weights = TrainedWeights::whole(
+            model.parameters(),
+            Precision::Half(Kind::BFloat16),
+            OffloadTo::None,
+        )
+        .expect("weights");
         let head = weights.masters().last().expect("the classifier's bias");
         let model_head = weights.model().last().expect("the same");
         tch::no_grad(|| {
@@ -291,5 +341,27 @@ mod tests {
         // One such step is below bfloat16's resolution at 1, which is 1/128.
         assert!((head.double_value(&[0]) - 1.016).abs() < 1e-5);
         assert!((model_head.double_value(&[0]) - 1.015_625).abs() < 1e-6);
+    }
+
+    #[test]
+    fn an_offloaded_optimizer_has_weights_of_its_own_in_any_precision() {
+        for precision in [Precision::Full, Precision::Half(Kind::BFloat16)] {
+            let model = model(Pooling::Token);
+            let weights =
+                TrainedWeights::whole(model.parameters(), precision, OffloadTo::Cpu).expect("weights");
+            let room = weights.room_for_gradients().expect("room").expect("it is there");
+            assert_eq!(room.len(), weights.masters().len());
+            let bias = model.parameters().tensors().pop().expect("the classifier's bias");
+            let before = bias.copy();
+            tch::no_grad(|| {
+                for master in weights.masters() {
+                    assert_eq!(master.kind(), Kind::Float);
+                    let _ = master.shallow_clone().fill_(0.5);
+                }
+            });
+            assert!(bias.equal(&before), "{precision:?}: before it is published");
+            weights.publish().expect("copies");
+            assert!(bias.equal(&bias.full_like(0.5)), "{precision:?}");
+        }
     }
 }

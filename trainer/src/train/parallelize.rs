@@ -46,18 +46,19 @@ pub(super) fn parallelize(
         }),
         _ => None,
     };
+    let offload = settings.offload.optimizer;
     // Nothing can be divided among one rank.
     let Some(stage) = stage.filter(|_| world.mesh.sharding.size > 1) else {
         fill(model, first_values, share, |_, _| Ok(()))?;
-        let weights = TrainedWeights::whole(model.parameters(), precision);
+        let weights = TrainedWeights::whole(model.parameters(), precision, offload)?;
         let reducer = world.reducer(weights.model(), settings)?;
         return Ok((weights, StepSync::new(reducer)));
     };
     let sharded = Rc::new(world.sharded(stage, settings)?);
     let ranks = (world.mesh.sharding, world.mesh.replicating().size);
-    let mut divider = Divider::new((Rc::clone(&sharded), stage), precision, ranks);
+    let mut divider = Divider::new((Rc::clone(&sharded), stage), (precision, offload), ranks);
     fill(model, first_values, share, |model, unit| {
-        Ok(divider.divide(model.parameters().of_unit(unit))?)
+        divider.divide(model.parameters().of_unit(unit))
     })?;
     model.shard(Rc::clone(&sharded));
     Ok((divider.finish(), StepSync::new(sharded)))
@@ -98,7 +99,7 @@ fn fill(
 mod tests {
     use std::net::Ipv4Addr;
 
-    use contract::{ModelConfig, Pooling};
+    use contract::{ModelConfig, OffloadTo, Pooling};
     use tch::Device;
     use torch_ext::Rendezvous;
     use torch_ext::memory::Meter;
@@ -135,11 +136,12 @@ mod tests {
             // Without the broadcast in between: a thread of Gloo's may be the last to let go of what was sent.
             let meter = Meter::start().expect("counts");
             let mut model = VisionTransformer::without_values(model, Device::Cpu);
-            let mut divider = Divider::new((sharded, stage), Precision::Full, (world.mesh.sharding, 1));
+            let ranks = (world.mesh.sharding, 1);
+            let mut divider = Divider::new((sharded, stage), (Precision::Full, OffloadTo::None), ranks);
             let first_values = FirstValues { seed: 1, given: None };
             let share = (|_: &[Tensor]| Ok(()), world.mesh.tensor);
             fill(&mut model, first_values, share, |model, unit| {
-                Ok(divider.divide(model.parameters().of_unit(unit))?)
+                divider.divide(model.parameters().of_unit(unit))
             })
             .expect("divides");
             let bytes = (meter.peak(), meter.held());

@@ -44,7 +44,7 @@ impl Trained {
         let precision = Precision::begin(training)?;
         let (weights, sync) = parallelize(&mut model, first_values, precision, world, &config.parallelism)?;
         let trained = Self {
-            optimizer: Optimizer::new(training, model.parameters(), &weights),
+            optimizer: Optimizer::new(training, model.parameters(), &weights)?,
             average: training.ema.map(|ema| Average::new(ema, &weights)),
             model,
             precision,

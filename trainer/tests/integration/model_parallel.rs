@@ -73,13 +73,18 @@ fn ranks_that_divide_heads_train_what_one_rank_trains() {
     let cases = [
         (3, 3, "{tensor: 3, acrossNodes: true}"),
         (4, 2, "{tensor: 2, acrossNodes: true}"),
+        (
+            4,
+            2,
+            "{tensor: 2, acrossNodes: true, offload: {optimizer: CPU}}",
+        ),
         (4, 2, "{tensor: 2, acrossNodes: true, zeroStage: 1}"),
         (4, 2, "{tensor: 2, acrossNodes: true, zeroStage: 3}"),
     ];
     for (model, optimizer, cases) in [
         (MODELS[0], ADAMW, &cases[..]),
         (MODELS[2], "name: sgd, momentum: 0.9", &cases[1..2]),
-        (MODELS[1], LAMB, &cases[1..3]),
+        (MODELS[1], LAMB, &cases[1..4]),
     ] {
         let alone = trained(model, (1, 1), optimizer, EVERYTHING, "{}");
         for (ranks, together, parallelism) in cases.iter().copied() {

@@ -57,6 +57,67 @@ fn every_stage_trains_what_one_rank_trains() {
     }
 }
 
+#[test]
+fn an_offloaded_optimizer_trains_what_one_on_the_device_does() {
+    for (optimizer, cases) in [
+        (
+            "name: adamw, epsilon: 1e-4",
+            &[
+                "{offload: {optimizer: CPU}}",
+                "{offload: {optimizer: CPU}, zeroStage: 1}",
+                "{offload: {optimizer: CPU}, zeroStage: 2}",
+                "{offload: {optimizer: CPU}, zeroStage: 3}",
+                "{offload: {optimizer: CPU}, zeroStage: 3, reshardAfterForward: false}",
+            ][..],
+        ),
+        (
+            "name: sgd, momentum: 0.9",
+            &["{offload: {optimizer: CPU}, zeroStage: 2}"],
+        ),
+        (
+            "name: lamb, epsilon: 1e-4",
+            &["{offload: {optimizer: CPU}, zeroStage: 3}"],
+        ),
+    ] {
+        let alone = trained(optimizer, 1, "{}", EVERYTHING);
+        for parallelism in cases {
+            let offloaded = trained(optimizer, 3, parallelism, EVERYTHING);
+            assert_close(&offloaded, &alone, &format!("{optimizer}, {parallelism}"));
+            assert_eq!(
+                accuracies(&offloaded),
+                accuracies(&alone),
+                "{optimizer}, {parallelism}"
+            );
+        }
+    }
+}
+
+#[test]
+fn masters_in_host_memory_train_to_the_same_bits() {
+    let optimizer = "name: adamw, epsilon: 1e-4";
+    for (training, on_device, offloaded) in [
+        (
+            "precision: bf16; masterWeights: true; ema: {decay: 0.9}; clipGradNorm: 0.5",
+            "{}",
+            "{offload: {optimizer: CPU}}",
+        ),
+        (
+            "precision: fp16; masterWeights: true; ema: {decay: 0.9}",
+            "{zeroStage: 1}",
+            "{offload: {optimizer: CPU}, zeroStage: 1}",
+        ),
+        (
+            "precision: bf16; masterWeights: true; ema: {decay: 0.9}",
+            "{zeroStage: 3}",
+            "{offload: {optimizer: CPU}, zeroStage: 3}",
+        ),
+    ] {
+        let on_device = trained(optimizer, 2, on_device, training);
+        let host = trained(optimizer, 2, offloaded, training);
+        assert_same_files(&on_device, &host, &FILES, offloaded);
+    }
+}
+
 /// Of held-out images, by the weights and by their average. There are 13: the first of three ranks has a batch more.
 fn accuracies(job: &Job) -> Vec<[Value; 2]> {
     let records = job.log("evaluation");
@@ -159,7 +220,7 @@ fn any_stage_and_number_of_ranks_continues_from_any_other() {
     let chain = [
         (2, 1, "{zeroStage: 3}"),
         (1, 1, "{}"),
-        (3, 1, "{zeroStage: 1}"),
+        (3, 1, "{zeroStage: 1, offload: {optimizer: CPU}}"),
         (3, 2, "{zeroStage: 3, shardWithinNode: true}"),
         (6, 1, "{zeroStage: 2}"),
     ];
@@ -184,7 +245,7 @@ fn any_stage_and_number_of_ranks_continues_from_any_other() {
 
 #[test]
 fn a_stopped_run_with_divided_weights_continues_to_the_same_bits() {
-    for parallelism in ["{zeroStage: 1}", "{zeroStage: 3}"] {
+    for parallelism in ["{zeroStage: 1}", "{zeroStage: 3, offload: {optimizer: CPU}}"] {
         let job = || {
             let mut job = Job::new(200);
             job.epochs = 4;

@@ -21,8 +21,8 @@ struct AdamNumbers {
   double epsilon;
 };
 
-// What the device decides of a step: float scalars there. Gradients are divided by `grad_scale`, where there is one;
-// with 1 in `found_inf` nothing changes.
+// What the device decides of a step: float scalars there, where parameters need not be. Gradients are divided by
+// `grad_scale`, where there is one; with 1 in `found_inf` nothing changes.
 struct Gate {
   const at::Tensor* grad_scale;
   const at::Tensor* found_inf;
@@ -66,29 +66,46 @@ at::Tensor bias_correction(double beta, const at::Tensor& step) {
   return 1.0 - at::pow(beta, step.to(at::kDouble).clamp_min(1.0));
 }
 
+// A step's scalars where the parameters are. The host knows their values only where that is the CPU.
+struct Scalars {
+  at::Tensor found_inf;
+  std::optional<at::Tensor> grad_scale;
+
+  Scalars(const vit::Gate& gate, at::Device device) : found_inf(gate.found_inf->to(device)) {
+    if (gate.grad_scale != nullptr) {
+      grad_scale = gate.grad_scale->to(device);
+    }
+  }
+};
+
+// Ranks that each have pieces of the same tensors, if there are such, and where they meet.
+struct Ranks {
+  const vit::Group* group;
+  at::Device device;
+};
+
 // The Euclidean norms of the tensors that these are, or that they are the pieces of on this one of `ranks`.
-at::Tensor norms_of(const std::vector<at::Tensor>& tensors, const vit::Group* ranks) {
+at::Tensor norms_of(const std::vector<at::Tensor>& tensors, const Ranks& ranks) {
   auto norms = at::stack(at::_foreach_norm(tensors, 2));
-  if (ranks == nullptr) {
+  if (ranks.group == nullptr) {
     return norms;
   }
-  std::vector<at::Tensor> squares{norms.to(at::kDouble).square()};
-  ranks->group->allreduce(squares)->wait();
-  return squares[0].sqrt().to(norms.scalar_type());
+  std::vector<at::Tensor> squares{norms.to(ranks.device, at::kDouble).square()};
+  ranks.group->group->allreduce(squares)->wait();
+  return squares[0].sqrt().to(norms.device(), norms.scalar_type());
 }
 
-// `step` and the gate are scalars on the device: the host does not know whether the step is taken.
 void lamb(const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>& gradients,
           const std::vector<at::Tensor>& first, const std::vector<at::Tensor>& second, const at::Tensor& sizes,
-          const vit::Group* ranks, const at::Tensor& step, const vit::Gate& gate, const vit::AdamNumbers& numbers) {
+          const Ranks& ranks, const at::Tensor& step, const Scalars& scalars, const vit::AdamNumbers& numbers) {
   auto [flat, updates] = flat_like(weights);
   const auto type = flat.scalar_type();
-  const auto is_skipped = gate.found_inf->to(at::kBool);
-  const auto taken = 1.0 - *gate.found_inf;
+  const auto is_skipped = scalars.found_inf.to(at::kBool);
+  const auto taken = 1.0 - scalars.found_inf;
 
   at::_foreach_copy_(updates, gradients);
-  if (gate.grad_scale != nullptr) {
-    flat.div_(*gate.grad_scale);
+  if (scalars.grad_scale) {
+    flat.div_(*scalars.grad_scale);
   }
   // Gradients of a step that is not taken may be no numbers, which no factor makes zero.
   flat.masked_fill_(is_skipped, 0.0);
@@ -118,27 +135,24 @@ void lamb(const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>&
   at::_foreach_add_(weights, updates, -numbers.learning_rate);
 }
 
-std::optional<at::Tensor> optional(const at::Tensor* tensor) {
-  return tensor == nullptr ? std::nullopt : std::make_optional(*tensor);
-}
-
 }  // namespace
 
 extern "C" {
 
-// One AdamW step of all parameters in one call. `step` is a float scalar on the parameters' device, 1 for the first
-// step. Contract of at::_fused_adamw_: the caller has counted the step already.
+// One AdamW step of all parameters in one call. `step` is a float scalar beside the gate's, 1 for the first step. Contract of at::_fused_adamw_: the caller has counted the step already.
 vit::Status vit_fused_adamw(at::Tensor* const* parameters, at::Tensor* const* gradients, at::Tensor* const* first_moments,
                             at::Tensor* const* second_moments, size_t count, at::Tensor* step, const vit::Gate* gate,
                             const vit::AdamNumbers* numbers) {
   return guarded([&] {
     c10::NoGradGuard no_grad;
     const auto list = tensor_list(parameters, count);
-    const std::vector<at::Tensor> steps(count, *step);
+    const auto device = list.at(0).device();
+    const Scalars scalars(*gate, device);
+    const std::vector<at::Tensor> steps(count, step->to(device));
     at::_fused_adamw_(list, tensor_list(gradients, count), tensor_list(first_moments, count),
                       tensor_list(second_moments, count), /*max_exp_avg_sqs=*/{}, steps, numbers->learning_rate,
                       numbers->beta1, numbers->beta2, numbers->weight_decay, numbers->epsilon, /*amsgrad=*/false,
-                      /*maximize=*/false, optional(gate->grad_scale), *gate->found_inf);
+                      /*maximize=*/false, scalars.grad_scale, scalars.found_inf);
   });
 }
 
@@ -149,14 +163,16 @@ vit::Status vit_fused_sgd(at::Tensor* const* parameters, at::Tensor* const* grad
   return guarded([&] {
     c10::NoGradGuard no_grad;
     const auto buffers = numbers->momentum == 0.0 ? std::vector<at::Tensor>{} : tensor_list(momentum_buffers, count);
-    at::_fused_sgd_(tensor_list(parameters, count), tensor_list(gradients, count), buffers, numbers->weight_decay,
+    const auto list = tensor_list(parameters, count);
+    const Scalars scalars(*gate, list.at(0).device());
+    at::_fused_sgd_(list, tensor_list(gradients, count), buffers, numbers->weight_decay,
                     numbers->momentum, numbers->learning_rate, /*dampening=*/0.0, numbers->nesterov,
-                    /*maximize=*/false, /*is_first_step=*/false, optional(gate->grad_scale), *gate->found_inf);
+                    /*maximize=*/false, /*is_first_step=*/false, scalars.grad_scale, scalars.found_inf);
   });
 }
 
 // One LAMB step of all parameters; as timm's Lamb, the trust ratio is applied where there is weight decay. `step` is a
-// scalar on their device, 1 for the first. `sizes` holds the numbers of elements of the parameters, int32 on their device.
+// scalar beside the gate's, 1 for the first. `sizes` holds the numbers of elements of the parameters, int32 on their device.
 // Where there are `ranks`, each of which calls this, the parameters are this one's pieces of parameters with
 // `whole_sizes` elements, and may be empty.
 vit::Status vit_lamb(at::Tensor* const* parameters, at::Tensor* const* gradients, at::Tensor* const* first_moments,
@@ -164,6 +180,10 @@ vit::Status vit_lamb(at::Tensor* const* parameters, at::Tensor* const* gradients
                      const vit::Group* ranks, at::Tensor* step, const vit::Gate* gate, const vit::AdamNumbers* numbers) {
   return guarded([&] {
     c10::NoGradGuard no_grad;
+    const auto device = (*parameters)->device();
+    const Scalars scalars(*gate, device);
+    const Ranks meeting{ranks, gate->found_inf->device()};
+    const auto here = step->to(device);
     for (size_t start = 0; start < count;) {
       size_t end = start;
       // Of whole sizes, so that all ranks take the same parameters at a time.
@@ -172,7 +192,7 @@ vit::Status vit_lamb(at::Tensor* const* parameters, at::Tensor* const* gradients
       }
       const auto part = [&](at::Tensor* const* list) { return tensor_list(list + start, end - start); };
       lamb(part(parameters), part(gradients), part(first_moments), part(second_moments),
-           sizes->narrow(0, static_cast<int64_t>(start), static_cast<int64_t>(end - start)), ranks, *step, *gate, *numbers);
+           sizes->narrow(0, static_cast<int64_t>(start), static_cast<int64_t>(end - start)), meeting, here, scalars, *numbers);
       start = end;
     }
   });

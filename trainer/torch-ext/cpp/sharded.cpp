@@ -64,8 +64,8 @@ struct Flat {
   std::vector<int64_t> offsets;
   // All values, in the kind of the parameters, which are views of it.
   at::Tensor full;
-  // This rank's shard in 32 bits. Where the parameters are of that kind and stay, a view of `full`.
-  at::Tensor master;
+  // This rank's shard, in 32 bits or in the kind of the parameters. Where it is of their kind and they stay, a view of `full`.
+  at::Tensor shard;
   // This rank's shard of the mean gradient, in 32 bits.
   at::Tensor gradient;
   bool has_gradient = false;
@@ -371,7 +371,7 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
       if (stage_ == 3) {
         flat.allocate_storage();
       }
-      flat.sent = flat.master.to(flat.full.scalar_type());
+      flat.sent = flat.shard.to(flat.full.scalar_type());
       flat.gather.interval = Interval::begin(Operation::kAllGather, flat.full.nbytes(), device_);
       const auto queued = group_.group->_allgather_base(flat.full, flat.sent)->getFuture();
       flat.gather.future = vit::noting_end(queued, device_, flat.gather.interval);
@@ -463,18 +463,18 @@ void vit_sharded_free(vit::ShardedHandle* sharded) {
   guarded([&] { delete sharded; });
 }
 
-// Adds parameters of one kind to a unit. They are views of `full` that begin at `offsets`; `master` and `gradient` are this
-// rank's shards. The same on every rank, in the same order. In stage 3 the values of `full` are given back.
+// Adds parameters of one kind to a unit. They are views of `full` that begin at `offsets`; `shard` is this rank's of the
+// weights, and `gradient` that of the gradients. The same on every rank, in the same order. In stage 3 the values of `full` are given back.
 vit::Status vit_sharded_add(vit::ShardedHandle* sharded, size_t unit, at::Tensor* const* parameters, const int64_t* offsets,
-                            size_t count, at::Tensor* full, at::Tensor* master, at::Tensor* gradient) {
+                            size_t count, at::Tensor* full, at::Tensor* shard, at::Tensor* gradient) {
   return guarded([&] {
-    const auto ranks = full->numel() / master->numel();
-    TORCH_CHECK(full->numel() == ranks * master->numel() && master->sizes() == gradient->sizes(), "shards differ in size");
+    const auto ranks = full->numel() / shard->numel();
+    TORCH_CHECK(full->numel() == ranks * shard->numel() && shard->sizes() == gradient->sizes(), "shards differ in size");
     Flat flat;
     flat.parameters = vit::tensor_list(parameters, count);
     flat.offsets.assign(offsets, offsets + count);
     flat.full = *full;
-    flat.master = *master;
+    flat.shard = *shard;
     flat.gradient = *gradient;
     (*sharded)->add(unit, std::move(flat));
   });
@@ -499,7 +499,7 @@ vit::Status vit_sharded_finish(vit::ShardedHandle* sharded, at::Tensor** sums, v
   });
 }
 
-// The masters have changed: what the model computes with from now on is theirs.
+// The shards have changed: what the model computes with from now on is theirs.
 vit::Status vit_sharded_publish(vit::ShardedHandle* sharded) {
   return guarded([&] { (*sharded)->publish(); });
 }

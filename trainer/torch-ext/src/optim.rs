@@ -15,8 +15,8 @@ fn assert_same_length(lists: &[&[Tensor]]) {
     );
 }
 
-/// What the device decides of a step, so that the host need not know: float scalars on the parameters' device, as the
-/// arguments of the same names of `at::_fused_adamw_`.
+/// What the device decides of a step, so that the host need not know: float scalars, as the arguments of the same names of
+/// `at::_fused_adamw_`. They are copied where the parameters are on another device.
 #[derive(Debug)]
 pub struct Gate {
     /// What gradients are divided by.
@@ -39,7 +39,7 @@ impl Gate {
 }
 
 /// One fused AdamW step (`at::_fused_adamw_`) of `parameters` and their first and second `moments`, all lists in the
-/// same order. `step` is a float scalar on the parameters' device that counts this step already: 1 for the first.
+/// same order. `step` is a float scalar beside the gate's that counts this step already: 1 for the first.
 ///
 /// # Panics
 /// Where the lists differ in length.
@@ -137,9 +137,10 @@ impl Sizes {
 }
 
 /// One LAMB step of `parameters`, equal to that of timm's `Lamb`, in a number of kernels that does not grow with the
-/// number of parameters. `step` is a float scalar on their device that counts this step already: 1 for the first.
+/// number of parameters. `step` is a float scalar beside the gate's that counts this step already: 1 for the first.
 ///
-/// Where there are `ranks`, each of which calls this, the parameters are this one's pieces, and may be empty.
+/// Where there are `ranks`, each of which calls this, the parameters are this one's pieces, and may be empty. The ranks meet on
+/// the device of the gate.
 ///
 /// # Panics
 /// Where the lists differ in length.
@@ -196,12 +197,15 @@ pub fn zero(tensors: &[Tensor]) -> Result<(), Error> {
     check(status, || "failed to zero the gradients".into())
 }
 
-/// Copies `values` into `targets`, which may be of another number format.
+/// Copies `values` into `targets`, which may be of another number format and on another device.
 ///
 /// # Panics
 /// Where the lists differ in length.
 pub fn copy(targets: &[Tensor], values: &[Tensor]) -> Result<(), Error> {
     assert_same_length(&[targets, values]);
+    if targets.is_empty() {
+        return Ok(());
+    }
     let [targets, values] = [targets, values].map(sys::pointers);
     // SAFETY: both lists hold as many pointers to tensors, which are borrowed for the call.
     let status = unsafe { sys::vit_copy(targets.as_ptr(), values.as_ptr(), targets.len()) };

@@ -34,8 +34,9 @@ pub struct Flat<'a> {
     pub offsets: &'a [i64],
     /// All values, in the kind of the parameters: as many elements as all shards together.
     pub full: &'a Tensor,
-    /// This rank's shard in 32 bits, which the optimizer changes.
-    pub master: &'a Tensor,
+    /// This rank's shard of what the model computes with: in 32 bits where the optimizer changes it itself, or in the kind of
+    /// the parameters.
+    pub shard: &'a Tensor,
     /// Room for this rank's shard of the gradient, in 32 bits.
     pub gradient: &'a Tensor,
 }
@@ -114,7 +115,7 @@ impl Sharded {
                 flat.offsets.as_ptr(),
                 parameters.len(),
                 flat.full.as_ptr().cast(),
-                flat.master.as_ptr().cast(),
+                flat.shard.as_ptr().cast(),
                 flat.gradient.as_ptr().cast(),
             )
         };
@@ -147,7 +148,7 @@ impl Sharded {
         }
     }
 
-    /// The masters have changed, on every rank: from now on the model computes with their values.
+    /// The shards have changed, on every rank: from now on the model computes with their values.
     pub fn publish(&self) -> Result<(), Error> {
         // SAFETY: the object is valid.
         let status = unsafe { sys::vit_sharded_publish(self.handle.as_ptr()) };

@@ -255,7 +255,7 @@ unsafe extern "C" {
         offsets: *const i64,
         count: usize,
         full: RawTensor,
-        master: RawTensor,
+        shard: RawTensor,
         gradient: RawTensor,
     ) -> c_int;
     pub(crate) fn vit_sharded_begin(sharded: *mut RawSharded) -> c_int;

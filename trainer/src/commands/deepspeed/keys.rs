@@ -132,10 +132,6 @@ pub(super) const TOP: &[(&str, Fate)] = &[
 
 pub(super) const ZERO: &[(&str, Fate)] = &[
     (
-        "offload_optimizer cpu_offload",
-        Off("optimizer state stays on the device"),
-    ),
-    (
         "offload_param cpu_offload_param",
         Off("parameters stay on the device"),
     ),
@@ -185,6 +181,22 @@ pub(super) const ZERO: &[(&str, Fate)] = &[
         Off("ZeRO++ is not there"),
     ),
     ("zenflow", Off("not there")),
+];
+
+pub(super) const OFFLOAD_OPTIMIZER: &[(&str, Fate)] = &[
+    (
+        "pin_memory",
+        NoEffect("weights and gradients that are copied are always in pinned memory"),
+    ),
+    ("ratio", NoEffect("all of the optimizer is offloaded")),
+    (
+        "buffer_count pipeline_read pipeline_write pipeline fast_init nvme_path",
+        NoEffect("it concerns offloading to NVMe only"),
+    ),
+    (
+        "super_offload cpuadam_cores_perc",
+        NoEffect("the optimizer takes the rank's part of the pod's processors"),
+    ),
 ];
 
 pub(super) const OPTIMIZER: &[(&str, Fate)] = &[("legacy_fusion", NoEffect("kernels are always fused"))];

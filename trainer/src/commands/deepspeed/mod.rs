@@ -209,7 +209,31 @@ fn zero(root: &mut Section, findings: &mut Findings) {
         ),
         Some(stage) => findings.refuse("zero_optimization.stage", stage, "must be between 0 and 3"),
     }
+    offload_optimizer(&mut section, findings);
     section.finish(keys::ZERO, findings);
+}
+
+/// By its section, or by the flag that it replaced.
+fn offload_optimizer(zero: &mut Section, findings: &mut Findings) {
+    const FIELD: &[&str] = &["parallelism", "offload", "optimizer"];
+    if zero.flag("cpu_offload", findings) == Some(true) {
+        let from = zero.path_of("cpu_offload");
+        findings.field(FIELD, Node::Text("CPU".into()), from);
+    }
+    let path = zero.path_of("offload_optimizer");
+    let Some(mut section) = zero.section("offload_optimizer", findings) else {
+        return;
+    };
+    match section.text("device", findings).as_deref() {
+        None | Some("none") => findings.without_effect.push(format!("{path}: is off")),
+        Some("cpu") => findings.field(FIELD, Node::Text("CPU".into()), format!("{path}.device")),
+        Some(other) => findings.refuse(
+            &format!("{path}.device"),
+            other,
+            "must be cpu or none: nothing is offloaded to NVMe",
+        ),
+    }
+    section.finish(keys::OFFLOAD_OPTIMIZER, findings);
 }
 
 /// Puts KEY=VALUE into the configuration.

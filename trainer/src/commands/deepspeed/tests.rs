@@ -1,4 +1,5 @@
 use clap::Parser;
+use contract::OffloadTo;
 
 use super::*;
 
@@ -111,7 +112,7 @@ fn sizes_that_are_left_out_follow_from_the_others() {
 fn what_is_not_known_or_not_here_is_refused_by_path_and_all_at_once() {
     let message = errors(
         r#"{"train_batch_size": 8, "zero_optimisation": {}, "fp16": {"enabled": true, "loss_scale": 128, "fp16_master_weights_and_grads": true},
-            "zero_optimization": {"stage": 4, "offload_optimizer": {"device": "cpu"}, "stage3_typo": 1},
+            "zero_optimization": {"stage": 4, "offload_optimizer": {"device": "nvme"}, "offload_param": {"device": "cpu"}, "stage3_typo": 1},
             "sequence_parallel_size": 2, "tensor_parallel": {"autotp_size": 4},
             "optimizer": {"type": "OneBitAdam"}, "elasticity": {"enabled": true}, "sparse_gradients": true,
             "gradient_clipping": "auto"}"#,
@@ -120,7 +121,8 @@ fn what_is_not_known_or_not_here_is_refused_by_path_and_all_at_once() {
     for part in [
         "zero_optimisation is {}: no key that is known",
         "zero_optimization.stage is 4: must be between 0 and 3",
-        "zero_optimization.offload_optimizer is {device: \"cpu\"}: ",
+        "zero_optimization.offload_optimizer.device is nvme: must be cpu or none",
+        "zero_optimization.offload_param is {device: \"cpu\"}: ",
         "zero_optimization.stage3_typo is 1: no key that is known",
         "sequence_parallel_size is 2: ",
         "tensor_parallel is {autotp_size: 4}: ",
@@ -145,6 +147,23 @@ fn stages_of_zero_are_taken_over() {
     }
     let text = r#"{"train_batch_size": 8, "zero_optimization": {"stage": 0}}"#;
     assert_eq!(job(text, &[]).spec.parallelism.zero_stage, 0);
+}
+
+#[test]
+fn an_optimizer_offloaded_to_the_cpu_is_taken_over() {
+    let offload = |keys: &str| {
+        let text = format!(r#"{{"train_batch_size": 8, "zero_optimization": {{"stage": 2, {keys}}}}}"#);
+        job(&text, &[]).spec.parallelism.offload.optimizer
+    };
+    assert_eq!(
+        offload(r#""offload_optimizer": {"device": "cpu", "pin_memory": true}"#),
+        OffloadTo::Cpu
+    );
+    assert_eq!(offload(r#""cpu_offload": true"#), OffloadTo::Cpu);
+    assert_eq!(
+        offload(r#""offload_optimizer": {"device": "none"}"#),
+        OffloadTo::None
+    );
 }
 
 #[test]

@@ -14,7 +14,7 @@ mod tally;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use contract::{Device, ExitCode, RunConfig};
+use contract::{Device, ExitCode, OffloadTo, RunConfig};
 use tch::{Kind, Tensor};
 
 use crate::config;
@@ -150,7 +150,11 @@ fn configure(arguments: &Arguments) -> Result<RunConfig, TrainError> {
 fn in_precision(config: &RunConfig, model: &VisionTransformer) -> Result<Precision, TrainError> {
     let precision = Precision::begin(&config.training)?;
     // Where weights are in half precision, the masters are only needed to train.
-    drop(TrainedWeights::whole(model.parameters(), precision));
+    drop(TrainedWeights::whole(
+        model.parameters(),
+        precision,
+        OffloadTo::None,
+    )?);
     Ok(precision)
 }
 

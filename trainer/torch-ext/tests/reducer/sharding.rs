@@ -63,7 +63,7 @@ impl Model {
                 parameters: std::slice::from_ref(&own),
                 offsets: &[0],
                 full: &values,
-                master: &master,
+                shard: &master,
                 gradient: &gradient,
             };
             sharded.add(unit, &flat).expect("adds");
