@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from contenders import CannotRun
 
-from . import ablation, digits, events, host_stops, input_pipeline, memory, overlap, parity, speed, trace
+from . import ablation, digits, events, host_stops, input_pipeline, memory, offload, overlap, parity, speed, trace
 from .context import LEAST_SECONDS, Context, NotRun, Outcome
 from .report import Report
 
@@ -33,6 +33,7 @@ CHECKS = [
     Check("speed", speed.check, None),
     Check("ablation", ablation.check, 90),
     Check("overlap", overlap.check, 40),
+    Check("offload", offload.check, 60),
     Check("input", input_pipeline.check, 40),
     Check("memory", memory.check, 0),
     Check("trace", trace.check, 30),

@@ -163,14 +163,14 @@ pub(crate) fn killed_rank_restarts_the_gang_from_its_checkpoint(context: &Contex
     Ok(())
 }
 
-/// Two ranks on each node divide the tokens of an image, and all four the training state.
+/// Two ranks on each node divide the tokens of an image, and all four the training state, with the optimizer in host memory.
 pub(crate) fn killed_rank_of_a_model_that_ranks_compute_together_is_replaced(
     context: &Context<'_>,
 ) -> Result<()> {
     let namespace = context.namespace("together")?;
     let spec = json!({
         "training": {"epochs": 16},
-        "parallelism": {"sequence": 2, "zeroStage": 1},
+        "parallelism": {"sequence": 2, "zeroStage": 1, "offload": {"optimizer": "CPU"}},
         "workers": {"nodes": 2, "gpusPerNode": 2},
     });
     namespace.create("digits", spec)?;

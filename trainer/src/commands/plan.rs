@@ -190,8 +190,13 @@ fn fields(strategy: &Strategy) -> String {
     } else {
         ""
     };
+    let offload = if strategy.memory_bytes.host > 0.0 {
+        ", offload: {optimizer: CPU}"
+    } else {
+        ""
+    };
     format!(
-        "parallelism: {{zeroStage: {}{within_node}, sequence: {}, tensor: {}}}, training.gradientAccumulationSteps: {}, training.activationCheckpointing: {}",
+        "parallelism: {{zeroStage: {}{within_node}, sequence: {}, tensor: {}{offload}}}, training.gradientAccumulationSteps: {}, training.activationCheckpointing: {}",
         settings.zero_stage,
         settings.sequence,
         settings.tensor,

@@ -5,6 +5,7 @@ use contract::{Ema, OffloadTo, Optimizer as Settings, Pooling, TrainingConfig};
 use serde::Deserialize;
 use tch::{Device, Kind, Reduction, Tensor};
 use torch_ext::Error;
+use torch_ext::memory::Meter;
 use torch_ext::optim::global_norm;
 
 use super::{Average, Optimizer};
@@ -151,6 +152,27 @@ fn ten_losses_and_the_average_are_those_of_pytorch_and_timm() {
             }
         }
     }
+}
+
+#[test]
+fn an_offloaded_optimizer_takes_the_host_memory_that_is_calculated() {
+    let mut config = config("{format: synthetic, syntheticImages: 8}");
+    config.model = small(Pooling::Token);
+    config.device = contract::Device::Cuda;
+    config.training.ema = Some(Ema {
+        decay: 0.9,
+        warmup: false,
+    });
+    config.parallelism.offload.optimizer = OffloadTo::Cpu;
+    let model = model();
+    let meter = Meter::start().expect("counts");
+    let weights =
+        TrainedWeights::whole(model.parameters(), Precision::Full, OffloadTo::Cpu).expect("weights");
+    let _optimizer = Optimizer::new(&config.training, model.parameters(), &weights).expect("an optimizer");
+    let _average = Average::new(config.training.ema.expect("given"), &weights);
+    // Beside the sizes of weights that LAMB asks for.
+    let sizes = 4 * model.parameters().iter().count() as i64;
+    assert_eq!(meter.held() - sizes, footprint::footprint(&config).host as i64);
 }
 
 #[test]

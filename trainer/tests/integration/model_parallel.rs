@@ -73,11 +73,7 @@ fn ranks_that_divide_heads_train_what_one_rank_trains() {
     let cases = [
         (3, 3, "{tensor: 3, acrossNodes: true}"),
         (4, 2, "{tensor: 2, acrossNodes: true}"),
-        (
-            4,
-            2,
-            "{tensor: 2, acrossNodes: true, offload: {optimizer: CPU}}",
-        ),
+        (4, 2, "{tensor: 2, acrossNodes: true, offload: {optimizer: CPU}}"),
         (4, 2, "{tensor: 2, acrossNodes: true, zeroStage: 1}"),
         (4, 2, "{tensor: 2, acrossNodes: true, zeroStage: 3}"),
     ];

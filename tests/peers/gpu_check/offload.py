@@ -1,0 +1,48 @@
+"""An optimizer in host memory beside one on the device: the same training, memory of the device, and what a step takes."""
+
+import json
+
+from contenders import Case, bench
+
+from .context import Context, Outcome
+
+# Between the losses of two epochs: the order of a sum may differ, by far less than a step that is missing.
+TOLERANCE = 1e-3
+HOMES = ("None", "CPU")
+
+
+def loss_of(context: Context, home: str) -> float:
+    """The training loss of examples/digits.yaml after two epochs."""
+    job = json.loads((context.bundle / "data/digits.json").read_text())
+    job["metadata"]["name"] = f"offload-{home.lower()}"
+    job["spec"]["training"]["epochs"] = 2
+    job["spec"]["workers"] = {"nodes": 1, "gpusPerNode": 1, "device": context.device}
+    job["spec"]["parallelism"] = {"offload": {"optimizer": home}}
+    file, checkpoints = context.work / f"{home}.yaml", context.work / "checkpoints"
+    file.write_text(json.dumps(job))
+    context.run([context.trainer, "run", "-f", str(file), "--data", str(context.bundle / "data/digits"),
+                 "--checkpoints", str(checkpoints)], 60)
+    log = (checkpoints / job["metadata"]["name"] / "log.jsonl").read_text()
+    return [line for line in map(json.loads, log.splitlines()) if line["kind"] == "train"][-1]["loss"]
+
+
+def check(context: Context) -> Outcome:
+    losses = {home: loss_of(context, home) for home in HOMES}
+    model, batch = ("vit-b16-224", 64) if context.on_gpu else ("vit-micro", 16)
+    case = Case(model, batch, "bf16-masters" if context.on_gpu else "fp32", device=context.device)
+    settings = context.settings(10 if context.on_gpu else 4, 3 if context.on_gpu else 1, 60)
+    ranks = {home: bench(case, settings, "--set", f"parallelism.offload.optimizer={home}")["ranks"][0] for home in HOMES}
+    result = {
+        "losses": losses,
+        "step_ms": {home: rank["step_ms"]["p50"] for home, rank in ranks.items()},
+        "optimizer_seconds": {home: rank["phases"]["optimizer"] for home, rank in ranks.items()},
+        "peak_device_bytes": {home: rank["peak_device_bytes"] for home, rank in ranks.items()},
+    }
+    on_device, offloaded = (result["peak_device_bytes"][home] for home in HOMES)
+    told = (f"losses {losses['None']:.5f} and {losses['CPU']:.5f}; steps of {result['step_ms']['None']:.1f} ms and "
+            f"{result['step_ms']['CPU']:.1f} ms offloaded")
+    is_same = abs(losses["None"] - losses["CPU"]) < TOLERANCE
+    if context.on_gpu:
+        told += f", {on_device / 2**20:.0f} and {offloaded / 2**20:.0f} MiB of the GPU"
+    is_less = not context.on_gpu or offloaded < on_device
+    return Outcome("passed" if is_same and is_less else "failed", told, result)
