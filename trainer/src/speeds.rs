@@ -50,13 +50,17 @@ impl Speeds {
         Ok(Self(speeds.to_vec()))
     }
 
-    /// For the environment of the ranks.
-    pub(crate) fn variable(&self) -> (OsString, OsString) {
+    /// For the environment of the ranks. Each computes on one thread: its own speed must not depend on how many ranks share this
+    /// machine.
+    pub(crate) fn variables(&self) -> [(OsString, OsString); 2] {
         let speeds: Vec<String> = self.0.iter().map(f64::to_string).collect();
-        (Self::VARIABLE.into(), speeds.join(",").into())
+        [
+            (Self::VARIABLE.into(), speeds.join(",").into()),
+            ("OMP_NUM_THREADS".into(), "1".into()),
+        ]
     }
 
-    /// Reads back what [`Self::variable`] has written; `None` where nothing has.
+    /// Reads back what [`Self::variables`] has written; `None` where nothing has.
     fn of_environment() -> Result<Option<Self>, TrainError> {
         let Ok(speeds) = std::env::var(Self::VARIABLE) else {
             return Ok(None);
@@ -73,6 +77,9 @@ impl Speeds {
 pub(crate) struct Slowdown {
     /// Seconds of waiting for one of computing.
     wait: f64,
+    /// Which part of it comes before a forward pass. Another one on each rank: on processors of their own they would not take
+    /// longer for computing at the same moment, as they do on the same ones, and the wait would make many times as much of that.
+    before: f64,
     /// The least seconds of a forward pass so far, by its images. What takes longer is this machine's doing, not the device's
     /// that is emulated: the wait would make many times as much of it.
     forward: BTreeMap<u64, Duration>,
@@ -85,9 +92,13 @@ impl Slowdown {
     /// Of a rank that computes on `device`.
     pub(crate) fn of_environment(rank: u32, device: tch::Device) -> Result<Self, TrainError> {
         let speeds = Speeds::of_environment()?.filter(|_| device == tch::Device::Cpu);
-        let speed = speeds.and_then(|speeds| speeds.0.get(rank as usize).copied());
+        let Some(Speeds(speeds)) = speeds else {
+            return Ok(Self::default());
+        };
+        let speed = speeds.get(rank as usize).copied().unwrap_or(1.0);
         Ok(Self {
-            wait: speed.map_or(0.0, |speed| 1.0 / speed.max(LEAST) - 1.0),
+            wait: 1.0 / speed.max(LEAST) - 1.0,
+            before: f64::from(rank) / speeds.len() as f64,
             forward: BTreeMap::new(),
         })
     }
@@ -95,18 +106,27 @@ impl Slowdown {
     /// Runs the forward pass of a micro-batch of so many images, and waits as much longer as a slower device would take for it
     /// and for its backward pass. By the time that this thread computes: while it waits for other ranks, a slower one would not
     /// take longer.
-    pub(crate) fn after<T>(&mut self, images: u64, forward: impl FnOnce() -> T) -> T {
+    pub(crate) fn around<T>(&mut self, images: u64, forward: impl FnOnce() -> T) -> T {
+        if images == 0 || self.wait <= 0.0 {
+            return forward();
+        }
+        let waited = self.wait_before(images);
+        std::thread::sleep(waited);
         let start = computed();
         let result = forward();
-        if self.wait > 0.0 && images > 0 {
-            let took = computed().saturating_sub(start);
-            std::thread::sleep(self.wait_after(images, took));
-        }
+        let took = computed().saturating_sub(start);
+        std::thread::sleep(self.wait(images, took).saturating_sub(waited));
         result
     }
 
+    /// What comes before a forward pass; nothing where there was none of so many images.
+    fn wait_before(&self, images: u64) -> Duration {
+        let least = self.forward.get(&images).copied().unwrap_or_default();
+        least.mul_f64(Self::PASSES * self.wait * self.before)
+    }
+
     /// How much longer both passes would take, where the forward pass took so long.
-    fn wait_after(&mut self, images: u64, took: Duration) -> Duration {
+    fn wait(&mut self, images: u64, took: Duration) -> Duration {
         let least = self.forward.entry(images).or_insert(took);
         *least = took.min(*least);
         least.mul_f64(Self::PASSES * self.wait)
@@ -127,15 +147,20 @@ mod tests {
     fn what_slows_this_machine_for_a_moment_does_not_slow_the_emulated_device() {
         let mut slowdown = Slowdown {
             wait: 9.0,
+            before: 0.5,
             ..Slowdown::default()
         };
         let mut waits = |images, milliseconds| {
-            let wait = slowdown.wait_after(images, Duration::from_millis(milliseconds));
-            wait.as_millis()
+            let before = slowdown.wait_before(images);
+            let all = slowdown.wait(images, Duration::from_millis(milliseconds));
+            (before.as_millis(), all.as_millis())
         };
-        // A tenth of the speed: nine times as long again, three passes.
-        assert_eq!([waits(8, 20), waits(8, 10), waits(8, 30)], [540, 270, 270]);
-        assert_eq!(waits(16, 25), 675, "other images take another time");
+        // A tenth of the speed: nine times as long again, three passes; a part of what is known comes first.
+        assert_eq!(
+            [waits(8, 20), waits(8, 10), waits(8, 30)],
+            [(0, 540), (270, 270), (135, 270)]
+        );
+        assert_eq!(waits(16, 25), (0, 675), "other images take another time");
     }
 
     #[test]
@@ -146,7 +171,7 @@ mod tests {
             ..config("{format: synthetic, syntheticImages: 80}")
         };
         let speeds = Speeds::new(&[1.0, 0.25], &config).expect("one a rank");
-        assert_eq!(speeds.variable().1, "1,0.25");
+        assert_eq!(speeds.variables()[0].1, "1,0.25");
         let refused = |speeds: &[f64], config: &RunConfig| {
             Speeds::new(speeds, config).expect_err("refused").to_string()
         };

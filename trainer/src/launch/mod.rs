@@ -84,6 +84,17 @@ impl Nodes {
 }
 
 impl Launch {
+    /// How many threads ranks get and how those wait, where nobody else has said it. An agent knows of its own ranks only; here
+    /// all share one machine.
+    fn threads(&self, ranks: u32) -> impl Iterator<Item = (&'static str, String)> {
+        let is_given = |name: &str| {
+            std::env::var_os(name).is_some() || self.environment.iter().any(|(given, _)| given == name)
+        };
+        threads::of_machine(ranks)
+            .into_iter()
+            .filter(move |(name, _)| !is_given(name))
+    }
+
     fn address(&self, node: u32) -> IpAddr {
         let address = self.addresses.get(node as usize).copied();
         address.unwrap_or(Ipv4Addr::LOCALHOST.into())
@@ -241,12 +252,7 @@ fn start(
 ) -> std::io::Result<Child> {
     let mut command = launch.command(std::env::current_exe()?, node);
     command.envs(gpus.map(|gpus| (gpus::VISIBLE, gpus)));
-    // An agent knows of its own ranks only; here all share one machine.
-    for (name, value) in threads::of_machine(ranks) {
-        if std::env::var_os(name).is_none() {
-            command.env(name, value);
-        }
-    }
+    command.envs(launch.threads(ranks));
     command
         .args(["agent", "--output", "json", "--stop-with-parent"])
         .env(environment::RUN_CONFIG, folder.join(RUN_CONFIG))
@@ -323,4 +329,19 @@ fn signal(pids: &[Option<Pid>], signal: Signal) {
 fn read_failure(path: &Path) -> Option<FailureRecord> {
     let record: TerminationRecord = serde_json::from_slice(&fs_err::read(path).ok()?).ok()?;
     record.failure
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_run_says_of_threads_stays() {
+        let launch = Launch {
+            environment: vec![("OMP_NUM_THREADS".into(), "7".into())],
+            ..Launch::default()
+        };
+        assert!(launch.threads(1).all(|(name, _)| name != "OMP_NUM_THREADS"));
+        assert!(launch.threads(1).any(|(name, _)| name == "OMP_WAIT_POLICY"));
+    }
 }

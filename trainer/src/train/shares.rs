@@ -125,7 +125,7 @@ impl Trainer {
         let mode = Mode::Train(DropSeed::default());
         let logits = self
             .slowdown
-            .after(images.into(), || self.trained.forward(&blank, mode))?;
+            .around(images.into(), || self.trained.forward(&blank, mode))?;
         clock.forward()?;
         logits.sum(Kind::Float).f_backward()?;
         let (_, measurement) = self.sync.finish()?;

@@ -154,7 +154,7 @@ impl Trainer {
             done += images;
             let logits = self
                 .slowdown
-                .after(images, || self.trained.forward(&batch.images, mode))?;
+                .around(images, || self.trained.forward(&batch.images, mode))?;
             let loss = batch.loss(&logits, self.config.training.label_smoothing)?;
             loss_sum += loss.detach().to_kind(Kind::Double) * images as f64;
             if images > 0 {

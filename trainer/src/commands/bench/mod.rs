@@ -98,7 +98,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     let launch = Launch {
         environment: speeds
             .iter()
-            .map(Speeds::variable)
+            .flat_map(Speeds::variables)
             .chain([(Plan::VARIABLE.into(), plan.write()?.into())])
             .collect(),
         ..arguments.nodes_at.launch(config.nodes)?

@@ -58,7 +58,7 @@ async fn run(config: &RunConfig, speeds: Option<Speeds>) -> Result<ExitCode, Tra
     let mut display = display::Display::new(config);
     let launch = Launch {
         keep_errors: display.is_live(),
-        environment: speeds.iter().map(Speeds::variable).collect(),
+        environment: speeds.iter().flat_map(Speeds::variables).collect(),
         ..Launch::default()
     };
     let end = launch::run(config, &launch, stop, |event| match event {

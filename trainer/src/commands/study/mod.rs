@@ -345,13 +345,9 @@ async fn train_here(
     display: &Display,
 ) -> Result<(), Failure> {
     let speeds = Speeds::of_arguments(&run.speeds, config).map_err(|error| error.to_string())?;
-    let emulated = speeds.iter().flat_map(|speeds| {
-        // A rank's own speed must not depend on how many there are.
-        [speeds.variable(), ("OMP_NUM_THREADS".into(), "1".into())]
-    });
     let launch = Launch {
         keep_errors: true,
-        environment: emulated.collect(),
+        environment: speeds.iter().flat_map(Speeds::variables).collect(),
         ..nodes.launch(config.nodes).map_err(|error| error.to_string())?
     };
     let end = launch::run(config, &launch, stop, |event| match event {
