@@ -54,7 +54,8 @@ pub fn footprint(config: &RunConfig) -> Footprint {
     };
     let keeps = stage < 3 || !config.parallelism.reshard_after_forward;
     let gathered = if keeps { weight * all } else { weight * two_units };
-    let shard_of_weights = if stage == 3 && (is_offloaded || !is_half) {
+    let are_weights_offloaded = stage == 3 && config.parallelism.offload.parameters == OffloadTo::Cpu;
+    let shard_of_weights = if stage == 3 && (is_offloaded || !is_half) && !are_weights_offloaded {
         weight * shard
     } else {
         0.0
@@ -65,11 +66,22 @@ pub fn footprint(config: &RunConfig) -> Footprint {
         _ => FULL * shard,
     };
     let optimizer = masters + FULL * (moments + averages) * shard;
-    let room = if is_offloaded { FULL * shard } else { 0.0 };
+    // For gradients, and for the masters while the average is evaluated in their place.
+    let room = if is_offloaded {
+        FULL * (1.0 + averages) * shard
+    } else {
+        0.0
+    };
+    // In 32 bits the masters are what ranks gather.
+    let beside_masters = if are_weights_offloaded && is_half {
+        HALF * shard
+    } else {
+        0.0
+    };
     // On CPUs there is one memory.
     let (optimizer, host) = match config.device {
-        Device::Cpu => (optimizer + room, 0.0),
-        _ if is_offloaded => (0.0, optimizer + room),
+        Device::Cpu => (optimizer + room + beside_masters, 0.0),
+        _ if is_offloaded => (0.0, optimizer + room + beside_masters),
         _ => (optimizer, 0.0),
     };
     // At stage 1 they are reduced, and given back, in the last micro-batch.
@@ -122,6 +134,8 @@ impl Footprint {
 
 #[cfg(test)]
 mod tests {
+    use contract::Offload;
+
     use super::*;
     use crate::fixtures::at_stage;
 
@@ -129,17 +143,22 @@ mod tests {
     fn an_offloaded_optimizer_takes_host_memory_alone() {
         let n = Units::of(&at_stage(0, false).model, 1).all();
         // Bytes of each parameter: of weights and whole gradients, of what is divided by four on the GPU, and in host memory.
-        for (stage, masters, whole, divided) in [
-            (0, false, 8.0, 0.0),
-            (0, true, 4.0, 0.0),
-            (1, false, 8.0, 4.0),
-            (1, true, 4.0, 4.0),
-            (3, false, 0.0, 8.0),
-            (3, true, 0.0, 6.0),
+        for (stage, masters, parameters, whole, divided, host) in [
+            (0, false, OffloadTo::None, 8.0, 0.0, 16.0),
+            (0, true, OffloadTo::None, 4.0, 0.0, 16.0),
+            (1, false, OffloadTo::None, 8.0, 4.0, 16.0),
+            (1, true, OffloadTo::None, 4.0, 4.0, 16.0),
+            (3, false, OffloadTo::None, 0.0, 8.0, 16.0),
+            (3, true, OffloadTo::None, 0.0, 6.0, 16.0),
+            (3, false, OffloadTo::Cpu, 0.0, 4.0, 16.0),
+            (3, true, OffloadTo::Cpu, 0.0, 4.0, 18.0),
         ] {
             let mut config = at_stage(stage, masters);
             config.training.gradient_accumulation_steps = 2;
-            config.parallelism.offload.optimizer = OffloadTo::Cpu;
+            config.parallelism.offload = Offload {
+                optimizer: OffloadTo::Cpu,
+                parameters,
+            };
             let found = footprint(&config);
             let ranks = if stage == 0 { 1.0 } else { 4.0 };
             let units = if stage == 3 {
@@ -152,9 +171,9 @@ mod tests {
                 (on_device - whole - divided / ranks).abs() < 1e-9,
                 "stage {stage}, masters {masters}: {on_device}"
             );
-            // Masters, two moments, and gradients on their way.
+            // Masters, two moments, and gradients on their way; weights in half precision, too, where they are offloaded.
             assert!(
-                found.optimizer == 0.0 && (found.host / n - 16.0 / ranks).abs() < 1e-9,
+                found.optimizer == 0.0 && (found.host / n - host / ranks).abs() < 1e-9,
                 "{found:?}"
             );
             config.device = Device::Cpu;

@@ -87,6 +87,7 @@ pub fn strategies(config: &RunConfig, memory: Option<f64>, speeds: Option<&Speed
             step.map(|step| (step.total * 1e6).round() as u64),
             effort(strategy),
             sent,
+            strategy.memory_bytes.host as u64,
             strategy.settings.zero_stage,
             strategy.settings.shard_within_node,
         )
@@ -233,6 +234,17 @@ mod tests {
             );
         }
         assert_eq!(recommended(&config, 0.1), None);
+    }
+
+    #[test]
+    fn an_offloaded_optimizer_is_divided_where_that_costs_nothing() {
+        let mut config = job(2, 4);
+        config.parallelism.offload.optimizer = contract::OffloadTo::Cpu;
+        let strategy = recommended(&config, 80.0).expect("fits");
+        assert!(
+            strategy.settings.zero_stage == 1 && !strategy.settings.shard_within_node,
+            "{strategy:?}"
+        );
     }
 
     #[test]

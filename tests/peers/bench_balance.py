@@ -1,6 +1,6 @@
 """Measures what ranks gain that are not alike and share images by their speed (`training.balance: Weighted`): beside even
-shares, and beside each rank alone. Slower devices are emulated (`--speeds`): between its forward and its backward pass a
-rank waits. All ranks are slow, so that they seldom compute at the same time on few cores.
+shares, and beside each rank alone. Slower devices are emulated (`--speeds`): before and after its forward pass a rank
+waits. All ranks are slow, so that they seldom compute at the same time on few cores.
 
     make bench-balance
 

@@ -4,7 +4,12 @@ use tch::{Device, Kind, TchError, Tensor};
 
 /// Queues a copy in 32 bits, of a tensor on a GPU into pinned memory: its values are there after [`wait_for_copies`].
 pub(crate) fn host_copy(tensor: &Tensor) -> Result<Tensor, TchError> {
-    tch::no_grad(|| tensor.f_to_device_(Device::Cpu, Kind::Float, true, true))
+    host_copy_as(tensor, Kind::Float)
+}
+
+/// The same in another kind.
+pub(crate) fn host_copy_as(tensor: &Tensor, kind: Kind) -> Result<Tensor, TchError> {
+    tch::no_grad(|| tensor.f_to_device_(Device::Cpu, kind, true, true))
 }
 
 /// Returns once what is queued before on a device is done.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use contract::{Device, RunConfig};
 use nix::time::{ClockId, clock_gettime};
+use torch_ext::Member;
 
 use crate::error::TrainError;
 
@@ -77,8 +78,9 @@ impl Speeds {
 pub(crate) struct Slowdown {
     /// Seconds of waiting for one of computing.
     wait: f64,
-    /// Which part of it comes before a forward pass. Another one on each rank: on processors of their own they would not take
-    /// longer for computing at the same moment, as they do on the same ones, and the wait would make many times as much of that.
+    /// Which part of it comes before a forward pass. Another one on each rank: on processors of their own their forward passes
+    /// would not take longer for being computed at the same moment, as they do on the same ones, and the wait would make many
+    /// times as much of that.
     before: f64,
     /// The least seconds of a forward pass so far, by its images. What takes longer is this machine's doing, not the device's
     /// that is emulated: the wait would make many times as much of it.
@@ -89,8 +91,8 @@ impl Slowdown {
     /// How long a micro-batch's forward and backward passes take, in forward passes.
     const PASSES: f64 = 3.0;
 
-    /// Of a rank that computes on `device`.
-    pub(crate) fn of_environment(rank: u32, device: tch::Device) -> Result<Self, TrainError> {
+    /// Of a rank that computes on `device`, with its place among those that do not meet others in their forward passes.
+    pub(crate) fn of_environment(rank: u32, place: Member, device: tch::Device) -> Result<Self, TrainError> {
         let speeds = Speeds::of_environment()?.filter(|_| device == tch::Device::Cpu);
         let Some(Speeds(speeds)) = speeds else {
             return Ok(Self::default());
@@ -98,7 +100,7 @@ impl Slowdown {
         let speed = speeds.get(rank as usize).copied().unwrap_or(1.0);
         Ok(Self {
             wait: 1.0 / speed.max(LEAST) - 1.0,
-            before: f64::from(rank) / speeds.len() as f64,
+            before: f64::from(place.rank) / f64::from(place.size),
             forward: BTreeMap::new(),
         })
     }

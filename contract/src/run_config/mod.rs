@@ -222,6 +222,13 @@ parallelism.zeroStage = 1
 parallelism.shardWithinNode = true
 ranksPerNode = 1
   workers.gpusPerNode is 1: must be above parallelism.tensor (1) for parallelism.shardWithinNode: a node's ranks divide training state among them
+parallelism.offload = {"optimizer": "None", "parameters": "CPU"}
+  parallelism.offload.parameters is CPU: needs parallelism.zeroStage 3 and parallelism.offload.optimizer CPU: at the other stages each rank computes with all of them, and the optimizer changes them where it is
+parallelism.zeroStage = 3
+parallelism.offload = {"optimizer": "CPU", "parameters": "CPU"}
+nodes = 1
+ranksPerNode = 1
+  parallelism.offload.parameters is CPU: needs ranks that divide them: a single one computes with all of them
 parallelism.sequence = 0
   parallelism.sequence is 0: must be at least 1
 parallelism.tensor = 0

@@ -39,19 +39,23 @@ pub struct Parallelism {
     pub compress_gradients: GradientCompression,
 }
 
-/// What is in host memory and not on the device (`zero_optimization.offload_optimizer` of DeepSpeed, arXiv 2101.06840).
+/// What is in host memory and not on the device (`zero_optimization.offload_optimizer` and `offload_param` of DeepSpeed,
+/// arXiv 2101.06840 and 2104.07857).
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Offload {
     /// Where the optimizer is computed, and has its moments, the weights in 32 bits, and their average.
     #[serde(default)]
     pub optimizer: OffloadTo,
+    /// Where ranks have their shards of the weights; only at stage 3, and with the optimizer.
+    #[serde(default)]
+    pub parameters: OffloadTo,
 }
 
 impl Offload {
     /// Whether all is on the device.
     pub fn is_nothing(&self) -> bool {
-        self.optimizer == OffloadTo::None
+        *self == Self::default()
     }
 }
 
@@ -150,6 +154,21 @@ impl Parallelism {
             ranks_per_node,
             format!("must be above parallelism.tensor ({}) for parallelism.shardWithinNode: a node's ranks divide training state among them", self.tensor),
         );
+        let parameters = self.offload.parameters;
+        if parameters == OffloadTo::Cpu {
+            rules.require(
+                self.zero_stage == LAST_ZERO_STAGE && self.offload.optimizer == OffloadTo::Cpu,
+                "parallelism.offload.parameters",
+                "CPU",
+                "needs parallelism.zeroStage 3 and parallelism.offload.optimizer CPU: at the other stages each rank computes with all of them, and the optimizer changes them where it is",
+            );
+            rules.require(
+                self.shards(nodes, ranks_per_node) > 1,
+                "parallelism.offload.parameters",
+                "CPU",
+                "needs ranks that divide them: a single one computes with all of them",
+            );
+        }
         rules.positive("parallelism.sequence", self.sequence);
         rules.positive("parallelism.tensor", self.tensor);
         rules.divides("parallelism.tensor", self.tensor, "model.mlpSize", model.mlp_size);

@@ -190,6 +190,7 @@ pub fn is_for_vit_operator(managed_by: Option<&str>) -> bool {
     validation = Rule::new("self.reshardAfterForward || self.zeroStage == 3 || self.strategy == 'Auto'").message("parallelism.reshardAfterForward false needs parallelism.zeroStage 3: at the other stages weights are never given back"),
     validation = Rule::new("!self.shardWithinNode || self.zeroStage > 0 || self.strategy == 'Auto'").message("parallelism.shardWithinNode needs parallelism.zeroStage 1, 2 or 3: at stage 0 nothing is divided"),
     validation = Rule::new("!self.shardWithinNode || !self.acrossNodes").message("parallelism.shardWithinNode must be false with parallelism.acrossNodes"),
+    validation = Rule::new("self.offload.parameters == 'None' || (self.offload.optimizer == 'CPU' && (self.zeroStage == 3 || self.strategy == 'Auto'))").message("parallelism.offload.parameters CPU needs parallelism.zeroStage 3 and parallelism.offload.optimizer CPU"),
     validation = Rule::new("self.strategy == 'Manual' || (self.zeroStage == 0 && self.reshardAfterForward && !self.shardWithinNode && self.sequence == 1 && self.tensor == 1)").message("parallelism.strategy Auto chooses zeroStage, reshardAfterForward, shardWithinNode, sequence and tensor: leave them out"),
 )]
 pub struct Parallelism {
@@ -251,13 +252,17 @@ pub struct Parallelism {
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Offload {
-    /// optimizer says where the optimizer is computed, and has its moments, the weights in fp32, and their average (ema): None,
-    /// on the GPU, or CPU, by the pod's processors and in its memory (offload_optimizer of DeepSpeed). With CPU a GPU holds the
-    /// model's weights, gradients and activations alone, and each step waits until gradients are copied to the pod's memory,
-    /// the optimizer has been computed there, and weights are copied back. The model that is trained is the same. On CPUs
-    /// (workers.device) it saves nothing.
+    /// optimizer says where the optimizer runs and where its state is: moments, fp32 weights and their average (ema). None is the
+    /// GPU. CPU is the pod's processors and memory, as with DeepSpeed's offload_optimizer: the GPU holds weights, gradients and
+    /// activations only, and each step waits for the copies and for the processors. The model that is trained is the same. Ask
+    /// for the memory in workers.resources. With workers.device cpu it only takes more memory.
     #[serde(default)]
     pub optimizer: OffloadTo,
+    /// parameters says where each rank's shard of the weights is at zeroStage 3. None is the GPU. CPU is the pod's memory, as with
+    /// DeepSpeed's offload_param: a block's shards are copied to the GPUs when ranks gather it. It needs optimizer CPU, and more
+    /// than one rank.
+    #[serde(default)]
+    pub parameters: OffloadTo,
 }
 
 fn yes() -> bool {

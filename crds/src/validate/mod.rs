@@ -234,6 +234,7 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
             across_nodes: spec.parallelism.across_nodes,
             offload: contract::Offload {
                 optimizer: spec.parallelism.offload.optimizer,
+                parameters: spec.parallelism.offload.parameters,
             },
             bucket_megabytes: count(spec.parallelism.bucket_megabytes),
             compress_gradients: spec.parallelism.compress_gradients,

@@ -33,7 +33,7 @@ CHECKS = [
     Check("speed", speed.check, None),
     Check("ablation", ablation.check, 90),
     Check("overlap", overlap.check, 40),
-    Check("offload", offload.check, 60),
+    Check("offload", offload.check, 90),
     Check("input", input_pipeline.check, 40),
     Check("memory", memory.check, 0),
     Check("trace", trace.check, 30),

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use bytesize::ByteSize;
-use contract::{ExitCode, OffloadTo, RunConfig};
+use contract::{ExitCode, Offload, OffloadTo, RunConfig};
 use footprint::{Footprint, Speeds, Strategy, strategies};
 
 use crate::error::TrainError;
@@ -158,7 +158,7 @@ fn table(config: &RunConfig, strategies: &[Strategy], memory: Option<ByteSize>) 
     }
     if let Some(memory) = memory {
         lines.push(match strategies.iter().find(|strategy| strategy.is_recommended) {
-            Some(strategy) => format!("set {}", fields(strategy)),
+            Some(strategy) => format!("set {}", fields(config, strategy)),
             None => nothing_fits(config, memory),
         });
     }
@@ -173,16 +173,16 @@ fn nothing_fits(config: &RunConfig, memory: ByteSize) -> String {
     let strategies = strategies(&offloaded, Some(memory.as_u64() as f64), None);
     match strategies.iter().find(|strategy| strategy.is_recommended) {
         Some(strategy) => format!(
-            "{words}; with parallelism.offload.optimizer CPU and {} of host memory for each rank fits {}",
-            size(strategy.memory_bytes.host),
-            strategy.settings.name()
+            "{words}; {} fits with parallelism.offload.optimizer: CPU, which takes {} of host memory a rank",
+            strategy.settings.name(),
+            size(strategy.memory_bytes.host)
         ),
         None => words,
     }
 }
 
 /// What a manifest says of a strategy.
-fn fields(strategy: &Strategy) -> String {
+fn fields(config: &RunConfig, strategy: &Strategy) -> String {
     let settings = strategy.settings;
     let checkpointing = serde_json::to_value(settings.activation_checkpointing).expect("a name");
     let within_node = if settings.shard_within_node {
@@ -190,10 +190,16 @@ fn fields(strategy: &Strategy) -> String {
     } else {
         ""
     };
-    let offload = if strategy.memory_bytes.host > 0.0 {
-        ", offload: {optimizer: CPU}"
-    } else {
-        ""
+    let offload = match config.parallelism.offload {
+        Offload {
+            optimizer: OffloadTo::None,
+            ..
+        } => "",
+        Offload {
+            parameters: OffloadTo::None,
+            ..
+        } => ", offload: {optimizer: CPU}",
+        _ => ", offload: {optimizer: CPU, parameters: CPU}",
     };
     format!(
         "parallelism: {{zeroStage: {}{within_node}, sequence: {}, tensor: {}{offload}}}, training.gradientAccumulationSteps: {}, training.activationCheckpointing: {}",

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use contract::OffloadTo;
+use contract::{Offload, OffloadTo};
 use tch::Tensor;
 use torch_ext::sharded::{Flat, Stage};
 use torch_ext::{Member, Sharded};
@@ -10,7 +10,7 @@ use torch_ext::{Member, Sharded};
 use super::weights::Form;
 use super::{Division, FlatLayout, FlatMember, TrainedWeights, layouts};
 use crate::error::TrainError;
-use crate::host_memory::{host_copy, wait_for_copies};
+use crate::host_memory::{host_copy, host_copy_as, wait_for_copies};
 use crate::model::Parameter;
 use crate::precision::Precision;
 
@@ -20,7 +20,7 @@ pub(crate) struct Divider {
     sharded: Rc<Sharded>,
     stage: Stage,
     precision: Precision,
-    offload: OffloadTo,
+    offload: Offload,
     ranks: Member,
     /// So many groups of such ranks divide the same.
     groups: u32,
@@ -37,7 +37,7 @@ impl Divider {
     /// `sharded` has no units yet.
     pub(crate) fn new(
         (sharded, stage): (Rc<Sharded>, Stage),
-        (precision, offload): (Precision, OffloadTo),
+        (precision, offload): (Precision, Offload),
         (ranks, groups): (Member, u32),
     ) -> Self {
         Self {
@@ -74,7 +74,7 @@ impl Divider {
             let gives_back = matches!(self.stage, Stage::Three { .. });
             let part = Part::new(&layout, unit, ranks, (gives_back, self.offload))?;
             self.sharded.add(layout.unit, &part.flat(&layout))?;
-            if self.offload == OffloadTo::Cpu {
+            if part.is_copied {
                 let [shards, masters] = &mut self.shards;
                 shards.push(part.shard.shallow_clone());
                 masters.push(part.master.shallow_clone());
@@ -111,7 +111,7 @@ impl Divider {
             divisions: self.divisions,
             model: self.model,
             masters: self.masters,
-            offload: self.offload,
+            offload: self.offload.optimizer,
             form: Form::Sharded {
                 sharded: self.sharded,
                 gradients: self.gradients,
@@ -134,6 +134,8 @@ struct Part {
     full: Tensor,
     /// What this rank gives where the ranks gather `full`.
     shard: Tensor,
+    /// Whether it is a copy of the master, to be made again when that has changed.
+    is_copied: bool,
     master: Tensor,
     gradient: Tensor,
 }
@@ -144,7 +146,7 @@ impl Part {
         layout: &FlatLayout,
         unit: &[Parameter],
         ranks: Member,
-        (gives_back, offload): (bool, OffloadTo),
+        (gives_back, offload): (bool, Offload),
     ) -> Result<Self, TrainError> {
         tch::no_grad(|| {
             let parameters: Vec<Tensor> = layout
@@ -165,18 +167,23 @@ impl Part {
             let full = values.to_kind(layout.kind);
             let own = |flat: &Tensor| flat.narrow(0, layout.shard_of(ranks.rank).start, layout.shard);
             let kept = |own: Tensor| if gives_back { own.copy() } else { own };
-            let (shard, master) = match offload {
-                OffloadTo::Cpu => {
+            let is_half = layout.kind != tch::Kind::Float;
+            let (shard, master, is_copied) = match (offload.optimizer, offload.parameters) {
+                (OffloadTo::Cpu, parameters) => {
                     let master = host_copy(&own(&values))?;
+                    let (shard, is_copied) = match parameters {
+                        OffloadTo::None => (kept(own(&full)), true),
+                        OffloadTo::Cpu if is_half => (host_copy_as(&own(&full), layout.kind)?, true),
+                        OffloadTo::Cpu => (master.shallow_clone(), false),
+                    };
                     wait_for_copies(device)?;
-                    (kept(own(&full)), master)
+                    (shard, master, is_copied)
                 }
                 // The same: the model's weights in 32 bits that stay are their own masters.
-                OffloadTo::None => {
-                    let is_half = layout.kind != tch::Kind::Float;
+                (OffloadTo::None, _) => {
                     let own = own(&values);
                     let master = if is_half { own.copy() } else { kept(own) };
-                    (master.shallow_clone(), master)
+                    (master.shallow_clone(), master, false)
                 }
             };
             for (parameter, offset) in parameters.iter().zip(&layout.offsets) {
@@ -190,6 +197,7 @@ impl Part {
                 parameters,
                 full,
                 shard,
+                is_copied,
                 master,
             })
         })

@@ -42,7 +42,7 @@ pub(super) enum Form {
         sharded: Rc<Sharded>,
         /// This rank's values of each gradient, in 32 bits.
         gradients: Vec<Tensor>,
-        /// Where masters are in host memory: this rank's shards on the device, and the masters that they are copied from.
+        /// This rank's shards of what the model computes with that are copies of masters, and those masters.
         shards: [Vec<Tensor>; 2],
     },
 }

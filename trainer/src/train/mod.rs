@@ -20,7 +20,7 @@ use std::time::Instant;
 
 use contract::gpu::peak_flops;
 use contract::{Activity, RunConfig};
-use torch_ext::FlightRecorder;
+use torch_ext::{FlightRecorder, Member};
 
 use crate::checkpoint::{CheckpointError, Position};
 use crate::data::{Batches, Splits};
@@ -121,7 +121,7 @@ impl Trainer {
             balancer: None,
             shares_changed: false,
             left_out: 0,
-            slowdown: Slowdown::of_environment(place.rank, device)?,
+            slowdown: Slowdown::of_environment(place.rank, apart(&world, &config), device)?,
             config,
             world,
             accelerator,
@@ -294,4 +294,14 @@ fn observer(
         start.resumed_from.as_deref(),
     );
     observer.map_err(CheckpointError::Folder)
+}
+
+/// The place of this rank among those whose forward passes do not wait for one another: replicas, or none where weights are
+/// gathered in them.
+fn apart(world: &World, config: &RunConfig) -> Member {
+    if config.parallelism.zero_stage == 3 {
+        Member { rank: 0, size: 1 }
+    } else {
+        world.mesh.data
+    }
 }

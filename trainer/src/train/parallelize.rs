@@ -46,11 +46,11 @@ pub(super) fn parallelize(
         }),
         _ => None,
     };
-    let offload = settings.offload.optimizer;
+    let offload = settings.offload;
     // Nothing can be divided among one rank.
     let Some(stage) = stage.filter(|_| world.mesh.sharding.size > 1) else {
         fill(model, first_values, share, |_, _| Ok(()))?;
-        let weights = TrainedWeights::whole(model.parameters(), precision, offload)?;
+        let weights = TrainedWeights::whole(model.parameters(), precision, offload.optimizer)?;
         let reducer = world.reducer(weights.model(), settings)?;
         return Ok((weights, StepSync::new(reducer)));
     };
@@ -99,7 +99,7 @@ fn fill(
 mod tests {
     use std::net::Ipv4Addr;
 
-    use contract::{ModelConfig, OffloadTo, Pooling};
+    use contract::{ModelConfig, Offload, Pooling};
     use tch::Device;
     use torch_ext::Rendezvous;
     use torch_ext::memory::Meter;
@@ -137,7 +137,7 @@ mod tests {
             let meter = Meter::start().expect("counts");
             let mut model = VisionTransformer::without_values(model, Device::Cpu);
             let ranks = (world.mesh.sharding, 1);
-            let mut divider = Divider::new((sharded, stage), (Precision::Full, OffloadTo::None), ranks);
+            let mut divider = Divider::new((sharded, stage), (Precision::Full, Offload::default()), ranks);
             let first_values = FirstValues { seed: 1, given: None };
             let share = (|_: &[Tensor]| Ok(()), world.mesh.tensor);
             fill(&mut model, first_values, share, |model, unit| {

@@ -67,6 +67,7 @@ fn an_offloaded_optimizer_trains_what_one_on_the_device_does() {
                 "{offload: {optimizer: CPU}, zeroStage: 1}",
                 "{offload: {optimizer: CPU}, zeroStage: 2}",
                 "{offload: {optimizer: CPU}, zeroStage: 3}",
+                "{offload: {optimizer: CPU, parameters: CPU}, zeroStage: 3}",
                 "{offload: {optimizer: CPU}, zeroStage: 3, reshardAfterForward: false}",
             ][..],
         ),
@@ -103,6 +104,11 @@ fn masters_in_host_memory_train_to_the_same_bits() {
         ),
         (
             "precision: fp16; masterWeights: true; ema: {decay: 0.9}",
+            "{}",
+            "{offload: {optimizer: CPU}}",
+        ),
+        (
+            "precision: fp16; masterWeights: true; ema: {decay: 0.9}",
             "{zeroStage: 1}",
             "{offload: {optimizer: CPU}, zeroStage: 1}",
         ),
@@ -110,6 +116,11 @@ fn masters_in_host_memory_train_to_the_same_bits() {
             "precision: bf16; masterWeights: true; ema: {decay: 0.9}",
             "{zeroStage: 3}",
             "{offload: {optimizer: CPU}, zeroStage: 3}",
+        ),
+        (
+            "precision: bf16; masterWeights: true; ema: {decay: 0.9}",
+            "{zeroStage: 3}",
+            "{offload: {optimizer: CPU, parameters: CPU}, zeroStage: 3}",
         ),
     ] {
         let on_device = trained(optimizer, 2, on_device, training);
@@ -143,7 +154,11 @@ fn nodes_that_each_have_all_training_state_train_what_one_rank_trains() {
             "name: lamb, epsilon: 1e-4",
             EVERYTHING,
             &[
-                (2, 3, "{zeroStage: 2, shardWithinNode: true}"),
+                (
+                    2,
+                    3,
+                    "{zeroStage: 2, shardWithinNode: true, offload: {optimizer: CPU}}",
+                ),
                 (4, 3, "{zeroStage: 3, shardWithinNode: true, tensor: 2}"),
             ],
         ),
@@ -245,7 +260,10 @@ fn any_stage_and_number_of_ranks_continues_from_any_other() {
 
 #[test]
 fn a_stopped_run_with_divided_weights_continues_to_the_same_bits() {
-    for parallelism in ["{zeroStage: 1}", "{zeroStage: 3, offload: {optimizer: CPU}}"] {
+    for parallelism in [
+        "{zeroStage: 1}",
+        "{zeroStage: 3, offload: {optimizer: CPU, parameters: CPU}}",
+    ] {
         let job = || {
             let mut job = Job::new(200);
             job.epochs = 4;

@@ -139,7 +139,8 @@ void lamb(const std::vector<at::Tensor>& weights, const std::vector<at::Tensor>&
 
 extern "C" {
 
-// One AdamW step of all parameters in one call. `step` is a float scalar beside the gate's, 1 for the first step. Contract of at::_fused_adamw_: the caller has counted the step already.
+// One AdamW step of all parameters in one call. `step` is a float scalar beside the gate's, 1 for the first step. Contract of
+// at::_fused_adamw_: the caller has counted the step already.
 vit::Status vit_fused_adamw(at::Tensor* const* parameters, at::Tensor* const* gradients, at::Tensor* const* first_moments,
                             at::Tensor* const* second_moments, size_t count, at::Tensor* step, const vit::Gate* gate,
                             const vit::AdamNumbers* numbers) {

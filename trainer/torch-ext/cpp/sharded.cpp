@@ -64,7 +64,8 @@ struct Flat {
   std::vector<int64_t> offsets;
   // All values, in the kind of the parameters, which are views of it.
   at::Tensor full;
-  // This rank's shard, in 32 bits or in the kind of the parameters. Where it is of their kind and they stay, a view of `full`.
+  // This rank's shard, in 32 bits or in the kind of the parameters, on the device or in host memory. Where it is of their kind
+  // and they stay, a view of `full`.
   at::Tensor shard;
   // This rank's shard of the mean gradient, in 32 bits.
   at::Tensor gradient;
@@ -371,7 +372,7 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
       if (stage_ == 3) {
         flat.allocate_storage();
       }
-      flat.sent = flat.shard.to(flat.full.scalar_type());
+      flat.sent = flat.shard.to(flat.full.device(), flat.full.scalar_type());
       flat.gather.interval = Interval::begin(Operation::kAllGather, flat.full.nbytes(), device_);
       const auto queued = group_.group->_allgather_base(flat.full, flat.sent)->getFuture();
       flat.gather.future = vit::noting_end(queued, device_, flat.gather.interval);
@@ -464,7 +465,8 @@ void vit_sharded_free(vit::ShardedHandle* sharded) {
 }
 
 // Adds parameters of one kind to a unit. They are views of `full` that begin at `offsets`; `shard` is this rank's of the
-// weights, and `gradient` that of the gradients. The same on every rank, in the same order. In stage 3 the values of `full` are given back.
+// weights, and `gradient` that of the gradients. The same on every rank, in the same order. In stage 3 the values of `full`
+// are given back.
 vit::Status vit_sharded_add(vit::ShardedHandle* sharded, size_t unit, at::Tensor* const* parameters, const int64_t* offsets,
                             size_t count, at::Tensor* full, at::Tensor* shard, at::Tensor* gradient) {
   return guarded([&] {

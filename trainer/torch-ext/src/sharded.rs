@@ -35,7 +35,7 @@ pub struct Flat<'a> {
     /// All values, in the kind of the parameters: as many elements as all shards together.
     pub full: &'a Tensor,
     /// This rank's shard of what the model computes with: in 32 bits where the optimizer changes it itself, or in the kind of
-    /// the parameters.
+    /// the parameters; on the device or in host memory.
     pub shard: &'a Tensor,
     /// Room for this rank's shard of the gradient, in 32 bits.
     pub gradient: &'a Tensor,

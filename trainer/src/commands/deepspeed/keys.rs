@@ -132,10 +132,6 @@ pub(super) const TOP: &[(&str, Fate)] = &[
 
 pub(super) const ZERO: &[(&str, Fate)] = &[
     (
-        "offload_param cpu_offload_param",
-        Off("parameters stay on the device"),
-    ),
-    (
         "mics_shard_size mics_hierarchical_params_gather",
         NoEffect("set parallelism.shardWithinNode in the manifest, where that is a node's GPUs"),
     ),
@@ -183,10 +179,14 @@ pub(super) const ZERO: &[(&str, Fate)] = &[
     ("zenflow", Off("not there")),
 ];
 
-pub(super) const OFFLOAD_OPTIMIZER: &[(&str, Fate)] = &[
+pub(super) const OFFLOAD: &[(&str, Fate)] = &[
     (
         "pin_memory",
-        NoEffect("weights and gradients that are copied are always in pinned memory"),
+        NoEffect("what is copied is in pinned memory, but for what changes its precision on the way"),
+    ),
+    (
+        "buffer_size max_in_cpu",
+        NoEffect("a block of the model is gathered at a time"),
     ),
     ("ratio", NoEffect("all of the optimizer is offloaded")),
     (

@@ -209,31 +209,35 @@ fn zero(root: &mut Section, findings: &mut Findings) {
         ),
         Some(stage) => findings.refuse("zero_optimization.stage", stage, "must be between 0 and 3"),
     }
-    offload_optimizer(&mut section, findings);
+    for what in [
+        ("offload_optimizer", "cpu_offload", "optimizer"),
+        ("offload_param", "cpu_offload_param", "parameters"),
+    ] {
+        offload(&mut section, what, findings);
+    }
     section.finish(keys::ZERO, findings);
 }
 
 /// By its section, or by the flag that it replaced.
-fn offload_optimizer(zero: &mut Section, findings: &mut Findings) {
-    const FIELD: &[&str] = &["parallelism", "offload", "optimizer"];
-    if zero.flag("cpu_offload", findings) == Some(true) {
-        let from = zero.path_of("cpu_offload");
-        findings.field(FIELD, Node::Text("CPU".into()), from);
+fn offload(zero: &mut Section, (key, flag, field): (&str, &str, &'static str), findings: &mut Findings) {
+    let field = &["parallelism", "offload", field];
+    if zero.flag(flag, findings) == Some(true) {
+        findings.field(field, Node::Text("CPU".into()), zero.path_of(flag));
     }
-    let path = zero.path_of("offload_optimizer");
-    let Some(mut section) = zero.section("offload_optimizer", findings) else {
+    let path = zero.path_of(key);
+    let Some(mut section) = zero.section(key, findings) else {
         return;
     };
     match section.text("device", findings).as_deref() {
         None | Some("none") => findings.without_effect.push(format!("{path}: is off")),
-        Some("cpu") => findings.field(FIELD, Node::Text("CPU".into()), format!("{path}.device")),
+        Some("cpu") => findings.field(field, Node::Text("CPU".into()), format!("{path}.device")),
         Some(other) => findings.refuse(
             &format!("{path}.device"),
             other,
             "must be cpu or none: nothing is offloaded to NVMe",
         ),
     }
-    section.finish(keys::OFFLOAD_OPTIMIZER, findings);
+    section.finish(keys::OFFLOAD, findings);
 }
 
 /// Puts KEY=VALUE into the configuration.

@@ -112,7 +112,7 @@ fn sizes_that_are_left_out_follow_from_the_others() {
 fn what_is_not_known_or_not_here_is_refused_by_path_and_all_at_once() {
     let message = errors(
         r#"{"train_batch_size": 8, "zero_optimisation": {}, "fp16": {"enabled": true, "loss_scale": 128, "fp16_master_weights_and_grads": true},
-            "zero_optimization": {"stage": 4, "offload_optimizer": {"device": "nvme"}, "offload_param": {"device": "cpu"}, "stage3_typo": 1},
+            "zero_optimization": {"stage": 4, "offload_optimizer": {"device": "nvme"}, "stage3_typo": 1},
             "sequence_parallel_size": 2, "tensor_parallel": {"autotp_size": 4},
             "optimizer": {"type": "OneBitAdam"}, "elasticity": {"enabled": true}, "sparse_gradients": true,
             "gradient_clipping": "auto"}"#,
@@ -122,7 +122,6 @@ fn what_is_not_known_or_not_here_is_refused_by_path_and_all_at_once() {
         "zero_optimisation is {}: no key that is known",
         "zero_optimization.stage is 4: must be between 0 and 3",
         "zero_optimization.offload_optimizer.device is nvme: must be cpu or none",
-        "zero_optimization.offload_param is {device: \"cpu\"}: ",
         "zero_optimization.stage3_typo is 1: no key that is known",
         "sequence_parallel_size is 2: ",
         "tensor_parallel is {autotp_size: 4}: ",
@@ -150,20 +149,25 @@ fn stages_of_zero_are_taken_over() {
 }
 
 #[test]
-fn an_optimizer_offloaded_to_the_cpu_is_taken_over() {
+fn what_is_offloaded_to_the_cpu_is_taken_over() {
     let offload = |keys: &str| {
-        let text = format!(r#"{{"train_batch_size": 8, "zero_optimization": {{"stage": 2, {keys}}}}}"#);
-        job(&text, &[]).spec.parallelism.offload.optimizer
+        let text = format!(r#"{{"train_batch_size": 8, "zero_optimization": {{"stage": 3, {keys}}}}}"#);
+        let offload = job(&text, &["--nodes", "2"]).spec.parallelism.offload;
+        (offload.optimizer, offload.parameters)
     };
+    let only_optimizer = (OffloadTo::Cpu, OffloadTo::None);
     assert_eq!(
         offload(r#""offload_optimizer": {"device": "cpu", "pin_memory": true}"#),
-        OffloadTo::Cpu
+        only_optimizer
     );
-    assert_eq!(offload(r#""cpu_offload": true"#), OffloadTo::Cpu);
+    assert_eq!(offload(r#""cpu_offload": true"#), only_optimizer);
     assert_eq!(
         offload(r#""offload_optimizer": {"device": "none"}"#),
-        OffloadTo::None
+        (OffloadTo::None, OffloadTo::None)
     );
+    let both =
+        r#""offload_optimizer": {"device": "cpu"}, "offload_param": {"device": "cpu", "max_in_cpu": 1e9}"#;
+    assert_eq!(offload(both), (OffloadTo::Cpu, OffloadTo::Cpu));
 }
 
 #[test]
