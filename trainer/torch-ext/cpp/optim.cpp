@@ -181,7 +181,7 @@ vit::Status vit_lamb(at::Tensor* const* parameters, at::Tensor* const* gradients
                      const vit::Group* ranks, at::Tensor* step, const vit::Gate* gate, const vit::AdamNumbers* numbers) {
   return guarded([&] {
     c10::NoGradGuard no_grad;
-    const auto device = (*parameters)->device();
+    const auto device = tensor_list(parameters, count).at(0).device();
     const Scalars scalars(*gate, device);
     const Ranks meeting{ranks, gate->found_inf->device()};
     const auto here = step->to(device);
