@@ -2,6 +2,7 @@
 #include <optional>
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "error.hpp"
 #include "process_group.hpp"
@@ -217,11 +218,18 @@ vit::Status vit_zero(at::Tensor* const* tensors, size_t count) {
   });
 }
 
-// Copies `values` into `targets`, which may be of another number format.
+// Copies `values` into `targets`, which may be of another number format. Between the host and a device copies are queued
+// together, formats are changed on the device, which is faster at it, and the call returns once all copies are done.
 vit::Status vit_copy(at::Tensor* const* targets, at::Tensor* const* values, size_t count) {
   return guarded([&] {
     c10::NoGradGuard no_grad;
-    at::_foreach_copy_(tensor_list(targets, count), tensor_list(values, count));
+    const auto to = tensor_list(targets, count), from = tensor_list(values, count);
+    at::_foreach_copy_(to, from, /*non_blocking=*/true);
+    const auto source = from.at(0).device(), target = to.at(0).device();
+    if (source != target) {
+      const auto device = source.is_cpu() ? target : source;
+      c10::impl::VirtualGuardImpl(device.type()).getStream(device).synchronize();
+    }
   });
 }
 
