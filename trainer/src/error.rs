@@ -150,21 +150,39 @@ pub(crate) fn catching<T>(work: impl FnOnce() -> Result<T, TrainError>) -> Resul
             .downcast_ref::<String>()
             .cloned()
             .or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-        Err(TrainError::Panic(
+        Err(TrainError::of_panic(
             message.unwrap_or_else(|| "it panicked without a message".into()),
         ))
     })
 }
 
+impl TrainError {
+    fn of_panic(message: String) -> Self {
+        // How a plain function of tch panics.
+        match message.strip_prefix("called `Result::unwrap()` on an `Err` value: Torch(\"") {
+            Some(quoted) => Self::of_libtorch(&quoted.replace("\\n", "\n").replace("\\\"", "\"")),
+            None => Self::Panic(message),
+        }
+    }
+
+    /// Of what libtorch says with all it knows, such as the frames of its stack, which tell users nothing.
+    fn of_libtorch(text: &str) -> Self {
+        let told = text.split("Exception raised from").next().unwrap_or(text);
+        Self::Torch(torch_ext::Error {
+            action: "failed in libtorch".into(),
+            kind: ErrorKind::of_message(text),
+            message: told.trim_end().into(),
+        })
+    }
+}
+
 /// tch's own errors carry their kind only in the text.
 impl From<tch::TchError> for TrainError {
     fn from(error: tch::TchError) -> Self {
-        let message = error.to_string();
-        Self::Torch(torch_ext::Error {
-            action: "failed in libtorch".into(),
-            kind: ErrorKind::of_message(&message),
-            message,
-        })
+        match error {
+            tch::TchError::Torch(text) => Self::of_libtorch(&text),
+            other => Self::of_libtorch(&other.to_string()),
+        }
     }
 }
 
@@ -204,6 +222,37 @@ pub(crate) fn memory_of_kind(kind: ErrorKind) -> Option<Memory> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_libtorch_says_is_told_without_its_stack() {
+        let (left, right) = (
+            tch::Tensor::from_slice(&[1.0]),
+            tch::Tensor::from_slice(&[1.0, 2.0, 3.0]),
+        );
+        let error = TrainError::from(left.f_dot(&right).expect_err("of unlike sizes")).to_string();
+        let panicked = catching(|| Ok(left.dot(&right)))
+            .expect_err("of unlike sizes")
+            .to_string();
+        for message in [&error, &panicked] {
+            assert!(
+                message.starts_with("failed in libtorch: inconsistent tensor size"),
+                "{message}"
+            );
+            assert_eq!(message.lines().count(), 1, "{message}");
+        }
+        assert_eq!(error, panicked);
+        let out = catching::<()>(|| {
+            panic!(
+                "called `Result::unwrap()` on an `Err` value: Torch(\"CUDA out of memory. Tried to allocate 9.00 GiB.\\nException raised from malloc at c10/cuda\")"
+            )
+        });
+        let out = out.expect_err("out of memory");
+        assert_eq!(out.memory(), Some(Memory::Gpu));
+        assert_eq!(
+            out.to_string(),
+            "failed in libtorch: CUDA out of memory. Tried to allocate 9.00 GiB."
+        );
+    }
 
     #[test]
     fn ranks_are_named_and_of_many_the_first() {
