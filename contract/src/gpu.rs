@@ -1,4 +1,57 @@
-//! What is known of GPU products.
+//! What is known of GPU products, and what the driver tells of a GPU.
+
+use serde::{Deserialize, Serialize};
+
+/// What the driver tells of a GPU at a moment, through NVML. What a GPU does not tell is absent: a MIG instance has a memory of
+/// its own and no more.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct GpuReading {
+    /// Share of the driver's last sampling period, up to a second, in which some kernel ran, 0..1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub utilization: Option<f64>,
+    /// Memory that all processes take, with CUDA's own, bytes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_used_bytes: Option<u64>,
+    /// Of the chip.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub temperature_celsius: Option<f64>,
+    /// Of the whole board.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power_watts: Option<f64>,
+    /// What holds its clocks down; empty where nothing does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub throttled_by: Option<Vec<ThrottleReason>>,
+}
+
+/// Why a GPU's clocks are held down though it has work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ThrottleReason {
+    /// The driver keeps it to its power limit.
+    PowerCap,
+    /// The machine's power supply asks for less.
+    PowerBrake,
+    /// It is too hot, or its memory.
+    Thermal,
+    /// The hardware slows it down, for none of the reasons above.
+    Hardware,
+}
+
+impl ThrottleReason {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::PowerCap, Self::PowerBrake, Self::Thermal, Self::Hardware];
+
+    /// Its name in metrics and logs.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::PowerCap => "power_cap",
+            Self::PowerBrake => "power_brake",
+            Self::Thermal => "thermal",
+            Self::Hardware => "hardware",
+        }
+    }
+}
 
 /// Dense peaks of matrix products in half precision, FLOP/s, by the words that a product's name has: in bf16, and in fp16 of
 /// those from before Ampere, which have no bf16. Of torchtitan's `get_peak_flops` and NVIDIA's data sheets. The first entry

@@ -31,7 +31,7 @@ pub mod run_config;
 
 pub use exit::{ExitCode, FailureClass, Memory};
 pub use heartbeat::{Activity, Heartbeat, Heartbeats, ProcessState};
-pub use measurement::{Epoch, Machine, Measurement, PhaseSeconds};
+pub use measurement::{Epoch, GpuUse, Machine, Measurement, PhaseSeconds};
 pub use preset::ModelPreset;
 pub use progress::{CheckpointRecord, FailureRecord, Progress, SlowRank, Spent, TerminationRecord};
 pub use run_config::{

@@ -42,6 +42,9 @@ pub struct Measurement {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(with = "Option<i64>"))]
     pub memory_bytes: Option<u64>,
+    /// gpu is what the driver told of rank 0's GPU, where it did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<GpuUse>,
     /// nodes are those of the gang, by node rank, where that is known.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nodes: Vec<String>,
@@ -63,6 +66,29 @@ pub struct Epoch {
     /// Share of held-out images classified right after it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub validation_accuracy: Option<f64>,
+}
+
+/// gpu is what the driver told of rank 0's GPU while it trained. What a GPU does not tell is absent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub struct GpuUse {
+    /// utilization is the share of time in which some kernel ran, 0 to 1: the mean over the steps after the warm-up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub utilization: Option<f64>,
+    /// memoryUsedBytes is the most memory that all processes took on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<i64>"))]
+    pub memory_used_bytes: Option<u64>,
+    /// temperatureCelsius is the highest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub temperature_celsius: Option<f64>,
+    /// powerWatts is what its board drew: the mean over the steps after the warm-up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub power_watts: Option<f64>,
+    /// throttled is the share of the steps after the warm-up in which its clocks were held down, 0 to 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub throttled: Option<f64>,
 }
 
 /// phases are the seconds of a step by phase, named as [`crate::metrics::STEP_PHASES`].
@@ -117,7 +143,7 @@ impl Measurement {
     /// Most epochs of a run that is to fit a [`TerminationRecord`](crate::TerminationRecord).
     pub const MOST_EPOCHS: usize = 50;
     /// Most characters of a name in it.
-    const MOST_LETTERS: usize = 64;
+    const MOST_LETTERS: usize = 44;
     /// Share of a step of which it may be unknown where it goes.
     const MOST_UNTOLD: f64 = 0.05;
 
@@ -167,12 +193,21 @@ impl Measurement {
             &mut self.communication_seconds,
             &mut self.communication_bytes,
         ];
+        let of_gpu = self.gpu.iter_mut().flat_map(|gpu| {
+            let values = [
+                &mut gpu.utilization,
+                &mut gpu.temperature_celsius,
+                &mut gpu.power_watts,
+                &mut gpu.throttled,
+            ];
+            values.into_iter().flatten()
+        });
         let of_epochs = self.epochs.iter_mut().flat_map(|epoch| {
             [&mut epoch.seconds, &mut epoch.loss, &mut epoch.train_accuracy]
                 .into_iter()
                 .chain(&mut epoch.validation_accuracy)
         });
-        for value in of_steps.into_iter().chain(of_epochs) {
+        for value in of_steps.into_iter().chain(of_gpu).chain(of_epochs) {
             *value = six_digits(*value);
         }
         let machine = self.machine.as_mut();
@@ -221,6 +256,13 @@ pub(crate) mod tests {
             communication_seconds: value,
             communication_bytes: value,
             memory_bytes: Some(u64::MAX),
+            gpu: Some(GpuUse {
+                utilization: Some(1.0 / 3.0),
+                memory_used_bytes: Some(u64::MAX),
+                temperature_celsius: Some(100.0),
+                power_watts: Some(1234.567_89),
+                throttled: Some(1.0 / 3.0),
+            }),
             nodes: vec![],
             machine: Some(Machine {
                 processor: "p".repeat(500),

@@ -20,6 +20,8 @@ pub const LABEL_KIND: &str = "kind";
 pub const LABEL_OPERATION: &str = "operation";
 /// Part of the data set, on [`ACCURACY_RATIO`]: [`SPLIT_TRAIN`], [`SPLIT_VALIDATION`], or [`SPLIT_VALIDATION_EMA`].
 pub const LABEL_SPLIT: &str = "split";
+/// What holds a GPU's clocks down, on [`DEVICE_THROTTLED`].
+pub const LABEL_REASON: &str = "reason";
 /// Training images, of the running epoch.
 pub const SPLIT_TRAIN: &str = "train";
 /// Held-out images.
@@ -64,6 +66,17 @@ pub const MODEL_FLOPS_PER_IMAGE: &str = "vit_model_flops_per_image";
 pub const DEVICE_PEAK_FLOPS: &str = "vit_device_peak_flops";
 /// Gauge: most memory that tensors of this rank have taken on its GPU so far, bytes; only on GPUs.
 pub const DEVICE_MEMORY_PEAK_BYTES: &str = "vit_device_memory_peak_bytes";
+/// Gauge: share of the driver's last sampling period in which some kernel ran on the rank's GPU, 0..1. This and the next four are
+/// what NVML tells ([`crate::gpu::GpuReading`]), once a second.
+pub const DEVICE_UTILIZATION_RATIO: &str = "vit_device_utilization_ratio";
+/// Gauge: memory that all processes take on the rank's GPU, with CUDA's own, bytes.
+pub const DEVICE_MEMORY_USED_BYTES: &str = "vit_device_memory_used_bytes";
+/// Gauge: temperature of the rank's GPU.
+pub const DEVICE_TEMPERATURE_CELSIUS: &str = "vit_device_temperature_celsius";
+/// Gauge: power that the board of the rank's GPU draws.
+pub const DEVICE_POWER_WATTS: &str = "vit_device_power_watts";
+/// Gauge: 1 while the clocks of the rank's GPU are held down, by reason: one of [`crate::gpu::ThrottleReason`].
+pub const DEVICE_THROTTLED: &str = "vit_device_throttled";
 /// Gauge: optimizer step of the newest complete checkpoint.
 pub const CHECKPOINT_STEP: &str = "vit_checkpoint_step";
 /// Counter: checkpoints this rank has completed on storage.

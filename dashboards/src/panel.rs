@@ -25,6 +25,8 @@ pub(crate) enum Unit {
     ImagesPerSecond,
     PerSecond,
     Times,
+    Celsius,
+    Watts,
     /// Numbers of any size, such as learning rates.
     Scientific,
 }
@@ -41,6 +43,8 @@ impl Unit {
             Self::ImagesPerSecond => "suffix:images/s",
             Self::PerSecond => "cps",
             Self::Times => "suffix:x",
+            Self::Celsius => "celsius",
+            Self::Watts => "watt",
             Self::Scientific => "sci",
         }
     }

@@ -1,6 +1,7 @@
 //! What a run measured, from its `log.jsonl`.
 
-use contract::{Activity, Epoch, Measurement, PhaseSeconds};
+use contract::gpu::GpuReading;
+use contract::{Activity, Epoch, GpuUse, Measurement, PhaseSeconds};
 use serde::Deserialize;
 
 /// What is wrong with a log.
@@ -150,6 +151,8 @@ pub struct LoggedSteps {
     pub resident_bytes: Option<u64>,
     /// Most memory of tensors on rank 0's GPU.
     pub device_memory_peak_bytes: Option<u64>,
+    /// What the driver told of rank 0's GPU last.
+    pub gpu: Option<GpuReading>,
 }
 
 /// Collectives of a step.
@@ -258,8 +261,33 @@ pub fn read_log(text: &str, warmup: u64) -> Result<Measurement, LogError> {
         communication_seconds: mean(&|line| line.sync.total),
         communication_bytes: mean(&|line| line.sync.bytes),
         memory_bytes: on_device.or_else(|| lines.iter().filter_map(|line| line.resident_bytes).max()),
+        gpu: gpu_use(&measured),
         nodes: vec![],
         machine: None,
+    })
+}
+
+/// Over the steps of these lines; `None` where none of them tells of a GPU.
+fn gpu_use(lines: &[&LoggedSteps]) -> Option<GpuUse> {
+    let told = || {
+        lines
+            .iter()
+            .filter_map(|line| Some((line.gpu.as_ref()?, line.count as f64)))
+    };
+    told().next()?;
+    let mean = |value: fn(&GpuReading) -> Option<f64>| {
+        let known = || told().filter_map(|(reading, steps)| Some((value(reading)?, steps)));
+        let steps: f64 = known().map(|(_, steps)| steps).sum();
+        (steps > 0.0).then(|| known().map(|(value, steps)| value * steps).sum::<f64>() / steps)
+    };
+    Some(GpuUse {
+        utilization: mean(|reading| reading.utilization),
+        memory_used_bytes: told().filter_map(|(reading, _)| reading.memory_used_bytes).max(),
+        temperature_celsius: told()
+            .filter_map(|(reading, _)| reading.temperature_celsius)
+            .max_by(f64::total_cmp),
+        power_watts: mean(|reading| reading.power_watts),
+        throttled: mean(|reading| Some(f64::from(u8::from(!reading.throttled_by.as_ref()?.is_empty())))),
     })
 }
 
@@ -348,6 +376,39 @@ mod tests {
         assert_eq!((found.memory_bytes, found.device), (Some(4000), None));
         // A line that is partly warm-up is left out: of the last one the first step would be.
         assert_eq!(measured(&whole(), 2).expect("measured").steps, 2);
+    }
+
+    #[test]
+    fn what_the_driver_told_of_a_gpu_is_of_the_steps_after_the_warm_up() {
+        assert_eq!(measured(&whole(), 1).expect("measured").gpu, None);
+        let mut lines = whole();
+        let mut tell = |line: usize, reading: &str| {
+            let end = lines[line].len() - 1;
+            lines[line].insert_str(end, &format!(r#","gpu":{reading}"#));
+        };
+        tell(
+            1,
+            r#"{"utilization":0.0,"memoryUsedBytes":900,"temperatureCelsius":99,"powerWatts":9}"#,
+        );
+        // One step, and two.
+        tell(
+            2,
+            r#"{"utilization":0.4,"memoryUsedBytes":600,"temperatureCelsius":70,"powerWatts":300,"throttledBy":["power_cap"]}"#,
+        );
+        tell(
+            5,
+            r#"{"utilization":1.0,"memoryUsedBytes":500,"temperatureCelsius":60,"throttledBy":[]}"#,
+        );
+        assert_eq!(
+            measured(&lines, 1).expect("measured").gpu,
+            Some(GpuUse {
+                utilization: Some((0.4 + 2.0 * 1.0) / 3.0),
+                memory_used_bytes: Some(600),
+                temperature_celsius: Some(70.0),
+                power_watts: Some(300.0),
+                throttled: Some(1.0 / 3.0),
+            })
+        );
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! What a study measured: each point's medians over its repetitions.
 
-use contract::{Epoch, Measurement};
+use contract::{Epoch, GpuUse, Measurement};
 use crds::study::Mode;
 use serde::Serialize;
 
@@ -60,6 +60,9 @@ pub struct Measured {
     /// Most memory of rank 0.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<Spread>,
+    /// What the driver told of rank 0's GPU, where it did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu: Option<MeasuredGpu>,
     /// Medians of each epoch.
     pub epochs: Vec<Epoch>,
     /// Images a second over those of the same series' fewest ranks, times these ranks: what as many single ranks reach.
@@ -68,6 +71,27 @@ pub struct Measured {
     /// The speedup of each rank, 0..1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub efficiency: Option<f64>,
+}
+
+/// What the driver told of rank 0's GPU, as [`contract::GpuUse`] has it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MeasuredGpu {
+    /// Share of time in which some kernel ran, 0..1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub utilization: Option<Spread>,
+    /// Most memory that all processes took.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_used_bytes: Option<Spread>,
+    /// The highest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub temperature_celsius: Option<Spread>,
+    /// Of the board.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub power_watts: Option<Spread>,
+    /// Share of steps in which its clocks were held down, 0..1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub throttled: Option<Spread>,
 }
 
 /// A value over repetitions.
@@ -204,9 +228,25 @@ impl Measured {
             train_accuracy: known(|run| run.epochs.last().map(|epoch| epoch.train_accuracy))?,
             validation_accuracy: known(|run| run.epochs.last().and_then(|epoch| epoch.validation_accuracy)),
             memory_bytes: known(|run| run.memory_bytes.map(|bytes| bytes as f64)),
+            gpu: MeasuredGpu::of(runs),
             epochs: epochs(runs),
             speedup: None,
             efficiency: None,
+        })
+    }
+}
+
+impl MeasuredGpu {
+    fn of(runs: &[&Measurement]) -> Option<Self> {
+        let known = |value: fn(&GpuUse) -> Option<f64>| {
+            Spread::of(runs.iter().filter_map(|run| value(run.gpu.as_ref()?)))
+        };
+        runs.iter().any(|run| run.gpu.is_some()).then(|| Self {
+            utilization: known(|gpu| gpu.utilization),
+            memory_used_bytes: known(|gpu| gpu.memory_used_bytes.map(|bytes| bytes as f64)),
+            temperature_celsius: known(|gpu| gpu.temperature_celsius),
+            power_watts: known(|gpu| gpu.power_watts),
+            throttled: known(|gpu| gpu.throttled),
         })
     }
 }

@@ -20,6 +20,7 @@ mod distributed;
 mod error;
 mod evaluation;
 mod flops;
+mod gpu;
 mod host_memory;
 mod launch;
 mod loss_scale;

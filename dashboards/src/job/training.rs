@@ -4,7 +4,7 @@ use contract::metrics as of;
 
 use super::{job, newest, ranks, step_seconds};
 use crate::layout::Layout;
-use crate::panel::{Unit, bar_gauge, stat, time_series};
+use crate::panel::{Builder, Unit, bar_gauge, stat, time_series};
 use crate::query::{Expr, Series};
 
 /// The colours of the parts of a step, in the order of [`of::STEP_PHASES`].
@@ -177,14 +177,18 @@ fn speed(layout: Layout) -> Layout {
                 .color("utilisation", "green"),
                 time_series(
                     6,
-                    "GPU memory, most so far",
+                    "GPU memory",
                     Unit::Bytes,
-                    "GPU only. Most memory that tensors of a rank have taken at once. What CUDA \
-                     itself and fragments take comes on top.",
+                    "GPU only. Memory in use on a rank's GPU by all processes, with what CUDA itself and \
+                     fragments take, and the most that tensors of the rank have taken at once so far.",
+                )
+                .query(
+                    Expr::from(ranks(Series::of(of::DEVICE_MEMORY_USED_BYTES))).max_by(&[of::LABEL_RANK]),
+                    "rank {{rank}}: in use",
                 )
                 .query(
                     Expr::from(ranks(Series::of(of::DEVICE_MEMORY_PEAK_BYTES))).max_by(&[of::LABEL_RANK]),
-                    "rank {{rank}}",
+                    "rank {{rank}}: tensors, most so far",
                 )
                 .or_else("no GPU"),
                 time_series(
@@ -200,4 +204,49 @@ fn speed(layout: Layout) -> Layout {
                 ),
             ],
         )
+        .line(7, gpus())
+}
+
+/// What the driver tells of the ranks' GPUs. A job without GPUs has none of it.
+fn gpus() -> [Builder; 4] {
+    let of_rank = |title, unit, description, name| {
+        let by_rank = Expr::from(ranks(Series::of(name))).max_by(&[of::LABEL_RANK]);
+        time_series(6, title, unit, description)
+            .query(by_rank, "rank {{rank}}")
+            .or_else("no GPU")
+    };
+    let reasons = Expr::from(ranks(Series::of(of::DEVICE_THROTTLED))).sum_by(&[of::LABEL_REASON]);
+    [
+        of_rank(
+            "GPU load",
+            Unit::Share,
+            "GPU only. Share of time in which some kernel ran, however little of the GPU it used: see \
+             Model FLOPs utilisation for that.",
+            of::DEVICE_UTILIZATION_RATIO,
+        )
+        .up_to_one(),
+        of_rank(
+            "GPU power",
+            Unit::Watts,
+            "GPU only. What the board of a rank's GPU draws.",
+            of::DEVICE_POWER_WATTS,
+        ),
+        of_rank(
+            "GPU temperature",
+            Unit::Celsius,
+            "GPU only. A rank whose GPU is hotter than the others' is likely to be throttled first.",
+            of::DEVICE_TEMPERATURE_CELSIUS,
+        ),
+        time_series(
+            6,
+            "GPUs throttled",
+            Unit::Count,
+            "GPU only. GPUs of the chosen ranks whose clocks are held down: by the power limit \
+             (power_cap), the machine's power supply (power_brake), heat (thermal), or the hardware \
+             for another reason. A GPU at its power limit is at full work; one that is too hot needs \
+             cooling.",
+        )
+        .query(reasons, "{{reason}}")
+        .or_else("no GPU"),
+    ]
 }

@@ -200,6 +200,7 @@ fn measurement(ranks: u32) -> Measurement {
         communication_seconds: 0.02,
         communication_bytes: 1e6,
         memory_bytes: None,
+        gpu: None,
         nodes: vec![],
         machine: None,
     }

@@ -5,7 +5,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use super::figures::{Figure, figures, sweeps};
 use super::models;
 use super::notes::notes;
-use super::tables::{COLUMNS, place};
+use super::tables::{columns, place};
 use super::{Report, Subject};
 use crate::results::PointResult;
 
@@ -146,20 +146,21 @@ fn picture(figure: &Figure) -> Markup {
 }
 
 fn table(points: &[PointResult]) -> Markup {
+    let columns = columns(points);
     html! {
         div.scroll {
             table {
                 thead {
                     tr {
                         @for (name, _) in place(&points[0]) { th { (name) } }
-                        @for column in &COLUMNS { th { (column.title) } }
+                        @for column in &columns { th { (column.title) } }
                     }
                 }
                 tbody {
                     @for point in points {
                         tr {
                             @for (name, value) in place(point) { td.text[name == "variant"] { (value) } }
-                            @for column in &COLUMNS { (cell(column.parts(point))) }
+                            @for column in &columns { (cell(column.parts(point))) }
                         }
                     }
                 }

@@ -18,7 +18,7 @@ pub(super) struct Column {
     value: fn(&Measured) -> Option<Spread>,
 }
 
-pub(super) const COLUMNS: [Column; 12] = [
+const COLUMNS: [Column; 17] = [
     Column {
         key: "imagesPerSecond",
         title: "images/s",
@@ -103,7 +103,53 @@ pub(super) const COLUMNS: [Column; 12] = [
         digits: 0,
         value: |m| m.memory_bytes,
     },
+    Column {
+        key: "gpuUtilization",
+        title: "GPU load, %",
+        scale: 1e2,
+        digits: 0,
+        value: |m| m.gpu.as_ref()?.utilization,
+    },
+    Column {
+        key: "gpuMemoryUsedBytes",
+        title: "GPU memory, MB",
+        scale: 1e-6,
+        digits: 0,
+        value: |m| m.gpu.as_ref()?.memory_used_bytes,
+    },
+    Column {
+        key: "gpuTemperatureCelsius",
+        title: "GPU, °C",
+        scale: 1.0,
+        digits: 0,
+        value: |m| m.gpu.as_ref()?.temperature_celsius,
+    },
+    Column {
+        key: "gpuPowerWatts",
+        title: "GPU, W",
+        scale: 1.0,
+        digits: 0,
+        value: |m| m.gpu.as_ref()?.power_watts,
+    },
+    Column {
+        key: "gpuThrottled",
+        title: "GPU throttled, %",
+        scale: 1e2,
+        digits: 0,
+        value: |m| m.gpu.as_ref()?.throttled,
+    },
 ];
+
+/// The columns that some of these points have a value for.
+pub(super) fn columns(points: &[PointResult]) -> Vec<&'static Column> {
+    let has_value = |column: &Column| {
+        points
+            .iter()
+            .filter_map(|point| point.measured.as_ref())
+            .any(|measured| (column.value)(measured).is_some())
+    };
+    COLUMNS.iter().filter(|column| has_value(column)).collect()
+}
 
 impl Column {
     /// The median, with the least and the greatest where they differ.
@@ -188,10 +234,11 @@ pub(super) fn markdown(report: &Report) -> String {
     }
     for points in figures::sweeps(&report.results.points) {
         let _ = writeln!(text, "\n## {}\n", points[0].point.sweep);
+        let columns = columns(points);
         let titles = place(&points[0]).map(|(title, _)| title);
         let titles: Vec<&str> = titles
             .into_iter()
-            .chain(COLUMNS.iter().map(|column| column.title))
+            .chain(columns.iter().map(|column| column.title))
             .collect();
         let _ = writeln!(
             text,
@@ -202,7 +249,7 @@ pub(super) fn markdown(report: &Report) -> String {
         for point in points {
             let place = place(point).map(|(_, value)| value).into_iter();
             let cells: Vec<String> = place
-                .chain(COLUMNS.iter().map(|column| column.text(point)))
+                .chain(columns.iter().map(|column| column.text(point)))
                 .collect();
             let cells: Vec<String> = cells.iter().map(|cell| cell.replace('|', "\\|")).collect();
             let _ = writeln!(text, "| {} |", cells.join(" | "));

@@ -4,9 +4,10 @@ import json
 import os
 import pathlib
 
-from contenders import MODELS, Case, bench
+from contenders import Case, bench
 
 from .context import Context, Outcome
+from .manifest import manifest
 
 # Each file under so many names, so that an epoch is long.
 COPIES = 20
@@ -29,21 +30,8 @@ def check(context: Context) -> Outcome:
     folder, job = context.work / "photographs", context.work / "photographs.yaml"
     link_photographs(context.bundle, folder)
     case = Case("vit-b16-224", 256, "bf16-masters", device="cuda") if context.on_gpu else Case("vit-micro", 16, "fp32")
-    job.write_text(json.dumps({
-        "apiVersion": "vit-operator.dev/v1alpha1",
-        "kind": "ViTTrainingJob",
-        "metadata": {"name": "photographs"},
-        "spec": {
-            "image": "unused",
-            "model": MODELS[case.model],
-            "data": {
-                "format": "imageFolder", "volume": {"hostPath": {"path": "/unused"}}, "augmentation": AUGMENTATION,
-            },
-            "training": {"epochs": 1, "microBatchSize": case.batch, "schedule": {"name": "constant"}},
-            "workers": {"nodes": 1},
-            "checkpoint": {"volume": {"hostPath": {"path": "/unused"}}},
-        },
-    }))
+    data = {"format": "imageFolder", "volume": {"hostPath": {"path": "/unused"}}, "augmentation": AUGMENTATION}
+    job.write_text(json.dumps(manifest("photographs", case, data)))
     settings = context.settings(12 if context.on_gpu else 4, 4 if context.on_gpu else 1, 60)
     measured = bench(case, settings, "-f", str(job), "--data", str(folder))
     found = measured["input"]

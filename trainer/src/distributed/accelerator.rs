@@ -1,6 +1,6 @@
 //! What a rank computes on.
 
-use torch_ext::{Cuda, CudaError, FlightRecorder};
+use torch_ext::{Cuda, CudaError, FlightRecorder, GpuIdentity};
 
 use crate::error::TrainError;
 
@@ -60,11 +60,11 @@ impl Accelerator {
         }
     }
 
-    /// The GPU's product name; `None` on the CPU.
-    pub(crate) fn product(self) -> Option<String> {
+    /// Which GPU it is; `None` on the CPU.
+    pub(crate) fn identity(self) -> Result<Option<GpuIdentity>, TrainError> {
         match self {
-            Self::Cpu => None,
-            Self::Cuda { cuda, index } => Some(cuda.product(index).unwrap_or_else(|| "GPU".into())),
+            Self::Cpu => Ok(None),
+            Self::Cuda { cuda, index } => Ok(Some(cuda.identity(index)?)),
         }
     }
 

@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
 use std::time::Duration;
 
+use contract::gpu::GpuReading;
 use fs_err as fs;
 use serde::Serialize;
 use torch_ext::SyncTimes;
@@ -54,6 +55,9 @@ pub(super) enum Record {
         resident_bytes: Option<u64>,
         #[serde(skip_serializing_if = "Option::is_none")]
         device_memory_peak_bytes: Option<u64>,
+        /// What the driver told of rank 0's GPU last.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        gpu: Option<Box<GpuReading>>,
         /// Milliseconds under DeepSpeed's names, where asked for.
         #[serde(skip_serializing_if = "Option::is_none")]
         wall_clock_breakdown: Option<Breakdown>,

@@ -8,6 +8,7 @@ pub(crate) mod prometheus;
 mod reporter;
 mod window;
 
+use contract::gpu::GpuReading;
 use contract::{Activity, FailureRecord, Progress};
 use serde::{Deserialize, Serialize};
 use torch_ext::{SyncCost, SyncTimes};
@@ -51,7 +52,7 @@ pub(crate) struct CheckpointCost {
     pub(crate) bytes: u64,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct StepReport {
     /// Steps finished, over all attempts.
@@ -86,7 +87,7 @@ pub(crate) struct StepReport {
     pub(crate) device: Option<DeviceReport>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct DeviceReport {
     /// Most memory of tensors so far, bytes.
@@ -94,6 +95,9 @@ pub(crate) struct DeviceReport {
     /// Dense half-precision peak of its product, FLOP/s, where that is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) peak_flops: Option<f64>,
+    /// What the driver tells of it, since the first reading.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) reading: Option<GpuReading>,
 }
 
 /// Seconds of an optimizer step by phase, named as [`contract::metrics::STEP_PHASES`]; together the whole step.

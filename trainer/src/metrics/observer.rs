@@ -181,13 +181,13 @@ impl Observer {
             step_seconds: spent.step_seconds + step.phases.sum(),
             ..spent
         });
-        self.newest = Some(*step);
+        self.newest = Some(step.clone());
         if self.window.is_due() || step.step == self.shape.warmup_steps {
             self.flush();
         }
         self.reporter.send(&Report::Step(StepReport {
             slowdown_seconds: std::mem::take(&mut self.slowdown_seconds),
-            ..*step
+            ..step.clone()
         }));
     }
 
@@ -229,7 +229,8 @@ impl Observer {
             sync: Box::new(summary.sync),
             slowdown,
             resident_bytes: step.resident_bytes,
-            device_memory_peak_bytes: step.device.map(|device| device.memory_peak_bytes),
+            device_memory_peak_bytes: step.device.as_ref().map(|device| device.memory_peak_bytes),
+            gpu: step.device.and_then(|device| device.reading).map(Box::new),
             wall_clock_breakdown: breakdown,
         });
         let remaining = self.shape.total_steps.saturating_sub(step.step);

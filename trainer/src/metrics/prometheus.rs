@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use ::agent::step_buckets;
+use contract::gpu::{GpuReading, ThrottleReason};
 use contract::metrics as names;
 use contract::{Progress, RunConfig};
 use prometheus::core::Collector;
@@ -29,6 +30,7 @@ struct RankMetrics {
     /// A place for each of [`names::SYNC_OPERATIONS`]; those that the job does not use have no series.
     sync: [Option<SyncMetrics>; 4],
     accuracy: GaugeVec,
+    throttled: GaugeVec,
     /// Gauges that have no series until their value is known: a 0 would be drawn as one, and counted as a change after a
     /// restart.
     figures: BTreeMap<&'static str, GaugeVec>,
@@ -44,7 +46,7 @@ struct SyncMetrics {
 }
 
 /// Names and descriptions of every rank's figures.
-const FIGURES: [(&str, &str); 8] = [
+const FIGURES: [(&str, &str); 12] = [
     (
         names::LOSS,
         "Training loss of the last step, mean over all ranks.",
@@ -67,6 +69,22 @@ const FIGURES: [(&str, &str); 8] = [
     (
         names::DEVICE_PEAK_FLOPS,
         "Dense half-precision peak of the rank's GPU, FLOP/s.",
+    ),
+    (
+        names::DEVICE_UTILIZATION_RATIO,
+        "Share of the last second or less in which some kernel ran on the rank's GPU.",
+    ),
+    (
+        names::DEVICE_MEMORY_USED_BYTES,
+        "Memory that all processes take on the rank's GPU, with CUDA's own.",
+    ),
+    (
+        names::DEVICE_TEMPERATURE_CELSIUS,
+        "Temperature of the rank's GPU.",
+    ),
+    (
+        names::DEVICE_POWER_WATTS,
+        "Power that the board of the rank's GPU draws.",
     ),
 ];
 /// Those of rank 0.
@@ -130,6 +148,9 @@ impl Metrics {
             if let Some(flops) = device.peak_flops {
                 rank.set(names::DEVICE_PEAK_FLOPS, flops);
             }
+            if let Some(reading) = &device.reading {
+                rank.reading(reading);
+            }
         }
     }
 
@@ -176,6 +197,31 @@ impl RankMetrics {
     fn set(&self, name: &str, value: f64) {
         if let Some(figure) = self.figures.get(name) {
             figure.with_label_values::<&str>(&[]).set(value);
+        }
+    }
+
+    /// What the driver tells of the rank's GPU.
+    fn reading(&self, reading: &GpuReading) {
+        for (name, value) in [
+            (names::DEVICE_UTILIZATION_RATIO, reading.utilization),
+            (
+                names::DEVICE_MEMORY_USED_BYTES,
+                reading.memory_used_bytes.map(|bytes| bytes as f64),
+            ),
+            (names::DEVICE_TEMPERATURE_CELSIUS, reading.temperature_celsius),
+            (names::DEVICE_POWER_WATTS, reading.power_watts),
+        ] {
+            if let Some(value) = value {
+                self.set(name, value);
+            }
+        }
+        if let Some(by) = &reading.throttled_by {
+            for reason in ThrottleReason::ALL {
+                let is_throttled = f64::from(u8::from(by.contains(&reason)));
+                self.throttled
+                    .with_label_values(&[reason.name()])
+                    .set(is_throttled);
+            }
         }
     }
 
@@ -303,6 +349,11 @@ impl RankMetrics {
                 names::ACCURACY_RATIO,
                 "Share of images classified right.",
                 &[names::LABEL_SPLIT],
+            )?,
+            throttled: gauges(
+                names::DEVICE_THROTTLED,
+                "1 while the clocks of the rank's GPU are held down for the reason.",
+                &[names::LABEL_REASON],
             )?,
             figures,
             checkpoints,
@@ -478,6 +529,7 @@ mod tests {
             Some(DeviceReport {
                 memory_peak_bytes: 1 << 30,
                 peak_flops,
+                reading: None,
             })
         };
         let mut step = StepReport {
@@ -500,6 +552,64 @@ mod tests {
         );
     }
 
+    fn reading(throttled_by: Vec<ThrottleReason>) -> GpuReading {
+        GpuReading {
+            utilization: Some(0.75),
+            memory_used_bytes: Some(1 << 20),
+            temperature_celsius: Some(57.0),
+            power_watts: Some(558.5),
+            throttled_by: Some(throttled_by),
+        }
+    }
+
+    #[test]
+    fn a_rank_shows_what_the_driver_tells_of_its_gpu_and_nothing_of_the_rest() {
+        let metrics = Metrics::new(&config(1), 0, None).expect("registers");
+        let step = |reading| StepReport {
+            device: Some(DeviceReport {
+                memory_peak_bytes: 1,
+                peak_flops: None,
+                reading: Some(reading),
+            }),
+            ..step()
+        };
+        let of_instance = GpuReading {
+            memory_used_bytes: Some(7),
+            ..GpuReading::default()
+        };
+        metrics.step(0, &step(of_instance));
+        let labels = r#"job_name="digits",namespace="vision",rank="0""#;
+        let throttled = |reason, value| {
+            format!(
+                r#"vit_device_throttled{{job_name="digits",namespace="vision",rank="0",reason="{reason}"}} {value}"#
+            )
+        };
+        check(
+            &text(&metrics),
+            &[format!("vit_device_memory_used_bytes{{{labels}}} 7")],
+        );
+        for unknown in ["utilization", "temperature", "power", "throttled"] {
+            assert!(
+                !text(&metrics).contains(&format!("vit_device_{unknown}")),
+                "{unknown} is a guess"
+            );
+        }
+        metrics.step(0, &step(reading(vec![ThrottleReason::PowerCap])));
+        check(
+            &text(&metrics),
+            &[
+                format!("vit_device_utilization_ratio{{{labels}}} 0.75"),
+                format!("vit_device_memory_used_bytes{{{labels}}} {}", 1 << 20),
+                format!("vit_device_temperature_celsius{{{labels}}} 57"),
+                format!("vit_device_power_watts{{{labels}}} 558.5"),
+                throttled("power_cap", 1),
+                throttled("thermal", 0),
+            ],
+        );
+        metrics.step(0, &step(reading(vec![])));
+        check(&text(&metrics), &[throttled("power_cap", 0)]);
+    }
+
     #[test]
     fn the_reference_of_metrics_is_what_is_told() {
         let config = RunConfig {
@@ -513,6 +623,7 @@ mod tests {
                 device: Some(DeviceReport {
                     memory_peak_bytes: 1,
                     peak_flops: Some(1.0),
+                    reading: Some(reading(vec![])),
                 }),
                 ..step()
             },

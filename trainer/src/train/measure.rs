@@ -195,7 +195,7 @@ impl Trainer {
             arithmetic: Arithmetic::current()?,
             peak_rss_bytes,
             peak_device_bytes,
-            gpu: self.accelerator.product(),
+            gpu: self.accelerator.identity()?.map(|gpu| gpu.product),
         })
     }
 }

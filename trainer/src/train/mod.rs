@@ -20,13 +20,14 @@ use std::time::Instant;
 
 use contract::gpu::peak_flops;
 use contract::{Activity, RunConfig};
-use torch_ext::{FlightRecorder, Member};
+use torch_ext::{FlightRecorder, GpuIdentity, Member};
 
 use crate::checkpoint::{CheckpointError, Position};
 use crate::data::{Batches, Splits};
 use crate::distributed::{Accelerator, LostPeer, Place, World};
 use crate::error::TrainError;
 use crate::evaluation::{Parts, evaluate};
+use crate::gpu::GpuMonitor;
 use crate::metrics::{Observer, Report, Reporter, RunShape};
 use crate::speeds::Slowdown;
 use balance::{Balancer, Shares};
@@ -78,8 +79,26 @@ pub(crate) struct Trainer {
     /// Images left out of this epoch's batches before those.
     left_out: u64,
     slowdown: Slowdown,
-    /// Dense half-precision peak of this rank's GPU, FLOP/s, where its product is known.
+    gpu: Option<Gpu>,
+}
+
+/// This rank's GPU.
+#[derive(Debug)]
+struct Gpu {
+    /// Dense half-precision peak, FLOP/s, where its product is known.
     peak_flops: Option<f64>,
+    monitor: GpuMonitor,
+}
+
+impl Gpu {
+    fn new(identity: &GpuIdentity) -> Result<Self, TrainError> {
+        Ok(Self {
+            peak_flops: peak_flops(&identity.product),
+            monitor: GpuMonitor::start(identity.uuid).map_err(TrainError::system(
+                "failed to start a thread that reads the GPU's load",
+            ))?,
+        })
+    }
 }
 
 impl Trainer {
@@ -109,10 +128,11 @@ impl Trainer {
         )?;
         let (trained, sync) = Trained::new(&config, device, &world)?;
         let start = Start::find(&world, &config, place.attempt, &trained, lost)?;
+        let identity = accelerator.identity()?;
         let observer = observer(
             &config,
             (place.attempt, place.rank),
-            (data.train.len(), accelerator.product()),
+            (data.train.len(), identity.as_ref().map(|gpu| gpu.product.clone())),
             &start,
             reporter,
         )?;
@@ -139,7 +159,7 @@ impl Trainer {
             stop,
             lost: lost.clone(),
             compute_seconds: 0.0,
-            peak_flops: accelerator.product().as_deref().and_then(peak_flops),
+            gpu: identity.as_ref().map(Gpu::new).transpose()?,
         };
         trainer.warm_up()?;
         Ok(trainer)

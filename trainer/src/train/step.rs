@@ -192,7 +192,8 @@ impl Trainer {
         let memory_peak_bytes = self.accelerator.peak_bytes()?;
         Ok(memory_peak_bytes.map(|memory_peak_bytes| DeviceReport {
             memory_peak_bytes,
-            peak_flops: self.peak_flops,
+            peak_flops: self.gpu.as_ref().and_then(|gpu| gpu.peak_flops),
+            reading: self.gpu.as_ref().and_then(|gpu| gpu.monitor.newest()),
         }))
     }
 

@@ -1,11 +1,17 @@
-// The run-time plugin that makes c10d::ProcessGroupNCCL, reads its flight recorder, and reaches what only CUDA's libraries
-// know. It alone needs libtorch_cuda.so and libnccl.so, so that the trainer itself runs on machines without CUDA; torch-ext
-// loads it only where a GPU is present.
+// The run-time plugin that makes c10d::ProcessGroupNCCL, reads its flight recorder, reaches what only CUDA's libraries know, and
+// has the kernels of layer_norm.cpp. It alone needs libtorch_cuda.so and libnccl.so, so that the trainer itself runs on machines
+// without CUDA; torch-ext loads it only where a GPU is present.
 #define USE_C10D_NCCL
 #include <cstdio>
+#include <cstring>
 
 #include <c10/cuda/CUDAFunctions.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+
+// Of ATen/cuda/CUDAContextLight.h, which needs the headers of more CUDA libraries than this does.
+namespace at::cuda {
+cudaDeviceProp* getDeviceProperties(c10::DeviceIndex device);
+}
 
 extern "C" int vit_nccl_backend_new(const c10::intrusive_ptr<c10d::Store>* store, int rank, int world_size,
                                     int64_t timeout_ms, c10::intrusive_ptr<c10d::Backend>* out, char* message,
@@ -44,4 +50,19 @@ extern "C" int vit_nccl_flight_record(void (*take)(void* out, const char* text, 
 extern "C" void vit_cuda_forbid_waits(bool forbidden) {
   using c10::cuda::SyncDebugMode;
   c10::cuda::warning_state().set_sync_debug_mode(forbidden ? SyncDebugMode::L_ERROR : SyncDebugMode::L_DISABLED);
+}
+
+// Writes the UUID of a GPU and, as a string, its product name, or else what went wrong. 0 where it succeeded.
+extern "C" int vit_cuda_identity(int index, uint8_t (*uuid)[16], char* text, size_t text_size) {
+  try {
+    const auto* properties = at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(index));
+    std::memcpy(*uuid, properties->uuid.bytes, sizeof(*uuid));
+    std::snprintf(text, text_size, "%s", properties->name);
+    return 0;
+  } catch (const std::exception& error) {
+    std::snprintf(text, text_size, "%s", error.what());
+  } catch (...) {
+    std::snprintf(text, text_size, "CUDA threw something that is not an exception");
+  }
+  return 1;
 }

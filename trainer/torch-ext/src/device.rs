@@ -1,13 +1,13 @@
 //! Finding CUDA at run time, so that one binary serves machines with and without it.
 
 use std::error::Error as _;
-use std::ffi::{c_int, c_void};
-use std::path::{Path, PathBuf};
+use std::ffi::{CStr, c_int, c_void};
+use std::path::Path;
 
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
-use crate::error::{Error, check};
-use crate::sys::{self, NcclFlightRecord};
+use crate::error::{Error, ErrorKind, check};
+use crate::sys::{self, CudaIdentity, NcclFlightRecord};
 
 /// libtorch's CUDA half.
 const TORCH_CUDA: &str = "libtorch_cuda.so";
@@ -31,6 +31,16 @@ pub struct Cuda {
     backend_new: *const c_void,
     flight_record: NcclFlightRecord,
     forbid_waits: unsafe extern "C" fn(bool),
+    identity: CudaIdentity,
+}
+
+/// Which GPU it is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuIdentity {
+    /// Product name, as CUDA has it: `NVIDIA H200`.
+    pub product: String,
+    /// UUID of the GPU, or of the MIG instance.
+    pub uuid: [u8; 16],
 }
 
 impl Cuda {
@@ -58,19 +68,35 @@ impl Cuda {
         Ok(bytes)
     }
 
-    /// Product name of the GPU of this number in the order of the bus, as the driver tells it in `/proc`.
-    pub fn product(&self, index: usize) -> Option<String> {
-        product_in(Path::new("/proc/driver/nvidia/gpus"), index)
+    /// Which GPU has this number among those that this process may use. Never run where this project's own tests run: they
+    /// have no GPU.
+    pub fn identity(&self, index: usize) -> Result<GpuIdentity, Error> {
+        // The longest name that CUDA has takes 256 bytes.
+        let (mut uuid, mut text) = ([0; 16], [0; 256]);
+        // SAFETY: the plugin's function has this signature and is never unloaded; both places are valid, and the second has
+        // so many bytes.
+        let failed = unsafe {
+            (self.identity)(
+                index as c_int,
+                &raw mut uuid,
+                text.as_mut_ptr().cast(),
+                text.len(),
+            )
+        };
+        let text = CStr::from_bytes_until_nul(&text)
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        if failed == 0 {
+            Ok(GpuIdentity { product: text, uuid })
+        } else {
+            Err(Error {
+                action: format!("failed to ask CUDA which GPU has number {index}"),
+                kind: ErrorKind::Other,
+                message: text,
+            })
+        }
     }
-}
-
-fn product_in(folder: &Path, index: usize) -> Option<String> {
-    let entries = std::fs::read_dir(folder).ok()?;
-    let mut gpus: Vec<PathBuf> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
-    gpus.sort();
-    let information = std::fs::read_to_string(gpus.get(index)?.join("information")).ok()?;
-    let model = information.lines().find_map(|line| line.strip_prefix("Model:"))?;
-    Some(model.trim().to_owned())
 }
 
 /// Why this process cannot use a GPU.
@@ -100,7 +126,8 @@ pub enum CudaError {
     Unusable,
 }
 
-/// Loads libtorch's CUDA half and the NCCL plugin, where a device file of the NVIDIA driver shows that there is a GPU. The libraries are looked for where the loader looks (`LD_LIBRARY_PATH`, rpath).
+/// Loads libtorch's CUDA half and the NCCL plugin, where a device file of the NVIDIA driver shows that there is a GPU. The libraries are looked for where the loader looks
+/// (`LD_LIBRARY_PATH`, rpath).
 pub fn load_cuda() -> Result<Cuda, CudaError> {
     if !DEVICE_FILES.iter().any(|file| Path::new(file).exists()) {
         return Err(CudaError::NoDevice);
@@ -118,6 +145,9 @@ pub fn load_cuda() -> Result<Cuda, CudaError> {
     // SAFETY: the plugin defines the function with this signature (nccl/plugin.cpp).
     let entry = unsafe { plugin.get::<unsafe extern "C" fn(bool)>(b"vit_cuda_forbid_waits\0") };
     let forbid_waits = *entry.map_err(failed)?;
+    // SAFETY: the plugin defines the function with this signature (nccl/plugin.cpp).
+    let entry = unsafe { plugin.get::<CudaIdentity>(b"vit_cuda_identity\0") };
+    let identity = *entry.map_err(failed)?;
     // Neither library can be unloaded: libtorch keeps pointers into them.
     std::mem::forget(torch_cuda);
     std::mem::forget(plugin);
@@ -128,6 +158,7 @@ pub fn load_cuda() -> Result<Cuda, CudaError> {
         backend_new,
         flight_record,
         forbid_waits,
+        identity,
     })
 }
 
@@ -163,26 +194,5 @@ mod tests {
             message.starts_with("failed to load /proc/self/status: /proc/self/status: "),
             "{message}"
         );
-    }
-
-    #[test]
-    fn a_product_is_read_from_the_drivers_files() {
-        let folder = tempfile::tempdir().expect("a folder");
-        for (bus, name) in [
-            ("0000:41:00.0", "NVIDIA A100-SXM4-40GB"),
-            ("0000:07:00.0", "NVIDIA H200"),
-        ] {
-            let gpu = folder.path().join(bus);
-            std::fs::create_dir(&gpu).expect("a folder");
-            let text = format!("Model: \t\t {name}\nIRQ:   \t\t 61\n");
-            std::fs::write(gpu.join("information"), text).expect("writes");
-        }
-        assert_eq!(product_in(folder.path(), 0).as_deref(), Some("NVIDIA H200"));
-        assert_eq!(
-            product_in(folder.path(), 1).as_deref(),
-            Some("NVIDIA A100-SXM4-40GB")
-        );
-        assert_eq!(product_in(folder.path(), 2), None);
-        assert_eq!(product_in(Path::new("/nowhere"), 0), None);
     }
 }

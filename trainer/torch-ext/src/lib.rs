@@ -30,7 +30,7 @@ mod transfer;
 pub use arithmetic::{Arithmetic, AttentionKernel};
 pub use autocast::autocast;
 pub use collectives::Collectives;
-pub use device::{Cuda, CudaError, load_cuda};
+pub use device::{Cuda, CudaError, GpuIdentity, load_cuda};
 pub use error::{Error, ErrorKind, exit_now};
 pub use flight_recorder::FlightRecorder;
 pub use moment::Moment;

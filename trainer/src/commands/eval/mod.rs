@@ -102,7 +102,7 @@ fn eval(arguments: &Arguments) -> Result<ExitCode, TrainError> {
         scores,
         held_out: data.len(),
         seconds: start.elapsed().as_secs_f64(),
-        gpu: accelerator.product(),
+        gpu: accelerator.identity()?.map(|gpu| gpu.product),
     };
     if let Some(file) = &arguments.logits {
         tensor_file::save(
