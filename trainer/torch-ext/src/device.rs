@@ -126,7 +126,8 @@ pub enum CudaError {
     Unusable,
 }
 
-/// Loads libtorch's CUDA half and the NCCL plugin, where a device file of the NVIDIA driver shows that there is a GPU. The libraries are looked for where the loader looks
+/// Loads libtorch's CUDA half and the NCCL plugin, where a device file of the NVIDIA driver shows that there is a GPU, and puts
+/// the plugin's kernels of LayerNorm in the place of libtorch's. The libraries are looked for where the loader looks
 /// (`LD_LIBRARY_PATH`, rpath).
 pub fn load_cuda() -> Result<Cuda, CudaError> {
     if !DEVICE_FILES.iter().any(|file| Path::new(file).exists()) {
@@ -148,12 +149,17 @@ pub fn load_cuda() -> Result<Cuda, CudaError> {
     // SAFETY: the plugin defines the function with this signature (nccl/plugin.cpp).
     let entry = unsafe { plugin.get::<CudaIdentity>(b"vit_cuda_identity\0") };
     let identity = *entry.map_err(failed)?;
+    // SAFETY: the plugin defines the function without parameters (nccl/layer_norm.cpp).
+    let entry = unsafe { plugin.get::<unsafe extern "C" fn()>(b"vit_cuda_replace_layer_norm\0") };
+    let replace_layer_norm = *entry.map_err(failed)?;
     // Neither library can be unloaded: libtorch keeps pointers into them.
     std::mem::forget(torch_cuda);
     std::mem::forget(plugin);
     if !tch::Cuda::is_available() {
         return Err(CudaError::Unusable);
     }
+    // SAFETY: it only registers operators, and the plugin is never unloaded.
+    unsafe { replace_layer_norm() };
     Ok(Cuda {
         backend_new,
         flight_record,

@@ -71,3 +71,71 @@ fn bytes_sent_while_the_device_is_busy_reach_the_operations_that_wait_for_them()
     let sums: Vec<i64> = sums.iter().map(|sum| sum.int64_value(&[])).collect();
     assert_eq!(sums, [1, 2, 3].map(|value| value << 20));
 }
+
+/// How far apart two tensors are, as a share of the second.
+fn distance(found: &Tensor, expected: &Tensor) -> f64 {
+    let found = found.to_device(Device::Cpu).to_kind(Kind::Double);
+    ((found - expected).norm() / expected.norm()).double_value(&[])
+}
+
+/// The output of LayerNorm, and what its backward pass gives for input, weight and bias.
+fn layer_norm(tensors: &[Tensor; 4], kind: Kind, device: Device) -> [Tensor; 4] {
+    let [input, weight, bias, gradient] = tensors
+        .each_ref()
+        .map(|tensor| tensor.to_device(device).to_kind(kind).copy());
+    let [input, weight, bias] = [input, weight, bias].map(|tensor| tensor.set_requires_grad(true));
+    let columns = weight.size()[0];
+    let output = input.layer_norm([columns], Some(&weight), Some(&bias), 1e-6, false);
+    (&output * gradient).sum(output.kind()).backward();
+    [output.detach(), input.grad(), weight.grad(), bias.grad()]
+}
+
+#[test]
+fn layer_norm_rounds_no_more_than_its_number_format() {
+    let device = device();
+    tch::manual_seed(20260);
+    // libtorch's kernels for the CPU add up gradients of weights in half precision.
+    let formats: &[_] = if device.is_cuda() {
+        &[(Kind::Float, 2e-6), (Kind::Half, 1e-3), (Kind::BFloat16, 8e-3)]
+    } else {
+        &[(Kind::Float, 2e-6)]
+    };
+    // Rows that this project's kernels take, in one to sixteen packs of a lane, and, at the end, such as are left to libtorch.
+    for (rows, columns) in [
+        (1, 64),
+        (7, 192),
+        (2000, 384),
+        (197, 768),
+        (20_011, 768),
+        (33, 1024),
+        (515, 1280),
+        (64, 1408),
+        (130, 1536),
+        (50, 100),
+        (50, 2048),
+    ] {
+        for &(kind, most) in formats {
+            let rounded = |tensor: Tensor| tensor.to_kind(kind).to_kind(Kind::Double);
+            let random = |shape: &[i64]| rounded(Tensor::randn(shape, (Kind::Double, Device::Cpu)));
+            let tensors = [
+                rounded(random(&[rows, columns]) * 3.0 + 2.0),
+                random(&[columns]),
+                random(&[columns]),
+                random(&[rows, columns]),
+            ];
+            let expected = layer_norm(&tensors, Kind::Double, Device::Cpu);
+            let found = layer_norm(&tensors, kind, device);
+            for ((found, expected), what) in found
+                .iter()
+                .zip(&expected)
+                .zip(["output", "input", "weight", "bias"])
+            {
+                let distance = distance(found, expected);
+                assert!(
+                    distance < most,
+                    "{what} of {rows} rows of {columns} in {kind:?}: {distance}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,236 @@
+// LayerNorm on a GPU: kernels of this project's own in place of libtorch's 2.11, whose backward pass reads gradients and input
+// several times over and takes 10 % of a step of ViT-B/16 on an H200. They are compiled by NVRTC, which libtorch's own generated
+// kernels need too, when a row of a new length is first met.
+#include <dlfcn.h>
+
+#include <array>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include <ATen/ATen.h>
+#include <ATen/ops/native_layer_norm_backward_native.h>
+#include <ATen/ops/native_layer_norm_native.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda.h>
+#include <torch/library.h>
+
+#include "layer_norm_kernels.hpp"
+
+namespace at::cuda {
+cudaDeviceProp* getDeviceProperties(c10::DeviceIndex device);
+}
+
+namespace vit {
+namespace {
+
+using Three = std::tuple<at::Tensor, at::Tensor, at::Tensor>;
+
+constexpr int kLanes = 32, kWarps = 4;
+// More do not fit into a thread's registers in the backward pass.
+constexpr int64_t kMostColumns = 1536;
+constexpr int kBlocksPerProcessor = 4;
+
+// A library of CUDA that is loaded while the process runs.
+class Library {
+ public:
+  explicit Library(const char* name) : handle_(dlopen(name, RTLD_NOW)) {
+    TORCH_CHECK(handle_ != nullptr, dlerror());
+  }
+
+  template <typename Function>
+  Function* get(const char* name) const {
+    auto* function = reinterpret_cast<Function*>(dlsym(handle_, name));
+    TORCH_CHECK(function != nullptr, dlerror());
+    return function;
+  }
+
+ private:
+  void* handle_;
+};
+
+// What is needed of NVRTC (nvrtc.h).
+struct Compiler {
+  using Program = struct NvrtcProgram*;
+
+  Library library{"libnvrtc.so.13"};
+  int (*create)(Program*, const char*, const char*, int, const char* const*, const char* const*) =
+      library.get<int(Program*, const char*, const char*, int, const char* const*, const char* const*)>("nvrtcCreateProgram");
+  int (*compile)(Program, int, const char* const*) =
+      library.get<int(Program, int, const char* const*)>("nvrtcCompileProgram");
+  int (*log_size)(Program, size_t*) = library.get<int(Program, size_t*)>("nvrtcGetProgramLogSize");
+  int (*log)(Program, char*) = library.get<int(Program, char*)>("nvrtcGetProgramLog");
+  int (*binary_size)(Program, size_t*) = library.get<int(Program, size_t*)>("nvrtcGetCUBINSize");
+  int (*binary)(Program, char*) = library.get<int(Program, char*)>("nvrtcGetCUBIN");
+  int (*destroy)(Program*) = library.get<int(Program*)>("nvrtcDestroyProgram");
+
+  std::string run(const char* source, const std::vector<std::string>& options) const {
+    Program program = nullptr;
+    TORCH_CHECK(create(&program, source, "layer_norm.cu", 0, nullptr, nullptr) == 0, "NVRTC takes no program");
+    const std::unique_ptr<Program, int (*)(Program*)> owner(&program, destroy);
+    std::vector<const char*> arguments;
+    for (const auto& option : options) {
+      arguments.push_back(option.c_str());
+    }
+    const int failed = compile(program, static_cast<int>(arguments.size()), arguments.data());
+    size_t size = 0;
+    if (failed != 0) {
+      log_size(program, &size);
+      std::string text(size, '\0');
+      log(program, text.data());
+      TORCH_CHECK(false, "NVRTC's error ", failed, ": ", text);
+    }
+    binary_size(program, &size);
+    std::string code(size, '\0');
+    binary(program, code.data());
+    return code;
+  }
+};
+
+// What is needed of the driver (cuda.h).
+struct Driver {
+  Library library{"libcuda.so.1"};
+  decltype(cuModuleLoadData)* load = library.get<decltype(cuModuleLoadData)>("cuModuleLoadData");
+  decltype(cuModuleGetFunction)* function = library.get<decltype(cuModuleGetFunction)>("cuModuleGetFunction");
+  decltype(cuLaunchKernel)* launch = library.get<decltype(cuLaunchKernel)>("cuLaunchKernel");
+};
+
+const Driver& driver() {
+  static const Driver loaded;
+  return loaded;
+}
+
+// The kernels for rows of one length and format, on one GPU.
+struct Kernels {
+  int processors;
+  CUfunction forward, backward, reduce;
+
+  Kernels(int64_t columns, at::ScalarType format, c10::DeviceIndex device) {
+    static const Compiler compiler;
+    const auto* properties = at::cuda::getDeviceProperties(device);
+    processors = properties->multiProcessorCount;
+    // 16 bytes at once where rows divide into them.
+    int64_t pack = format == at::kFloat ? 4 : 8;
+    while (columns % (kLanes * pack) != 0) {
+      pack /= 2;
+    }
+    const auto code = compiler.run(
+        kLayerNormKernels,
+        {"--std=c++17",
+         "--gpu-architecture=sm_" + std::to_string(properties->major) + std::to_string(properties->minor),
+         "-DCOLUMNS=" + std::to_string(columns), "-DPACK=" + std::to_string(pack), "-DWARPS=" + std::to_string(kWarps),
+         std::string("-DFORMAT=") + (format == at::kFloat ? "32" : format == at::kHalf ? "16" : "0")});
+    CUmodule module;
+    check(driver().load(&module, code.data()));
+    check(driver().function(&forward, module, "vit_layer_norm_forward"));
+    check(driver().function(&backward, module, "vit_layer_norm_backward"));
+    check(driver().function(&reduce, module, "vit_layer_norm_reduce"));
+  }
+
+  static void check(CUresult result) { TORCH_CHECK(result == CUDA_SUCCESS, "CUDA error: the driver gives ", int(result)); }
+
+  // Blocks that take the rows of a pass together.
+  int64_t blocks(int64_t rows) const {
+    return std::min<int64_t>((rows + kWarps - 1) / kWarps, int64_t{processors} * kBlocksPerProcessor);
+  }
+};
+
+template <typename... Arguments>
+void launch(CUfunction kernel, int64_t blocks, int warps, Arguments... arguments) {
+  void* places[] = {&arguments...};
+  Kernels::check(driver().launch(kernel, static_cast<unsigned>(blocks), 1, 1, kLanes * warps, 1, 1, 0,
+                                 c10::cuda::getCurrentCUDAStream().stream(), places, nullptr));
+}
+
+bool is_plain(const at::Tensor& tensor, const at::Tensor& like) {
+  return tensor.defined() && tensor.is_contiguous() && tensor.scalar_type() == like.scalar_type() &&
+         reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
+}
+
+// The kernels for rows of `input`; null where libtorch's own are to do it.
+const Kernels* kernels_for(const at::Tensor& input, at::IntArrayRef shape, const std::optional<at::Tensor>& weight,
+                           const std::optional<at::Tensor>& bias) {
+  const auto format = input.scalar_type();
+  if (shape.size() != 1 || shape[0] % (2 * kLanes) != 0 || shape[0] > kMostColumns || input.numel() == 0 ||
+      (format != at::kFloat && format != at::kHalf && format != at::kBFloat16) || !weight || !bias ||
+      !is_plain(input, input) || !is_plain(*weight, input) || !is_plain(*bias, input)) {
+    return nullptr;
+  }
+  static std::mutex mutex;
+  static std::map<std::tuple<int64_t, at::ScalarType, c10::DeviceIndex>, std::unique_ptr<Kernels>> known;
+  const std::lock_guard lock(mutex);
+  const auto [place, is_new] = known.try_emplace({shape[0], format, input.get_device()});
+  if (is_new) {
+    try {
+      place->second = std::make_unique<Kernels>(shape[0], format, input.get_device());
+    } catch (const c10::Error& error) {
+      // Slower, and no reason to end a run.
+      TORCH_WARN("LayerNorm runs on libtorch's kernels, as this project's cannot be made: ", error.what_without_backtrace());
+    }
+  }
+  return place->second.get();
+}
+
+Three forward(const at::Tensor& input, at::IntArrayRef shape, const std::optional<at::Tensor>& weight,
+              const std::optional<at::Tensor>& bias, double epsilon) {
+  const c10::DeviceGuard guard(input.device());
+  const auto* kernels = kernels_for(input, shape, weight, bias);
+  if (kernels == nullptr) {
+    return at::native::layer_norm_cuda(input, shape, weight, bias, epsilon);
+  }
+  const long long rows = input.numel() / shape[0];
+  auto output = at::empty_like(input);
+  // As libtorch's: one number for each row.
+  auto sizes = input.sizes().vec();
+  sizes.back() = 1;
+  auto means = at::empty(sizes, input.options().dtype(at::kFloat)), inverse_deviations = at::empty_like(means);
+  launch(kernels->forward, kernels->blocks(rows), kWarps, input.const_data_ptr(), weight->const_data_ptr(),
+         bias->const_data_ptr(), static_cast<float>(epsilon), rows, output.mutable_data_ptr(), means.mutable_data_ptr(),
+         inverse_deviations.mutable_data_ptr());
+  return {output, means, inverse_deviations};
+}
+
+Three backward(const at::Tensor& gradients, const at::Tensor& input, at::IntArrayRef shape, const at::Tensor& means,
+               const at::Tensor& inverse_deviations, const std::optional<at::Tensor>& weight,
+               const std::optional<at::Tensor>& bias, std::array<bool, 3> wanted) {
+  const c10::DeviceGuard guard(input.device());
+  const auto* kernels = is_plain(gradients, input) && wanted == std::array<bool, 3>{true, true, true}
+                            ? kernels_for(input, shape, weight, bias)
+                            : nullptr;
+  if (kernels == nullptr) {
+    return at::native::layer_norm_backward_cuda(gradients, input, shape, means, inverse_deviations, weight, bias, wanted);
+  }
+  const long long rows = input.numel() / shape[0];
+  const auto blocks = kernels->blocks(rows);
+  auto of_input = at::empty_like(input), of_weight = at::empty_like(*weight), of_bias = at::empty_like(*bias);
+  const auto partial = at::empty({blocks, 2, shape[0]}, input.options().dtype(at::kFloat));
+  launch(kernels->backward, blocks, kWarps, gradients.const_data_ptr(), input.const_data_ptr(), weight->const_data_ptr(),
+         means.const_data_ptr(), inverse_deviations.const_data_ptr(), rows, of_input.mutable_data_ptr(),
+         partial.mutable_data_ptr());
+  launch(kernels->reduce, 2 * shape[0] / kLanes, 8, partial.const_data_ptr(), static_cast<int>(blocks),
+         of_weight.mutable_data_ptr(), of_bias.mutable_data_ptr());
+  return {of_input, of_weight, of_bias};
+}
+
+}  // namespace
+}  // namespace vit
+
+// Puts these kernels in the place of libtorch's for the rest of the process's life.
+extern "C" void vit_cuda_replace_layer_norm() {
+  // libtorch warns of a kernel that is replaced.
+  struct Silent : c10::WarningHandler {
+    void process(const c10::Warning&) override {}
+  } silent;
+  const c10::WarningUtils::WarningHandlerGuard guard(&silent);
+  static std::once_flag once;
+  std::call_once(once, [] {
+    static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
+    library.impl("native_layer_norm", TORCH_FN(vit::forward));
+    library.impl("native_layer_norm_backward", TORCH_FN(vit::backward));
+  });
+}
