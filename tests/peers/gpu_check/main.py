@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from contenders import CannotRun
 
-from . import ablation, digits, events, host_stops, input_pipeline, memory, offload, overlap, parity, speed, trace
+from . import ablation, digits, events, host_stops, input_pipeline, memory, offload, overlap, parity, readings, speed, trace
 from .context import LEAST_SECONDS, Context, NotRun, Outcome
 from .report import Report
 
@@ -31,12 +31,13 @@ CHECKS = [
     Check("events", events.check, 30),
     Check("host_stops", host_stops.check, 50),
     Check("speed", speed.check, None),
-    Check("ablation", ablation.check, 90),
-    Check("overlap", overlap.check, 40),
-    Check("offload", offload.check, 90),
-    Check("input", input_pipeline.check, 40),
-    Check("memory", memory.check, 0),
-    Check("trace", trace.check, 30),
+    Check("ablation", ablation.check, 80),
+    Check("overlap", overlap.check, 30),
+    Check("offload", offload.check, 40),
+    Check("readings", readings.check, 30),
+    Check("input", input_pipeline.check, 25),
+    Check("memory", memory.check, 15),
+    Check("trace", trace.check, 20),
 ]
 
 

@@ -1,17 +1,42 @@
-"""Peak memory of the trainer beside that of timm's model in eager mode, as the speed check saw it."""
+"""Peak memory of the trainer in the cases of the speed check: beside that of timm's model in eager mode and, on a GPU, beside
+what `vit-trainer plan` calculates."""
+
+import json
+
+from contenders import Case
 
 from .context import Context, NotRun, Outcome
-from .speed import memory_of
+from .manifest import manifest
+from .speed import memory_of, name_of, on_gpu
+
+# Between what is calculated and what tensors take: enough to tell a strategy that fits from one that does not.
+TOLERANCE = 0.15
+
+
+def calculated(context: Context, case: Case) -> float:
+    """Bytes on the GPU of one rank."""
+    file = context.work / "plan.yaml"
+    file.write_text(json.dumps(manifest("plan", case, {"format": "synthetic", "syntheticImages": 1_000_000})))
+    told = context.run([context.trainer, "plan", "-f", str(file), "--ranks", "1", "--memory", "1Ti", "--json"], 20)
+    return next(strategy["totalBytes"] for strategy in json.loads(told) if strategy["zeroStage"] == 0)
 
 
 def check(context: Context) -> Outcome:
-    ratios = {}
+    to_eager, to_plan = {}, {}
+    cases = {name_of(case): case for case, _ in on_gpu()}
     for name, contenders in context.results.get("speed", {}).items():
         ours, eager = (memory_of(contenders.get(contender, {})) for contender in ("trainer", "eager"))
         if ours and eager:
-            ratios[name] = ours / eager
-    if not ratios:
+            to_eager[name] = ours / eager
+        if ours and context.on_gpu:
+            to_plan[name] = ours / calculated(context, cases[name])
+    if not to_eager:
         raise NotRun("the speed check measured no case of both the trainer and eager")
     what = "device memory" if context.on_gpu else "resident memory"
-    told = f"peak {what}, times eager's: {', '.join(f'{name} {ratio:.2f}' for name, ratio in ratios.items())}"
-    return Outcome("measured", told, {"what": what, "ratio_to_eager": ratios})
+    told = f"peak {what}, times eager's: {', '.join(f'{name} {ratio:.2f}' for name, ratio in to_eager.items())}"
+    result = {"what": what, "ratio_to_eager": to_eager, "ratio_to_plan": to_plan}
+    if not to_plan:
+        return Outcome("measured", told, result)
+    worst = max(to_plan.values(), key=lambda ratio: abs(ratio - 1))
+    told += f"; times what plan calculates: {worst:.2f} at worst"
+    return Outcome("passed" if abs(worst - 1) <= TOLERANCE else "failed", told, result)
