@@ -25,7 +25,7 @@ enum Samples {
 }
 
 /// Queries, by panel and legend, that show something else than data here, and why.
-const EXCEPTIONS: [(&str, &str, &[Samples], &str); 7] = [
+const EXCEPTIONS: [(&str, &str, &[Samples], &str); 12] = [
     (
         "Model FLOPs utilisation",
         "utilisation",
@@ -33,8 +33,38 @@ const EXCEPTIONS: [(&str, &str, &[Samples], &str); 7] = [
         "this cluster computes on CPUs",
     ),
     (
-        "GPU memory, most so far",
+        "GPU memory",
+        "rank {{rank}}: in use",
+        &[Samples::None],
+        "this cluster computes on CPUs",
+    ),
+    (
+        "GPU memory",
+        "rank {{rank}}: tensors, most so far",
+        &[Samples::None],
+        "this cluster computes on CPUs",
+    ),
+    (
+        "GPU load",
         "rank {{rank}}",
+        &[Samples::None],
+        "this cluster computes on CPUs",
+    ),
+    (
+        "GPU power",
+        "rank {{rank}}",
+        &[Samples::None],
+        "this cluster computes on CPUs",
+    ),
+    (
+        "GPU temperature",
+        "rank {{rank}}",
+        &[Samples::None],
+        "this cluster computes on CPUs",
+    ),
+    (
+        "GPUs throttled",
+        "{{reason}}",
         &[Samples::None],
         "this cluster computes on CPUs",
     ),
