@@ -86,7 +86,7 @@ pub struct GpuUse {
     /// powerWatts is what its board drew: the mean over the steps after the warm-up.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub power_watts: Option<f64>,
-    /// throttled is the share of the steps after the warm-up in which its clocks were held down, 0 to 1.
+    /// throttled is the share of the readings after the warm-up in which its clocks were held down, 0 to 1, weighed by steps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throttled: Option<f64>,
 }
@@ -142,8 +142,8 @@ impl PhaseSeconds {
 impl Measurement {
     /// Most epochs of a run that is to fit a [`TerminationRecord`](crate::TerminationRecord).
     pub const MOST_EPOCHS: usize = 50;
-    /// Most characters of a name in it.
-    const MOST_LETTERS: usize = 44;
+    /// Most characters in it of a GPU's product, a processor's, and the trainer's version.
+    const MOST_LETTERS: [usize; 3] = [44, 64, 24];
     /// Share of a step of which it may be unknown where it goes.
     const MOST_UNTOLD: f64 = 0.05;
 
@@ -210,10 +210,17 @@ impl Measurement {
         for value in of_steps.into_iter().chain(of_gpu).chain(of_epochs) {
             *value = six_digits(*value);
         }
+        let [of_device, of_processor, of_trainer] = Self::MOST_LETTERS;
         let machine = self.machine.as_mut();
-        let names = machine.map(|machine| [&mut machine.processor, &mut machine.trainer]);
-        for name in names.into_iter().flatten().chain(&mut self.device) {
-            *name = name.chars().take(Self::MOST_LETTERS).collect();
+        let names = machine.map(|machine| {
+            [
+                (&mut machine.processor, of_processor),
+                (&mut machine.trainer, of_trainer),
+            ]
+        });
+        let device = self.device.as_mut().map(|device| (device, of_device));
+        for (name, most) in names.into_iter().flatten().chain(device) {
+            *name = name.chars().take(most).collect();
         }
         self
     }
@@ -260,7 +267,7 @@ pub(crate) mod tests {
                 utilization: Some(1.0 / 3.0),
                 memory_used_bytes: Some(u64::MAX),
                 temperature_celsius: Some(100.0),
-                power_watts: Some(1234.567_89),
+                power_watts: Some(1_234.567_89),
                 throttled: Some(1.0 / 3.0),
             }),
             nodes: vec![],

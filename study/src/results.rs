@@ -89,7 +89,7 @@ pub struct MeasuredGpu {
     /// Of the board.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub power_watts: Option<Spread>,
-    /// Share of steps in which its clocks were held down, 0..1.
+    /// Share of readings in which its clocks were held down, 0..1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub throttled: Option<Spread>,
 }

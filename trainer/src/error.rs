@@ -160,7 +160,10 @@ impl TrainError {
     fn of_panic(message: String) -> Self {
         // How a plain function of tch panics.
         match message.strip_prefix("called `Result::unwrap()` on an `Err` value: Torch(\"") {
-            Some(quoted) => Self::of_libtorch(&quoted.replace("\\n", "\n").replace("\\\"", "\"")),
+            Some(quoted) => {
+                let quoted = quoted.strip_suffix("\")").unwrap_or(quoted);
+                Self::of_libtorch(&quoted.replace("\\n", "\n").replace("\\\"", "\""))
+            }
             None => Self::Panic(message),
         }
     }
@@ -241,16 +244,22 @@ mod tests {
             assert_eq!(message.lines().count(), 1, "{message}");
         }
         assert_eq!(error, panicked);
-        let out = catching::<()>(|| {
-            panic!(
-                "called `Result::unwrap()` on an `Err` value: Torch(\"CUDA out of memory. Tried to allocate 9.00 GiB.\\nException raised from malloc at c10/cuda\")"
-            )
-        });
-        let out = out.expect_err("out of memory");
+        let panic = |text: &str| {
+            let text = format!("called `Result::unwrap()` on an `Err` value: Torch(\"{text}\")");
+            catching::<()>(|| panic!("{text}")).expect_err("panicked")
+        };
+        let out = panic(
+            "CUDA out of memory. Tried to allocate 9.00 GiB.\\nException raised from malloc at c10/cuda",
+        );
         assert_eq!(out.memory(), Some(Memory::Gpu));
         assert_eq!(
             out.to_string(),
             "failed in libtorch: CUDA out of memory. Tried to allocate 9.00 GiB."
+        );
+        let other = panic("could not create a \\\"primitive\\\"");
+        assert_eq!(
+            other.to_string(),
+            "failed in libtorch: could not create a \"primitive\""
         );
     }
 

@@ -41,7 +41,8 @@ def check(context: Context) -> Outcome:
         told = [line for line in of_log(context) if "gpu" in line]
         return Outcome("failed" if told else "passed", "a log without a GPU tells of none")
     query = ",".join(name for name, _, _ in FIELDS.values())
-    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader,nounits", "--loop=1"]
+    # The job's only rank has the first GPU.
+    command = ["nvidia-smi", "--id=0", f"--query-gpu={query}", "--format=csv,noheader,nounits", "--loop=1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as tool:
         try:
             lines = of_log(context)
@@ -53,7 +54,7 @@ def check(context: Context) -> Outcome:
     beside = [dict(zip(FIELDS, (value * unit for value, unit in zip(row, units)))) for row in rows]
     ours, theirs = medians(readings), medians(beside)
     apart = [name for name, (_, _, most) in FIELDS.items() if abs(ours[name] - theirs[name]) > most]
-    reasons = sorted({reason for reading in readings for reason in reading["throttledBy"]})
+    reasons = sorted({reason for reading in readings for reason in reading.get("throttledBy", [])})
     result = {"trainer": ours, "nvidia-smi": theirs, "readings": len(readings), "throttled_by": reasons}
     if apart:
         return Outcome("failed", f"the log and nvidia-smi differ in {', '.join(apart)}", result)

@@ -17,10 +17,15 @@ impl Accelerator {
             return Ok(Self::Cpu);
         }
         match torch_ext::load_cuda() {
-            Ok(cuda) => Ok(Self::Cuda {
-                cuda,
-                index: local_rank as usize,
-            }),
+            Ok(cuda) => {
+                if let Err(error) = cuda.replace_layer_norm() {
+                    tracing::warn!("{error}");
+                }
+                Ok(Self::Cuda {
+                    cuda,
+                    index: local_rank as usize,
+                })
+            }
             Err(reason) if device == contract::Device::Cuda => Err(reason.into()),
             Err(reason) => Self::instead_of_cuda(reason, local_rank),
         }

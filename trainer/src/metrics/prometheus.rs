@@ -211,8 +211,11 @@ impl RankMetrics {
             (names::DEVICE_TEMPERATURE_CELSIUS, reading.temperature_celsius),
             (names::DEVICE_POWER_WATTS, reading.power_watts),
         ] {
-            if let Some(value) = value {
-                self.set(name, value);
+            match (value, self.figures.get(name)) {
+                (Some(value), _) => self.set(name, value),
+                // A GPU that tells no more, as one that has fallen off the bus, has no value.
+                (None, Some(figure)) => drop(figure.remove_label_values::<&str>(&[])),
+                (None, None) => {}
             }
         }
         if let Some(by) = &reading.throttled_by {
@@ -608,6 +611,13 @@ mod tests {
         );
         metrics.step(0, &step(reading(vec![])));
         check(&text(&metrics), &[throttled("power_cap", 0)]);
+        metrics.step(0, &step(GpuReading::default()));
+        for lost in ["utilization", "memory_used", "temperature", "power"] {
+            assert!(
+                !text(&metrics).contains(&format!("vit_device_{lost}")),
+                "{lost} is of the past"
+            );
+        }
     }
 
     #[test]

@@ -1,9 +1,10 @@
-// LayerNorm on a GPU: kernels of this project's own in place of libtorch's 2.11, whose backward pass reads gradients and input
-// several times over and takes 10 % of a step of ViT-B/16 on an H200. They are compiled by NVRTC, which libtorch's own generated
-// kernels need too, when a row of a new length is first met.
+// LayerNorm on a GPU: kernels of this project's own in place of libtorch 2.11's, whose backward pass reads gradients and input
+// several times over and takes 10 % of a step of ViT-B/16 on an H200. NVRTC, which libtorch's own generated kernels need too,
+// compiles them when a row of a new length is first met.
 #include <dlfcn.h>
 
 #include <array>
+#include <cstdio>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -16,6 +17,7 @@
 #include <ATen/ops/native_layer_norm_backward_native.h>
 #include <ATen/ops/native_layer_norm_native.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAStream.h>
 #include <cuda.h>
 #include <torch/library.h>
@@ -98,7 +100,21 @@ struct Driver {
   decltype(cuModuleLoadData)* load = library.get<decltype(cuModuleLoadData)>("cuModuleLoadData");
   decltype(cuModuleGetFunction)* function = library.get<decltype(cuModuleGetFunction)>("cuModuleGetFunction");
   decltype(cuLaunchKernel)* launch = library.get<decltype(cuLaunchKernel)>("cuLaunchKernel");
+  decltype(cuGetErrorString)* error_string = library.get<decltype(cuGetErrorString)>("cuGetErrorString");
+
+  void check(CUresult result) const {
+    const char* text = nullptr;
+    if (result != CUDA_SUCCESS) {
+      error_string(result, &text);
+      TORCH_CHECK(false, "CUDA error: ", text != nullptr ? text : std::to_string(result));
+    }
+  }
 };
+
+const Compiler& compiler() {
+  static const Compiler loaded;
+  return loaded;
+}
 
 const Driver& driver() {
   static const Driver loaded;
@@ -111,7 +127,6 @@ struct Kernels {
   CUfunction forward, backward, reduce;
 
   Kernels(int64_t columns, at::ScalarType format, c10::DeviceIndex device) {
-    static const Compiler compiler;
     const auto* properties = at::cuda::getDeviceProperties(device);
     processors = properties->multiProcessorCount;
     // 16 bytes at once where rows divide into them.
@@ -119,20 +134,18 @@ struct Kernels {
     while (columns % (kLanes * pack) != 0) {
       pack /= 2;
     }
-    const auto code = compiler.run(
+    const auto code = compiler().run(
         kLayerNormKernels,
         {"--std=c++17",
          "--gpu-architecture=sm_" + std::to_string(properties->major) + std::to_string(properties->minor),
          "-DCOLUMNS=" + std::to_string(columns), "-DPACK=" + std::to_string(pack), "-DWARPS=" + std::to_string(kWarps),
          std::string("-DFORMAT=") + (format == at::kFloat ? "32" : format == at::kHalf ? "16" : "0")});
     CUmodule module;
-    check(driver().load(&module, code.data()));
-    check(driver().function(&forward, module, "vit_layer_norm_forward"));
-    check(driver().function(&backward, module, "vit_layer_norm_backward"));
-    check(driver().function(&reduce, module, "vit_layer_norm_reduce"));
+    driver().check(driver().load(&module, code.data()));
+    driver().check(driver().function(&forward, module, "vit_layer_norm_forward"));
+    driver().check(driver().function(&backward, module, "vit_layer_norm_backward"));
+    driver().check(driver().function(&reduce, module, "vit_layer_norm_reduce"));
   }
-
-  static void check(CUresult result) { TORCH_CHECK(result == CUDA_SUCCESS, "CUDA error: the driver gives ", int(result)); }
 
   // Blocks that take the rows of a pass together.
   int64_t blocks(int64_t rows) const {
@@ -143,22 +156,34 @@ struct Kernels {
 template <typename... Arguments>
 void launch(CUfunction kernel, int64_t blocks, int warps, Arguments... arguments) {
   void* places[] = {&arguments...};
-  Kernels::check(driver().launch(kernel, static_cast<unsigned>(blocks), 1, 1, kLanes * warps, 1, 1, 0,
+  driver().check(driver().launch(kernel, static_cast<unsigned>(blocks), 1, 1, kLanes * warps, 1, 1, 0,
                                  c10::cuda::getCurrentCUDAStream().stream(), places, nullptr));
 }
 
+// The driver, unlike CUDA's runtime, needs a context on this thread, also where the device is the one that is set already.
+class OnDevice {
+ public:
+  explicit OnDevice(const at::Tensor& tensor) : guard_(tensor.device()) {
+    c10::cuda::SetDevice(tensor.get_device(), /*force=*/true);
+  }
+
+ private:
+  c10::DeviceGuard guard_;
+};
+
 bool is_plain(const at::Tensor& tensor, const at::Tensor& like) {
   return tensor.defined() && tensor.is_contiguous() && tensor.scalar_type() == like.scalar_type() &&
-         reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
+         tensor.device() == like.device() && reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
 }
 
-// The kernels for rows of `input`; null where libtorch's own are to do it.
+// The kernels for rows of `input`; null where libtorch's own are to do it, or to say what is wrong.
 const Kernels* kernels_for(const at::Tensor& input, at::IntArrayRef shape, const std::optional<at::Tensor>& weight,
                            const std::optional<at::Tensor>& bias) {
   const auto format = input.scalar_type();
   if (shape.size() != 1 || shape[0] % (2 * kLanes) != 0 || shape[0] > kMostColumns || input.numel() == 0 ||
-      (format != at::kFloat && format != at::kHalf && format != at::kBFloat16) || !weight || !bias ||
-      !is_plain(input, input) || !is_plain(*weight, input) || !is_plain(*bias, input)) {
+      input.dim() == 0 || input.size(-1) != shape[0] || (format != at::kFloat && format != at::kHalf && format != at::kBFloat16) || !weight || !bias ||
+      !is_plain(input, input) || !is_plain(*weight, input) || !is_plain(*bias, input) ||
+      weight->sizes() != shape || bias->sizes() != shape) {
     return nullptr;
   }
   static std::mutex mutex;
@@ -178,7 +203,7 @@ const Kernels* kernels_for(const at::Tensor& input, at::IntArrayRef shape, const
 
 Three forward(const at::Tensor& input, at::IntArrayRef shape, const std::optional<at::Tensor>& weight,
               const std::optional<at::Tensor>& bias, double epsilon) {
-  const c10::DeviceGuard guard(input.device());
+  const OnDevice on_device(input);
   const auto* kernels = kernels_for(input, shape, weight, bias);
   if (kernels == nullptr) {
     return at::native::layer_norm_cuda(input, shape, weight, bias, epsilon);
@@ -198,8 +223,8 @@ Three forward(const at::Tensor& input, at::IntArrayRef shape, const std::optiona
 Three backward(const at::Tensor& gradients, const at::Tensor& input, at::IntArrayRef shape, const at::Tensor& means,
                const at::Tensor& inverse_deviations, const std::optional<at::Tensor>& weight,
                const std::optional<at::Tensor>& bias, std::array<bool, 3> wanted) {
-  const c10::DeviceGuard guard(input.device());
-  const auto* kernels = is_plain(gradients, input) && wanted == std::array<bool, 3>{true, true, true}
+  const OnDevice on_device(input);
+  const auto* kernels = is_plain(gradients, input) && gradients.sizes() == input.sizes() && wanted == std::array<bool, 3>{true, true, true}
                             ? kernels_for(input, shape, weight, bias)
                             : nullptr;
   if (kernels == nullptr) {
@@ -220,17 +245,30 @@ Three backward(const at::Tensor& gradients, const at::Tensor& input, at::IntArra
 }  // namespace
 }  // namespace vit
 
-// Puts these kernels in the place of libtorch's for the rest of the process's life.
-extern "C" void vit_cuda_replace_layer_norm() {
+// Puts these kernels in the place of libtorch's for the rest of the process's life; where they cannot be made on this machine,
+// writes why. 0 where it succeeded.
+extern "C" int vit_cuda_replace_layer_norm(char* message, size_t message_size) {
   // libtorch warns of a kernel that is replaced.
   struct Silent : c10::WarningHandler {
     void process(const c10::Warning&) override {}
   } silent;
-  const c10::WarningUtils::WarningHandlerGuard guard(&silent);
-  static std::once_flag once;
-  std::call_once(once, [] {
-    static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
-    library.impl("native_layer_norm", TORCH_FN(vit::forward));
-    library.impl("native_layer_norm_backward", TORCH_FN(vit::backward));
-  });
+  try {
+    const c10::WarningUtils::WarningHandlerGuard guard(&silent);
+    static std::once_flag once;
+    std::call_once(once, [] {
+      vit::compiler();
+      vit::driver();
+      static torch::Library library(torch::Library::IMPL, "aten", c10::DispatchKey::CUDA, __FILE__, __LINE__);
+      library.impl("native_layer_norm", TORCH_FN(vit::forward));
+      library.impl("native_layer_norm_backward", TORCH_FN(vit::backward));
+    });
+    return 0;
+  } catch (const c10::Error& error) {
+    std::snprintf(message, message_size, "%s", error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    std::snprintf(message, message_size, "%s", error.what());
+  } catch (...) {
+    std::snprintf(message, message_size, "libtorch threw something that is not an exception");
+  }
+  return 1;
 }

@@ -1,5 +1,5 @@
-// CUDA source of the LayerNorm kernels, compiled on the GPU that runs them (layer_norm.cpp), where it is known how long a row is:
-// all of it is in the registers of a warp, and each loop over it is unrolled.
+// CUDA source of the LayerNorm kernels. layer_norm.cpp has it compiled for one GPU and one length of rows: a warp has a whole row
+// in its registers, and each loop over it is unrolled.
 //
 // A warp takes one row after the other. It reads a row once and keeps statistics and sums in 32 bits. The backward pass adds up
 // the gradients of weight and bias over its rows in registers, then over the warps of a block in shared memory; `vit_layer_norm_reduce` adds up
@@ -167,7 +167,7 @@ vit_layer_norm_backward(const Element* gradients, const Element* input, const El
   sum_of_block(shared, lane, warp, of_bias, rows_of_block + COLUMNS);
 }
 
-// A block has 32 of the 2 x COLUMNS columns of `partial`, and as many lanes of 8 threads for each.
+// A block adds up 32 of the 2 x COLUMNS columns of `partial`, with 8 threads for each.
 extern "C" __global__ void __launch_bounds__(kLanes * 8)
 vit_layer_norm_reduce(const float* partial, int blocks, Element* weight_gradient, Element* bias_gradient) {
   __shared__ float shared[8][kLanes];
@@ -183,7 +183,11 @@ vit_layer_norm_reduce(const float* partial, int blocks, Element* weight_gradient
     for (int other = 1; other < 8; ++other) {
       sum += shared[other][lane];
     }
-    (column < COLUMNS ? weight_gradient : bias_gradient - COLUMNS)[column] = narrow(sum);
+    if (column < COLUMNS) {
+      weight_gradient[column] = narrow(sum);
+    } else {
+      bias_gradient[column - COLUMNS] = narrow(sum);
+    }
   }
 }
 )cuda";

@@ -7,7 +7,7 @@ use std::path::Path;
 use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
 
 use crate::error::{Error, ErrorKind, check};
-use crate::sys::{self, CudaIdentity, NcclFlightRecord};
+use crate::sys::{self, CudaIdentity, NcclFlightRecord, ReplaceLayerNorm};
 
 /// libtorch's CUDA half.
 const TORCH_CUDA: &str = "libtorch_cuda.so";
@@ -32,6 +32,7 @@ pub struct Cuda {
     flight_record: NcclFlightRecord,
     forbid_waits: unsafe extern "C" fn(bool),
     identity: CudaIdentity,
+    replace_layer_norm: ReplaceLayerNorm,
 }
 
 /// Which GPU it is.
@@ -68,6 +69,23 @@ impl Cuda {
         Ok(bytes)
     }
 
+    /// Puts the plugin's kernels of LayerNorm in the place of libtorch's for the rest of the process's life. An error leaves
+    /// libtorch's, which are slower.
+    pub fn replace_layer_norm(&self) -> Result<(), Error> {
+        let mut text = [0; 1024];
+        // SAFETY: the plugin's function has this signature, registers operators, and is never unloaded; the place has so many
+        // bytes.
+        let failed = unsafe { (self.replace_layer_norm)(text.as_mut_ptr().cast(), text.len()) };
+        if failed == 0 {
+            return Ok(());
+        }
+        Err(Error {
+            action: "LayerNorm runs on libtorch's kernels, which are slower".into(),
+            kind: ErrorKind::Other,
+            message: text_of(&text),
+        })
+    }
+
     /// Which GPU has this number among those that this process may use. Never run where this project's own tests run: they
     /// have no GPU.
     pub fn identity(&self, index: usize) -> Result<GpuIdentity, Error> {
@@ -83,10 +101,7 @@ impl Cuda {
                 text.len(),
             )
         };
-        let text = CStr::from_bytes_until_nul(&text)
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
+        let text = text_of(&text);
         if failed == 0 {
             Ok(GpuIdentity { product: text, uuid })
         } else {
@@ -97,6 +112,13 @@ impl Cuda {
             })
         }
     }
+}
+
+fn text_of(bytes: &[u8]) -> String {
+    CStr::from_bytes_until_nul(bytes)
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned()
 }
 
 /// Why this process cannot use a GPU.
@@ -126,9 +148,8 @@ pub enum CudaError {
     Unusable,
 }
 
-/// Loads libtorch's CUDA half and the NCCL plugin, where a device file of the NVIDIA driver shows that there is a GPU, and puts
-/// the plugin's kernels of LayerNorm in the place of libtorch's. The libraries are looked for where the loader looks
-/// (`LD_LIBRARY_PATH`, rpath).
+/// Loads libtorch's CUDA half and the NCCL plugin, where a device file of the NVIDIA driver shows that there is a GPU. The libraries
+/// are looked for where the loader looks (`LD_LIBRARY_PATH`, rpath).
 pub fn load_cuda() -> Result<Cuda, CudaError> {
     if !DEVICE_FILES.iter().any(|file| Path::new(file).exists()) {
         return Err(CudaError::NoDevice);
@@ -149,8 +170,8 @@ pub fn load_cuda() -> Result<Cuda, CudaError> {
     // SAFETY: the plugin defines the function with this signature (nccl/plugin.cpp).
     let entry = unsafe { plugin.get::<CudaIdentity>(b"vit_cuda_identity\0") };
     let identity = *entry.map_err(failed)?;
-    // SAFETY: the plugin defines the function without parameters (nccl/layer_norm.cpp).
-    let entry = unsafe { plugin.get::<unsafe extern "C" fn()>(b"vit_cuda_replace_layer_norm\0") };
+    // SAFETY: the plugin defines the function with this signature (nccl/layer_norm.cpp).
+    let entry = unsafe { plugin.get::<ReplaceLayerNorm>(b"vit_cuda_replace_layer_norm\0") };
     let replace_layer_norm = *entry.map_err(failed)?;
     // Neither library can be unloaded: libtorch keeps pointers into them.
     std::mem::forget(torch_cuda);
@@ -158,13 +179,12 @@ pub fn load_cuda() -> Result<Cuda, CudaError> {
     if !tch::Cuda::is_available() {
         return Err(CudaError::Unusable);
     }
-    // SAFETY: it only registers operators, and the plugin is never unloaded.
-    unsafe { replace_layer_norm() };
     Ok(Cuda {
         backend_new,
         flight_record,
         forbid_waits,
         identity,
+        replace_layer_norm,
     })
 }
 

@@ -113,6 +113,8 @@ pub(crate) type TakeText = unsafe extern "C" fn(*mut c_void, *const c_char, usiz
 pub(crate) type NcclFlightRecord = unsafe extern "C" fn(TakeText, *mut c_void) -> c_int;
 /// The plugin's `vit_cuda_identity`: index of a GPU, its UUID, and room for a string of so many bytes. 0 where it succeeded.
 pub(crate) type CudaIdentity = unsafe extern "C" fn(c_int, *mut [u8; 16], *mut c_char, usize) -> c_int;
+/// The plugin's `vit_cuda_replace_layer_norm`: room for a string of so many bytes. 0 where it succeeded.
+pub(crate) type ReplaceLayerNorm = unsafe extern "C" fn(*mut c_char, usize) -> c_int;
 
 /// What the device decides of an optimizer's step, as `cpp/optim.cpp` reads it.
 #[repr(C)]

@@ -9,7 +9,10 @@ use torch_ext::{CudaError, Moment, Transfer, load_cuda};
 #[expect(clippy::print_stdout, reason = "`make gpu-check` reads which device it was")]
 fn device() -> Device {
     let device = match load_cuda() {
-        Ok(_) => Device::Cuda(0),
+        Ok(cuda) => {
+            cuda.replace_layer_norm().expect("NVRTC is there");
+            Device::Cuda(0)
+        }
         Err(CudaError::NoDevice) => Device::Cpu,
         Err(error) => panic!("{error}"),
     };
