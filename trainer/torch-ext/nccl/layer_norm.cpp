@@ -180,10 +180,13 @@ bool is_plain(const at::Tensor& tensor, const at::Tensor& like) {
 const Kernels* kernels_for(const at::Tensor& input, at::IntArrayRef shape, const std::optional<at::Tensor>& weight,
                            const std::optional<at::Tensor>& bias) {
   const auto format = input.scalar_type();
-  if (shape.size() != 1 || shape[0] % (2 * kLanes) != 0 || shape[0] > kMostColumns || input.numel() == 0 ||
-      input.dim() == 0 || input.size(-1) != shape[0] || (format != at::kFloat && format != at::kHalf && format != at::kBFloat16) || !weight || !bias ||
-      !is_plain(input, input) || !is_plain(*weight, input) || !is_plain(*bias, input) ||
-      weight->sizes() != shape || bias->sizes() != shape) {
+  const bool has_format = format == at::kFloat || format == at::kHalf || format == at::kBFloat16;
+  const bool has_rows = shape.size() == 1 && input.dim() > 0 && input.size(-1) == shape[0] && input.numel() > 0 &&
+                        shape[0] % (2 * kLanes) == 0 && shape[0] <= kMostColumns;
+  const auto is_of_row = [&](const std::optional<at::Tensor>& tensor) {
+    return tensor && is_plain(*tensor, input) && tensor->sizes() == shape;
+  };
+  if (!has_format || !has_rows || !is_plain(input, input) || !is_of_row(weight) || !is_of_row(bias)) {
     return nullptr;
   }
   static std::mutex mutex;
@@ -224,9 +227,8 @@ Three backward(const at::Tensor& gradients, const at::Tensor& input, at::IntArra
                const at::Tensor& inverse_deviations, const std::optional<at::Tensor>& weight,
                const std::optional<at::Tensor>& bias, std::array<bool, 3> wanted) {
   const OnDevice on_device(input);
-  const auto* kernels = is_plain(gradients, input) && gradients.sizes() == input.sizes() && wanted == std::array<bool, 3>{true, true, true}
-                            ? kernels_for(input, shape, weight, bias)
-                            : nullptr;
+  const bool is_usual = is_plain(gradients, input) && gradients.sizes() == input.sizes() && wanted[0] && wanted[1] && wanted[2];
+  const auto* kernels = is_usual ? kernels_for(input, shape, weight, bias) : nullptr;
   if (kernels == nullptr) {
     return at::native::layer_norm_backward_cuda(gradients, input, shape, means, inverse_deviations, weight, bias, wanted);
   }

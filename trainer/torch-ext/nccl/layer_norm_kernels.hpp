@@ -2,8 +2,8 @@
 // in its registers, and each loop over it is unrolled.
 //
 // A warp takes one row after the other. It reads a row once and keeps statistics and sums in 32 bits. The backward pass adds up
-// the gradients of weight and bias over its rows in registers, then over the warps of a block in shared memory; `vit_layer_norm_reduce` adds up
-// the blocks. All sums have a fixed order, so that the same input gives the same bits.
+// the gradients of weight and bias over its rows in registers, then over the warps of a block in shared memory;
+// `vit_layer_norm_reduce` adds up the blocks. All sums have a fixed order, so that the same input gives the same bits.
 #pragma once
 
 namespace vit {
