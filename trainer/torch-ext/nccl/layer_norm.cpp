@@ -22,11 +22,8 @@
 #include <cuda.h>
 #include <torch/library.h>
 
+#include "device_properties.hpp"
 #include "layer_norm_kernels.hpp"
-
-namespace at::cuda {
-cudaDeviceProp* getDeviceProperties(c10::DeviceIndex device);
-}
 
 namespace vit {
 namespace {

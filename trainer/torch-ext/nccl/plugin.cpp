@@ -8,10 +8,7 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 
-// Of ATen/cuda/CUDAContextLight.h, which needs the headers of more CUDA libraries than this does.
-namespace at::cuda {
-cudaDeviceProp* getDeviceProperties(c10::DeviceIndex device);
-}
+#include "device_properties.hpp"
 
 extern "C" int vit_nccl_backend_new(const c10::intrusive_ptr<c10d::Store>* store, int rank, int world_size,
                                     int64_t timeout_ms, c10::intrusive_ptr<c10d::Backend>* out, char* message,
