@@ -218,13 +218,15 @@ impl RankMetrics {
                 (None, None) => {}
             }
         }
-        if let Some(by) = &reading.throttled_by {
-            for reason in ThrottleReason::ALL {
-                let is_throttled = f64::from(u8::from(by.contains(&reason)));
-                self.throttled
-                    .with_label_values(&[reason.name()])
-                    .set(is_throttled);
-            }
+        let Some(by) = &reading.throttled_by else {
+            self.throttled.reset();
+            return;
+        };
+        for reason in ThrottleReason::ALL {
+            let is_throttled = f64::from(u8::from(by.contains(&reason)));
+            self.throttled
+                .with_label_values(&[reason.name()])
+                .set(is_throttled);
         }
     }
 
@@ -612,7 +614,7 @@ mod tests {
         metrics.step(0, &step(reading(vec![])));
         check(&text(&metrics), &[throttled("power_cap", 0)]);
         metrics.step(0, &step(GpuReading::default()));
-        for lost in ["utilization", "memory_used", "temperature", "power"] {
+        for lost in ["utilization", "memory_used", "temperature", "power", "throttled"] {
             assert!(
                 !text(&metrics).contains(&format!("vit_device_{lost}")),
                 "{lost} is of the past"
