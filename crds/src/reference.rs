@@ -9,7 +9,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
 };
 use kube::CustomResourceExt as _;
 
-use crate::spec::sections;
+use crate::spec::{self, sections};
 use crate::{ViTScalingStudy, ViTTrainingJob};
 
 pub use metrics::metrics;
@@ -69,8 +69,7 @@ fn collect(path: &str, schema: &JSONSchemaProps, rows: &mut String, rules: &mut 
         return;
     }
     for rule in schema.x_kubernetes_validations.iter().flatten() {
-        let message = rule.message.as_deref().unwrap_or(&rule.rule);
-        *rules += &format!("- `{path}`: {message}\n");
+        *rules += &format!("- `{path}`: {}\n", spec::text(rule));
     }
     // Fields of known types are not listed.
     if KNOWN_TYPES.iter().any(|(known, _)| *known == path) {

@@ -6,9 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Checkpoint, Data, Elastic, External, GradientCompression, Model, OffloadTo, Placement, Training, Workers,
-    external, unchanged,
+    external, multiple, unchanged,
 };
 use crate::status::ViTTrainingJobStatus;
+
+/// The ranks that compute one replica of the model together.
+const REPLICA: &[&str] = &["parallelism.sequence", "parallelism.tensor"];
 
 /// ViTTrainingJob trains a Vision Transformer data-parallel on a set of like GPUs.
 #[derive(CustomResource, KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -64,9 +67,9 @@ use crate::status::ViTTrainingJobStatus;
     validation = Rule::new("!(self.data.format in ['imageFolder', 'webDataset']) || self.model.channels in [1, 3]").message("model.channels must be 1 or 3 for JPEG and PNG files"),
     validation = Rule::new("self.model.channels == 3 || (!has(self.data.augmentation.randAugment) && !self.data.augmentation.threeAugment && self.data.augmentation.colorJitter == 0.0)").message("model.channels must be 3 for colorJitter, randAugment and threeAugment of data.augmentation"),
     validation = Rule::new("(self.data.augmentation.mixup == 0.0 && self.data.augmentation.cutmix == 0.0) || self.data.augmentation.mixupProbability == 0.0 || self.training.microBatchSize % 2 == 0").message("training.microBatchSize must be even for mixup and cutmix, which mix pairs of images"),
-    validation = Rule::new("self.parallelism.acrossNodes || self.workers.gpusPerNode % (self.parallelism.sequence * self.parallelism.tensor) == 0").message("workers.gpusPerNode must be a multiple of parallelism.sequence x parallelism.tensor, unless parallelism.acrossNodes is true"),
-    validation = Rule::new("!self.parallelism.acrossNodes || (self.workers.nodes * self.workers.gpusPerNode) % (self.parallelism.sequence * self.parallelism.tensor) == 0").message("workers.nodes x workers.gpusPerNode must be a multiple of parallelism.sequence x parallelism.tensor"),
-    validation = Rule::new("!has(self.model.heads) || self.model.heads % (self.parallelism.sequence * self.parallelism.tensor) == 0").message("model.heads must be a multiple of parallelism.sequence x parallelism.tensor, because ranks divide the heads too"),
+    validation = multiple("self.parallelism.acrossNodes", &["workers.gpusPerNode"], REPLICA, " unless parallelism.acrossNodes is true"),
+    validation = multiple("!self.parallelism.acrossNodes", &["workers.nodes", "workers.gpusPerNode"], REPLICA, ""),
+    validation = multiple("!has(self.model.heads)", &["model.heads"], REPLICA, ", because ranks divide the heads too"),
     validation = Rule::new("self.parallelism.tensor == 1 || self.training.activationCheckpointing != 'selective'").message("training.activationCheckpointing must be none or block with parallelism.tensor above 1"),
     validation = Rule::new("[1, self.model.channels].exists(n, size(self.data.normalization.mean) == n) && [1, self.model.channels].exists(n, size(self.data.normalization.std) == n)").message("data.normalization.mean and std must have one value, or one for each of model.channels"),
     validation = Rule::new("!has(self.elastic) || self.workers.nodes == oldSelf.workers.nodes").message("workers.nodes cannot be changed while elastic is given, because it makes the global batch; change elastic"),

@@ -17,9 +17,10 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
-    CustomResourceDefinition, JSONSchemaProps,
+    CustomResourceDefinition, JSONSchemaProps, ValidationRule,
 };
 use kube::CustomResourceExt as _;
+use kube::core::{Message, Rule};
 
 pub use augmentation::{Augmentation, RandomCrop, RandomResizedCrop};
 pub use checkpoint::{Checkpoint, Resume};
@@ -60,7 +61,7 @@ pub fn schema(section: &str) -> &'static JSONSchemaProps {
 }
 
 /// The rule that these fields stay as they are, given or not.
-fn unchanged(fields: &[&str]) -> kube::core::Rule {
+fn unchanged(fields: &[&str]) -> Rule {
     // `self.?field == oldSelf.?field` would say the same at a cost that the API server takes for unbounded.
     let same = |field: &&str| {
         format!(
@@ -73,5 +74,35 @@ fn unchanged(fields: &[&str]) -> kube::core::Rule {
         _ => fields.concat(),
     };
     let message = format!("{names} cannot be changed; create a new job");
-    kube::core::Rule::new(rule).message(message.as_str())
+    Rule::new(rule).message(message.as_str())
+}
+
+/// The rule that a product of fields is a multiple of another one, unless a condition holds. A refusal has the numbers, in the
+/// words of [`contract::RunConfig::errors`], and ends with `remark`.
+fn multiple(unless: &str, dividend: &[&str], divisor: &[&str], remark: &str) -> Rule {
+    let product = |fields: &[&str]| match fields {
+        [field] => format!("self.{field}"),
+        _ => format!("(self.{})", fields.join(" * self.")),
+    };
+    let (number, of) = (product(dividend), product(divisor));
+    let (dividend, divisor) = (dividend.join(" x "), divisor.join(" x "));
+    let text = format!("{dividend} is %d: must be a multiple of {divisor} (%d){remark}");
+    // `format`, because the API server takes the length of a number that `string` wrote for unbounded, and so the cost of the rule.
+    let message = Message::Expression(format!("'{text}'{FORMAT}[{number}, {of}])"));
+    Rule::new(format!("{unless} || {number} % {of} == 0")).message(message)
+}
+
+const FORMAT: &str = ".format(";
+
+/// What a rule says, without the numbers of the manifest that breaks it.
+pub(crate) fn text(rule: &ValidationRule) -> String {
+    let expression = rule.message_expression.as_deref().unwrap_or_default();
+    match (&rule.message, expression.split_once(FORMAT)) {
+        (Some(message), _) => message.clone(),
+        (None, Some((text, _))) => text
+            .trim_matches('\'')
+            .replace(" is %d:", "")
+            .replace(" (%d)", ""),
+        (None, None) => rule.rule.clone(),
+    }
 }

@@ -2,7 +2,7 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Pooling, Volume};
+use super::{Pooling, Volume, multiple};
 
 /// Model is the Vision Transformer that is trained: a preset by timm's name, sizes of one's own, or a preset with some
 /// sizes changed.
@@ -10,8 +10,8 @@ use super::{Pooling, Volume};
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(
     validation = Rule::new("has(self.name) || (has(self.imageSize) && has(self.patchSize) && has(self.hiddenSize) && has(self.depth) && has(self.heads))").message("give name (a preset such as vit_base_patch16_224), or all of imageSize, patchSize, hiddenSize, depth and heads"),
-    validation = Rule::new("!has(self.hiddenSize) || !has(self.heads) || self.hiddenSize % self.heads == 0").message("hiddenSize must be a multiple of heads"),
-    validation = Rule::new("!has(self.imageSize) || !has(self.patchSize) || self.imageSize % self.patchSize == 0").message("imageSize must be a multiple of patchSize")
+    validation = multiple("!has(self.hiddenSize) || !has(self.heads)", &["hiddenSize"], &["heads"], ""),
+    validation = multiple("!has(self.imageSize) || !has(self.patchSize)", &["imageSize"], &["patchSize"], "")
 )]
 pub struct Model {
     /// name is a preset by timm's or torchvision's name, such as vit_tiny_patch16_224, vit_base_patch16_384,

@@ -19,7 +19,7 @@ use super::{CRD, STUDY_CRD, VALID};
 pub(crate) struct Rule {
     /// Path of what it is about; `[0]` and `.key` stand for what is in a list and in a map.
     field: String,
-    /// What a refusal says.
+    /// What a refusal says; `%d` stands for a number of the manifest.
     says: String,
     kind: Kind,
 }
@@ -32,6 +32,24 @@ enum Kind {
     Change,
     /// A pattern of texts, or the key of a list.
     Text,
+}
+
+impl Rule {
+    /// A text with 0 in place of each number, where this rule tells numbers of the manifest.
+    fn words(&self, text: &str) -> String {
+        if !self.says.contains("%d") {
+            return text.to_owned();
+        }
+        let mut words = String::new();
+        for letter in text.replace("%d", "0").chars() {
+            if !letter.is_ascii_digit() {
+                words.push(letter);
+            } else if !words.ends_with('0') {
+                words.push('0');
+            }
+        }
+        words
+    }
 }
 
 /// A resource of which every rule has a case.
@@ -80,7 +98,7 @@ impl Subject {
 pub(crate) struct Case {
     subject: Subject,
     field: String,
-    /// A part of what is said.
+    /// A part of what is said, with the numbers.
     says: String,
     /// What is merged into the `spec` of the valid manifest, or into its metadata.
     change: Value,
@@ -147,8 +165,12 @@ fn collect(field: &str, schema: &Value, rules: &mut BTreeSet<Rule>) {
         .flatten()
     {
         let is_change = text(&rule["rule"]).contains("oldSelf");
+        let expression = text(&rule["messageExpression"]);
+        let told = expression
+            .strip_prefix('\'')
+            .and_then(|text| text.split_once("'.format("));
         add(
-            text(&rule["message"]),
+            told.map_or_else(|| text(&rule["message"]), |(told, _)| told.to_owned()),
             if is_change { Kind::Change } else { Kind::State },
         );
     }
@@ -173,7 +195,7 @@ fn collect(field: &str, schema: &Value, rules: &mut BTreeSet<Rule>) {
 fn rule_of<'a>(rules: &'a BTreeSet<Rule>, Case { field, says, .. }: &Case) -> Result<&'a Rule> {
     let fit: Vec<&Rule> = rules
         .iter()
-        .filter(|rule| rule.field == *field && rule.says.contains(says.as_str()))
+        .filter(|rule| rule.field == *field && rule.words(&rule.says).contains(&rule.words(says)))
         .collect();
     match fit[..] {
         [rule] => Ok(rule),
@@ -233,7 +255,9 @@ pub(crate) fn is_refused(cluster: &Cluster, index: usize) -> Result<()> {
         &rule.field
     };
     ensure!(
-        is_at(&cause.field, field) && cause.message.contains(&rule.says),
+        is_at(&cause.field, field)
+            && cause.message.contains(&case.says)
+            && rule.words(&cause.message).contains(&rule.words(&rule.says)),
         "{rule:#?} is not what was told: {cause:#?}"
     );
     Ok(())
