@@ -9,6 +9,7 @@ Writes target/bench/balance.json and prints a table.
 
 import argparse
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -44,13 +45,15 @@ CASES = [
 ]
 
 
-def bench(trainer: str, case: Case, speeds: tuple[float, ...], warmup: int, steps: int, balance: str) -> float:
+def bench(trainer: str, calibration: pathlib.Path, case: Case, speeds: tuple[float, ...], warmup: int, steps: int,
+          balance: str) -> float:
     """Images a second."""
     values = {"workers.device": "cpu", "model": MODEL | {"patchSize": case.patch}, "training.balance": balance}
     with tempfile.TemporaryDirectory() as folder:
         result = pathlib.Path(folder, "result.json")
         command = [trainer, "bench", "--json", str(result), "--nodes", str(len(speeds)), "--batch-size", str(case.batch),
-                   "--speeds", ",".join(map(str, speeds)), "--warmup-steps", str(warmup), "--steps", str(steps)]
+                   "--speeds", ",".join(map(str, speeds)), "--calibration", str(calibration), "--warmup-steps", str(warmup),
+                   "--steps", str(steps)]
         for name, value in values.items():
             command += ["--set", f"{name}={json.dumps(value)}"]
         env = os.environ | {"OMP_NUM_THREADS": "1", "RUST_LOG": "error"}
@@ -61,10 +64,13 @@ def bench(trainer: str, case: Case, speeds: tuple[float, ...], warmup: int, step
 def measure(case: Case, options: argparse.Namespace) -> dict:
     rounds = []
     for number in range(options.rounds):
-        parts = sum(bench(options.trainer, case, part, 5, 20, "Off") for part in case.parts)
-        even = bench(options.trainer, case, case.speeds, 2, 10, "Off") if case.even else None
-        # After one window of measuring.
-        weighted = bench(options.trainer, case, case.speeds, 57, 40, "Weighted")
+        with tempfile.TemporaryDirectory() as folder:
+            # What is compared emulates the same devices.
+            run = functools.partial(bench, options.trainer, pathlib.Path(folder, "calibration.json"), case)
+            parts = sum(run(part, 5, 20, "Off") for part in case.parts)
+            even = run(case.speeds, 2, 10, "Off") if case.even else None
+            # After one window of measuring.
+            weighted = run(case.speeds, 57, 40, "Weighted")
         rounds.append({"parts": parts, "even": even, "weighted": weighted, "ratio": weighted / parts})
         print(f"{case.name}, round {number + 1}: {json.dumps(rounds[-1])}", file=sys.stderr, flush=True)
     measured = [name for name, value in rounds[0].items() if value is not None]

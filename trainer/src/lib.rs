@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod agent;
+mod calibration;
 mod checkpoint;
 mod commands;
 mod config;
@@ -31,11 +32,13 @@ mod model;
 mod optim;
 mod output;
 mod parallel;
+mod pass_time;
 mod precision;
 mod random;
 mod rank;
 mod schedule;
 mod signals;
+mod slowdown;
 mod speeds;
 mod tensor_file;
 mod threads;

@@ -1,31 +1,45 @@
 //! Ranks that compute as on slower devices: to try on one machine what unlike GPUs do.
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::time::Duration;
+use std::path::Path;
 
 use contract::{Device, RunConfig};
-use nix::time::{ClockId, clock_gettime};
-use torch_ext::Member;
 
+use crate::calibration::CalibrationFile;
 use crate::error::TrainError;
 
 /// The least speed.
 const LEAST: f64 = 1e-4;
 
-/// Speeds of all ranks, each a share of this machine's.
+/// Speeds of all ranks.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Speeds(Vec<f64>);
+pub(crate) struct Speeds {
+    /// By rank, each a share of this machine's.
+    shares: Vec<f64>,
+    /// Where this machine's speed is kept.
+    pub(crate) calibration: Option<CalibrationFile>,
+}
 
 impl Speeds {
-    /// Environment variable by which ranks get them, separated by commas.
+    /// Environment variable by which ranks get the shares, separated by commas.
     const VARIABLE: &str = "VIT_SPEEDS";
+    /// And the one with the file.
+    const CALIBRATION: &str = "VIT_CALIBRATION";
 
     /// Those of the command line; `None` where it has none.
-    pub(crate) fn of_arguments(speeds: &[f64], config: &RunConfig) -> Result<Option<Self>, TrainError> {
-        (!speeds.is_empty())
-            .then(|| Self::new(speeds, config))
-            .transpose()
+    pub(crate) fn of_arguments(
+        speeds: &[f64],
+        calibration: Option<&Path>,
+        config: &RunConfig,
+    ) -> Result<Option<Self>, TrainError> {
+        if speeds.is_empty() {
+            return Ok(None);
+        }
+        let speeds = Self::new(speeds, config)?;
+        Ok(Some(Self {
+            calibration: calibration.map(CalibrationFile::open).transpose()?,
+            ..speeds
+        }))
     }
 
     /// Of the ranks of a run.
@@ -48,122 +62,50 @@ impl Speeds {
                 "needs workers.device cpu: a GPU cannot be made to compute as a slower one".into(),
             );
         }
-        Ok(Self(speeds.to_vec()))
+        Ok(Self {
+            shares: speeds.to_vec(),
+            calibration: None,
+        })
     }
 
     /// For the environment of the ranks. Each computes on one thread: its own speed must not depend on how many ranks share this
     /// machine.
-    pub(crate) fn variables(&self) -> [(OsString, OsString); 2] {
-        let speeds: Vec<String> = self.0.iter().map(f64::to_string).collect();
+    pub(crate) fn variables(&self) -> [(OsString, OsString); 3] {
+        let shares: Vec<String> = self.shares.iter().map(f64::to_string).collect();
+        let file = self.calibration.as_ref().map(|file| file.path().into());
         [
-            (Self::VARIABLE.into(), speeds.join(",").into()),
+            (Self::VARIABLE.into(), shares.join(",").into()),
+            (Self::CALIBRATION.into(), file.unwrap_or_default()),
             ("OMP_NUM_THREADS".into(), "1".into()),
         ]
     }
 
+    /// That of a rank.
+    pub(crate) fn of_rank(&self, rank: u32) -> f64 {
+        self.shares.get(rank as usize).copied().unwrap_or(1.0).max(LEAST)
+    }
+
     /// Reads back what [`Self::variables`] has written; `None` where nothing has.
-    fn of_environment() -> Result<Option<Self>, TrainError> {
+    pub(crate) fn of_environment() -> Result<Option<Self>, TrainError> {
         let Ok(speeds) = std::env::var(Self::VARIABLE) else {
             return Ok(None);
         };
         let parsed: Result<Vec<f64>, _> = speeds.split(',').map(str::parse).collect();
         let parsed = parsed
             .map_err(|error| TrainError::Config(format!("{} is {speeds:?}: {error}", Self::VARIABLE)))?;
-        Ok(Some(Self(parsed)))
+        Ok(Some(Self {
+            shares: parsed,
+            calibration: std::env::var_os(Self::CALIBRATION)
+                .filter(|path| !path.is_empty())
+                .map(|path| CalibrationFile::opened(path.into())),
+        }))
     }
-}
-
-/// What a rank waits beside what it computes.
-#[derive(Debug, Default)]
-pub(crate) struct Slowdown {
-    /// Seconds of waiting for one of computing.
-    wait: f64,
-    /// Which part of it comes before a forward pass. Another one on each rank: on processors of their own their forward passes
-    /// would not take longer for being computed at the same moment, as they do on the same ones, and the wait would make many
-    /// times as much of that.
-    before: f64,
-    /// The least seconds of a forward pass so far, by its images. What takes longer is this machine's doing, not the device's
-    /// that is emulated: the wait would make many times as much of it.
-    forward: BTreeMap<u64, Duration>,
-}
-
-impl Slowdown {
-    /// How long a micro-batch's forward and backward passes take, in forward passes.
-    const PASSES: f64 = 3.0;
-
-    /// Of a rank that computes on `device`, with its place among those that do not meet others in their forward passes.
-    pub(crate) fn of_environment(rank: u32, place: Member, device: tch::Device) -> Result<Self, TrainError> {
-        let speeds = Speeds::of_environment()?.filter(|_| device == tch::Device::Cpu);
-        let Some(Speeds(speeds)) = speeds else {
-            return Ok(Self::default());
-        };
-        let speed = speeds.get(rank as usize).copied().unwrap_or(1.0);
-        Ok(Self {
-            wait: 1.0 / speed.max(LEAST) - 1.0,
-            before: f64::from(place.rank) / f64::from(place.size),
-            forward: BTreeMap::new(),
-        })
-    }
-
-    /// Runs the forward pass of a micro-batch of so many images, and waits as much longer as a slower device would take for it
-    /// and for its backward pass. By the time that this thread computes: while it waits for other ranks, a slower one would not
-    /// take longer.
-    pub(crate) fn around<T>(&mut self, images: u64, forward: impl FnOnce() -> T) -> T {
-        if images == 0 || self.wait <= 0.0 {
-            return forward();
-        }
-        let waited = self.wait_before(images);
-        std::thread::sleep(waited);
-        let start = computed();
-        let result = forward();
-        let took = computed().saturating_sub(start);
-        std::thread::sleep(self.wait(images, took).saturating_sub(waited));
-        result
-    }
-
-    /// What comes before a forward pass; nothing where there was none of so many images.
-    fn wait_before(&self, images: u64) -> Duration {
-        let least = self.forward.get(&images).copied().unwrap_or_default();
-        least.mul_f64(Self::PASSES * self.wait * self.before)
-    }
-
-    /// How much longer both passes would take, where the forward pass took so long.
-    fn wait(&mut self, images: u64, took: Duration) -> Duration {
-        let least = self.forward.entry(images).or_insert(took);
-        *least = took.min(*least);
-        least.mul_f64(Self::PASSES * self.wait)
-    }
-}
-
-/// Time that this thread has computed.
-fn computed() -> Duration {
-    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::data::fixtures::config;
-
-    #[test]
-    fn what_slows_this_machine_for_a_moment_does_not_slow_the_emulated_device() {
-        let mut slowdown = Slowdown {
-            wait: 9.0,
-            before: 0.5,
-            ..Slowdown::default()
-        };
-        let mut waits = |images, milliseconds| {
-            let before = slowdown.wait_before(images);
-            let all = slowdown.wait(images, Duration::from_millis(milliseconds));
-            (before.as_millis(), all.as_millis())
-        };
-        // A tenth of the speed: nine times as long again, three passes; a part of what is known comes first.
-        assert_eq!(
-            [waits(8, 20), waits(8, 10), waits(8, 30)],
-            [(0, 540), (270, 270), (135, 270)]
-        );
-        assert_eq!(waits(16, 25), (0, 675), "other images take another time");
-    }
 
     #[test]
     fn speeds_are_those_of_ranks_on_the_cpu() {
@@ -173,7 +115,12 @@ mod tests {
             ..config("{format: synthetic, syntheticImages: 80}")
         };
         let speeds = Speeds::new(&[1.0, 0.25], &config).expect("one a rank");
-        assert_eq!(speeds.variables()[0].1, "1,0.25");
+        let [shares, calibration, _] = speeds.variables().map(|(_, value)| value);
+        assert_eq!((shares, calibration), ("1,0.25".into(), "".into()));
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("calibration.json");
+        let kept = Speeds::of_arguments(&[1.0, 0.25], Some(&file), &config).expect("as good");
+        assert_eq!(kept.expect("speeds").variables()[1].1, file);
         let refused = |speeds: &[f64], config: &RunConfig| {
             Speeds::new(speeds, config).expect_err("refused").to_string()
         };

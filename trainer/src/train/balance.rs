@@ -6,6 +6,8 @@
 //! [`LEAST_GAIN`] less. A replica that would hold up the others with the least that it can take gets nothing; it is
 //! tried again once that costs less than about [`TRIAL_COST`] of the time since.
 
+use crate::pass_time::PassTime;
+
 /// Steps between two changes, trials apart.
 const WINDOW: usize = 50;
 /// Steps that tell nothing of new shares: the one that is under way when they are decided, two until ranks have heard of the
@@ -35,17 +37,11 @@ pub(super) struct Cost {
 
 impl Cost {
     /// By the times of two micro-batches, of which the first has more images.
-    pub(super) fn of([(more, long), (fewer, short)]: [(u64, f64); 2]) -> Self {
-        let per_image = long / more as f64;
-        // Where noise is larger than the difference, images cost something all the same.
-        let image = if more > fewer {
-            ((long - short) / (more - fewer) as f64).clamp(0.1 * per_image, per_image)
-        } else {
-            per_image
-        };
+    pub(super) fn of(times: [(u64, f64); 2]) -> Self {
+        let time = PassTime::through(times);
         Self {
-            fixed: (long - image * more as f64).max(0.0),
-            image: image.max(SHORTEST),
+            fixed: time.fixed_seconds,
+            image: time.image_seconds.max(SHORTEST),
         }
     }
 

@@ -29,7 +29,7 @@ use crate::error::TrainError;
 use crate::evaluation::{Parts, evaluate};
 use crate::gpu::GpuMonitor;
 use crate::metrics::{Observer, Report, Reporter, RunShape};
-use crate::speeds::Slowdown;
+use crate::slowdown::Slowdown;
 use balance::{Balancer, Shares};
 use saving::Saver;
 use start::{Start, total_steps};

@@ -1,7 +1,8 @@
 //! Which images of a step this rank takes, and in which micro-batches.
 
-use contract::Balance;
-use tch::{Kind, Tensor};
+use contract::{Balance, ModelConfig, RunConfig};
+use serde_json::{Value, json};
+use tch::{Device, Kind, TchError, Tensor};
 
 use super::Trainer;
 use super::balance::{Balancer, Change, Cost, Shares, Sizes};
@@ -74,18 +75,19 @@ impl Trainer {
     /// Two passes over blank images, whose gradients are thrown away. After the first, the reducer rebuilds its
     /// buckets in the order in which gradients become ready; were that left to the first real step, a resumed run
     /// would add up that step's gradients in another order than the uninterrupted one. Where shares depend on the ranks' speed,
-    /// the others tell it.
+    /// the others tell it. Emulated devices are calibrated before.
     pub(super) fn warm_up(&mut self) -> Result<(), TrainError> {
         // Two images: the sum over a batch of one is a view, of which the reducer warns.
         const FEW: u32 = 2;
+        let micro_batch = self.config.training.micro_batch_size;
+        let many = micro_batch.max(FEW);
+        self.calibrate([many, FEW])?;
         if self.config.training.balance == Balance::Off || self.world.mesh.data.size == 1 {
             self.blank_pass(FEW)?;
             self.blank_pass(FEW)?;
             return Ok(());
         }
-        let micro_batch = self.config.training.micro_batch_size;
-        let many = micro_batch.max(FEW);
-        // Untimed, for the reason given above, and so that an emulated device knows how long it waits.
+        // Untimed, for the reason given above.
         self.blank_pass(many)?;
         self.blank_pass(FEW)?;
         let mut times = Vec::new();
@@ -114,15 +116,27 @@ impl Trainer {
         Ok(())
     }
 
+    /// Finds out how fast this machine is, which the speeds of emulated devices refer to.
+    fn calibrate(&mut self, sizes: [u32; 2]) -> Result<(), TrainError> {
+        let (trained, model) = (&self.trained, &self.config.model);
+        let job = computation(&self.config);
+        // After weights have changed, ranks that divide training state gather them in the next forward pass.
+        let together = self.config.parallelism.zero_stage > 0;
+        let device = self.accelerator.device();
+        let sizes = sizes.map(u64::from);
+        self.slowdown
+            .calibrate(&self.world, (&job, together), sizes, |images| {
+                let blank = blank(model, images, device)?;
+                tch::no_grad(|| trained.forward(&blank, Mode::Evaluate)).map(drop)
+            })
+    }
+
     /// Seconds that this rank computed, until its last gradient was ready.
     fn blank_pass(&mut self, images: u32) -> Result<f64, TrainError> {
-        let device = self.accelerator.device();
-        let model = &self.config.model;
-        let shape = [images, model.channels, model.image_size, model.image_size].map(i64::from);
-        let blank = Tensor::f_zeros(shape, (Kind::Float, device))?;
+        let blank = blank(&self.config.model, images.into(), self.accelerator.device())?;
         self.sync.begin()?;
-        let mut clock = StepClock::start(device)?;
-        let arrival = Tensor::zeros([1], (Kind::Double, tch::Device::Cpu));
+        let mut clock = StepClock::start(self.accelerator.device())?;
+        let arrival = Tensor::zeros([1], (Kind::Double, Device::Cpu));
         self.sync.prepare(arrival)?;
         let mode = Mode::Train(DropSeed::default());
         let logits = self
@@ -198,6 +212,28 @@ impl Trainer {
         }
         self.observer.shares(step, shares.as_slice(), idle);
     }
+}
+
+/// What of a job decides how long a device computes its forward pass. What ranks do beside is not of the device's speed.
+fn computation(config: &RunConfig) -> Value {
+    let mut model = json!(config.model);
+    if let Some(fields) = model.as_object_mut() {
+        fields.retain(|name, _| !["pretrained", "dropPath"].contains(&name.as_str()));
+    }
+    json!({
+        "model": model,
+        "precision": config.training.precision,
+        "masterWeights": config.training.master_weights,
+        "sequence": config.parallelism.sequence,
+        "tensor": config.parallelism.tensor,
+    })
+}
+
+/// So many images without content.
+fn blank(model: &ModelConfig, images: u64, device: Device) -> Result<Tensor, TchError> {
+    let size = i64::from(model.image_size);
+    let shape = [images.cast_signed(), model.channels.into(), size, size];
+    Tensor::f_zeros(shape, (Kind::Float, device))
 }
 
 /// The longest of the times of the ranks of each replica.

@@ -36,6 +36,48 @@ fn bench(more: &[&str]) -> Output {
 }
 
 #[test]
+fn runs_with_one_calibration_emulate_the_same_devices() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = folder.path().join("calibration.json");
+    let path = file.to_str().expect("UTF-8");
+    let run = |path: &str| bench(&["--speeds", "0.5,1", "--calibration", path, "--json", "-"]);
+    let output = run(path);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    let mut measured: Value =
+        serde_json::from_slice(&fs_err::read(&file).expect("it is made")).expect("JSON");
+    assert_eq!(measured.as_array().map(Vec::len), Some(1), "{measured}");
+    assert_eq!(measured[0]["job"]["model"]["hiddenSize"], 16, "{measured}");
+    let seconds = |field: &str| measured[0]["forward"][field].as_f64().expect("seconds");
+    assert!(seconds("imageSeconds") > 0.0, "{measured}");
+
+    // The next run takes what the file says: forward passes of 50 ms, so 150 ms more for both passes at half the speed.
+    measured[0]["forward"] = json!({"fixedSeconds": 0.05, "imageSeconds": 0.0});
+    fs_err::write(&file, measured.to_string()).expect("writes");
+    let output = run(path);
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let result: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let step = result["ranks"][1]["step_ms"]["mean"].as_f64().expect("a time");
+    assert!(step > 150.0, "rank 1 waits for rank 0: {step} ms");
+    let kept: Value = serde_json::from_slice(&fs_err::read(&file).expect("it stays")).expect("JSON");
+    assert_eq!(kept, measured);
+
+    fs_err::write(&file, "half a fi").expect("writes");
+    for (path, said) in [
+        (path, "is not a calibration file ("),
+        ("/nowhere/calibration.json", "its folder is not there"),
+    ] {
+        let output = run(path);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && told.contains(said), "{told}");
+    }
+}
+
+#[test]
 fn two_ranks_measure_their_steps() {
     // More steps than an epoch has, through a launcher, in JSON.
     let output = bench(&[

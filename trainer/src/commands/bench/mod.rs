@@ -50,6 +50,9 @@ pub(crate) struct Arguments {
     /// Speeds of all ranks, each a share of this machine's, such as 1,0.5,0.1: to try what devices do that are not alike; only on the CPU, one thread a rank
     #[arg(long, value_name = "SPEED", value_delimiter = ',')]
     speeds: Vec<f64>,
+    /// File with the measured speed of this machine, which --speeds refers to; made where it is missing. Give one file to measurements that are compared
+    #[arg(long, value_name = "FILE", requires = "speeds")]
+    calibration: Option<PathBuf>,
     /// Steps before anything is measured; the first gives the seconds to the first step
     #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..))]
     warmup_steps: u32,
@@ -83,7 +86,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     let started = started().map_err(TrainError::system("failed to read when this process started"))?;
     let folder = launch::folder("bench").map_err(TrainError::system("failed to make a temporary folder"))?;
     let config = configure::configure(arguments, folder.path())?;
-    let speeds = Speeds::of_arguments(&arguments.speeds, &config)?;
+    let speeds = Speeds::of_arguments(&arguments.speeds, arguments.calibration.as_deref(), &config)?;
     let trace = arguments.trace.as_deref().map(prepare_trace).transpose()?;
     let plan = Plan {
         warmup_steps: arguments.warmup_steps,

@@ -48,7 +48,7 @@ pub(crate) struct Arguments {
 /// Runs the manifest to its end. Gives the exit code.
 pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     let config = configure(arguments)?;
-    let speeds = Speeds::of_arguments(&arguments.speeds, &config)?;
+    let speeds = Speeds::of_arguments(&arguments.speeds, None, &config)?;
     launch::block_on(run(&config, speeds))?
 }
 

@@ -7,6 +7,7 @@
 //!   runs/LABEL-KEY/N/machine.json      where
 //!   runs/LABEL-KEY/N/failure.txt       why it did not, in place of all three
 //!   runs/LABEL-KEY/N.partial           a repetition under way
+//!   calibration.json                   the measured speed of the machine, which the speeds of emulated devices refer to
 //!   report.{html,md,csv,json}
 //! ```
 //! A repetition is whole or not there: it is trained in a folder that is renamed at its end.
@@ -20,6 +21,7 @@ use fs_err as fs;
 use serde_json::{Value, json};
 use study::{NOT_RUN, Run, read_log};
 
+use crate::calibration::CalibrationFile;
 use crate::error::TrainError;
 use crate::launch;
 use crate::metrics::LOG_NAME;
@@ -27,6 +29,7 @@ use crate::metrics::LOG_NAME;
 pub(super) const MANIFEST: &str = "study.yaml";
 /// Name of every job.
 pub(super) const JOB: &str = "point";
+const CALIBRATION: &str = "calibration.json";
 const MACHINE: &str = "machine.json";
 const INPUTS: &str = "inputs.json";
 const FAILURE: &str = "failure.txt";
@@ -57,6 +60,8 @@ impl Folder {
             }
             Err(TryLockError::Error(error)) => return Err(made(error)),
         }
+        // What is wrong with it is told now, rather than by each run.
+        CalibrationFile::open(&path.join(CALIBRATION))?;
         let folder = Self {
             path: path.into(),
             _lock: Some(lock),
@@ -116,6 +121,7 @@ impl Folder {
         }
         Ok(Place {
             path: runs.join(name).join((repetition + 1).to_string()),
+            calibration: self.path.join(CALIBRATION),
             inputs,
         })
     }
@@ -134,11 +140,17 @@ pub(super) enum Origin<'a> {
 #[derive(Debug)]
 pub(super) struct Place {
     path: PathBuf,
+    /// All runs of a study share it.
+    calibration: PathBuf,
     /// What it is made from.
     inputs: Value,
 }
 
 impl Place {
+    pub(super) fn calibration(&self) -> &Path {
+        &self.calibration
+    }
+
     /// Whether it was trained, whole and from the same inputs. What it measured may still be too little.
     pub(super) fn is_trained(&self) -> bool {
         self.result(0).is_ok()

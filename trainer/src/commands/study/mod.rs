@@ -276,7 +276,7 @@ impl Study {
         let under_way = async {
             match &run.spec.external {
                 Some(external) => train_externally(&external.command, config, place, end.clone()).await,
-                None => train_here(config, run, nodes, end.clone(), display).await,
+                None => train_here(config, (run, place), nodes, end.clone(), display).await,
             }
         };
         tokio::pin!(under_way);
@@ -339,12 +339,13 @@ impl Arguments {
 /// A run of this program's ranks.
 async fn train_here(
     config: &RunConfig,
-    run: &Run,
+    (run, place): (&Run, &Place),
     nodes: &launch::Nodes,
     stop: CancellationToken,
     display: &Display,
 ) -> Result<(), Failure> {
-    let speeds = Speeds::of_arguments(&run.speeds, config).map_err(|error| error.to_string())?;
+    let speeds = Speeds::of_arguments(&run.speeds, Some(place.calibration()), config)
+        .map_err(|error| error.to_string())?;
     let launch = Launch {
         keep_errors: true,
         environment: speeds.iter().flat_map(Speeds::variables).collect(),
