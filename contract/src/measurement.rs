@@ -12,6 +12,10 @@ pub struct Measurement {
     /// worldSize is the number of ranks.
     #[cfg_attr(feature = "schema", schemars(with = "i32"))]
     pub world_size: u32,
+    /// ranksOnMachine is the number of those that share rank 0's machine, itself included, where that is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(with = "Option<i32>"))]
+    pub ranks_on_machine: Option<u32>,
     /// globalBatchSize is the number of images of a step.
     #[cfg_attr(feature = "schema", schemars(with = "i64"))]
     pub global_batch_size: u64,
@@ -143,7 +147,7 @@ impl Measurement {
     /// Most epochs of a run that is to fit a [`TerminationRecord`](crate::TerminationRecord).
     pub const MOST_EPOCHS: usize = 50;
     /// Most characters in it of a GPU's product, a processor's, and the trainer's version.
-    const MOST_LETTERS: [usize; 3] = [44, 64, 24];
+    const MOST_LETTERS: [usize; 3] = [44, 51, 16];
     /// Share of a step of which it may be unknown where it goes.
     const MOST_UNTOLD: f64 = 0.05;
 
@@ -236,7 +240,8 @@ pub(crate) mod tests {
 
     /// As many characters as a measurement can have.
     pub(crate) fn longest() -> Measurement {
-        let value = -f64::MIN_POSITIVE / 3.0;
+        // No time of six digits takes more characters.
+        let value = 0.000_012_345_67;
         let epoch = Epoch {
             seconds: 123_456.789,
             loss: 0.001_234_567,
@@ -245,6 +250,7 @@ pub(crate) mod tests {
         };
         Measurement {
             world_size: u32::MAX,
+            ranks_on_machine: Some(u32::MAX),
             global_batch_size: u64::MAX,
             train_images: u64::MAX,
             device: Some("d".repeat(500)),
@@ -261,7 +267,7 @@ pub(crate) mod tests {
                 optimizer: value,
             },
             communication_seconds: value,
-            communication_bytes: value,
+            communication_bytes: 123_456_789_012.0,
             memory_bytes: Some(u64::MAX),
             gpu: Some(GpuUse {
                 utilization: Some(1.0 / 3.0),

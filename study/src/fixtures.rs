@@ -22,6 +22,7 @@ pub(crate) fn measurement(images_per_second: f64) -> Measurement {
     };
     Measurement {
         world_size: 2,
+        ranks_on_machine: None,
         global_batch_size: 32,
         train_images: 320,
         device: None,

@@ -240,8 +240,11 @@ impl Group<'_> {
     /// A step of so many seconds; of parts that leave much untold nothing is made.
     fn sample(&self, seconds: f64, parts: Parts) -> Sample {
         let [ranks, micro_batch, accumulation] = sizes(self.runs[0]);
+        let on_machine = self.measured.iter().find_map(|run| run.ranks_on_machine);
         Sample {
             ranks,
+            // Where it is not known, nodes are taken for machines.
+            ranks_on_machine: on_machine.unwrap_or(self.runs[0].config.ranks_per_node),
             micro_batch,
             accumulation,
             seconds,
@@ -287,7 +290,11 @@ fn held_out(samples: &[Sample]) -> Vec<HeldOut> {
         if others.len() < LEAST_POINTS || (several(sample) && !others.iter().any(several)) {
             return None;
         }
-        let step = CostModel::fit(&others)?.step(sample.ranks, sample.micro_batch, sample.accumulation);
+        let model = CostModel {
+            ranks_on_machine: sample.ranks_on_machine,
+            ..CostModel::fit(&others)?
+        };
+        let step = model.step(sample.ranks, sample.micro_batch, sample.accumulation);
         Some(HeldOut {
             ranks: sample.ranks,
             micro_batch_size: sample.micro_batch,
@@ -433,6 +440,43 @@ mod tests {
                 is_measured: false
             }
         );
+    }
+
+    #[test]
+    fn a_point_that_alone_has_the_most_ranks_is_predicted_with_all_of_them_on_its_machine() {
+        let plan = plan(
+            "[{name: s, mode: Strong, ranks: [1, 2, 4, 8]}, {name: b, mode: Batch, ranks: [1, 2], microBatchSize: [4, 64]}]",
+        );
+        // Each other rank on the machine costs half as much as an image again.
+        let on_one_machine = |of: &Run| {
+            let (ranks, images) = (of.config.world_size(), of.config.training.micro_batch_size);
+            let mut found = run(of, 1.0);
+            let lost = 0.0005 * f64::from(images) * f64::from(ranks - 1);
+            found.phases.forward += lost;
+            found.step_seconds += lost;
+            found.ranks_on_machine = Some(ranks);
+            found
+        };
+        let measured: Vec<_> = plan.runs.iter().map(|of| vec![Ok(on_one_machine(of))]).collect();
+        let found = forecasts(&plan, &measured, &predict("{ranks: [16]}"));
+        let [forecast] = &found[..] else {
+            panic!("{found:?}")
+        };
+        for point in &forecast.held_out {
+            assert!(point.error().abs() < 1e-6, "{point:?}");
+        }
+        // No machine has had more than 8.
+        let images = f64::from(forecast.micro_batch_size);
+        let compute = forecast.predictions[0].parts.compute;
+        assert!(
+            (compute - (0.01 + (0.001 + 0.0005 * 7.0) * images)).abs() < 1e-6,
+            "{compute}"
+        );
+
+        // Where it is not known how many share a machine, a node is one.
+        let unknown: Vec<_> = plan.runs.iter().map(|of| vec![Ok(run(of, 1.0))]).collect();
+        let found = forecasts(&plan, &unknown, &Predict::default());
+        assert_eq!(found[0].model.ranks_on_machine, 1);
     }
 
     #[test]

@@ -73,6 +73,8 @@ pub enum LogRecord {
         total_steps: u64,
         /// Number of ranks.
         world_size: u32,
+        /// Of those that share rank 0's machine.
+        ranks_on_machine: Option<u32>,
         /// Images of a step.
         global_batch_size: u64,
         /// Images of an epoch.
@@ -203,6 +205,7 @@ pub fn read_log(text: &str, warmup: u64) -> Result<Measurement, LogError> {
     let Some(LogRecord::Start {
         total_steps,
         world_size,
+        ranks_on_machine,
         global_batch_size,
         train_images,
         device,
@@ -243,6 +246,7 @@ pub fn read_log(text: &str, warmup: u64) -> Result<Measurement, LogError> {
         .max();
     Ok(Measurement {
         world_size,
+        ranks_on_machine,
         global_batch_size,
         train_images,
         device,
@@ -322,7 +326,7 @@ mod tests {
 
     fn start(total: u64) -> String {
         format!(
-            r#"{{"time":"t","attempt":1,"kind":"start","step":0,"totalSteps":{total},"worldSize":2,"globalBatchSize":32,"trainImages":70}}"#
+            r#"{{"time":"t","attempt":1,"kind":"start","step":0,"totalSteps":{total},"worldSize":2,"ranksOnMachine":2,"globalBatchSize":32,"trainImages":70}}"#
         )
     }
 
@@ -356,8 +360,13 @@ mod tests {
         let found = measured(&whole(), 1).expect("measured");
         let seconds = (1.0 + 2.0 * 3.0) / 3.0;
         assert_eq!(
-            (found.world_size, found.steps, found.steps_per_epoch()),
-            (2, 3, 2)
+            (
+                found.world_size,
+                found.ranks_on_machine,
+                found.steps,
+                found.steps_per_epoch()
+            ),
+            (2, Some(2), 3, 2)
         );
         assert!(
             (found.step_seconds - seconds).abs() < 1e-12,

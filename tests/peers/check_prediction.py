@@ -110,13 +110,16 @@ def name_of(rate: float) -> str:
     return f"{rate:g} Mbit/s"
 
 
-def measure(rate: float, others: list[float], options: argparse.Namespace) -> dict:
-    """What the study's report says, as report.json."""
+def measure(rate: float, others: list[float], calibration: pathlib.Path | None, options: argparse.Namespace) -> dict:
+    """What the study's report says, as report.json. With the calibration of an earlier study, ranks emulate the same devices."""
     folder = options.output / f"{rate:g}"
     # A study would go on with what another version of the trainer has measured.
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     manifest = folder / "study.json"
+    if calibration is not None:
+        (folder / "study").mkdir()
+        shutil.copy(calibration, folder / "study")
     with network(rate) as (prefix, addresses):
         manifest.write_text(json.dumps(study(latency(prefix, addresses[1]), others, options)))
         subprocess.run(
@@ -136,8 +139,10 @@ def main() -> None:
     options = parser.parse_args()
     rates = options.rates
     forecasts = {}
+    calibration = None
     for rate in rates:
-        report = measure(rate, [other for other in rates if other != rate], options)
+        report = measure(rate, [other for other in rates if other != rate], calibration, options)
+        calibration = options.output / f"{rates[0]:g}/study/calibration.json"
         forecasts[rate] = report["forecasts"][0]
         errors = []
         for point in forecasts[rate]["heldOut"]:

@@ -2,6 +2,19 @@
 
 use contract::Machine;
 
+/// What tells this machine from others: a random number that its kernel drew at its start, as far as an `f64` can hold it. `None`
+/// where `/proc` does not tell.
+pub(crate) fn boot_number() -> Option<u64> {
+    const DIGITS: usize = f64::MANTISSA_DIGITS as usize / 4;
+    let text = fs_err::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    let digits: String = text
+        .chars()
+        .filter(char::is_ascii_hexdigit)
+        .take(DIGITS)
+        .collect();
+    u64::from_str_radix(&digits, 16).ok()
+}
+
 /// This machine, as far as `/proc` tells it.
 pub(crate) fn this_machine() -> Machine {
     let field = |file: &str, name: &str| {

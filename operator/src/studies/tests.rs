@@ -185,6 +185,7 @@ fn node(name: &str) -> NodeFacts {
 fn measurement(ranks: u32) -> Measurement {
     Measurement {
         world_size: ranks,
+        ranks_on_machine: Some(1),
         global_batch_size: u64::from(ranks) * 16,
         train_images: 1000,
         device: None,

@@ -3,14 +3,16 @@
 //! A step of N ranks with n images each is
 //!
 //! ```text
-//!   compute    c0 + c1 n + c2 n (1 - 1/N)           fixed cost, cost an image, and what ranks take from one another
+//!   compute    c0 + c1 n + c2 n (m - 1)             fixed, an image, and an image for each other rank on the machine
 //!   straggler  s compute x(N)                       x(N): how far the slowest of N normal values lies above the mean
 //!   exposed    max(r T, T - w b)                    what computation does not hide of
-//!              T = a log2(N) + B 2 (N - 1)/N        latency, and bytes over bandwidth (a ring's share of them)
+//!              T = a log2(N) + B 2 (N - 1)/N        latency, bytes over bandwidth (a ring's share of them),
+//!                  + d (m - 1)                      and what other ranks on the machine delay
 //! ```
-//! with b the images of a micro-batch, behind whose backward pass communication hides. The trainer's log has each part for
-//! itself, so each is fitted for itself, by its error as a share of the step and with no coefficient below 0. Where only whole
-//! steps are known, as of other trainers, `compute + a log2(N) + B 2 (N - 1)/N` is fitted to them.
+//! with m the ranks on a machine and b the images of a micro-batch, behind whose backward pass communication hides. The
+//! trainer's log has each part for itself, so each is fitted for itself, by its error as a share of the step and with no
+//! coefficient below 0. Where only whole steps are known, as of other trainers, `compute + a log2(N) + B 2 (N - 1)/N` is
+//! fitted to them.
 
 mod fit;
 mod normal;
@@ -25,6 +27,8 @@ use normal::expected_maximum;
 pub struct Sample {
     /// Number of ranks.
     pub ranks: u32,
+    /// Of those that share the machine whose times these are.
+    pub ranks_on_machine: u32,
     /// Images of a micro-batch.
     pub micro_batch: u32,
     /// Micro-batches of a step.
@@ -69,7 +73,7 @@ impl Link {
     /// The link over which all-reduces of so many bytes took so many seconds, among so many ranks; `None` where the times do
     /// not tell, as those of one size.
     pub fn of_all_reduces(ranks: u32, times: &[(u64, f64)]) -> Option<Self> {
-        let [doublings, ring] = communication_features(ranks);
+        let [doublings, ring, _] = communication_features(ranks, 1);
         let most = times.iter().map(|(bytes, _)| *bytes).max()? as f64;
         let rows = times.iter().map(|&(bytes, seconds)| Row {
             features: [2.0 * doublings, ring * (bytes as f64 / most)],
@@ -92,14 +96,18 @@ pub struct CostModel {
     pub fixed: f64,
     /// c1: seconds an image.
     pub image: f64,
-    /// c2: seconds an image that ranks take from one another, with very many of them.
+    /// c2: seconds an image for each other rank on the same machine.
     pub interference: f64,
+    /// Most ranks on a machine among the samples; steps of other numbers of ranks are predicted with no more.
+    pub ranks_on_machine: u32,
     /// s: spread of compute time between ranks and steps, as a share of it.
     pub spread: f64,
     /// a: seconds of communication for each doubling of the ranks.
     pub latency: f64,
     /// B: seconds in which a rank's bytes pass a link once.
     pub transfer: f64,
+    /// d: seconds of communication for each other rank on the same machine.
+    pub contention: f64,
     /// r: share of communication that nothing hides.
     pub tail: f64,
     /// w: seconds of communication that the backward pass of an image hides.
@@ -130,17 +138,21 @@ impl CostModel {
             let feature = of(sample).compute * expected_maximum(sample.ranks);
             sample.row([feature], of(sample).straggler)
         });
-        let communication = several()
-            .map(|sample| sample.row(communication_features(sample.ranks), of(sample).communication));
+        let communication = several().map(|sample| {
+            let features = communication_features(sample.ranks, sample.ranks_on_machine);
+            sample.row(features, of(sample).communication)
+        });
         let [spread] = fit(&spread.collect::<Vec<_>>()).unwrap_or_default();
-        let [latency, transfer] = fit(&communication.collect::<Vec<_>>()).unwrap_or_default();
+        let [latency, transfer, contention] = fit(&communication.collect::<Vec<_>>()).unwrap_or_default();
         let mut model = Self {
             fixed,
             image,
             interference,
+            ranks_on_machine: most_on_machine(samples),
             spread,
             latency,
             transfer,
+            contention,
             tail: 1.0,
             hiding: 0.0,
         };
@@ -154,7 +166,7 @@ impl CostModel {
             .iter()
             .map(|sample| {
                 let [one, images, _] = sample.compute_features();
-                let [doublings, ring] = communication_features(sample.ranks);
+                let [doublings, ring, _] = communication_features(sample.ranks, 1);
                 sample.row([one, images, doublings, ring], sample.seconds)
             })
             .collect();
@@ -164,9 +176,11 @@ impl CostModel {
             fixed,
             image,
             interference,
+            ranks_on_machine: most_on_machine(samples),
             spread,
             latency,
             transfer,
+            contention: 0.0,
             tail,
             hiding,
         })
@@ -212,10 +226,11 @@ impl CostModel {
 
     /// What a step takes.
     pub fn step(&self, ranks: u32, micro_batch: u32, accumulation: u32) -> Parts {
-        let [one, images, shared] = compute_features(ranks, micro_batch, accumulation);
-        let [doublings, ring] = communication_features(ranks);
+        let on_machine = ranks.min(self.ranks_on_machine);
+        let [one, images, shared] = compute_features(on_machine, micro_batch, accumulation);
+        let [doublings, ring, others] = communication_features(ranks, on_machine);
         let compute = self.fixed * one + self.image * images + self.interference * shared;
-        let communication = self.latency * doublings + self.transfer * ring;
+        let communication = self.latency * doublings + self.transfer * ring + self.contention * others;
         Parts {
             compute,
             exposed: self.exposed(communication, micro_batch),
@@ -230,7 +245,7 @@ impl CostModel {
         images / self.step(ranks, micro_batch, accumulation).step()
     }
 
-    /// The same job over another network, on which a rank sends so many bytes in a step.
+    /// The same job on the same machines over another network, on which a rank sends so many bytes in a step.
     #[must_use]
     pub fn over(&self, link: Link, bytes: f64) -> Self {
         Self {
@@ -260,18 +275,27 @@ impl Sample {
     }
 
     fn compute_features(&self) -> [f64; 3] {
-        compute_features(self.ranks, self.micro_batch, self.accumulation)
+        compute_features(self.ranks_on_machine, self.micro_batch, self.accumulation)
     }
 }
 
-fn compute_features(ranks: u32, micro_batch: u32, accumulation: u32) -> [f64; 3] {
-    let images = f64::from(micro_batch) * f64::from(accumulation);
-    [1.0, images, images * (1.0 - 1.0 / f64::from(ranks.max(1)))]
+fn most_on_machine(samples: &[Sample]) -> u32 {
+    let on_machine = samples.iter().map(|sample| sample.ranks_on_machine);
+    on_machine.max().unwrap_or(1)
 }
 
-fn communication_features(ranks: u32) -> [f64; 2] {
+fn compute_features(ranks_on_machine: u32, micro_batch: u32, accumulation: u32) -> [f64; 3] {
+    let images = f64::from(micro_batch) * f64::from(accumulation);
+    [1.0, images, images * f64::from(ranks_on_machine.max(1) - 1)]
+}
+
+fn communication_features(ranks: u32, ranks_on_machine: u32) -> [f64; 3] {
     let ranks = f64::from(ranks.max(1));
-    [ranks.log2(), 2.0 * (ranks - 1.0) / ranks]
+    [
+        ranks.log2(),
+        2.0 * (ranks - 1.0) / ranks,
+        f64::from(ranks_on_machine.max(1) - 1),
+    ]
 }
 
 #[cfg(test)]
@@ -282,6 +306,7 @@ mod tests {
     fn published(ranks_and_seconds: &[(u32, f64)]) -> Vec<Sample> {
         let sample = |(ranks, seconds): &(u32, f64)| Sample {
             ranks: *ranks,
+            ranks_on_machine: 1,
             micro_batch: 64,
             accumulation: 1,
             seconds: *seconds,
@@ -356,6 +381,7 @@ mod tests {
         let parts = truth.step(ranks, micro_batch, accumulation);
         Sample {
             ranks,
+            ranks_on_machine: ranks.min(truth.ranks_on_machine),
             micro_batch,
             accumulation,
             seconds: parts.step(),
@@ -367,10 +393,12 @@ mod tests {
         CostModel {
             fixed: 0.005,
             image: 0.002,
-            interference: 0.0005,
+            interference: 0.0002,
+            ranks_on_machine: 4,
             spread: 0.03,
             latency: 0.004,
             transfer: 0.02,
+            contention: 0.001,
             tail: 0.25,
             hiding: 0.0005,
         }
@@ -389,9 +417,11 @@ mod tests {
             (found.fixed, truth.fixed),
             (found.image, truth.image),
             (found.interference, truth.interference),
+            (found.ranks_on_machine.into(), truth.ranks_on_machine.into()),
             (found.spread, truth.spread),
             (found.latency, truth.latency),
             (found.transfer, truth.transfer),
+            (found.contention, truth.contention),
             (found.tail, truth.tail),
             (found.hiding, truth.hiding),
         ] {
@@ -427,6 +457,7 @@ mod tests {
         };
         Sample {
             ranks,
+            ranks_on_machine: 1,
             micro_batch,
             accumulation: 1,
             seconds: parts.step(),
@@ -479,7 +510,8 @@ mod tests {
         };
         let found = truth().over(link, 5e7).step(8, 16, 1);
         let measured = truth().step(8, 16, 1);
-        assert!((found.communication - (2e-4 * 3.0 + 0.05 * 1.75)).abs() < 1e-12);
+        // On the same machines: four ranks on one.
+        assert!((found.communication - (2e-4 * 3.0 + 0.05 * 1.75 + 0.001 * 3.0)).abs() < 1e-12);
         assert_eq!(
             (found.compute, found.straggler),
             (measured.compute, measured.straggler)

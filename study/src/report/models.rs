@@ -26,8 +26,9 @@ pub(super) fn costs(forecast: &Forecast) -> String {
     let mut parts = vec![format!("compute {} + {} n", ms(model.fixed), ms(model.image))];
     if model.interference > 0.0 {
         parts.push(format!(
-            "{} n (1 - 1/N) that ranks take from one another",
-            ms(model.interference)
+            "{} n for each other rank on the same machine (at most {} are on one)",
+            ms(model.interference),
+            model.ranks_on_machine
         ));
     }
     if model.spread > 0.0 {
@@ -37,7 +38,7 @@ pub(super) fn costs(forecast: &Forecast) -> String {
         ));
     }
     let mut text = format!("A step takes {}", parts.join(" + "));
-    if model.latency + model.transfer > 0.0 {
+    if model.latency + model.transfer + model.contention > 0.0 {
         let mut parts = Vec::new();
         if model.latency > 0.0 {
             parts.push(format!("{} log2(N)", ms(model.latency)));
@@ -48,6 +49,12 @@ pub(super) fn costs(forecast: &Forecast) -> String {
                 "{} 2 (N - 1)/N ({} GB/s)",
                 ms(model.transfer),
                 significant(rate)
+            ));
+        }
+        if model.contention > 0.0 {
+            parts.push(format!(
+                "{} for each other rank on the same machine",
+                ms(model.contention)
             ));
         }
         text += &format!(". Communication takes {}", parts.join(" + "));
@@ -289,9 +296,11 @@ mod tests {
             fixed,
             image: 0.01,
             interference: 0.0,
+            ranks_on_machine: 1,
             spread: 0.0,
             latency,
             transfer: 0.002,
+            contention: 0.0,
             tail: 0.25,
             hiding: 0.001,
         };
@@ -319,6 +328,13 @@ mod tests {
         let mut alone = forecast("a", 0.0, 0.0);
         alone.model.transfer = 0.0;
         assert_eq!(costs(&alone), "A step takes compute 0 ms + 10.0 ms n.");
+        alone.model.ranks_on_machine = 4;
+        (alone.model.interference, alone.model.contention) = (0.002, 0.003);
+        alone.model.hiding = 0.0;
+        assert_eq!(
+            costs(&alone),
+            "A step takes compute 0 ms + 10.0 ms n + 2.00 ms n for each other rank on the same machine (at most 4 are on one). Communication takes 3.00 ms for each other rank on the same machine, and computation hides none of it."
+        );
     }
 
     #[test]

@@ -28,6 +28,7 @@ use crate::distributed::{Accelerator, LostPeer, Place, World};
 use crate::error::TrainError;
 use crate::evaluation::{Parts, evaluate};
 use crate::gpu::GpuMonitor;
+use crate::machine::boot_number;
 use crate::metrics::{Observer, Report, Reporter, RunShape};
 use crate::slowdown::Slowdown;
 use balance::{Balancer, Shares};
@@ -133,6 +134,7 @@ impl Trainer {
             &config,
             (place.attempt, place.rank),
             (data.train.len(), identity.as_ref().map(|gpu| gpu.product.clone())),
+            ranks_here(&world)?,
             &start,
             reporter,
         )?;
@@ -288,6 +290,7 @@ fn observer(
     config: &RunConfig,
     (attempt, rank): (u32, u32),
     (images, device): (u64, Option<String>),
+    ranks_on_machine: Option<u32>,
     start: &Start,
     reporter: Reporter,
 ) -> Result<Observer, CheckpointError> {
@@ -298,6 +301,7 @@ fn observer(
         total_epochs: training.epochs,
         total_steps: total_steps(start.position, training.epochs, images, global_batch_size),
         world_size: config.world_size(),
+        ranks_on_machine,
         global_batch_size,
         train_images: images,
         device,
@@ -314,6 +318,16 @@ fn observer(
         start.resumed_from.as_deref(),
     );
     observer.map_err(CheckpointError::Folder)
+}
+
+/// How many ranks share this one's machine, where that is known.
+fn ranks_here(world: &World) -> Result<Option<u32>, TrainError> {
+    let own = boot_number().map(|number| number as f64);
+    let all = world.gather(own.unwrap_or_default())?;
+    Ok(own.map(|own| {
+        let here = all.iter().filter(|number| number.total_cmp(&own).is_eq());
+        u32::try_from(here.count()).expect("no more than all ranks")
+    }))
 }
 
 /// The place of this rank among those whose forward passes do not wait for one another: replicas, or none where weights are

@@ -104,6 +104,8 @@ fn a_study_is_measured_once_and_reported() {
     for log in study.logs() {
         let log = fs_err::read_to_string(log).expect("reads");
         assert!(log.contains(r#""step":2,"#), "{log}");
+        let start: Value = serde_json::from_str(log.lines().next().expect("a line")).expect("JSON");
+        assert_eq!(start["ranksOnMachine"], start["worldSize"], "{start}");
     }
     let report = study.report();
     let points = report["points"].as_array().expect("points");
@@ -216,7 +218,7 @@ fn a_study_that_is_stopped_keeps_whole_runs_only_and_goes_on() {
     // The second run is long.
     let study = Study::new(
         "{epochs: 1, warmupSteps: 0, repetitions: 1}",
-        "[{name: kinds, mode: Variants, variants: [{name: short}, {name: long, spec: {data: {syntheticImages: 1000000}}}]}]",
+        "[{name: kinds, mode: Variants, variants: [{name: short, speeds: [0.5]}, {name: long, spec: {data: {syntheticImages: 1000000}}}]}]",
     );
     let mut child = study.command().stdout(Stdio::null()).spawn().expect("starts");
     let pid = Pid::from_raw(child.id().cast_signed());
@@ -273,6 +275,18 @@ fn a_study_that_is_stopped_keeps_whole_runs_only_and_goes_on() {
             .as_f64()
             .expect("a rate")
             > 0.0
+    );
+
+    // What the emulated device refers to stays with the study, and is looked at before anything is run.
+    let calibration = study.output().join("calibration.json");
+    let kept: Value = serde_json::from_slice(&fs_err::read(&calibration).expect("it is kept")).expect("JSON");
+    assert_eq!(kept.as_array().map(Vec::len), Some(1), "{kept}");
+    fs_err::write(&calibration, "half a fi").expect("writes");
+    let output = study.run();
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(
+        output.status.code() == Some(2) && told.contains("calibration.json is not a calibration file ("),
+        "{told}"
     );
 }
 
