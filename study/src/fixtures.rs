@@ -37,6 +37,7 @@ pub(crate) fn measurement(images_per_second: f64) -> Measurement {
         },
         communication_seconds: 0.3 * step_seconds,
         communication_bytes: 1e6,
+        all_reduces: Some(1.0),
         memory_bytes: Some(1_500_000),
         gpu: None,
         nodes: vec![],

@@ -1,12 +1,12 @@
 //! What a study's measurements say of points that were not measured.
 
 use contract::Measurement;
-use crds::study::Predict;
+use crds::study::{self, Predict};
 use indexmap::IndexMap;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::model::{CostModel, Link, Parts, Sample};
+use crate::model::{CostModel, Link, Parts, Sample, Traffic};
 use crate::plan::{Plan, Run};
 use crate::results::Spread;
 
@@ -42,8 +42,8 @@ pub struct Forecast {
     pub is_predictable: bool,
     /// What a step costs.
     pub model: CostModel,
-    /// Bytes that a rank sends in a step.
-    pub bytes: f64,
+    /// Whether it is known what a rank sends; otherwise no link is put in the place of the measured one.
+    pub knows_traffic: bool,
     /// Each point, by a model that was fitted to the others.
     pub held_out: Vec<HeldOut>,
     /// Images of a micro-batch of which twice as many gain little, by ranks.
@@ -124,7 +124,7 @@ pub fn forecasts(plan: &Plan, measured: &Measured, predict: &Predict) -> Vec<For
             .iter()
             .filter_map(|found| found.as_ref().ok())
             .collect();
-        if run.has_like_ranks() && !measured.is_empty() {
+        if run.follows_the_model() && !measured.is_empty() {
             let groups = jobs.entry(job_key(run)).or_default();
             match groups.iter_mut().find(|group| sizes(group.runs[0]) == sizes(run)) {
                 Some(group) => {
@@ -174,20 +174,20 @@ fn job_key(run: &Run) -> String {
 }
 
 fn forecast(plan: &Plan, groups: &[Group<'_>], predict: &Predict) -> Option<Forecast> {
-    let samples: Vec<Sample> = groups.iter().map(Group::median).collect();
-    let model = CostModel::fit(&samples)?;
-    let bytes = groups
+    let knows_traffic = groups
         .iter()
         .filter(|group| sizes(group.runs[0])[0] > 1)
-        .flat_map(|group| group.measured.iter().map(|measured| measured.communication_bytes));
-    let bytes = Spread::of(bytes).map_or(0.0, |spread| spread.median);
-    let drawn = drawn_models(groups);
+        .all(|group| group.traffic().is_some());
+    let samples: Vec<Sample> = groups.iter().map(|group| group.median(knows_traffic)).collect();
+    let model = CostModel::fit(&samples)?;
+    let drawn = drawn_models(groups, knows_traffic);
     let mut ranks: Vec<u32> = samples.iter().map(|sample| sample.ranks).collect();
     ranks.sort_unstable();
     ranks.dedup();
-    let largest = samples.iter().map(|sample| sample.micro_batch).max().unwrap_or(0);
     let enough = ranks.iter().filter_map(|ranks| {
         let micro_batch_size = model.enough_images(*ranks, LEAST_GAIN)?;
+        let of_ranks = samples.iter().filter(|sample| sample.ranks == *ranks);
+        let largest = of_ranks.map(|sample| sample.micro_batch).max().unwrap_or(0);
         Some(EnoughImages {
             ranks: *ranks,
             micro_batch_size,
@@ -203,11 +203,12 @@ fn forecast(plan: &Plan, groups: &[Group<'_>], predict: &Predict) -> Option<Fore
         fewest_ranks: ranks[0],
         is_predictable,
         points: samples.len(),
-        bytes,
+        knows_traffic,
         held_out: held_out(&samples),
         enough_images: enough.collect(),
         predictions: if is_predictable {
-            predictions(plan, &model, &drawn, bytes, predict)
+            let links = if knows_traffic { &predict.links[..] } else { &[] };
+            predictions(plan, &model, &drawn, &predict.ranks, links)
         } else {
             vec![]
         },
@@ -237,8 +238,19 @@ fn name(plan: &Plan, groups: &[Group<'_>]) -> String {
 }
 
 impl Group<'_> {
+    /// What a rank sends in a step, where that is known.
+    fn traffic(&self) -> Option<Traffic> {
+        let traffic = |run: &&Measurement| {
+            Some(Traffic {
+                all_reduces: run.all_reduces?,
+                bytes: run.communication_bytes,
+            })
+        };
+        self.measured.iter().find_map(traffic)
+    }
+
     /// A step of so many seconds; of parts that leave much untold nothing is made.
-    fn sample(&self, seconds: f64, parts: Parts) -> Sample {
+    fn sample(&self, seconds: f64, parts: Parts, knows_traffic: bool) -> Sample {
         let [ranks, micro_batch, accumulation] = sizes(self.runs[0]);
         let on_machine = self.measured.iter().find_map(|run| run.ranks_on_machine);
         Sample {
@@ -249,10 +261,15 @@ impl Group<'_> {
             accumulation,
             seconds,
             parts: Measurement::are_told(seconds - parts.step(), seconds).then_some(parts),
+            traffic: if knows_traffic {
+                self.traffic().unwrap_or_default()
+            } else {
+                Traffic::UNIT
+            },
         }
     }
 
-    fn of(&self, measured: &Measurement) -> Sample {
+    fn of(&self, measured: &Measurement, knows_traffic: bool) -> Sample {
         self.sample(
             measured.step_seconds,
             Parts {
@@ -261,11 +278,12 @@ impl Group<'_> {
                 straggler: measured.phases.sync_straggler,
                 communication: measured.communication_seconds,
             },
+            knows_traffic,
         )
     }
 
     /// Medians over its repetitions.
-    fn median(&self) -> Sample {
+    fn median(&self, knows_traffic: bool) -> Sample {
         let over = |value: &dyn Fn(&Measurement) -> f64| {
             Spread::of(self.measured.iter().map(|run| value(run))).map_or(0.0, |spread| spread.median)
         };
@@ -277,6 +295,7 @@ impl Group<'_> {
                 straggler: over(&|run| run.phases.sync_straggler),
                 communication: over(&|run| run.communication_seconds),
             },
+            knows_traffic,
         )
     }
 }
@@ -307,12 +326,17 @@ fn held_out(samples: &[Sample]) -> Vec<HeldOut> {
 }
 
 /// Models of repetitions that are drawn at random, one of each point.
-fn drawn_models(groups: &[Group<'_>]) -> Vec<CostModel> {
+fn drawn_models(groups: &[Group<'_>], knows_traffic: bool) -> Vec<CostModel> {
     let mut random = fastrand::Rng::with_seed(0);
     let draw = |_| {
         let samples: Vec<Sample> = groups
             .iter()
-            .map(|group| group.of(group.measured[random.usize(..group.measured.len())]))
+            .map(|group| {
+                group.of(
+                    group.measured[random.usize(..group.measured.len())],
+                    knows_traffic,
+                )
+            })
             .collect();
         CostModel::fit(&samples)
     };
@@ -323,11 +347,11 @@ fn predictions(
     plan: &Plan,
     model: &CostModel,
     drawn: &[CostModel],
-    bytes: f64,
-    predict: &Predict,
+    ranks: &[i32],
+    links: &[study::Link],
 ) -> Vec<Prediction> {
     let (micro_batch_size, accumulation) = (plan.micro_batch_size, plan.gradient_accumulation_steps);
-    let links = predict.links.iter().map(|link| {
+    let links = links.iter().map(|link| {
         let known = Link {
             latency: link.latency_microseconds * 1e-6,
             bandwidth: link.gigabits_per_second * 1e9 / 8.0,
@@ -336,13 +360,9 @@ fn predictions(
     });
     let mut predictions = Vec::new();
     for (name, link) in std::iter::once((None, None)).chain(links) {
-        let over = |model: &CostModel| link.map_or(*model, |link| model.over(link, bytes));
+        let over = |model: &CostModel| link.map_or(*model, |link| model.over(link));
         let one = over(model).images_per_second(1, micro_batch_size, accumulation);
-        for ranks in predict
-            .ranks
-            .iter()
-            .filter_map(|ranks| u32::try_from(*ranks).ok())
-        {
+        for ranks in ranks.iter().filter_map(|ranks| u32::try_from(*ranks).ok()) {
             let parts = over(model).step(ranks, micro_batch_size, accumulation);
             let mut drawn: Vec<f64> = drawn
                 .iter()
@@ -499,7 +519,7 @@ mod tests {
     fn jobs_that_differ_by_more_than_ranks_and_batch_have_models_of_their_own() {
         let plan = plan(
             "[{name: s, mode: Strong, ranks: [1, 2, 4], variants: [{name: a}, {name: b, spec: {training: {precision: bf16}}}, \
-             {name: uneven, speeds: [1.0, 0.5]}]}]",
+             {name: uneven, speeds: [1.0, 0.5]}, {name: mixed, spec: {placement: {homogeneity: Preferred}}}]}]",
         );
         let measured: Vec<_> = plan.runs.iter().map(|of| vec![Ok(run(of, 1.0))]).collect();
         let names = |measured: &Measured| -> Vec<String> {
@@ -512,6 +532,59 @@ mod tests {
         let mut failed = measured;
         failed[0] = vec![Err("it broke".into())];
         assert_eq!(names(&failed), ["b"], "two points are too few");
+    }
+
+    #[test]
+    fn jobs_that_exchange_activations_have_no_model() {
+        let plan = plan(
+            "[{name: s, mode: Strong, ranks: [2, 4, 8], variants: [{name: whole}, \
+             {name: divided, spec: {model: {heads: 2}, parallelism: {tensor: 2, acrossNodes: true}}}]}]",
+        );
+        let measured: Vec<_> = plan.runs.iter().map(|of| vec![Ok(run(of, 1.0))]).collect();
+        let found = forecasts(&plan, &measured, &Predict::default());
+        let names: Vec<&str> = found.iter().map(|forecast| forecast.name.as_str()).collect();
+        assert_eq!(names, ["whole"]);
+    }
+
+    #[test]
+    fn links_take_the_place_of_the_measured_one_only_where_it_is_known_what_is_sent() {
+        let plan = plan(SWEEPS);
+        let of = |known: bool| -> Vec<_> {
+            let measured = |of| Measurement {
+                all_reduces: known.then_some(3.0),
+                ..run(of, 1.0)
+            };
+            plan.runs.iter().map(|of| vec![Ok(measured(of))]).collect()
+        };
+        let predict = predict(
+            "{ranks: [16], links: [{name: slow, latencyMicroseconds: 1000, gigabitsPerSecond: 0.8}]}",
+        );
+        let predictions = |known| forecasts(&plan, &of(known), &predict)[0].predictions.clone();
+        let (known, unknown) = (predictions(true), predictions(false));
+        assert_eq!((known.len(), unknown.len()), (2, 1));
+        // Three all-reduces of 1 MB in all over 0.1 GB/s: 3 x 2 ms x log2(16), and 10 ms x 2 x 15/16.
+        let communication = known[1].parts.communication;
+        assert!(
+            (communication - (0.024 + 0.018_75)).abs() < 1e-6,
+            "{communication}"
+        );
+        // The measured one is fitted to the same times either way.
+        assert!((known[0].step_seconds.median - unknown[0].step_seconds.median).abs() < 1e-9);
+    }
+
+    #[test]
+    fn what_is_measured_is_told_by_ranks() {
+        let plan = plan(
+            "[{name: s, mode: Strong, ranks: [1, 2, 4]}, {name: b, mode: Batch, ranks: [1], microBatchSize: [4, 256]}]",
+        );
+        let measured: Vec<_> = plan.runs.iter().map(|of| vec![Ok(run(of, 1.0))]).collect();
+        let found = forecasts(&plan, &measured, &Predict::default());
+        let told: Vec<bool> = found[0]
+            .enough_images
+            .iter()
+            .map(|enough| enough.is_measured)
+            .collect();
+        assert_eq!(told, [true, false, false]);
     }
 
     #[test]

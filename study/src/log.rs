@@ -159,11 +159,33 @@ pub struct LoggedSteps {
 
 /// Collectives of a step.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(default)]
 pub struct LoggedSync {
     /// Seconds under way.
     pub total: f64,
-    /// Bytes that a rank gave to them.
+    /// What is reduced and given to every rank.
+    pub all_reduce: LoggedCollectives,
+    /// What is reduced, of which a rank gets its shard.
+    pub reduce_scatter: LoggedCollectives,
+    /// What ranks have shards of.
+    pub all_gather: LoggedCollectives,
+}
+
+/// Those of one kind.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(default)]
+pub struct LoggedCollectives {
+    /// Of whole tensors.
     pub bytes: f64,
+    /// How many.
+    pub collectives: f64,
+}
+
+impl LoggedSync {
+    /// An all-reduce is a reduce-scatter and an all-gather.
+    fn as_all_reduces(&self, amount: fn(&LoggedCollectives) -> f64) -> f64 {
+        amount(&self.all_reduce) + f64::midpoint(amount(&self.reduce_scatter), amount(&self.all_gather))
+    }
 }
 
 /// What the run measured whose log this is, with its first `warmup` steps left out of times. Lines that are partly
@@ -263,7 +285,9 @@ pub fn read_log(text: &str, warmup: u64) -> Result<Measurement, LogError> {
             optimizer: mean(&|line| line.phases.optimizer),
         },
         communication_seconds: mean(&|line| line.sync.total),
-        communication_bytes: mean(&|line| line.sync.bytes),
+        communication_bytes: mean(&|line| line.sync.as_all_reduces(|of| of.bytes)),
+        all_reduces: Some(mean(&|line| line.sync.as_all_reduces(|of| of.collectives)))
+            .filter(|number| *number > 0.0),
         memory_bytes: on_device.or_else(|| lines.iter().filter_map(|line| line.resident_bytes).max()),
         gpu: gpu_use(&measured),
         nodes: vec![],
@@ -332,7 +356,7 @@ mod tests {
 
     fn train(epoch: u32, step: u64, steps: u64, seconds: f64) -> String {
         format!(
-            r#"{{"time":"t","attempt":1,"kind":"train","epoch":{epoch},"step":{step},"steps":{steps},"loss":{step}.0,"accuracy":0.{step},"learningRate":0.1,"imagesPerSecond":1.0,"stepSeconds":{seconds},"phases":{{"data":0.1,"forward":{seconds},"backward":0.2,"sync_exposed":0.3,"sync_straggler":0.4,"optimizer":0.5}},"sync":{{"total":0.6,"exposed":0.3,"straggler":0.4,"bytes":100,"waited_in_forward":0.0}},"residentBytes":{}}}"#,
+            r#"{{"time":"t","attempt":1,"kind":"train","epoch":{epoch},"step":{step},"steps":{steps},"loss":{step}.0,"accuracy":0.{step},"learningRate":0.1,"imagesPerSecond":1.0,"stepSeconds":{seconds},"phases":{{"data":0.1,"forward":{seconds},"backward":0.2,"sync_exposed":0.3,"sync_straggler":0.4,"optimizer":0.5}},"sync":{{"total":0.6,"exposed":0.3,"straggler":0.4,"bytes":500,"all_reduce":{{"total":0.1,"bytes":100,"collectives":2}},"reduce_scatter":{{"bytes":300,"collectives":3}},"all_gather":{{"bytes":100,"collectives":2}},"waited_in_forward":0.0}},"residentBytes":{}}}"#,
             1000 * step
         )
     }
@@ -379,8 +403,12 @@ mod tests {
         assert!((found.phases.compute() - 0.8 - seconds).abs() < 1e-12);
         assert!((found.phases.waiting() - 0.7).abs() < 1e-12);
         assert_eq!(
-            (found.communication_seconds, found.communication_bytes),
-            (0.6, 100.0)
+            (
+                found.communication_seconds,
+                found.communication_bytes,
+                found.all_reduces
+            ),
+            (0.6, 300.0, Some(4.5))
         );
         assert_eq!((found.memory_bytes, found.device), (Some(4000), None));
         // A line that is partly warm-up is left out: of the last one the first step would be.

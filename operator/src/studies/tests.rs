@@ -200,6 +200,7 @@ fn measurement(ranks: u32) -> Measurement {
         },
         communication_seconds: 0.02,
         communication_bytes: 1e6,
+        all_reduces: Some(1.0),
         memory_bytes: None,
         gpu: None,
         nodes: vec![],
@@ -573,7 +574,9 @@ fn nodes_with_a_faulty_gpu_or_a_taint_are_given_up() {
     let failure = cluster.job_status_of(0).last_failure.as_mut().expect("a failure");
     failure.node = Some("b".into());
     cluster.round();
-    assert!(cluster.job().spec.placement.nodes.is_empty());
+    let placement = &cluster.job().spec.placement;
+    assert!(placement.nodes.is_empty());
+    assert_eq!(placement.exclude_nodes, ["b"]);
     cluster.trains_on(&["a", "c", "d", "e"]);
     cluster.ends_well();
     cluster.round();

@@ -6,12 +6,13 @@
 //!   compute    c0 + c1 n + c2 n (m - 1)             fixed, an image, and an image for each other rank on the machine
 //!   straggler  s compute x(N)                       x(N): how far the slowest of N normal values lies above the mean
 //!   exposed    max(r T, T - w b)                    what computation does not hide of
-//!              T = a log2(N) + B 2 (N - 1)/N        latency, bytes over bandwidth (a ring's share of them),
+//!              T = a k log2(N) + B q 2 (N - 1)/N    latency of k all-reduces, time of their q bytes (a ring's share of them),
 //!                  + d (m - 1)                      and what other ranks on the machine delay
 //! ```
-//! with m the ranks on a machine and b the images of a micro-batch, behind whose backward pass communication hides. The
+//! with m the ranks on a machine and b the images of a micro-batch, behind whose backward pass communication hides. A
+//! reduce-scatter and an all-gather count as half an all-reduce each, and some are repeated for each micro-batch. The
 //! trainer's log has each part for itself, so each is fitted for itself, by its error as a share of the step and with no
-//! coefficient below 0. Where only whole steps are known, as of other trainers, `compute + a log2(N) + B 2 (N - 1)/N` is
+//! coefficient below 0. Where only whole steps are known, as of other trainers, `compute + a k log2(N) + B q 2 (N - 1)/N` is
 //! fitted to them.
 
 mod fit;
@@ -37,6 +38,26 @@ pub struct Sample {
     pub seconds: f64,
     /// What they consist of, where that is known.
     pub parts: Option<Parts>,
+    /// What a rank sends in it; of a single rank nothing.
+    pub traffic: Traffic,
+}
+
+/// What a rank sends in a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Traffic {
+    /// k: number of all-reduces; a reduce-scatter and an all-gather are half of one each.
+    pub all_reduces: f64,
+    /// q: bytes of them.
+    pub bytes: f64,
+}
+
+impl Traffic {
+    /// Where it is not known, communication is one unit of whatever it is.
+    pub const UNIT: Self = Self {
+        all_reduces: 1.0,
+        bytes: 1.0,
+    };
 }
 
 /// Seconds of a step by part.
@@ -73,7 +94,7 @@ impl Link {
     /// The link over which all-reduces of so many bytes took so many seconds, among so many ranks; `None` where the times do
     /// not tell, as those of one size.
     pub fn of_all_reduces(ranks: u32, times: &[(u64, f64)]) -> Option<Self> {
-        let [doublings, ring, _] = communication_features(ranks, 1);
+        let [doublings, ring, _] = communication_features(ranks, 1, Traffic::UNIT);
         let most = times.iter().map(|(bytes, _)| *bytes).max()? as f64;
         let rows = times.iter().map(|&(bytes, seconds)| Row {
             features: [2.0 * doublings, ring * (bytes as f64 / most)],
@@ -102,10 +123,14 @@ pub struct CostModel {
     pub ranks_on_machine: u32,
     /// s: spread of compute time between ranks and steps, as a share of it.
     pub spread: f64,
-    /// a: seconds of communication for each doubling of the ranks.
+    /// a: seconds of an all-reduce for each doubling of the ranks.
     pub latency: f64,
-    /// B: seconds in which a rank's bytes pass a link once.
+    /// B: seconds in which a byte passes a link once.
     pub transfer: f64,
+    /// What a rank sends in a step whatever its micro-batches.
+    pub traffic: Traffic,
+    /// What it sends for each micro-batch.
+    pub micro_batch_traffic: Traffic,
     /// d: seconds of communication for each other rank on the same machine.
     pub contention: f64,
     /// r: share of communication that nothing hides.
@@ -138,20 +163,25 @@ impl CostModel {
             let feature = of(sample).compute * expected_maximum(sample.ranks);
             sample.row([feature], of(sample).straggler)
         });
+        let largest = largest_traffic(samples);
         let communication = several().map(|sample| {
-            let features = communication_features(sample.ranks, sample.ranks_on_machine);
+            let traffic = sample.traffic.over(largest);
+            let features = communication_features(sample.ranks, sample.ranks_on_machine, traffic);
             sample.row(features, of(sample).communication)
         });
         let [spread] = fit(&spread.collect::<Vec<_>>()).unwrap_or_default();
         let [latency, transfer, contention] = fit(&communication.collect::<Vec<_>>()).unwrap_or_default();
+        let (traffic, micro_batch_traffic) = fit_traffic(samples);
         let mut model = Self {
             fixed,
             image,
             interference,
             ranks_on_machine: most_on_machine(samples),
             spread,
-            latency,
-            transfer,
+            latency: latency / largest.all_reduces,
+            transfer: transfer / largest.bytes,
+            traffic,
+            micro_batch_traffic,
             contention,
             tail: 1.0,
             hiding: 0.0,
@@ -162,24 +192,29 @@ impl CostModel {
 
     /// From whole steps: what is exposed and what is waited for cannot be told apart.
     fn of_steps(samples: &[Sample]) -> Option<Self> {
+        let largest = largest_traffic(samples);
         let rows: Vec<_> = samples
             .iter()
             .map(|sample| {
                 let [one, images, _] = sample.compute_features();
-                let [doublings, ring, _] = communication_features(sample.ranks, 1);
+                let traffic = sample.traffic.over(largest);
+                let [doublings, ring, _] = communication_features(sample.ranks, 1, traffic);
                 sample.row([one, images, doublings, ring], sample.seconds)
             })
             .collect();
         let [fixed, image, latency, transfer] = fit(&rows)?;
         let (interference, spread, tail, hiding) = (0.0, 0.0, 1.0, 0.0);
+        let (traffic, micro_batch_traffic) = fit_traffic(samples);
         Some(Self {
             fixed,
             image,
             interference,
             ranks_on_machine: most_on_machine(samples),
             spread,
-            latency,
-            transfer,
+            latency: latency / largest.all_reduces,
+            transfer: transfer / largest.bytes,
+            traffic,
+            micro_batch_traffic,
             contention: 0.0,
             tail,
             hiding,
@@ -228,7 +263,8 @@ impl CostModel {
     pub fn step(&self, ranks: u32, micro_batch: u32, accumulation: u32) -> Parts {
         let on_machine = ranks.min(self.ranks_on_machine);
         let [one, images, shared] = compute_features(on_machine, micro_batch, accumulation);
-        let [doublings, ring, others] = communication_features(ranks, on_machine);
+        let [doublings, ring, others] =
+            communication_features(ranks, on_machine, self.traffic_of(accumulation));
         let compute = self.fixed * one + self.image * images + self.interference * shared;
         let communication = self.latency * doublings + self.transfer * ring + self.contention * others;
         Parts {
@@ -239,18 +275,27 @@ impl CostModel {
         }
     }
 
+    /// What a rank sends in a step of so many micro-batches.
+    pub fn traffic_of(&self, accumulation: u32) -> Traffic {
+        let of = |whole: f64, each: f64| whole + each * f64::from(accumulation);
+        Traffic {
+            all_reduces: of(self.traffic.all_reduces, self.micro_batch_traffic.all_reduces),
+            bytes: of(self.traffic.bytes, self.micro_batch_traffic.bytes),
+        }
+    }
+
     /// Training images a second.
     pub fn images_per_second(&self, ranks: u32, micro_batch: u32, accumulation: u32) -> f64 {
         let images = f64::from(ranks) * f64::from(micro_batch) * f64::from(accumulation);
         images / self.step(ranks, micro_batch, accumulation).step()
     }
 
-    /// The same job on the same machines over another network, on which a rank sends so many bytes in a step.
+    /// The same job on the same machines over another network. Only where its traffic is known.
     #[must_use]
-    pub fn over(&self, link: Link, bytes: f64) -> Self {
+    pub fn over(&self, link: Link) -> Self {
         Self {
             latency: 2.0 * link.latency,
-            transfer: bytes / link.bandwidth,
+            transfer: link.bandwidth.recip(),
             ..*self
         }
     }
@@ -279,6 +324,55 @@ impl Sample {
     }
 }
 
+impl Traffic {
+    /// In shares of another one.
+    fn over(self, whole: Self) -> Self {
+        Self {
+            all_reduces: self.all_reduces / whole.all_reduces,
+            bytes: self.bytes / whole.bytes,
+        }
+    }
+}
+
+/// The most of each that a rank sends in a step: features are shares of it, whatever their unit.
+fn largest_traffic(samples: &[Sample]) -> Traffic {
+    let most = |amount: fn(&Traffic) -> f64| {
+        let most = samples
+            .iter()
+            .map(|sample| amount(&sample.traffic))
+            .fold(0.0, f64::max);
+        if most > 0.0 { most } else { 1.0 }
+    };
+    Traffic {
+        all_reduces: most(|traffic| traffic.all_reduces),
+        bytes: most(|traffic| traffic.bytes),
+    }
+}
+
+/// What a rank sends whatever its micro-batches, and for each of them. With one number of micro-batches these cannot be told apart,
+/// and count as the former.
+fn fit_traffic(samples: &[Sample]) -> (Traffic, Traffic) {
+    let of = |amount: fn(&Traffic) -> f64| {
+        let rows = samples
+            .iter()
+            .filter(|sample| sample.ranks > 1)
+            .map(|sample| Row {
+                features: [1.0, f64::from(sample.accumulation)],
+                value: amount(&sample.traffic),
+                scale: amount(&sample.traffic),
+            });
+        fit(&rows.collect::<Vec<_>>()).unwrap_or_default()
+    };
+    let [all_reduces, all_reduces_each] = of(|traffic| traffic.all_reduces);
+    let [bytes, bytes_each] = of(|traffic| traffic.bytes);
+    let whole = Traffic { all_reduces, bytes };
+    let each = Traffic {
+        all_reduces: all_reduces_each,
+        bytes: bytes_each,
+    };
+    (whole, each)
+}
+
 fn most_on_machine(samples: &[Sample]) -> u32 {
     let on_machine = samples.iter().map(|sample| sample.ranks_on_machine);
     on_machine.max().unwrap_or(1)
@@ -289,11 +383,11 @@ fn compute_features(ranks_on_machine: u32, micro_batch: u32, accumulation: u32) 
     [1.0, images, images * f64::from(ranks_on_machine.max(1) - 1)]
 }
 
-fn communication_features(ranks: u32, ranks_on_machine: u32) -> [f64; 3] {
+fn communication_features(ranks: u32, ranks_on_machine: u32, traffic: Traffic) -> [f64; 3] {
     let ranks = f64::from(ranks.max(1));
     [
-        ranks.log2(),
-        2.0 * (ranks - 1.0) / ranks,
+        traffic.all_reduces * ranks.log2(),
+        traffic.bytes * 2.0 * (ranks - 1.0) / ranks,
         f64::from(ranks_on_machine.max(1) - 1),
     ]
 }
@@ -311,6 +405,7 @@ mod tests {
             accumulation: 1,
             seconds: *seconds,
             parts: None,
+            traffic: Traffic::UNIT,
         };
         ranks_and_seconds.iter().map(sample).collect()
     }
@@ -386,9 +481,11 @@ mod tests {
             accumulation,
             seconds: parts.step(),
             parts: Some(parts),
+            traffic: truth.traffic_of(accumulation),
         }
     }
 
+    /// Weights are gathered once a step, and gradients scattered in each micro-batch.
     fn truth() -> CostModel {
         CostModel {
             fixed: 0.005,
@@ -396,8 +493,16 @@ mod tests {
             interference: 0.0002,
             ranks_on_machine: 4,
             spread: 0.03,
-            latency: 0.004,
-            transfer: 0.02,
+            latency: 0.0004,
+            transfer: 2e-10,
+            traffic: Traffic {
+                all_reduces: 5.0,
+                bytes: 4e7,
+            },
+            micro_batch_traffic: Traffic {
+                all_reduces: 5.0,
+                bytes: 6e7,
+            },
             contention: 0.001,
             tail: 0.25,
             hiding: 0.0005,
@@ -420,7 +525,9 @@ mod tests {
             (found.ranks_on_machine.into(), truth.ranks_on_machine.into()),
             (found.spread, truth.spread),
             (found.latency, truth.latency),
-            (found.transfer, truth.transfer),
+            (found.transfer * 1e9, truth.transfer * 1e9),
+            (found.traffic.bytes, truth.traffic.bytes),
+            (found.micro_batch_traffic.bytes, truth.micro_batch_traffic.bytes),
             (found.contention, truth.contention),
             (found.tail, truth.tail),
             (found.hiding, truth.hiding),
@@ -430,8 +537,10 @@ mod tests {
                 "{found} is not {expected}"
             );
         }
-        let far = found.step(256, 32, 1).step() / truth.step(256, 32, 1).step();
-        assert!((far - 1.0).abs() < 0.001, "{far}");
+        for accumulation in [1, 8] {
+            let far = found.step(256, 32, accumulation).step() / truth.step(256, 32, accumulation).step();
+            assert!((far - 1.0).abs() < 0.001, "{far}");
+        }
     }
 
     /// A step of a model of 12 blocks of 28 MB of gradients, which are sent block by block over 25 GB/s, by the closed form of
@@ -462,6 +571,10 @@ mod tests {
             accumulation: 1,
             seconds: parts.step(),
             parts: Some(parts),
+            traffic: Traffic {
+                all_reduces: blocks,
+                bytes: blocks * bytes,
+            },
         }
     }
 
@@ -508,10 +621,10 @@ mod tests {
             latency: 1e-4,
             bandwidth: 1e9,
         };
-        let found = truth().over(link, 5e7).step(8, 16, 1);
+        let found = truth().over(link).step(8, 16, 1);
         let measured = truth().step(8, 16, 1);
-        // On the same machines: four ranks on one.
-        assert!((found.communication - (2e-4 * 3.0 + 0.05 * 1.75 + 0.001 * 3.0)).abs() < 1e-12);
+        // Ten all-reduces of 100 MB in all, on the same machines: four ranks on one.
+        assert!((found.communication - (10.0 * 2e-4 * 3.0 + 0.1 * 1.75 + 0.001 * 3.0)).abs() < 1e-12);
         assert_eq!(
             (found.compute, found.straggler),
             (measured.compute, measured.straggler)

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use contract::RunConfig;
 use crds::ViTTrainingJobSpec;
+use crds::spec::Homogeneity;
 use crds::study::{GlobalBatch, Mode, Sweep, Variant, ViTScalingStudySpec};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -218,9 +219,15 @@ impl Run {
         spec
     }
 
-    /// Whether no rank is slower than another on purpose.
-    pub(crate) fn has_like_ranks(&self) -> bool {
+    /// Whether what its steps cost can be taken apart: ranks are alike, and all of them exchange gradients and weights, and nothing
+    /// that grows with the images. A gang that may be of several kinds of GPUs counts as mixed, though a cluster may have had like
+    /// ones for it.
+    pub(crate) fn follows_the_model(&self) -> bool {
+        let parallelism = &self.config.parallelism;
         are_alike(&self.speeds)
+            && self.spec.placement.homogeneity == Homogeneity::Required
+            && parallelism.ranks_per_replica() == 1
+            && !parallelism.shard_within_node
     }
 }
 

@@ -39,16 +39,20 @@ pub(super) fn costs(forecast: &Forecast) -> String {
     }
     let mut text = format!("A step takes {}", parts.join(" + "));
     if model.latency + model.transfer + model.contention > 0.0 {
+        let traffic = model.traffic_of(forecast.gradient_accumulation_steps);
         let mut parts = Vec::new();
         if model.latency > 0.0 {
-            parts.push(format!("{} log2(N)", ms(model.latency)));
+            parts.push(format!("{} log2(N)", ms(model.latency * traffic.all_reduces)));
         }
         if model.transfer > 0.0 {
-            let rate = forecast.bytes / model.transfer / 1e9;
+            let rate = if forecast.knows_traffic {
+                format!(" ({} GB/s)", significant(1e-9 / model.transfer))
+            } else {
+                String::new()
+            };
             parts.push(format!(
-                "{} 2 (N - 1)/N ({} GB/s)",
-                ms(model.transfer),
-                significant(rate)
+                "{} 2 (N - 1)/N{rate}",
+                ms(model.transfer * traffic.bytes)
             ));
         }
         if model.contention > 0.0 {
@@ -61,7 +65,7 @@ pub(super) fn costs(forecast: &Forecast) -> String {
         text += &match (model.tail, model.hiding) {
             (tail, hiding) if tail >= 1.0 || hiding <= 0.0 => ", and computation hides none of it".to_owned(),
             (tail, hiding) => format!(
-                "; computation hides up to {} b of it, but {} % in no case",
+                "; computation hides up to {} b of it, but at least {} % stays exposed",
                 ms(hiding),
                 significant(tail * 1e2)
             ),
@@ -83,7 +87,7 @@ pub(super) fn findings(forecast: &Forecast) -> Vec<String> {
                 " (by the model alone)"
             };
             format!(
-                "{} with {}{by_model}",
+                "{} images on {}{by_model}",
                 enough.micro_batch_size,
                 counted(enough.ranks)
             )
@@ -91,7 +95,7 @@ pub(super) fn findings(forecast: &Forecast) -> Vec<String> {
         .collect();
     if !enough.is_empty() {
         sentences.push(format!(
-            "From so many images of a micro-batch on, twice as many gain less than 5 % of images a second: {}.",
+            "Doubling the micro-batch gains less than 5 % of images/s from {}.",
             enough.join(", ")
         ));
     }
@@ -101,10 +105,13 @@ pub(super) fn findings(forecast: &Forecast) -> Vec<String> {
                 .into(),
         );
     }
+    if forecast.is_predictable && !forecast.knows_traffic {
+        sentences.push("Other links are not predicted: the log does not tell what a rank sends.".into());
+    }
     let errors = forecast.held_out.iter().map(|point| point.error().abs() * 100.0);
     if let Some(errors) = Spread::of(errors) {
         sentences.push(format!(
-            "Each of {} points by a model of the others: {} % off in the median, {} % at most.",
+            "Each of {} points by a model fitted to the others: {} % off in the median, {} % at most.",
             forecast.held_out.len(),
             significant(errors.median),
             significant(errors.most)
@@ -115,7 +122,7 @@ pub(super) fn findings(forecast: &Forecast) -> Vec<String> {
 
 pub(super) fn tables(forecast: &Forecast) -> Vec<Table> {
     let held_out = Table {
-        title: "Points, by a model of the others:".into(),
+        title: "Each point, by a model fitted to the others:".into(),
         titles: vec![
             "ranks",
             "micro-batch",
@@ -127,7 +134,8 @@ pub(super) fn tables(forecast: &Forecast) -> Vec<Table> {
         rows: forecast.held_out.iter().map(held_out_row).collect(),
     };
     let predicted = Table {
-        title: "Predictions, with where 90 % of models of single repetitions lie:".into(),
+        title: "Predictions; 90 % of models of randomly drawn repetitions lie in the range beside the step:"
+            .into(),
         titles: vec![
             "network",
             "ranks",
@@ -289,7 +297,7 @@ fn significant(value: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::CostModel;
+    use crate::model::{CostModel, Traffic};
 
     fn forecast(name: &str, fixed: f64, latency: f64) -> Forecast {
         let model = CostModel {
@@ -299,7 +307,12 @@ mod tests {
             ranks_on_machine: 1,
             spread: 0.0,
             latency,
-            transfer: 0.002,
+            transfer: 2e-9,
+            traffic: Traffic {
+                all_reduces: 1.0,
+                bytes: 1e6,
+            },
+            micro_batch_traffic: Traffic::default(),
             contention: 0.0,
             tail: 0.25,
             hiding: 0.001,
@@ -312,7 +325,7 @@ mod tests {
             fewest_ranks: 1,
             is_predictable: true,
             model,
-            bytes: 1e6,
+            knows_traffic: true,
             held_out: vec![],
             enough_images: vec![],
             predictions: vec![],
@@ -323,9 +336,15 @@ mod tests {
     fn costs_are_told_without_what_is_zero() {
         assert_eq!(
             costs(&forecast("a", 0.02, 0.0)),
-            "A step takes compute 20.0 ms + 10.0 ms n. Communication takes 2.00 ms 2 (N - 1)/N (0.500 GB/s); computation hides up to 1.00 ms b of it, but 25.0 % in no case."
+            "A step takes compute 20.0 ms + 10.0 ms n. Communication takes 2.00 ms 2 (N - 1)/N (0.500 GB/s); computation hides up to 1.00 ms b of it, but at least 25.0 % stays exposed."
         );
         let mut alone = forecast("a", 0.0, 0.0);
+        alone.knows_traffic = false;
+        assert!(
+            costs(&alone).contains("takes 2.00 ms 2 (N - 1)/N; computation"),
+            "{}",
+            costs(&alone)
+        );
         alone.model.transfer = 0.0;
         assert_eq!(costs(&alone), "A step takes compute 0 ms + 10.0 ms n.");
         alone.model.ranks_on_machine = 4;

@@ -225,6 +225,7 @@ mod tests {
             exposed: 2.0,
             straggler: 3.0,
             bytes: 4,
+            collectives: 5,
         };
         let json = serde_json::to_value(cost).expect("serializes");
         for (name, value) in SYNC_KINDS.iter().zip(sync_seconds(&cost)) {

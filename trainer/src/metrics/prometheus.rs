@@ -408,6 +408,7 @@ mod tests {
             exposed: 0.25,
             straggler: 0.125,
             bytes,
+            collectives: 1,
         }
     }
 

@@ -90,6 +90,7 @@ mod tests {
             exposed,
             straggler: 0.0,
             bytes: 100,
+            collectives: 2,
         };
         let step = |loss, backward, sync_exposed| StepReport {
             step: 1,

@@ -95,8 +95,10 @@ SyncTimes SyncStep::times() {
   const auto of = [&times](Operation operation) -> SyncCost& { return times.of[static_cast<size_t>(operation)]; };
   for (const auto& compared : compared_) {
     for (const auto& collective : compared.collectives) {
-      of(collective->operation).bytes += collective->bytes;
-      times.all.bytes += collective->bytes;
+      for (auto* cost : {&of(collective->operation), &times.all}) {
+        cost->bytes += collective->bytes;
+        cost->collectives += collective != meeting_;
+      }
     }
   }
   if (!arrived_) {

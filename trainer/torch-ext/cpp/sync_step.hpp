@@ -61,6 +61,7 @@ struct SyncCost {
   double exposed;
   double straggler;
   uint64_t bytes;
+  uint64_t collectives;
 };
 
 struct SyncTimes {

@@ -10,12 +10,13 @@ use crate::sys::{self, RawMeasurement, RawRecorder};
 pub use crate::sys::{SyncCost, SyncTimes};
 
 impl SyncCost {
-    fn map(&self, seconds: impl Fn(f64) -> f64, bytes: impl Fn(u64) -> u64) -> Self {
+    fn map(&self, seconds: impl Fn(f64) -> f64, amount: impl Fn(u64) -> u64) -> Self {
         Self {
             total: seconds(self.total),
             exposed: seconds(self.exposed),
             straggler: seconds(self.straggler),
-            bytes: bytes(self.bytes),
+            bytes: amount(self.bytes),
+            collectives: amount(self.collectives),
         }
     }
 
@@ -30,6 +31,7 @@ impl std::ops::AddAssign for SyncCost {
         self.exposed += other.exposed;
         self.straggler += other.straggler;
         self.bytes += other.bytes;
+        self.collectives += other.collectives;
     }
 }
 
@@ -38,7 +40,7 @@ impl SyncTimes {
     #[must_use]
     pub fn mean(&self, count: f64) -> Self {
         let mean =
-            |cost: &SyncCost| cost.map(|seconds| seconds / count, |bytes| (bytes as f64 / count) as u64);
+            |cost: &SyncCost| cost.map(|seconds| seconds / count, |amount| (amount as f64 / count) as u64);
         Self {
             all: mean(&self.all),
             all_reduce: mean(&self.all_reduce),

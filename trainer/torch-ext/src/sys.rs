@@ -53,6 +53,9 @@ pub struct SyncCost {
     pub straggler: f64,
     /// Bytes of the largest tensor of each collective: what is reduced, or what is there once it is gathered.
     pub bytes: u64,
+    /// Number of collectives, without the one that only tells when the last rank has arrived.
+    #[serde(default)]
+    pub collectives: u64,
 }
 
 /// What synchronisation cost one rank in one step. The step waited `all.exposed + all.straggler`.

@@ -130,6 +130,7 @@ fn median(steps: &[SyncTimes], cost: fn(&SyncTimes) -> SyncCost) -> SyncCost {
         exposed: median(|times| times.exposed),
         straggler: median(|times| times.straggler),
         bytes: cost(&steps[0]).bytes,
+        collectives: cost(&steps[0]).collectives,
     }
 }
 
@@ -346,7 +347,17 @@ fn cost_of_model_parallel(rank: &Worker, delayed: DelayedPart) -> [SyncCost; 2] 
         })
         .collect();
     // 32 bytes forth and 32 back; 32 of activations and 32 of gradients.
-    assert_eq!((steps[0].all_to_all.bytes, steps[0].all_reduce.bytes), (64, 64));
+    let SyncTimes {
+        all,
+        all_to_all,
+        all_reduce,
+        ..
+    } = steps[0];
+    assert_eq!((all_to_all.bytes, all_reduce.bytes), (64, 64));
+    assert_eq!(
+        (all_to_all.collectives, all_reduce.collectives, all.collectives),
+        (2, 2, 4)
+    );
     [
         median(&steps, |times| times.all_to_all),
         median(&steps, |times| times.all_reduce),
