@@ -223,13 +223,11 @@ impl Next {
         let key = slot.node_choice();
         let known = self.nodes.iter().find(|known| known.key == key);
         let pinned = known.and_then(|known| known.nodes.get(..slot.nodes()));
+        let of_others = observation.others.iter().flat_map(|other| &other.nodes);
+        let faulty = observation.jobs.iter().filter_map(Child::faulty_node);
         let nodes = Nodes {
             pinned: pinned.unwrap_or_default().to_vec(),
-            of_others: observation
-                .others
-                .iter()
-                .flat_map(|other| other.nodes.iter().cloned())
-                .collect(),
+            excluded: of_others.cloned().chain(faulty.map(str::to_owned)).collect(),
         };
         slot.job(&observation.study, number, &nodes)
     }

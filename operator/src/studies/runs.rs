@@ -25,8 +25,8 @@ pub(super) struct Slot<'a> {
 pub(super) struct Nodes {
     /// Those on which the study measures, where they are known.
     pub(super) pinned: Vec<String>,
-    /// Those that are left to other studies.
-    pub(super) of_others: BTreeSet<String>,
+    /// Those that it must not have: other studies measure there, or a GPU has failed.
+    pub(super) excluded: BTreeSet<String>,
 }
 
 impl Slot<'_> {
@@ -102,8 +102,7 @@ impl Slot<'_> {
         spec.checkpoint.writers = CheckpointWriters::Auto;
         let placement = &mut spec.placement;
         if nodes.pinned.is_empty() {
-            let excluded: BTreeSet<&String> =
-                placement.exclude_nodes.iter().chain(&nodes.of_others).collect();
+            let excluded: BTreeSet<&String> = placement.exclude_nodes.iter().chain(&nodes.excluded).collect();
             placement.exclude_nodes = excluded.into_iter().cloned().collect();
         } else {
             placement.nodes.clone_from(&nodes.pinned);

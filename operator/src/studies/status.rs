@@ -251,9 +251,10 @@ fn point(result: &PointResult) -> PointStatus {
         measured: signed(result.repetitions),
         images_per_second: measured.map(|measured| rounded(measured.images_per_second.median, 1)),
         step_milliseconds: measured.map(|measured| rounded(measured.step_seconds.median * 1e3, 3)),
-        sync_share: measured.map(|measured| {
-            let waiting = measured.exposed_seconds.median + measured.straggler_seconds.median;
-            rounded(waiting / measured.step_seconds.median, 4)
+        sync_share: measured.and_then(|measured| {
+            let exposed = measured.told(measured.exposed_seconds)?.median;
+            let waiting = exposed + measured.straggler_seconds.median;
+            Some(rounded(waiting / measured.step_seconds.median, 4))
         }),
         efficiency: measured
             .and_then(|measured| measured.efficiency)

@@ -300,7 +300,7 @@ pub(crate) fn of_refusal(refusal: Refusal) -> Option<Advice> {
         ),
         Refusal::NoProductLabel => Words(
             "run GPU feature discovery (NVIDIA) or the node labeller (AMD), label the node, or set \
-             placement.homogeneity: Off",
+             placement.homogeneity: \"Off\"",
         ),
         Refusal::MemoryUnknown => {
             Words("run GPU feature discovery, or do not ask for memory in placement.gpu")
@@ -383,7 +383,7 @@ mod tests {
             "workers.tolerations",
             "workers.resources",
             "placement.gpu.allowShared",
-            "placement.homogeneity: Off",
+            "placement.homogeneity: \"Off\"",
         ] {
             assert!(all_words.iter().any(|words| words.contains(field)), "{field}");
             assert!(OPERATIONS.contains(field), "{field} is not in docs/operations.md");
