@@ -392,6 +392,23 @@ mod tests {
         assert_eq!(keys.len(), plan.runs.len());
     }
 
+    /// What a run was made from is kept as JSON, and compared with what it would be made from.
+    #[test]
+    fn a_run_is_the_same_once_it_was_written_and_read() {
+        let plan =
+            planned("[{name: w, mode: Weak, ranks: [1, 2, 3], fractionPerRank: 0.15}]").expect("a plan");
+        assert!(
+            plan.runs
+                .iter()
+                .any(|run| run.spec.data.fraction.to_string().len() > 10)
+        );
+        for run in &plan.runs {
+            let written = serde_json::to_string(&run.job(0)).expect("serializes");
+            let read: ViTTrainingJobSpec = serde_json::from_str(&written).expect("reads");
+            assert_eq!(read, run.job(0));
+        }
+    }
+
     #[test]
     fn a_variant_changes_whatever_it_names_and_its_last_speed_is_of_all_further_ranks() {
         let plan = planned(

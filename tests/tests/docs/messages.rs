@@ -17,12 +17,13 @@ pub(crate) const TESTS: &[(&str, Test)] = &[
 
 const PAGES: [&str; 2] = ["docs/troubleshooting.md", "docs/troubleshooting-trainer.md"];
 /// What says something to users.
-const SOURCES: [&str; 6] = [
+const SOURCES: [&str; 7] = [
     "agent/src",
     "contract/src",
     "crds/src",
     "operator/src",
     "planner/src",
+    "study/src",
     "trainer/src",
 ];
 /// Stands in a heading for what differs from case to case.

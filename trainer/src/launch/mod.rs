@@ -25,7 +25,7 @@ use crate::threads;
 
 /// How long the other agents have, once one has failed.
 const GRACE_AFTER_FAILURE: Duration = Duration::from_secs(10);
-/// How long a process that an agent left behind may keep its standard error open.
+/// How long a process that an agent left behind may keep its output open.
 const GRACE_FOR_LAST_WORDS: Duration = Duration::from_secs(2);
 /// The run configuration in the folder of a run.
 const RUN_CONFIG: &str = "run.json";
@@ -48,6 +48,8 @@ pub(crate) struct Launch {
     pub(crate) environment: Vec<(OsString, OsString)>,
     /// Whether what agents write to standard error becomes events, instead of going out by itself.
     pub(crate) keep_errors: bool,
+    /// How long agents that are told to stop may take until they are killed; as long as they need, if not given.
+    pub(crate) grace_after_stop: Option<Duration>,
 }
 
 /// Where the nodes of a run are, by command line.
@@ -205,6 +207,7 @@ pub(crate) async fn run(
             },
             () = stop.cancelled(), if !stop_passed_on => {
                 stop_passed_on = true;
+                kill_at = kill_at.or(launch.grace_after_stop.map(|grace| Instant::now() + grace));
                 signal(&pids, Signal::SIGTERM);
             }
             () = sleep_until(kill_at.unwrap_or_else(Instant::now)), if kill_at.is_some() => {
@@ -213,9 +216,11 @@ pub(crate) async fn run(
             }
         }
     }
-    // What agent 0 wrote before it ended may still be in the pipe.
-    while lines.is_some() {
-        if let Some(progress) = next_progress(&mut lines).await {
+    // What agent 0 wrote before it ended may still be in the pipe, which a rank that it left behind keeps open.
+    while lines.is_some()
+        && let Ok(progress) = timeout(GRACE_FOR_LAST_WORDS, next_progress(&mut lines)).await
+    {
+        if let Some(progress) = progress {
             on_event(Event::Progress(&progress));
             last = Some(progress);
         }

@@ -480,15 +480,39 @@ fn another_trainer_is_measured_by_the_log_that_it_writes() {
         study.report()["points"][0]["failures"][0],
         "it took more than measure.timeoutSeconds (1)"
     );
-    let left = Command::new("pgrep")
-        .args(["-f", &format!("sleep {marker}")])
-        .output()
-        .expect("starts");
-    assert!(
-        left.stdout.is_empty(),
-        "{}",
-        String::from_utf8_lossy(&left.stdout)
+    assert_nothing_runs(&format!("sleep {marker}"));
+}
+
+fn assert_nothing_runs(command: &str) {
+    let left = Command::new("pgrep").args(["-f", command]).output();
+    let left = left.expect("starts").stdout;
+    assert!(left.is_empty(), "{}", String::from_utf8_lossy(&left));
+}
+
+/// What stands in the place of the first run's agent does not listen, as ranks that read from storage which has gone.
+#[test]
+fn a_run_that_does_not_stop_in_time_is_killed() {
+    let study = Study::new(
+        "{epochs: 1, warmupSteps: 0, repetitions: 1, timeoutSeconds: 1}",
+        "[{name: batch, mode: Batch, microBatchSize: [8, 16]}]",
     );
+    let deaf = study.folder.path().join("deaf");
+    let script = "#!/bin/sh\nif mkdir \"$0.tried\"; then trap '' TERM; tail -f \"$0\"; tail -f \"$0\"; else exit 1; fi\n";
+    fs_err::write(&deaf, script).expect("writes");
+    let executable = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs_err::set_permissions(&deaf, executable).expect("a script");
+    let output = study.command().arg("--launcher").arg(&deaf).output();
+    assert_eq!(output.expect("starts").status.code(), Some(1));
+    let report = study.report();
+    let failure = |point: usize| report["points"][point]["failures"][0].clone();
+    assert_eq!(
+        (failure(0), failure(1)),
+        (
+            "it took more than measure.timeoutSeconds (1)".into(),
+            "exit code 1".into()
+        )
+    );
+    assert_nothing_runs(&deaf.display().to_string());
 }
 
 /// In place of a contender: checks what it is given, and says nothing more. It is started for both ranks of a node.
@@ -595,6 +619,18 @@ fn what_was_measured_stays_and_is_not_taken_for_something_else() {
         "{text}"
     );
     assert_ne!(logs(&study), before);
+
+    // So do other weights to start from, here ones that cannot be read.
+    let output = study
+        .command()
+        .args(["--pretrained", "gone.safetensors"])
+        .output();
+    let output = output.expect("starts");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(
+        output.status.code() == Some(1) && !text.contains("from an earlier run"),
+        "{text}"
+    );
 
     // A study in its own folder stays as somebody has written it.
     let written = fs_err::read_to_string(&manifest).expect("reads") + "# mine\n";

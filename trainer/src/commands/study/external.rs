@@ -8,9 +8,7 @@ use std::time::Duration;
 
 use contract::environment::{self, torchrun};
 use contract::{ExitCode, FailureClass, RunConfig};
-use nix::sys::prctl;
-use nix::sys::signal::{Signal, kill, killpg};
-use nix::sys::wait::{WaitPidFlag, waitpid};
+use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
@@ -44,10 +42,6 @@ pub(super) async fn run(
 ) -> Result<(), Failure> {
     let failed = |error: std::io::Error| error.to_string();
     let gpus = gpus::divide(&gpus::of_this_process(), config).map_err(|error| error.to_string())?;
-    // Whoever started this process may have left it children of its own.
-    let others = children();
-    // What a command leaves behind becomes a child of this process, whatever group it is in: torchrun's ranks have their own.
-    prctl::set_child_subreaper(true).map_err(|error| format!("failed to become a subreaper: {error}"))?;
     let run_config = files.folder.join("run.json");
     let json = serde_json::to_vec_pretty(config).map_err(|error| error.to_string())?;
     fs_err::write(&run_config, json).map_err(failed)?;
@@ -84,14 +78,11 @@ pub(super) async fn run(
             }
             Err(error) => {
                 nodes.shutdown().await;
-                kill_children(&others).await;
                 return Err(error.into());
             }
         }
     }
-    let ended = follow(&mut nodes, &groups, stop).await;
-    kill_children(&others).await;
-    let Some((node, status)) = ended else {
+    let Some((node, status)) = follow(&mut nodes, &groups, stop).await else {
         return Ok(());
     };
     let code = status.as_ref().ok().and_then(ExitStatus::code);
@@ -168,47 +159,6 @@ fn signal(groups: &[Pid], signal: Signal) {
     for group in groups {
         let _ = killpg(*group, signal);
     }
-}
-
-/// Kills what is left of a run: the children of this process but for `others`, and theirs, which become its own when they are
-/// killed.
-async fn kill_children(others: &[Pid]) {
-    let give_up_at = Instant::now() + GRACE;
-    loop {
-        let left: Vec<Pid> = children()
-            .into_iter()
-            .filter(|child| !others.contains(child))
-            .collect();
-        if left.is_empty() {
-            return;
-        }
-        if Instant::now() > give_up_at {
-            tracing::warn!("processes of the run cannot be killed, and go on: {left:?}");
-            return;
-        }
-        for child in left {
-            let _ = kill(child, Signal::SIGKILL);
-            let _ = waitpid(child, Some(WaitPidFlag::WNOHANG));
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
-
-/// Processes whose parent is this one, by the fourth field of `/proc/PID/stat`, the second after the name in parentheses.
-fn children() -> Vec<Pid> {
-    let own = std::process::id().to_string();
-    let entries = fs_err::read_dir("/proc").into_iter().flatten().flatten();
-    let numbers = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    numbers
-        .filter(|pid: &i32| {
-            // A name may be cut off within a character.
-            let stat = fs_err::read(format!("/proc/{pid}/stat")).unwrap_or_default();
-            let stat = String::from_utf8_lossy(&stat);
-            let after_name = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
-            after_name.split_whitespace().nth(1) == Some(own.as_str())
-        })
-        .map(Pid::from_raw)
-        .collect()
 }
 
 fn output(folder: &Path, node: usize) -> std::path::PathBuf {

@@ -3,7 +3,7 @@
 //! ```text
 //!   study.yaml                         the manifest that was measured last
 //!   runs/LABEL-KEY/N/log.jsonl         what repetition N of a run measured; KEY tells runs apart by what the manifest says of them
-//!   runs/LABEL-KEY/N/inputs.json       what it was made from, the folder of the data included
+//!   runs/LABEL-KEY/N/inputs.json       what it was made from, with the paths of data and weights
 //!   runs/LABEL-KEY/N/machine.json      where
 //!   runs/LABEL-KEY/N/failure.txt       why it did not, in place of all three
 //!   runs/LABEL-KEY/N.partial           a repetition under way
@@ -19,7 +19,7 @@ use contract::{Machine, Measurement, RunConfig};
 use crds::ViTScalingStudy;
 use fs_err as fs;
 use serde_json::{Value, json};
-use study::{NOT_RUN, Run, read_log};
+use study::{LogError, NOT_RUN, Run, read_log};
 
 use crate::calibration::CalibrationFile;
 use crate::error::TrainError;
@@ -111,13 +111,21 @@ impl Folder {
             "job": run.job(repetition),
             "speeds": run.speeds,
         });
-        if let Origin::Of(folder, nodes) = origin {
+        if let Origin::Of {
+            data,
+            pretrained,
+            nodes,
+        } = origin
+        {
+            // A path that cannot be found is told when it is read.
+            let whole = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.into());
             if !nodes.are_here() {
                 inputs["nodes"] = json!(nodes);
             }
-            // A folder that cannot be found is told when it is read.
-            inputs["data"] =
-                json!(folder.map(|folder| fs::canonicalize(folder).unwrap_or_else(|_| folder.into())));
+            if let Some(file) = pretrained {
+                inputs["pretrained"] = json!(whole(file));
+            }
+            inputs["data"] = json!(data.map(whole));
         }
         Ok(Place {
             path: runs.join(name).join((repetition + 1).to_string()),
@@ -127,13 +135,20 @@ impl Folder {
     }
 }
 
-/// The folder of the data that runs are made from, and the nodes that carry them out.
+/// What the command line says of runs.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Origin<'a> {
     /// Whatever it was: for the report on what is there.
     Any,
-    /// Those of the command line, where it names some.
-    Of(Option<&'a Path>, &'a launch::Nodes),
+    /// What it names.
+    Of {
+        /// Folder of the data.
+        data: Option<&'a Path>,
+        /// File of the weights to start from.
+        pretrained: Option<&'a Path>,
+        /// Nodes that carry them out.
+        nodes: &'a launch::Nodes,
+    },
 }
 
 /// Where a repetition of a run is kept.
@@ -151,13 +166,25 @@ impl Place {
         &self.calibration
     }
 
-    /// Whether it was trained, whole and from the same inputs. What it measured may still be too little.
-    pub(super) fn is_trained(&self) -> bool {
-        self.result(0).is_ok()
+    /// Whether it was trained, whole and from the same inputs, and no second time would tell more.
+    pub(super) fn is_trained(&self, warmup: u64) -> bool {
+        self.log().is_ok_and(|text| match read_log(&text, warmup) {
+            Ok(_) => true,
+            // The log's lines end with the warm-up of their time.
+            Err(LogError::OnlyWarmup { total, .. }) => total <= warmup,
+            Err(_) => false,
+        })
     }
 
     /// What was measured, or why it was not.
     pub(super) fn result(&self, warmup: u64) -> Result<Measurement, String> {
+        let mut measurement = read_log(&self.log()?, warmup).map_err(|error| error.to_string())?;
+        measurement.machine = self.machine();
+        Ok(measurement)
+    }
+
+    /// The log of a run from the same inputs, or why there is none.
+    fn log(&self) -> Result<String, String> {
         let log = self.path.join(LOG_NAME);
         if !log.exists() {
             return Err(fs::read_to_string(self.path.join(FAILURE)).unwrap_or_else(|_| NOT_RUN.into()));
@@ -168,18 +195,16 @@ impl Place {
             if self.inputs.get("data").is_none()
                 && let Some(found) = found.as_object_mut()
             {
-                found.remove("data");
-                found.remove("nodes");
+                for field in ["data", "pretrained", "nodes"] {
+                    found.remove(field);
+                }
             }
             found == self.inputs
         });
         if !is_same {
             return Err(NOT_RUN.into());
         }
-        let text = fs::read_to_string(log).map_err(|error| error.to_string())?;
-        let mut measurement = read_log(&text, warmup).map_err(|error| error.to_string())?;
-        measurement.machine = self.machine();
-        Ok(measurement)
+        fs::read_to_string(log).map_err(|error| error.to_string())
     }
 
     /// Where it was measured.

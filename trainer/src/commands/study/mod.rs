@@ -3,8 +3,10 @@
 mod display;
 mod external;
 mod folder;
+mod leftovers;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use contract::{ExitCode, FailureClass, MeasureConfig, RunConfig};
 use crds::study::ViTScalingStudySpec;
@@ -22,6 +24,10 @@ use crate::signals::stop_on_signal;
 use crate::speeds::Speeds;
 use display::Display;
 use folder::{Folder, Origin, Place};
+use leftovers::Leftovers;
+
+/// How long ranks that are told to stop may take: nothing of them is kept.
+const GRACE_AFTER_STOP: Duration = Duration::from_secs(10);
 
 /// The command line of `study`.
 #[derive(Debug, clap::Args)]
@@ -68,7 +74,7 @@ enum Command {
 pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     if let Some(Command::Report { folder }) = &arguments.command {
         let study = Study::read(&folder.join(folder::MANIFEST))?;
-        study.report(&Folder::open(folder))?;
+        study.report(&Folder::open(folder), Origin::Any)?;
         return Ok(ExitCode::Done);
     }
     let manifest = arguments.manifest.as_deref().unwrap_or(Path::new(""));
@@ -80,7 +86,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     study.check_nodes(&arguments.nodes_at, manifest)?;
     let folder = Folder::make(&arguments.output, &study.manifest, manifest)?;
     let ended = launch::block_on(study.measure(&folder, arguments))??;
-    study.report(&folder)?;
+    study.report(&folder, arguments.origin())?;
     Ok(match ended {
         Ended { stopped: true, .. } => {
             tracing::info!("told to stop: run the study again to go on");
@@ -198,12 +204,8 @@ impl Study {
             .collect();
         let mut display = Display::new(&self.counted(), places.len());
         for (run, repetition) in places {
-            let place = folder.place(
-                run,
-                repetition,
-                Origin::Of(arguments.data.as_deref(), &arguments.nodes_at),
-            )?;
-            let result = if place.is_trained() {
+            let place = folder.place(run, repetition, arguments.origin())?;
+            let result = if place.is_trained(self.plan.warmup_steps) {
                 let result = place.result(self.plan.warmup_steps);
                 display.kept(&run.label, repetition, &result);
                 result
@@ -273,6 +275,7 @@ impl Study {
     ) -> Result<(), Failure> {
         // A run that is told to stop and one that takes too long end in the same way.
         let end = stop.child_token();
+        let leftovers = Leftovers::of_what_follows()?;
         let under_way = async {
             match &run.spec.external {
                 Some(external) => train_externally(&external.command, config, place, end.clone()).await,
@@ -289,15 +292,16 @@ impl Study {
                 Err(format!("it took more than measure.timeoutSeconds ({seconds})").into())
             }
         };
+        leftovers.kill().await;
         ended.and_then(|()| Ok(place.trained(config)?))
     }
 
-    /// Writes the report on what the folder has so far.
-    fn report(&self, folder: &Folder) -> Result<(), TrainError> {
+    /// Writes the report on what the folder has so far of this origin.
+    fn report(&self, folder: &Folder, origin: Origin<'_>) -> Result<(), TrainError> {
         let of_run = |run: &Run| {
             (0..self.plan.repetitions)
                 .map(|repetition| {
-                    let place = folder.place(run, repetition, Origin::Any)?;
+                    let place = folder.place(run, repetition, origin)?;
                     Ok(place.result(self.plan.warmup_steps))
                 })
                 .collect::<Result<Vec<_>, TrainError>>()
@@ -317,6 +321,14 @@ impl Study {
 }
 
 impl Arguments {
+    fn origin(&self) -> Origin<'_> {
+        Origin::Of {
+            data: self.data.as_deref(),
+            pretrained: self.pretrained.as_deref(),
+            nodes: &self.nodes_at,
+        }
+    }
+
     /// What a repetition trains, with its checkpoints in `folder`.
     fn config(
         &self,
@@ -348,6 +360,7 @@ async fn train_here(
         .map_err(|error| error.to_string())?;
     let launch = Launch {
         keep_errors: true,
+        grace_after_stop: Some(GRACE_AFTER_STOP),
         environment: speeds.iter().flat_map(Speeds::variables).collect(),
         ..nodes.launch(config.nodes).map_err(|error| error.to_string())?
     };
