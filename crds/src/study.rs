@@ -186,7 +186,7 @@ pub struct Variant {
     #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
     #[schemars(schema_with = "any_object")]
     pub spec: serde_json::Value,
-    /// speeds of the ranks, each a share of the machine's, to try on CPUs what devices do that are not alike; the last one
+    /// speeds of the ranks, each a share of a core's, to try on CPUs what devices do that are not alike; the last one
     /// is of all further ranks.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 1024), inner(range(min = 0.0001, max = 1.0)))]

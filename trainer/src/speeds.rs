@@ -14,9 +14,9 @@ const LEAST: f64 = 1e-4;
 /// Speeds of all ranks.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Speeds {
-    /// By rank, each a share of this machine's.
+    /// By rank, each a share of a core's.
     shares: Vec<f64>,
-    /// Where this machine's speed is kept.
+    /// Where the core's speed is kept.
     pub(crate) calibration: Option<CalibrationFile>,
 }
 

@@ -41,7 +41,7 @@ pub(super) fn notes(points: &[PointResult]) -> Vec<String> {
     }
     for (name, speeds) in emulated(points) {
         notes.push(format!(
-            "Emulated devices: in {name} ranks wait between their passes as if they computed at {speeds} of the machine's speed, \
+            "Emulated devices: in {name} ranks wait between their passes as if they computed at {speeds} of a core's speed, \
              with one thread each."
         ));
     }

@@ -5,7 +5,7 @@ use maud::{DOCTYPE, Markup, PreEscaped, html};
 use super::figures::{Figure, figures, sweeps};
 use super::models;
 use super::notes::notes;
-use super::tables::{columns, place};
+use super::tables::{columns, place, words};
 use super::{Report, Subject};
 use crate::results::PointResult;
 
@@ -118,16 +118,6 @@ fn models(report: &Report) -> Markup {
             }
         }
     }
-}
-
-fn words(point: &PointResult) -> String {
-    let named = place(point)
-        .into_iter()
-        .filter(|(name, value)| *name != "runs" && !value.is_empty());
-    named
-        .map(|(name, value)| format!("{name} {value}"))
-        .collect::<Vec<_>>()
-        .join(", ")
 }
 
 fn picture(figure: &Figure) -> Markup {

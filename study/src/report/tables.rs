@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 
+use super::notes::notes;
 use super::{Report, figures, models};
 use crate::results::{Measured, PointResult, Spread};
 
@@ -185,6 +186,17 @@ pub(super) fn place(point: &PointResult) -> [(&'static str, String); 6] {
     ]
 }
 
+/// What tells a point from others, in words.
+pub(super) fn words(point: &PointResult) -> String {
+    let named = place(point)
+        .into_iter()
+        .filter(|(name, value)| *name != "runs" && !value.is_empty());
+    named
+        .map(|(name, value)| format!("{name} {value}"))
+        .collect::<Vec<_>>()
+        .join(", ")
+}
+
 pub(super) fn csv(points: &[PointResult]) -> String {
     let mut writer = csv::Writer::from_writer(Vec::new());
     let mut rows = vec![
@@ -234,6 +246,9 @@ pub(super) fn markdown(report: &Report) -> String {
     }
     for points in figures::sweeps(&report.results.points) {
         let _ = writeln!(text, "\n## {}\n", points[0].point.sweep);
+        for note in notes(points) {
+            let _ = writeln!(text, "> {note}\n");
+        }
         let columns = columns(points);
         let titles = place(&points[0]).map(|(title, _)| title);
         let titles: Vec<&str> = titles
@@ -255,14 +270,11 @@ pub(super) fn markdown(report: &Report) -> String {
             let _ = writeln!(text, "| {} |", cells.join(" | "));
         }
         for point in points.iter().filter(|point| !point.failures.is_empty()) {
-            let _ = writeln!(
-                text,
-                "\n{} ranks, micro-batch {}: {}",
-                point.point.ranks,
-                point.point.micro_batch_size,
-                point.failures.join("; ")
-            );
+            let _ = writeln!(text, "\n{}: {}", words(point), point.failures.join("; "));
         }
+    }
+    for sentence in models::crossings(&report.forecasts) {
+        let _ = writeln!(text, "\n{sentence}");
     }
     for forecast in &report.forecasts {
         let _ = writeln!(

@@ -79,9 +79,11 @@ impl Trainer {
     pub(super) fn warm_up(&mut self) -> Result<(), TrainError> {
         // Two images: the sum over a batch of one is a view, of which the reducer warns.
         const FEW: u32 = 2;
+        // From fewer, what an image takes is not told from what a pass takes in any case.
+        const ENOUGH: u32 = 16;
         let micro_batch = self.config.training.micro_batch_size;
         let many = micro_batch.max(FEW);
-        self.calibrate([many, FEW])?;
+        self.calibrate([many.max(ENOUGH), FEW])?;
         if self.config.training.balance == Balance::Off || self.world.mesh.data.size == 1 {
             self.blank_pass(FEW)?;
             self.blank_pass(FEW)?;

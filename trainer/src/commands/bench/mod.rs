@@ -47,7 +47,7 @@ pub(crate) struct Arguments {
     /// Folder of the manifest's data set, in place of synthetic images
     #[arg(long, value_name = "DIR", requires = "manifest")]
     data: Option<PathBuf>,
-    /// Speeds of all ranks, each a share of this machine's, such as 1,0.5,0.1: to try what devices do that are not alike; only on the CPU, one thread a rank
+    /// Speeds of all ranks, each a share of a core's, such as 1,0.5,0.1: to try what devices do that are not alike; only on the CPU, one thread a rank
     #[arg(long, value_name = "SPEED", value_delimiter = ',')]
     speeds: Vec<f64>,
     /// File with the measured speed of this machine, which --speeds refers to; made where it is missing. Give one file to measurements that are compared

@@ -40,7 +40,7 @@ pub(crate) struct Arguments {
     /// Where tensors live, in place of workers.device
     #[arg(long, value_parser = config::device())]
     device: Option<Device>,
-    /// Speeds of all ranks, each a share of this machine's, such as 1,0.5,0.1: to try what devices do that are not alike; only on the CPU, one thread a rank
+    /// Speeds of all ranks, each a share of a core's, such as 1,0.5,0.1: to try what devices do that are not alike; only on the CPU, one thread a rank
     #[arg(long, value_name = "SPEED", value_delimiter = ',')]
     speeds: Vec<f64>,
 }
