@@ -324,7 +324,7 @@ impl Watched {
             Ok(measured.rounded())
         });
         let (measurement, unmeasured) = match measured.transpose() {
-            Ok(measurement) => (measurement, None),
+            Ok(measurement) => (measurement.map(Box::new), None),
             Err::<_, String>(error) => (None, Some(error)),
         };
         TerminationRecord {

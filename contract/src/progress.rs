@@ -150,7 +150,7 @@ pub struct TerminationRecord {
     pub failure: Option<FailureRecord>,
     /// What a run that is to be measured has measured, from the pod that holds rank 0 of a run that ended well.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub measurement: Option<Measurement>,
+    pub measurement: Option<Box<Measurement>>,
     /// Why there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unmeasured: Option<String>,
@@ -244,7 +244,7 @@ mod tests {
         // Only what has not failed has measured anything.
         fits(&TerminationRecord {
             failure: None,
-            measurement: Some(crate::measurement::tests::longest().rounded()),
+            measurement: Some(Box::new(crate::measurement::tests::longest().rounded())),
             ..record
         });
     }

@@ -60,7 +60,7 @@ pub struct ViTTrainingJobStatus {
     pub progress: Option<ProgressStatus>,
     /// measurement is what the steps of a job with measure took, once it has ended well.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub measurement: Option<Measurement>,
+    pub measurement: Option<Box<Measurement>>,
     /// timeSpent is what the job has spent its time on, over all attempts.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub time_spent: Option<TimeSpentStatus>,

@@ -41,7 +41,7 @@ pub(crate) struct Observation {
     /// The newest record of the present attempt.
     pub(crate) progress: Option<Progress>,
     /// What the present attempt has measured, or why it has not; `None` where it was not to, or is not over.
-    pub(crate) measured: Option<Result<Measurement, String>>,
+    pub(crate) measured: Option<Result<Box<Measurement>, String>>,
     /// Where rank 0 stands still for too long: what all agents say to it.
     pub(crate) standstill: Option<Standstill>,
     /// Whether rank 0's agent has just answered that it stands still for too long.

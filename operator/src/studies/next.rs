@@ -301,7 +301,7 @@ fn measured(status: &ViTTrainingJobStatus, slot: &Slot<'_>) -> Outcome {
         );
         return Outcome::failure(why, false);
     }
-    Outcome::Measurement(Box::new(measurement.clone()))
+    Outcome::Measurement(measurement.clone())
 }
 
 fn failed(status: &ViTTrainingJobStatus, plan: &Plan) -> Outcome {

@@ -161,7 +161,7 @@ impl Cluster {
         let ranks = u32::try_from(job.spec.workers.nodes).expect("nodes");
         let job_status = job.status.get_or_insert_default();
         job_status.phase = Some(Phase::Succeeded);
-        job_status.measurement = Some(measurement(ranks));
+        job_status.measurement = Some(Box::new(measurement(ranks)));
     }
 
     fn fails(&mut self, class: FailureClass) {

@@ -147,7 +147,7 @@ async fn attempt(output: Output, stop_with_parent: bool) -> Result<Ended, TrainE
         .then(|| measured(&config))
         .flatten();
     let (measurement, unmeasured) = match measured.transpose() {
-        Ok(measurement) => (measurement, None),
+        Ok(measurement) => (measurement.map(Box::new), None),
         Err(error) => (None, Some(error)),
     };
     Ok(Ended {

@@ -108,14 +108,14 @@ impl Next {
     }
 
     /// The job is over that was to be measured.
-    pub(super) fn measured(&mut self, found: Option<&Result<Measurement, String>>) {
+    pub(super) fn measured(&mut self, found: Option<&Result<Box<Measurement>, String>>) {
         let unmeasured = match found {
             Some(Ok(measurement)) => {
                 let message = format!("means over {} steps", measurement.steps);
-                self.status.measurement = Some(Measurement {
+                self.status.measurement = Some(Box::new(Measurement {
                     nodes: self.status.nodes().to_vec(),
-                    ..measurement.clone()
-                });
+                    ..Measurement::clone(measurement)
+                }));
                 self.set(MEASURED, true, reasons::MEASURED, &message);
                 return;
             }
