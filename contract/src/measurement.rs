@@ -151,7 +151,7 @@ impl Measurement {
     /// Most epochs of a run that is to fit a [`TerminationRecord`](crate::TerminationRecord).
     pub const MOST_EPOCHS: usize = 50;
     /// Most characters in it of a GPU's product, a processor's, and the trainer's version.
-    const MOST_LETTERS: [usize; 3] = [38, 39, 16];
+    const MOST_LETTERS: [usize; 3] = [56, 60, 16];
     /// Share of a step of which it may be unknown where it goes.
     const MOST_UNTOLD: f64 = 0.05;
 
@@ -185,7 +185,7 @@ impl Measurement {
         self.epochs.iter().map(|epoch| epoch.seconds).sum::<f64>() / self.epochs.len().max(1) as f64
     }
 
-    /// The same in few characters: to six digits.
+    /// The same in few characters: to six digits, and accuracies to five.
     #[must_use]
     pub fn rounded(mut self) -> Self {
         let phases = &mut self.phases;
@@ -211,13 +211,20 @@ impl Measurement {
             ];
             values.into_iter().flatten()
         });
-        let of_epochs = self.epochs.iter_mut().flat_map(|epoch| {
-            [&mut epoch.seconds, &mut epoch.loss, &mut epoch.train_accuracy]
+        let of_epochs = self
+            .epochs
+            .iter_mut()
+            .flat_map(|epoch| [&mut epoch.seconds, &mut epoch.loss]);
+        for value in of_steps.chain(of_gpu).chain(of_epochs) {
+            *value = to_digits(*value, 6);
+        }
+        let accuracies = self.epochs.iter_mut().flat_map(|epoch| {
+            [&mut epoch.train_accuracy]
                 .into_iter()
                 .chain(&mut epoch.validation_accuracy)
         });
-        for value in of_steps.chain(of_gpu).chain(of_epochs) {
-            *value = six_digits(*value);
+        for value in accuracies {
+            *value = to_digits(*value, 5);
         }
         let [of_device, of_processor, of_trainer] = Self::MOST_LETTERS;
         let machine = self.machine.as_mut();
@@ -235,8 +242,8 @@ impl Measurement {
     }
 }
 
-fn six_digits(value: f64) -> f64 {
-    format!("{value:.5e}").parse().unwrap_or(value)
+fn to_digits(value: f64, digits: usize) -> f64 {
+    format!("{value:.*e}", digits - 1).parse().unwrap_or(value)
 }
 
 #[cfg(test)]
@@ -293,10 +300,10 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_measurement_reads_back_with_six_digits() {
+    fn a_measurement_reads_back_with_few_digits() {
         let rounded = longest().rounded();
         let json = serde_json::to_value(&rounded).expect("JSON");
-        assert_eq!(json["epochs"]["trainAccuracy"][3], 0.333_333);
+        assert_eq!(json["epochs"]["trainAccuracy"][3], 0.333_33);
         assert_eq!(json["epochs"]["seconds"][3], 123_457.0);
         assert_eq!(json["epochs"]["loss"][0], 0.001_234_57);
         assert_eq!(

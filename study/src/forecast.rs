@@ -81,7 +81,7 @@ impl HeldOut {
 pub struct EnoughImages {
     /// Number of ranks.
     pub ranks: u32,
-    /// Images of a micro-batch, with one a step.
+    /// Images of a micro-batch, with as few a step as were measured.
     pub micro_batch_size: u32,
     /// Whether such batches were measured; otherwise the model alone says so.
     pub is_measured: bool,
@@ -184,8 +184,14 @@ fn forecast(plan: &Plan, groups: &[Group<'_>], predict: &Predict) -> Option<Fore
     let mut ranks: Vec<u32> = samples.iter().map(|sample| sample.ranks).collect();
     ranks.sort_unstable();
     ranks.dedup();
+    // What was measured tells of no fewer micro-batches.
+    let accumulation = samples
+        .iter()
+        .map(|sample| sample.accumulation)
+        .min()
+        .unwrap_or(1);
     let enough = ranks.iter().filter_map(|ranks| {
-        let micro_batch_size = model.enough_images(*ranks, LEAST_GAIN)?;
+        let micro_batch_size = model.enough_images(*ranks, accumulation, LEAST_GAIN)?;
         let of_ranks = samples.iter().filter(|sample| sample.ranks == *ranks);
         let largest = of_ranks.map(|sample| sample.micro_batch).max().unwrap_or(0);
         Some(EnoughImages {
@@ -238,9 +244,13 @@ fn name(plan: &Plan, groups: &[Group<'_>]) -> String {
 }
 
 impl Group<'_> {
-    /// What a rank sends in a step, where that is known.
+    /// What a rank sends in a step, where that is known. Gloo, on CPUs, reduces whole gradients where ranks keep shards of them.
     fn traffic(&self) -> Option<Traffic> {
+        let is_sharded = self.runs[0].config.parallelism.zero_stage > 0;
         let traffic = |run: &&Measurement| {
+            if is_sharded && run.device.is_none() {
+                return None;
+            }
             Some(Traffic {
                 all_reduces: run.all_reduces?,
                 bytes: run.communication_bytes,

@@ -4,7 +4,7 @@ how much each point is missed by a model of the others.
     make check-prediction
 
 A node is a network namespace behind a switch; each of its two directions is limited by the kernel's token bucket filter. Ranks
-emulate a device of a share of this machine's speed, so that eight fit beside one another. Needs root.
+emulate a device of a share of a core's speed, so that eight fit beside one another. Needs root.
 """
 
 import argparse
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--trainer", default=str(ROOT / "target/release/vit-trainer"))
     parser.add_argument("--output", type=pathlib.Path, default=ROOT / "target/prediction")
     parser.add_argument("--rates", type=float, nargs="+", default=[1000.0, 200.0], help="of links, Mbit/s")
-    parser.add_argument("--speed", type=float, default=0.04, help="of a rank, as a share of this machine's")
+    parser.add_argument("--speed", type=float, default=0.04, help="of a rank, as a share of a core's")
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--repetitions", type=int, default=1)
     options = parser.parse_args()

@@ -181,7 +181,7 @@ impl Next {
     fn give_nodes_up(&mut self, observation: &Observation, slots: &[Slot<'_>]) {
         let busy = observation.jobs.iter().filter(|child| child.is_busy());
         let runs_on: BTreeSet<&String> = busy.flat_map(Child::nodes).collect();
-        let faulty: BTreeSet<&str> = observation.jobs.iter().filter_map(Child::faulty_node).collect();
+        let faulty = observation.faulty_nodes();
         let taken: BTreeSet<&String> = observation
             .others
             .iter()
@@ -224,7 +224,7 @@ impl Next {
         let known = self.nodes.iter().find(|known| known.key == key);
         let pinned = known.and_then(|known| known.nodes.get(..slot.nodes()));
         let of_others = observation.others.iter().flat_map(|other| &other.nodes);
-        let faulty = observation.jobs.iter().filter_map(Child::faulty_node);
+        let faulty = observation.faulty_nodes().into_iter();
         let nodes = Nodes {
             pinned: pinned.unwrap_or_default().to_vec(),
             excluded: of_others.cloned().chain(faulty.map(str::to_owned)).collect(),

@@ -7,12 +7,15 @@ use contract::FailureClass;
 use crds::conditions::types;
 use crds::study::status::ViTScalingStudyStatus;
 use crds::{Phase, ViTScalingStudy, ViTTrainingJob, labels};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt as _;
 use planner::facts::inventory::NodeFacts;
 use study::Records;
 
 use super::runs::Slot;
+
+/// How long runs do without a node whose GPU has failed: after that it is better than none.
+const FAULT_REMEMBERED: SignedDuration = SignedDuration::from_mins(10);
 
 /// What is known of one study.
 #[derive(Clone, Debug)]
@@ -44,6 +47,12 @@ pub(super) struct Other {
 impl Observation {
     pub(super) fn status(&self) -> ViTScalingStudyStatus {
         self.study.status.clone().unwrap_or_default()
+    }
+
+    /// Nodes whose GPUs have failed a short while ago.
+    pub(super) fn faulty_nodes(&self) -> BTreeSet<&str> {
+        let faulty = self.jobs.iter().filter_map(|child| child.faulty_node(self.now));
+        faulty.collect()
     }
 
     /// Whether a job is on a node with a run of a study that goes first: both got it at the same moment.
@@ -136,11 +145,15 @@ impl Child {
         warmup != Some(measure.warmup_steps) || spec.active_deadline_seconds != Some(measure.timeout_seconds)
     }
 
-    /// The node whose GPU has ended it.
-    pub(super) fn faulty_node(&self) -> Option<&str> {
+    /// The node whose GPU has ended it a short while ago.
+    pub(super) fn faulty_node(&self, now: Timestamp) -> Option<&str> {
         let failure = self.job.status.as_ref()?.last_failure.as_ref()?;
+        let is_recent = failure
+            .time
+            .as_ref()
+            .is_some_and(|time| now.duration_since(time.0) < FAULT_REMEMBERED);
         let is_fault = failure.class == FailureClass::DeviceFault.as_str();
-        failure.node.as_deref().filter(|_| is_fault)
+        failure.node.as_deref().filter(|_| is_fault && is_recent)
     }
 
     /// Since when it waits for GPUs.

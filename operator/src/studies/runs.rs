@@ -121,11 +121,11 @@ pub(super) fn owner(study: &ViTScalingStudy) -> Option<OwnerReference> {
 }
 
 /// Every repetition of every run, in the order in which they are tried: all runs once before any is repeated, so that what
-/// changes in a cluster over the hours does not meet one point alone; those of the most nodes first, so that all others can be
-/// measured on some of theirs.
+/// changes in a cluster over the hours does not meet one point alone; those of the most nodes and ranks first, so that all others can
+/// be measured on some of their nodes.
 pub(super) fn slots(plan: &Plan) -> Vec<Slot<'_>> {
     let mut once: Vec<&Run> = plan.runs.iter().collect();
-    once.sort_by_key(|run| std::cmp::Reverse(run.config.nodes));
+    once.sort_by_key(|run| std::cmp::Reverse((run.config.nodes, run.config.ranks_per_node)));
     let mut slots = Vec::new();
     for repetition in 0..plan.repetitions {
         slots.extend(once.iter().map(|run| Slot { run, repetition }));

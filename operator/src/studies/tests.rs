@@ -566,6 +566,25 @@ fn nodes_that_no_run_needs_any_more_are_for_others() {
 }
 
 #[test]
+fn runs_of_one_node_begin_with_the_one_that_needs_most_of_it() {
+    let mut cluster = Cluster::with(
+        "{sweeps: [{name: s, mode: Strong, ranks: [1, 2, 8, 16], variants: [{name: v, spec: {workers: {gpusPerNode: 8}}}]}]}",
+    );
+    let sizes: Vec<(i32, i32)> = (0..4)
+        .map(|_| {
+            cluster.round();
+            let workers = &cluster.job().spec.workers;
+            let size = (workers.nodes, workers.gpus_per_node);
+            let nodes = ["a", "b"];
+            cluster.trains_on(&nodes[..size.0 as usize]);
+            cluster.fails(FailureClass::BadConfig);
+            size
+        })
+        .collect();
+    assert_eq!(sizes, [(2, 8), (1, 8), (1, 2), (1, 1)]);
+}
+
+#[test]
 fn nodes_with_a_faulty_gpu_or_a_taint_are_given_up() {
     let mut cluster = Cluster::new();
     cluster.round();
@@ -573,10 +592,16 @@ fn nodes_with_a_faulty_gpu_or_a_taint_are_given_up() {
     cluster.fails(FailureClass::DeviceFault);
     let failure = cluster.job_status_of(0).last_failure.as_mut().expect("a failure");
     failure.node = Some("b".into());
+    failure.time = Some(Time(at(0)));
     cluster.round();
     let placement = &cluster.job().spec.placement;
     assert!(placement.nodes.is_empty());
     assert_eq!(placement.exclude_nodes, ["b"]);
+    // Not for ever: there may be no other node.
+    cluster.now = at(600);
+    assert_eq!(cluster.round().delete.len(), 1);
+    cluster.round();
+    assert_eq!(cluster.job().spec.placement.exclude_nodes, [] as [String; 0]);
     cluster.trains_on(&["a", "c", "d", "e"]);
     cluster.ends_well();
     cluster.round();

@@ -10,7 +10,8 @@
 //!                  + d (m - 1)                      and what other ranks on the machine delay
 //! ```
 //! with m the ranks on a machine and b the images of a micro-batch, behind whose backward pass communication hides. A
-//! reduce-scatter and an all-gather count as half an all-reduce each, and some are repeated for each micro-batch. The
+//! reduce-scatter and an all-gather count as half an all-reduce each. Where some are repeated for each micro-batch, they hide behind
+//! each backward pass, and b counts the images of all. The
 //! trainer's log has each part for itself, so each is fitted for itself, by its error as a share of the step and with no
 //! coefficient below 0. Where only whole steps are known, as of other trainers, `compute + a k log2(N) + B q 2 (N - 1)/N` is
 //! fitted to them.
@@ -230,7 +231,7 @@ impl CostModel {
             .collect();
         let error = |model: &Self| -> f64 {
             let of = |(sample, parts): &(&Sample, Parts)| {
-                let exposed = model.exposed(parts.communication, sample.micro_batch);
+                let exposed = model.exposed(parts.communication, sample.micro_batch, sample.accumulation);
                 ((exposed - parts.exposed) / parts.step()).powi(2)
             };
             apart.iter().map(of).sum()
@@ -253,10 +254,15 @@ impl CostModel {
         (_, self.tail, self.hiding) = best;
     }
 
-    fn exposed(&self, communication: f64, micro_batch: u32) -> f64 {
-        (self.tail * communication)
-            .max(communication - self.hiding * f64::from(micro_batch))
-            .max(0.0)
+    fn exposed(&self, communication: f64, micro_batch: u32, accumulation: u32) -> f64 {
+        // What is repeated hides behind each backward pass.
+        let passes = if self.micro_batch_traffic.bytes > 0.0 {
+            accumulation
+        } else {
+            1
+        };
+        let hidden = self.hiding * f64::from(micro_batch) * f64::from(passes);
+        (self.tail * communication).max(communication - hidden).max(0.0)
     }
 
     /// What a step takes.
@@ -269,7 +275,7 @@ impl CostModel {
         let communication = self.latency * doublings + self.transfer * ring + self.contention * others;
         Parts {
             compute,
-            exposed: self.exposed(communication, micro_batch),
+            exposed: self.exposed(communication, micro_batch, accumulation),
             straggler: self.spread * compute * expected_maximum(ranks),
             communication,
         }
@@ -300,9 +306,10 @@ impl CostModel {
         }
     }
 
-    /// The least micro-batch, among powers of two, of which doubling gains less than this share in images a second.
-    pub fn enough_images(&self, ranks: u32, gain: f64) -> Option<u32> {
-        let rate = |images| self.images_per_second(ranks, images, 1);
+    /// The least micro-batch, among powers of two and with so many a step, of which doubling gains less than this share in images a
+    /// second.
+    pub fn enough_images(&self, ranks: u32, accumulation: u32, gain: f64) -> Option<u32> {
+        let rate = |images| self.images_per_second(ranks, images, accumulation);
         (0..16)
             .map(|power| 1_u32 << power)
             .find(|images| rate(2 * images) < rate(*images) * (1.0 + gain))

@@ -205,7 +205,7 @@ impl Problems<'_> {
             .iter()
             .filter(|speed| !(1e-4..=1.0).contains(*speed))
         {
-            let expected = "must be 0.0001 to 1, the speed of the machine";
+            let expected = "must be 0.0001 to 1, the speed of a core";
             self.refuse(field("variants.speeds"), speed, expected);
         }
     }

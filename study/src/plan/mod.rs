@@ -471,7 +471,7 @@ mod tests {
             ),
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: a, speeds: [2.0]}]}]",
-                "spec.sweeps[s].variants.speeds is 2: must be 0.0001 to 1, the speed of the machine",
+                "spec.sweeps[s].variants.speeds is 2: must be 0.0001 to 1, the speed of a core",
             ),
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {external: {command: []}}}]}]",

@@ -620,11 +620,22 @@ fn what_was_measured_stays_and_is_not_taken_for_something_else() {
     );
     assert_ne!(logs(&study), before);
 
-    // So do other weights to start from, here ones that cannot be read.
-    let output = study
-        .command()
-        .args(["--pretrained", "gone.safetensors"])
-        .output();
+    // What cannot be read is refused before anything is lost by it.
+    let of_data = logs(&study);
+    for option in ["--pretrained", "--data"] {
+        let output = study.command().args([option, "/gone"]).output().expect("starts");
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            output.status.code() == Some(2) && text.contains(&format!("{option} /gone cannot be read")),
+            "{text}"
+        );
+    }
+    assert_eq!(logs(&study), of_data);
+
+    // Other weights to start from make other runs, too, which fail here.
+    let weights = study.folder.path().join("weights.safetensors");
+    fs_err::write(&weights, "none").expect("writes");
+    let output = study.command().arg("--pretrained").arg(&weights).output();
     let output = output.expect("starts");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     assert!(

@@ -50,7 +50,7 @@ pub(crate) struct Arguments {
     /// Speeds of all ranks, each a share of a core's, such as 1,0.5,0.1: to try what devices do that are not alike; only on the CPU, one thread a rank
     #[arg(long, value_name = "SPEED", value_delimiter = ',')]
     speeds: Vec<f64>,
-    /// File with the measured speed of this machine, which --speeds refers to; made where it is missing. Give one file to measurements that are compared
+    /// File with the measured speed of a core, which --speeds refers to; made where it is missing. Give one file to measurements that are compared
     #[arg(long, value_name = "FILE", requires = "speeds")]
     calibration: Option<PathBuf>,
     /// Steps before anything is measured; the first gives the seconds to the first step

@@ -5,9 +5,9 @@
 //!   runs/LABEL-KEY/N/log.jsonl         what repetition N of a run measured; KEY tells runs apart by what the manifest says of them
 //!   runs/LABEL-KEY/N/inputs.json       what it was made from, with the paths of data and weights
 //!   runs/LABEL-KEY/N/machine.json      where
-//!   runs/LABEL-KEY/N/failure.txt       why it did not, in place of all three
+//!   runs/LABEL-KEY/N/failure.txt       why it did not, in place of the log and the machine
 //!   runs/LABEL-KEY/N.partial           a repetition under way
-//!   calibration.json                   the measured speed of the machine, which the speeds of emulated devices refer to
+//!   calibration.json                   the measured speed of a core, which the speeds of emulated devices refer to
 //!   report.{html,md,csv,json}
 //! ```
 //! A repetition is whole or not there: it is trained in a folder that is renamed at its end.
@@ -185,10 +185,6 @@ impl Place {
 
     /// The log of a run from the same inputs, or why there is none.
     fn log(&self) -> Result<String, String> {
-        let log = self.path.join(LOG_NAME);
-        if !log.exists() {
-            return Err(fs::read_to_string(self.path.join(FAILURE)).unwrap_or_else(|_| NOT_RUN.into()));
-        }
         let found = fs::read(self.path.join(INPUTS)).ok();
         let found = found.and_then(|json| serde_json::from_slice::<Value>(&json).ok());
         let is_same = found.is_some_and(|mut found| {
@@ -204,7 +200,10 @@ impl Place {
         if !is_same {
             return Err(NOT_RUN.into());
         }
-        fs::read_to_string(log).map_err(|error| error.to_string())
+        if let Ok(failure) = fs::read_to_string(self.path.join(FAILURE)) {
+            return Err(failure);
+        }
+        fs::read_to_string(self.path.join(LOG_NAME)).map_err(|error| error.to_string())
     }
 
     /// Where it was measured.
@@ -251,8 +250,7 @@ impl Place {
 
     /// Keeps why nothing was.
     pub(super) fn fail(&self, message: &str) -> Result<(), TrainError> {
-        self.discard()?;
-        fs::create_dir_all(self.partial()).map_err(failed())?;
+        self.begin()?;
         fs::write(self.partial().join(FAILURE), message).map_err(failed())?;
         self.publish()
     }
@@ -285,4 +283,48 @@ fn remove(path: &Path) -> Result<(), TrainError> {
 
 fn failed() -> impl Fn(std::io::Error) -> TrainError {
     TrainError::system("failed to keep what the study measures")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: &str =
+        r#"{"kind":"start","totalSteps":4,"worldSize":1,"globalBatchSize":4,"trainImages":16}"#;
+
+    fn train(step: u64, steps: u64) -> String {
+        format!(
+            r#"{{"kind":"train","epoch":0,"step":{step},"steps":{steps},"loss":1.0,"accuracy":0.5,"stepSeconds":0.1}}"#
+        )
+    }
+
+    #[test]
+    fn a_run_is_trained_again_where_a_line_of_its_log_would_end_with_the_warm_up_now() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let place = |data: &str| Place {
+            path: folder.path().into(),
+            calibration: folder.path().join(CALIBRATION),
+            inputs: json!({"job": 1, "data": data}),
+        };
+        let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).expect("writes");
+        write(INPUTS, r#"{"job": 1, "data": "a"}"#);
+        write(LOG_NAME, &[START, &train(2, 2), &train(4, 2)].join("\n"));
+        // The first line is half warm-up, and the second one is not; a warm-up of three steps leaves the fourth.
+        let trained = [0, 1, 2, 3, 4].map(|warmup| place("a").is_trained(warmup));
+        assert_eq!(trained, [true, true, true, false, true]);
+        assert!(!place("b").is_trained(0));
+    }
+
+    #[test]
+    fn a_failure_is_told_of_the_same_inputs_alone() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let place = |data: &str| Place {
+            path: folder.path().join("1"),
+            calibration: folder.path().join(CALIBRATION),
+            inputs: json!({"job": 1, "data": data}),
+        };
+        place("a").fail("it broke").expect("kept");
+        let told = ["a", "b"].map(|data| place(data).result(0).expect_err("no log"));
+        assert_eq!(told, ["it broke", NOT_RUN]);
+    }
 }

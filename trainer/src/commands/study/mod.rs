@@ -84,6 +84,7 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
         return Ok(ExitCode::Done);
     }
     study.check_nodes(&arguments.nodes_at, manifest)?;
+    arguments.check_paths()?;
     let folder = Folder::make(&arguments.output, &study.manifest, manifest)?;
     let ended = launch::block_on(study.measure(&folder, arguments))??;
     study.report(&folder, arguments.origin())?;
@@ -321,6 +322,20 @@ impl Study {
 }
 
 impl Arguments {
+    /// Refuses what cannot be read before any run fails by it, in the place of what was measured with something else.
+    fn check_paths(&self) -> Result<(), TrainError> {
+        let refused = |option: &str, path: &Path, error: std::io::Error| {
+            TrainError::Config(format!("{option} {} cannot be read: {error}", path.display()))
+        };
+        if let Some(folder) = &self.data {
+            std::fs::read_dir(folder).map_err(|error| refused("--data", folder, error))?;
+        }
+        if let Some(file) = &self.pretrained {
+            std::fs::File::open(file).map_err(|error| refused("--pretrained", file, error))?;
+        }
+        Ok(())
+    }
+
     fn origin(&self) -> Origin<'_> {
         Origin::Of {
             data: self.data.as_deref(),
