@@ -18,13 +18,19 @@ pub(super) fn fit<const FEATURES: usize>(rows: &[Row<FEATURES>]) -> Option<[f64;
     if rows.is_empty() {
         return None;
     }
+    // Features have units of their own, such as bytes: shares of their largest value are compared.
+    let largest: [f64; FEATURES] = std::array::from_fn(|feature| {
+        let values = rows.iter().map(|row| (row.features[feature] / row.scale).abs());
+        let most = values.fold(0.0, f64::max);
+        if most > 0.0 { most } else { 1.0 }
+    });
     // So few features that every choice of those that count can be tried.
     let choices = (1_usize..1 << FEATURES).filter_map(|choice| {
         let chosen: Vec<usize> = (0..FEATURES)
             .filter(|feature| choice >> feature & 1 == 1)
             .collect();
         let scaled = DMatrix::from_fn(rows.len(), chosen.len(), |row, column| {
-            rows[row].features[chosen[column]] / rows[row].scale
+            rows[row].features[chosen[column]] / rows[row].scale / largest[chosen[column]]
         });
         let values = DVector::from_fn(rows.len(), |row, _| rows[row].value / rows[row].scale);
         let svd = scaled.clone().svd(true, true);
@@ -36,7 +42,7 @@ pub(super) fn fit<const FEATURES: usize>(rows: &[Row<FEATURES>]) -> Option<[f64;
         solution.iter().all(|value| *value >= 0.0).then(|| {
             let mut all = [0.0; FEATURES];
             for (feature, value) in chosen.iter().zip(solution.iter()) {
-                all[*feature] = *value;
+                all[*feature] = *value / largest[*feature];
             }
             (error, all)
         })

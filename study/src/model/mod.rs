@@ -96,16 +96,15 @@ impl Link {
     /// not tell, as those of one size.
     pub fn of_all_reduces(ranks: u32, times: &[(u64, f64)]) -> Option<Self> {
         let [doublings, ring, _] = communication_features(ranks, 1, Traffic::UNIT);
-        let most = times.iter().map(|(bytes, _)| *bytes).max()? as f64;
         let rows = times.iter().map(|&(bytes, seconds)| Row {
-            features: [2.0 * doublings, ring * (bytes as f64 / most)],
+            features: [2.0 * doublings, ring * bytes as f64],
             value: seconds,
             scale: seconds,
         });
         let [latency, transfer] = fit(&rows.collect::<Vec<_>>())?;
         (transfer > 0.0).then(|| Self {
             latency,
-            bandwidth: most / transfer,
+            bandwidth: transfer.recip(),
         })
     }
 }
@@ -164,10 +163,8 @@ impl CostModel {
             let feature = of(sample).compute * expected_maximum(sample.ranks);
             sample.row([feature], of(sample).straggler)
         });
-        let largest = largest_traffic(samples);
         let communication = several().map(|sample| {
-            let traffic = sample.traffic.over(largest);
-            let features = communication_features(sample.ranks, sample.ranks_on_machine, traffic);
+            let features = communication_features(sample.ranks, sample.ranks_on_machine, sample.traffic);
             sample.row(features, of(sample).communication)
         });
         let [spread] = fit(&spread.collect::<Vec<_>>()).unwrap_or_default();
@@ -179,8 +176,8 @@ impl CostModel {
             interference,
             ranks_on_machine: most_on_machine(samples),
             spread,
-            latency: latency / largest.all_reduces,
-            transfer: transfer / largest.bytes,
+            latency,
+            transfer,
             traffic,
             micro_batch_traffic,
             contention,
@@ -193,13 +190,11 @@ impl CostModel {
 
     /// From whole steps: what is exposed and what is waited for cannot be told apart.
     fn of_steps(samples: &[Sample]) -> Option<Self> {
-        let largest = largest_traffic(samples);
         let rows: Vec<_> = samples
             .iter()
             .map(|sample| {
                 let [one, images, _] = sample.compute_features();
-                let traffic = sample.traffic.over(largest);
-                let [doublings, ring, _] = communication_features(sample.ranks, 1, traffic);
+                let [doublings, ring, _] = communication_features(sample.ranks, 1, sample.traffic);
                 sample.row([one, images, doublings, ring], sample.seconds)
             })
             .collect();
@@ -212,8 +207,8 @@ impl CostModel {
             interference,
             ranks_on_machine: most_on_machine(samples),
             spread,
-            latency: latency / largest.all_reduces,
-            transfer: transfer / largest.bytes,
+            latency,
+            transfer,
             traffic,
             micro_batch_traffic,
             contention: 0.0,
@@ -328,31 +323,6 @@ impl Sample {
 
     fn compute_features(&self) -> [f64; 3] {
         compute_features(self.ranks_on_machine, self.micro_batch, self.accumulation)
-    }
-}
-
-impl Traffic {
-    /// In shares of another one.
-    fn over(self, whole: Self) -> Self {
-        Self {
-            all_reduces: self.all_reduces / whole.all_reduces,
-            bytes: self.bytes / whole.bytes,
-        }
-    }
-}
-
-/// The most of each that a rank sends in a step: features are shares of it, whatever their unit.
-fn largest_traffic(samples: &[Sample]) -> Traffic {
-    let most = |amount: fn(&Traffic) -> f64| {
-        let most = samples
-            .iter()
-            .map(|sample| amount(&sample.traffic))
-            .fold(0.0, f64::max);
-        if most > 0.0 { most } else { 1.0 }
-    };
-    Traffic {
-        all_reduces: most(|traffic| traffic.all_reduces),
-        bytes: most(|traffic| traffic.bytes),
     }
 }
 

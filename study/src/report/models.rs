@@ -106,7 +106,7 @@ pub(super) fn findings(forecast: &Forecast) -> Vec<String> {
         );
     }
     if forecast.is_predictable && !forecast.knows_traffic {
-        sentences.push("Other links are not predicted: the log does not tell what a rank sends.".into());
+        sentences.push("Other links are not predicted: it is not known what a rank sends.".into());
     }
     let errors = forecast.held_out.iter().map(|point| point.error().abs() * 100.0);
     if let Some(errors) = Spread::of(errors) {
