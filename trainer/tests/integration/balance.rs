@@ -75,9 +75,10 @@ fn what_slow_ranks_cost_is_logged() {
         }
         (steps > 0.0).then_some(sum / steps)
     };
-    // Where a rank takes five times as long as the others, nearly all of that is waited for.
-    assert!(slowdown("0.2,0.04,0.2").is_some_and(|slowdown| (2.5..5.5).contains(&slowdown)));
-    assert!(slowdown("0.2,0.2,0.2").is_some_and(|slowdown| (1.0..2.0).contains(&slowdown)));
+    // Where a rank takes five times as long as the others, nearly all of that is waited for. All are so slow that a busy machine
+    // adds little to what they take.
+    assert!(slowdown("0.02,0.004,0.02").is_some_and(|slowdown| (2.5..5.5).contains(&slowdown)));
+    assert!(slowdown("0.02,0.02,0.02").is_some_and(|slowdown| (1.0..1.5).contains(&slowdown)));
     assert_eq!(slowdown("0.2"), None, "one rank waits for nobody");
 }
 
