@@ -114,6 +114,8 @@ pub struct Prediction {
 struct Group<'a> {
     runs: Vec<&'a Run>,
     measured: Vec<&'a Measurement>,
+    /// What a rank sends in a step; of a job of which that is not known, [`Traffic::UNIT`].
+    traffic: Traffic,
 }
 
 /// What can be said of each job that was measured at enough points, with ranks that are alike.
@@ -134,13 +136,14 @@ pub fn forecasts(plan: &Plan, measured: &Measured, predict: &Predict) -> Vec<For
                 None => groups.push(Group {
                     runs: vec![run],
                     measured,
+                    traffic: Traffic::UNIT,
                 }),
             }
         }
     }
     jobs.into_values()
         .filter(|groups| groups.len() >= LEAST_POINTS)
-        .filter_map(|groups| forecast(plan, &groups, predict))
+        .filter_map(|groups| forecast(plan, groups, predict))
         .collect()
 }
 
@@ -173,14 +176,19 @@ fn job_key(run: &Run) -> String {
     json!([spec, run.gpus_per_node, run.speeds.first()]).to_string()
 }
 
-fn forecast(plan: &Plan, groups: &[Group<'_>], predict: &Predict) -> Option<Forecast> {
+fn forecast(plan: &Plan, mut groups: Vec<Group<'_>>, predict: &Predict) -> Option<Forecast> {
     let knows_traffic = groups
         .iter()
         .filter(|group| sizes(group.runs[0])[0] > 1)
-        .all(|group| group.traffic().is_some());
-    let samples: Vec<Sample> = groups.iter().map(|group| group.median(knows_traffic)).collect();
+        .all(|group| group.measured_traffic().is_some());
+    if knows_traffic {
+        for group in &mut groups {
+            group.traffic = group.measured_traffic().unwrap_or_default();
+        }
+    }
+    let samples: Vec<Sample> = groups.iter().map(Group::median).collect();
     let model = CostModel::fit(&samples)?;
-    let drawn = drawn_models(groups, knows_traffic);
+    let drawn = drawn_models(&groups);
     let mut ranks: Vec<u32> = samples.iter().map(|sample| sample.ranks).collect();
     ranks.sort_unstable();
     ranks.dedup();
@@ -203,7 +211,7 @@ fn forecast(plan: &Plan, groups: &[Group<'_>], predict: &Predict) -> Option<Fore
     // Latency and bandwidth of one number of ranks cannot be told apart.
     let is_predictable = ranks.iter().filter(|ranks| **ranks > 1).count() >= LEAST_RANKS;
     Some(Forecast {
-        name: name(plan, groups),
+        name: name(plan, &groups),
         micro_batch_size: plan.micro_batch_size,
         gradient_accumulation_steps: plan.gradient_accumulation_steps,
         fewest_ranks: ranks[0],
@@ -245,7 +253,7 @@ fn name(plan: &Plan, groups: &[Group<'_>]) -> String {
 
 impl Group<'_> {
     /// What a rank sends in a step, where that is known. Gloo, on CPUs, reduces whole gradients where ranks keep shards of them.
-    fn traffic(&self) -> Option<Traffic> {
+    fn measured_traffic(&self) -> Option<Traffic> {
         let is_sharded = self.runs[0].config.parallelism.zero_stage > 0;
         let traffic = |run: &&Measurement| {
             if is_sharded && run.device.is_none() {
@@ -260,7 +268,7 @@ impl Group<'_> {
     }
 
     /// A step of so many seconds; of parts that leave much untold nothing is made.
-    fn sample(&self, seconds: f64, parts: Parts, knows_traffic: bool) -> Sample {
+    fn sample(&self, seconds: f64, parts: Parts) -> Sample {
         let [ranks, micro_batch, accumulation] = sizes(self.runs[0]);
         let on_machine = self.measured.iter().find_map(|run| run.ranks_on_machine);
         Sample {
@@ -271,15 +279,11 @@ impl Group<'_> {
             accumulation,
             seconds,
             parts: Measurement::are_told(seconds - parts.step(), seconds).then_some(parts),
-            traffic: if knows_traffic {
-                self.traffic().unwrap_or_default()
-            } else {
-                Traffic::UNIT
-            },
+            traffic: self.traffic,
         }
     }
 
-    fn of(&self, measured: &Measurement, knows_traffic: bool) -> Sample {
+    fn of(&self, measured: &Measurement) -> Sample {
         self.sample(
             measured.step_seconds,
             Parts {
@@ -288,12 +292,11 @@ impl Group<'_> {
                 straggler: measured.phases.sync_straggler,
                 communication: measured.communication_seconds,
             },
-            knows_traffic,
         )
     }
 
     /// Medians over its repetitions.
-    fn median(&self, knows_traffic: bool) -> Sample {
+    fn median(&self) -> Sample {
         let over = |value: &dyn Fn(&Measurement) -> f64| {
             Spread::of(self.measured.iter().map(|run| value(run))).map_or(0.0, |spread| spread.median)
         };
@@ -305,7 +308,6 @@ impl Group<'_> {
                 straggler: over(&|run| run.phases.sync_straggler),
                 communication: over(&|run| run.communication_seconds),
             },
-            knows_traffic,
         )
     }
 }
@@ -336,17 +338,12 @@ fn held_out(samples: &[Sample]) -> Vec<HeldOut> {
 }
 
 /// Models of repetitions that are drawn at random, one of each point.
-fn drawn_models(groups: &[Group<'_>], knows_traffic: bool) -> Vec<CostModel> {
+fn drawn_models(groups: &[Group<'_>]) -> Vec<CostModel> {
     let mut random = fastrand::Rng::with_seed(0);
     let draw = |_| {
         let samples: Vec<Sample> = groups
             .iter()
-            .map(|group| {
-                group.of(
-                    group.measured[random.usize(..group.measured.len())],
-                    knows_traffic,
-                )
-            })
+            .map(|group| group.of(group.measured[random.usize(..group.measured.len())]))
             .collect();
         CostModel::fit(&samples)
     };
