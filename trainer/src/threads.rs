@@ -30,7 +30,7 @@ fn variables(threads: usize, spins: u32) -> Variables {
 /// Gives this process all processors by those variables, where the user has not set them. libgomp reads them before
 /// `main` begins, so the program is started anew in its own place; returns where nothing is missing.
 pub(crate) fn use_all() -> std::io::Result<()> {
-    let missing = missing(|name| std::env::var_os(name).is_some());
+    let missing: Vec<_> = of_machine(1, is_set).collect();
     if missing.is_empty() {
         return Ok(());
     }
@@ -38,16 +38,20 @@ pub(crate) fn use_all() -> std::io::Result<()> {
     Err(anew.args(std::env::args_os().skip(1)).envs(missing).exec())
 }
 
-/// The variables that are not set, with the values they get.
-fn missing(is_set: impl Fn(&str) -> bool) -> Vec<(&'static str, String)> {
-    let mut variables = Vec::from(variables(per_rank(1), SPINS_ON_OWN));
-    variables.retain(|(name, _)| !is_set(name));
-    variables
+/// What tells `ranks` ranks, which have this machine for themselves, how many threads they get and how those wait: the variables
+/// that are not given.
+pub(crate) fn of_machine(
+    ranks: u32,
+    is_given: impl Fn(&str) -> bool,
+) -> impl Iterator<Item = (&'static str, String)> {
+    variables(per_rank(ranks), SPINS_ON_OWN)
+        .into_iter()
+        .filter(move |(name, _)| !is_given(name))
 }
 
-/// What tells `ranks` ranks, which have this machine for themselves, how many threads they get and how those wait.
-pub(crate) fn of_machine(ranks: u32) -> Variables {
-    variables(per_rank(ranks), SPINS_ON_OWN)
+/// Whether the user has set a variable.
+pub(crate) fn is_set(name: &str) -> bool {
+    std::env::var_os(name).is_some()
 }
 
 /// What tells the `ranks` ranks of this container the same.
@@ -94,8 +98,8 @@ mod tests {
     #[test]
     fn what_the_user_has_set_stays() {
         let names = |set: &[&str]| -> Vec<&str> {
-            let missing = missing(|name| set.contains(&name));
-            missing.into_iter().map(|(name, _)| name).collect()
+            let missing = of_machine(1, |name| set.contains(&name));
+            missing.map(|(name, _)| name).collect()
         };
         assert_eq!(
             names(&[]),

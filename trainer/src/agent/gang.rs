@@ -104,7 +104,7 @@ impl Gang {
                 .into_iter()
                 .chain(others)
             {
-                if std::env::var_os(name).is_none() {
+                if !threads::is_set(name) {
                     command.env(name, value);
                 }
             }

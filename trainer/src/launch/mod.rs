@@ -89,12 +89,9 @@ impl Launch {
     /// How many threads ranks get and how those wait, where nobody else has said it. An agent knows of its own ranks only; here
     /// all share one machine.
     fn threads(&self, ranks: u32) -> impl Iterator<Item = (&'static str, String)> {
-        let is_given = |name: &str| {
-            std::env::var_os(name).is_some() || self.environment.iter().any(|(given, _)| given == name)
-        };
-        threads::of_machine(ranks)
-            .into_iter()
-            .filter(move |(name, _)| !is_given(name))
+        threads::of_machine(ranks, |name| {
+            threads::is_set(name) || self.environment.iter().any(|(given, _)| given == name)
+        })
     }
 
     fn address(&self, node: u32) -> IpAddr {

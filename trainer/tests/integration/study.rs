@@ -372,7 +372,7 @@ fn nodes_of_a_study_may_be_elsewhere() {
 const EXTERNAL: &str = r#"
 test "$RANK" -lt "$WORLD_SIZE" && test "$LOCAL_RANK" = 0 && test "$GROUP_RANK" = "$RANK" && test "$MASTER_PORT" -gt 0
 test "$PET_NNODES" = 2 && test "$PET_NODE_RANK" = "$RANK" && test "$PET_NPROC_PER_NODE" = 1
-grep -q microBatchSize "$VIT_RUN_CONFIG"
+grep -q microBatchSize "$VIT_RUN_CONFIG" && test "$OMP_NUM_THREADS" = 3
 echo "rank $RANK of $WORLD_SIZE"
 if test "$RANK" = 0; then
   echo "{\"kind\":\"start\",\"totalSteps\":10,\"worldSize\":$WORLD_SIZE,\"globalBatchSize\":8,\"trainImages\":80}" > "$VIT_LOG"
@@ -419,6 +419,8 @@ fn another_trainer_is_measured_by_the_log_that_it_writes() {
             TRAINER,
         ])
         .args(study.command().get_args())
+        // What the user has set stays.
+        .env("OMP_NUM_THREADS", "3")
         .output()
         .expect("starts");
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -63,7 +63,7 @@ pub(super) async fn run(
             (environment::RUN_CONFIG, run_config.clone().into_os_string()),
             (environment::LOG, files.log.as_os_str().to_owned()),
         ];
-        let threads = threads::of_machine(config.world_size());
+        let threads = threads::of_machine(config.world_size(), threads::is_set);
         let gpus = gpus.get(rank).map(|gpus| (gpus::VISIBLE, gpus.clone()));
         let texts = node.environment().into_iter().chain(threads).chain(gpus);
         let texts = texts.map(|(name, text)| (name, OsString::from(text)));
