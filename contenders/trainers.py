@@ -106,6 +106,12 @@ class Trainer:
         return contextlib.nullcontext()
 
 
+def bucket_megabytes(config: dict) -> float | None:
+    """None for the default: DDP takes a small first bucket only where nobody gives a size."""
+    megabytes = config["parallelism"]["bucketMegabytes"]
+    return None if megabytes == 25 else megabytes
+
+
 class Ddp(Trainer):
     """torch.nn.parallel.DistributedDataParallel."""
 
@@ -118,8 +124,7 @@ class Ddp(Trainer):
         if place.world_size > 1:
             self.model = DistributedDataParallel(
                 self.model, device_ids=[place.device.index] if place.device.type == "cuda" else None,
-                bucket_cap_mb=config["parallelism"]["bucketMegabytes"], gradient_as_bucket_view=True,
-                broadcast_buffers=False)
+                bucket_cap_mb=bucket_megabytes(config), gradient_as_bucket_view=True, broadcast_buffers=False)
 
     def synchronized(self, is_last: bool) -> contextlib.AbstractContextManager:
         return contextlib.nullcontext() if is_last or self.place.world_size == 1 else self.model.no_sync()
@@ -212,7 +217,7 @@ class Accelerate(Trainer):
         from accelerate.utils import DistributedDataParallelKwargs
 
         ddp = DistributedDataParallelKwargs(
-            bucket_cap_mb=config["parallelism"]["bucketMegabytes"], gradient_as_bucket_view=True, broadcast_buffers=False)
+            bucket_cap_mb=bucket_megabytes(config), gradient_as_bucket_view=True, broadcast_buffers=False)
         self.accelerator = Accelerator(
             cpu=place.device.type == "cpu", mixed_precision="bf16" if self.is_half else "no",
             gradient_accumulation_steps=self.accumulation, kwargs_handlers=[ddp])
