@@ -181,8 +181,18 @@ pub struct Variant {
     /// name by which the report tells it.
     #[schemars(length(min = 1, max = 40))]
     pub name: String,
-    /// spec is a part of a ViTTrainingJob's spec that replaces the template's, as a merge patch (RFC 7386): objects are
-    /// merged, null takes a field away, anything else replaces. With external in it, another trainer runs the points.
+    /// without names fields that are taken out of the template's spec, with their objects: training.clipGradNorm.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(
+        length(max = 32),
+        inner(
+            length(max = 100),
+            regex(pattern = r"^[a-z][a-zA-Z0-9]*(\.[a-z][a-zA-Z0-9]*)*$")
+        )
+    )]
+    pub without: Vec<String>,
+    /// spec is a part of a ViTTrainingJob's spec that replaces the template's: objects are merged, anything else replaces. With
+    /// external in it, another trainer runs the points.
     #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
     #[schemars(schema_with = "any_object")]
     pub spec: serde_json::Value,

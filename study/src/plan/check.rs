@@ -6,6 +6,8 @@ use std::ops::RangeInclusive;
 
 use crds::study::{GlobalBatch, Mode, Sweep, Variant, ViTScalingStudySpec};
 
+use serde_json::Value;
+
 use super::Problem;
 
 const RANKS: RangeInclusive<i32> = 1..=65_536;
@@ -13,6 +15,9 @@ const MOST_LETTERS: usize = 40;
 const MOST_VALUES: usize = 32;
 
 const MOST_POINTS: usize = 1000;
+
+/// What the report calls the network that was measured.
+pub(crate) const MEASURED_NETWORK: &str = "as measured";
 
 /// Every combination of what a sweep's lists name.
 fn points(sweep: &Sweep) -> usize {
@@ -44,6 +49,13 @@ pub(super) fn check(study: &ViTScalingStudySpec, problems: &mut Vec<Problem>) {
     for ranks in &study.predict.ranks {
         problems.within("predict.ranks", *ranks, &(1..=1_000_000));
     }
+    let links = study.predict.links.iter().map(|link| link.name.as_str());
+    let networks = links.chain([MEASURED_NETWORK]);
+    problems.distinct(
+        "predict.links",
+        networks,
+        "names must differ, and from that of the measured network",
+    );
     for link in &study.predict.links {
         let field = |name: &str| format!("predict.links[{}].{name}", link.name);
         if !(link.latency_microseconds.is_finite() && link.latency_microseconds >= 0.0) {
@@ -200,6 +212,11 @@ impl Problems<'_> {
             let expected = "must be fields of a ViTTrainingJob's spec";
             self.refuse(field("variants.spec"), &variant.spec, expected);
         }
+        if let Some(path) = null_in(&variant.spec) {
+            // kubectl sends what it applies again as a merge patch, which loses null in a list.
+            let expected = "kubectl drops null when it applies a manifest again, name the field in without";
+            self.refuse(field(&format!("variants.spec{path}")), "null", expected);
+        }
         for speed in variant
             .speeds
             .iter()
@@ -211,6 +228,18 @@ impl Problems<'_> {
     }
 }
 
+/// Where a variant's part of a spec has null.
+fn null_in(value: &Value) -> Option<String> {
+    let Value::Object(fields) = value else { return None };
+    fields.iter().find_map(|(name, value)| {
+        if value.is_null() {
+            Some(format!(".{name}"))
+        } else {
+            null_in(value).map(|path| format!(".{name}{path}"))
+        }
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -218,6 +247,11 @@ mod tests {
     #[test]
     fn bounds_of_what_is_measured_and_predicted_are_kept() {
         for (part, expected) in [
+            (
+                "predict: {links: [{name: a, latencyMicroseconds: 1, gigabitsPerSecond: 1}, {name: as measured, \
+                 latencyMicroseconds: 1, gigabitsPerSecond: 1}]}",
+                "spec.predict.links is \"as measured\" twice: names must differ, and from that of the measured network",
+            ),
             (
                 "measure: {epochs: 0}",
                 "spec.measure.epochs is 0: must be 1 to 10000",

@@ -1,8 +1,10 @@
 //! The job of a point.
 
 use contract::{Device, RunConfig};
+use crds::spec::Strategy;
 use crds::study::{GlobalBatch, Sweep, Variant, ViTScalingStudySpec};
 use crds::{ViTTrainingJob, ViTTrainingJobSpec};
+use serde_json::Value;
 
 use super::{Choice, count};
 
@@ -26,6 +28,12 @@ impl Job {
         let mut spec = merged(&study.template.spec, choice.variant)?;
         if spec.elastic.is_some() {
             return Err("elastic is given: a point has one number of ranks, leave it out".into());
+        }
+        if spec.parallelism.strategy == Strategy::Auto {
+            return Err(
+                "parallelism.strategy is Auto: a point is one way to divide a model, make each a variant"
+                    .into(),
+            );
         }
         let gpus_per_node = spec.workers.gpus_per_node;
         if gpus_per_node < 1 {
@@ -60,16 +68,29 @@ impl Job {
     }
 }
 
-/// The template with what a variant changes.
+/// The template without what a variant leaves out, and with what it changes.
 fn merged(template: &ViTTrainingJobSpec, variant: Option<&Variant>) -> Result<ViTTrainingJobSpec, String> {
-    let Some(patch) = variant
-        .map(|variant| &variant.spec)
-        .filter(|patch| !patch.is_null())
-    else {
+    let Some(variant) = variant else {
         return Ok(template.clone());
     };
     let mut spec = serde_json::to_value(template).map_err(|error| error.to_string())?;
-    json_patch::merge(&mut spec, patch);
+    for path in &variant.without {
+        let (object, field) = match path.rsplit_once('.') {
+            Some((object, field)) => (spec.pointer_mut(&format!("/{}", object.replace('.', "/"))), field),
+            None => (Some(&mut spec), path.as_str()),
+        };
+        let removed = object
+            .and_then(Value::as_object_mut)
+            .and_then(|object| object.remove(field));
+        if removed.is_none() {
+            return Err(format!(
+                "without names {path}: the template's spec has no such field"
+            ));
+        }
+    }
+    if !variant.spec.is_null() {
+        json_patch::merge(&mut spec, &variant.spec);
+    }
     serde_json::from_value(spec).map_err(|error| error.to_string())
 }
 

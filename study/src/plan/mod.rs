@@ -5,13 +5,14 @@ mod job;
 
 use std::time::Duration;
 
-use contract::RunConfig;
+use contract::{Measurement, RunConfig};
 use crds::ViTTrainingJobSpec;
 use crds::spec::Homogeneity;
 use crds::study::{GlobalBatch, Mode, Sweep, Variant, ViTScalingStudySpec};
 use serde::Serialize;
 use serde_json::{Value, json};
 
+pub(crate) use check::MEASURED_NETWORK;
 use check::check;
 use job::Job;
 
@@ -219,6 +220,21 @@ impl Run {
         spec
     }
 
+    /// Why what was measured is not of this run.
+    pub fn mismatch(&self, found: &Measurement) -> Option<String> {
+        let sizes = |ranks: u32, images: u64| format!("{ranks} ranks with {images} images a step");
+        let wanted = sizes(self.config.world_size(), self.config.global_batch_size());
+        let found = sizes(found.world_size, found.global_batch_size);
+        (found != wanted).then(|| {
+            let why = if self.spec.external.is_some() {
+                "the command does not follow VIT_RUN_CONFIG"
+            } else {
+                "the job was changed"
+            };
+            format!("{why}: it trained on {found} in place of {wanted}")
+        })
+    }
+
     /// Whether what its steps cost can be taken apart: ranks are alike, and all of them exchange gradients and weights, and nothing
     /// that grows with the images. A gang that may be of several kinds of GPUs counts as mixed, though a cluster may have had like
     /// ones for it.
@@ -413,7 +429,7 @@ mod tests {
     fn a_variant_changes_whatever_it_names_and_its_last_speed_is_of_all_further_ranks() {
         let plan = planned(
             "[{name: v, mode: Variants, ranks: [3], variants: [{name: plain}, \
-             {name: Half Precision, speeds: [0.5, 0.25], spec: {training: {precision: bf16, schedule: null}}}]}]",
+             {name: Half Precision, speeds: [0.5, 0.25], without: [training.schedule], spec: {training: {precision: bf16}}}]}]",
         )
         .expect("a plan");
         let [plain, half] = &plan.runs[..] else {
@@ -433,7 +449,7 @@ mod tests {
         assert_eq!(
             schedule(half),
             crds::spec::Schedule::default(),
-            "null takes the template's away"
+            "the template's is taken away"
         );
     }
 
@@ -508,6 +524,22 @@ mod tests {
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {elastic: {minNodes: 1}}}]}]",
                 "elastic is given: a point has one number of ranks, leave it out",
+            ),
+            (
+                "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {parallelism: {strategy: Auto}}}]}]",
+                "parallelism.strategy is Auto: a point is one way to divide a model, make each a variant",
+            ),
+            (
+                "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {training: {schedule: null}}}]}]",
+                "spec.sweeps[s].variants.spec.training.schedule is null: kubectl drops null when it applies a manifest again, name the field in without",
+            ),
+            (
+                "[{name: s, mode: Variants, variants: [{name: a}, {name: b, without: [training.shedule]}]}]",
+                "makes no job: without names training.shedule: the template's spec has no such field",
+            ),
+            (
+                "[{name: s, mode: Variants, variants: [{name: a}, {name: b, without: [model.heads.training]}]}]",
+                "makes no job: without names model.heads.training: the template's spec has no such field",
             ),
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {model: {heads: 5}}}]}]",

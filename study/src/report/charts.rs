@@ -9,6 +9,9 @@ use plotters::prelude::*;
 use crate::results::Spread;
 
 const SIZE: (u32, u32) = (620, 340);
+const MARGIN: u32 = 12;
+/// For the numbers beside the picture.
+const LEFT: u32 = 84;
 const INK: RGBColor = RGBColor(60, 64, 72);
 const GRID: RGBColor = RGBColor(226, 229, 234);
 /// Of series; told apart by people who see few colours, too (Okabe and Ito).
@@ -42,7 +45,12 @@ pub(super) struct Picture {
     pub(super) svg: String,
     /// Colour and meaning.
     pub(super) legend: Vec<(String, String)>,
+    /// Number and name of each place, where names are too long to stand below them.
+    pub(super) places: Vec<(String, String)>,
 }
+
+/// More lines than there are colours cannot be told apart.
+pub(super) const MOST_LINES: usize = SERIES.len();
 
 type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Places, RangedCoordf64>>;
 type Drawn = Result<(), Box<dyn std::error::Error>>;
@@ -54,7 +62,8 @@ pub(super) fn lines(axes: &Axes<'_>, series: &[Series<Spread>], ideal: Option<&[
         .map(|spread| spread.most)
         .chain(ideal.into_iter().flatten().copied())
         .fold(0.0, f64::max);
-    let svg = picture(axes, most, |chart| {
+    let labels = Labels::of(axes.categories);
+    let svg = picture(axes, &labels, most, |chart| {
         if let Some(ideal) = ideal {
             let points: Vec<(f64, f64)> = ideal
                 .iter()
@@ -90,7 +99,11 @@ pub(super) fn lines(axes: &Axes<'_>, series: &[Series<Spread>], ideal: Option<&[
     if ideal.is_some() {
         legend.push((hex(INK), "ideal".into()));
     }
-    Picture { svg, legend }
+    Picture {
+        svg,
+        legend,
+        places: labels.places,
+    }
 }
 
 /// Bars of parts on top of one another; of several series beside one another, in the order given.
@@ -103,7 +116,8 @@ pub(super) fn stacks<const PARTS: usize>(
     let most = all.map(|values| values.iter().sum()).fold(0.0, f64::max);
     let colors = parts.map(|(_, (red, green, blue))| RGBColor(red, green, blue));
     let width = 0.7 / series.len().max(1) as f64;
-    let svg = picture(axes, most, |chart| {
+    let labels = Labels::of(axes.categories);
+    let svg = picture(axes, &labels, most, |chart| {
         for (number, series) in series.iter().enumerate() {
             for (place, values) in series.values.iter().enumerate() {
                 let left = place as f64 + 0.15 + number as f64 * width;
@@ -130,13 +144,63 @@ pub(super) fn stacks<const PARTS: usize>(
     Picture {
         svg,
         legend: legend.collect(),
+        places: labels.places,
+    }
+}
+
+/// What stands below the places.
+struct Labels {
+    below: Vec<String>,
+    /// Number and name of each, where the names are listed elsewhere.
+    places: Vec<(String, String)>,
+}
+
+impl Labels {
+    /// Of a letter, in pixels of the picture: those of most names are narrower.
+    const LETTER: usize = 9;
+
+    /// The names, where they fit beside one another. Otherwise numbers stand for names; and of numbers only every so many is there.
+    fn of(categories: &[String]) -> Self {
+        let width = (SIZE.0 - 2 * MARGIN - LEFT) as usize / categories.len().max(1);
+        let letters = |names: &[String]| names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+        // Of a letter's width beside each.
+        let widest = |names: &[String]| (letters(names) + 1) * Self::LETTER;
+        let names = categories.to_vec();
+        if widest(&names) <= width {
+            return Self {
+                below: names,
+                places: vec![],
+            };
+        }
+        let are_numbers = names.iter().all(|name| name.parse::<f64>().is_ok());
+        let numbers: Vec<String> = if are_numbers {
+            names.clone()
+        } else {
+            (1..=names.len()).map(|number| number.to_string()).collect()
+        };
+        let step = widest(&numbers).div_ceil(width.max(1));
+        let places = if are_numbers {
+            vec![]
+        } else {
+            numbers.iter().cloned().zip(names).collect()
+        };
+        let shown = |(place, number): (usize, String)| if place % step == 0 { number } else { String::new() };
+        Self {
+            below: numbers.into_iter().enumerate().map(shown).collect(),
+            places,
+        }
     }
 }
 
 /// Axes from 0 to what is a little above `most`, and what is drawn between them.
-fn picture(axes: &Axes<'_>, most: f64, draw: impl FnOnce(&mut Chart<'_, '_>) -> Drawn) -> String {
+fn picture(
+    axes: &Axes<'_>,
+    labels: &Labels,
+    most: f64,
+    draw: impl FnOnce(&mut Chart<'_, '_>) -> Drawn,
+) -> String {
     let mut svg = String::new();
-    let drawn = frame(&mut svg, axes, most, draw);
+    let drawn = frame(&mut svg, axes, labels, most, draw);
     // Into a string: nothing that could fail.
     drawn.expect("draws to memory");
     svg
@@ -145,6 +209,7 @@ fn picture(axes: &Axes<'_>, most: f64, draw: impl FnOnce(&mut Chart<'_, '_>) -> 
 fn frame(
     svg: &mut String,
     axes: &Axes<'_>,
+    labels: &Labels,
     most: f64,
     draw: impl FnOnce(&mut Chart<'_, '_>) -> Drawn,
 ) -> Drawn {
@@ -152,12 +217,12 @@ fn frame(
     root.fill(&WHITE)?;
     let top = if most > 0.0 { most * 1.08 } else { 1.0 };
     let mut chart = ChartBuilder::on(&root)
-        .margin(12)
+        .margin(MARGIN)
         .x_label_area_size(58)
-        .y_label_area_size(84)
+        .y_label_area_size(LEFT)
         .build_cartesian_2d(Places(axes.categories.len()), 0.0..top)?;
     let text = ("sans-serif", 18).into_font().color(&INK);
-    let category = |x: &f64| axes.categories.get(*x as usize).cloned().unwrap_or_default();
+    let category = |x: &f64| labels.below.get(*x as usize).cloned().unwrap_or_default();
     chart
         .configure_mesh()
         .disable_x_mesh()
@@ -222,4 +287,37 @@ fn number(value: f64) -> String {
 
 fn hex(color: RGBColor) -> String {
     format!("#{:02x}{:02x}{:02x}", color.0, color.1, color.2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn below(categories: &[&str]) -> (Vec<String>, usize) {
+        let categories: Vec<String> = categories.iter().map(ToString::to_string).collect();
+        let labels = Labels::of(&categories);
+        (labels.below, labels.places.len())
+    }
+
+    #[test]
+    fn names_that_do_not_fit_below_their_places_are_listed_by_number() {
+        assert_eq!(below(&["fp32", "bf16"]), (vec!["fp32".into(), "bf16".into()], 0));
+        let names = ["vit-trainer tensor parallel"; 4];
+        assert_eq!(below(&names), (["1", "2", "3", "4"].map(String::from).into(), 4));
+        let labels = Labels::of(&names.map(String::from));
+        assert_eq!(labels.places[3], ("4".to_owned(), names[3].to_owned()));
+    }
+
+    #[test]
+    fn of_many_numbers_only_those_are_there_that_fit() {
+        let epochs: Vec<String> = (1..=100).map(|epoch| epoch.to_string()).collect();
+        let Labels { below, places } = Labels::of(&epochs);
+        assert!(places.is_empty());
+        let shown: Vec<&String> = below.iter().filter(|label| !label.is_empty()).collect();
+        let letters: usize = shown.iter().map(|label| label.len()).sum();
+        assert!(
+            shown.len() > 5 && letters * Labels::LETTER < SIZE.0 as usize,
+            "{shown:?}"
+        );
+    }
 }

@@ -2,7 +2,7 @@
 
 use crds::study::Mode;
 
-use super::charts::{Axes, Picture, Series, lines, stacks};
+use super::charts::{Axes, MOST_LINES, Picture, Series, lines, stacks};
 use crate::results::{Measured, PointResult, Spread};
 
 /// A picture with its heading.
@@ -13,6 +13,27 @@ pub(super) struct Figure {
     pub(super) picture: Picture,
 }
 
+impl Figure {
+    /// Of lines, as many as can be told apart.
+    pub(super) fn of_lines(
+        title: impl Into<String>,
+        mut caption: String,
+        axes: &Axes<'_>,
+        mut series: Vec<Series<Spread>>,
+        ideal: Option<&[f64]>,
+    ) -> Self {
+        if series.len() > MOST_LINES {
+            caption += &format!(" The first {MOST_LINES} of {} lines.", series.len());
+            series.truncate(MOST_LINES);
+        }
+        Self {
+            title: title.into(),
+            caption,
+            picture: lines(axes, &series, ideal),
+        }
+    }
+}
+
 /// Parts of an epoch's seconds, from the bottom, with their colours.
 const PARTS: [(&str, (u8, u8, u8)); 4] = [
     ("compute", (86, 130, 180)),
@@ -20,9 +41,6 @@ const PARTS: [(&str, (u8, u8, u8)); 4] = [
     ("waiting for slower ranks", (240, 170, 60)),
     ("not told apart", (170, 175, 182)),
 ];
-/// More lines than this cannot be told apart.
-const MOST_LINES: usize = 7;
-
 /// The points of each sweep.
 pub(super) fn sweeps(points: &[PointResult]) -> impl Iterator<Item = &[PointResult]> {
     points.chunk_by(|left, right| left.point.sweep == right.point.sweep)
@@ -232,11 +250,8 @@ fn rates(grid: &Grid<'_>, mode: Mode) -> Figure {
         }
         None => "Training images a second over all ranks, after the warm-up.",
     };
-    Figure {
-        title: "Throughput".into(),
-        caption: caption.into(),
-        picture: lines(&grid.axes("images per second"), &series, ideal.as_deref()),
-    }
+    let axes = grid.axes("images per second");
+    Figure::of_lines("Throughput", caption.into(), &axes, series, ideal.as_deref())
 }
 
 /// What ranks reach that cost one another nothing: of one series only, because each has an ideal of its own.
@@ -254,12 +269,19 @@ fn ideal(grid: &Grid<'_>, series: &[Series<Spread>]) -> Option<Vec<f64>> {
 
 fn speedups(grid: &Grid<'_>, points: &[PointResult]) -> Figure {
     let series = grid.values(|measured| measured.speedup.map(Spread::exact));
-    let weak = points[0].point.mode == Mode::Weak;
-    Figure {
-        title: if weak { "Speedup, with data that grow".into() } else { "Speedup".into() },
-        caption: "Images a second over those of the fewest ranks, times their number. Dashed: what ranks reach that cost one another nothing.".into(),
-        picture: lines(&grid.axes("speedup"), &series, Some(&grid.ranks())),
-    }
+    let title = match points[0].point.mode {
+        Mode::Weak => "Speedup, with data that grow",
+        _ => "Speedup",
+    };
+    let caption = "Images a second over those of the fewest ranks, times their number. Dashed: what ranks reach that cost one \
+                   another nothing.";
+    Figure::of_lines(
+        title,
+        caption.into(),
+        &grid.axes("speedup"),
+        series,
+        Some(&grid.ranks()),
+    )
 }
 
 fn memory(grid: &Grid<'_>) -> Option<Figure> {
@@ -300,20 +322,16 @@ fn accuracies(grid: &Grid<'_>) -> Figure {
         grid.values(|measured| Some(percent(measured.train_accuracy))),
     ));
     series.retain(|series| series.values.iter().any(Option::is_some));
-    let cut = if series.len() > MOST_LINES {
-        format!(" The first {MOST_LINES} of {} lines.", series.len())
-    } else {
-        String::new()
-    };
-    series.truncate(MOST_LINES);
-    Figure {
-        title: "Accuracy after the last epoch".into(),
-        caption: format!(
-            "Held out: of images that are not trained on. Train: of the last epoch's images while the model trained on \
-             them, which is what many studies report.{cut}"
-        ),
-        picture: lines(&grid.axes("percent"), &series, None),
-    }
+    let caption = "Held out: of images that are not trained on. Train: of the last epoch's images while the model trained on \
+                   them, which is what many studies report.";
+    let axes = grid.axes("percent");
+    Figure::of_lines(
+        "Accuracy after the last epoch",
+        caption.into(),
+        &axes,
+        series,
+        None,
+    )
 }
 
 /// Held-out accuracy over the epochs, or that on training images where there are none.
@@ -332,7 +350,6 @@ fn courses(points: &[PointResult]) -> Option<Figure> {
     let names = Names::new(points, None);
     let series: Vec<Series<Spread>> = measured
         .iter()
-        .take(MOST_LINES)
         .map(|(point, measured)| Series {
             name: names.of(point),
             values: (0..epochs)
@@ -349,26 +366,15 @@ fn courses(points: &[PointResult]) -> Option<Figure> {
         })
         .collect();
     let categories: Vec<String> = (1..=epochs).map(|epoch| epoch.to_string()).collect();
-    let first = if measured.len() > MOST_LINES {
-        format!(" The first {MOST_LINES} points of the sweep.")
+    let title = if held_out {
+        "Held-out accuracy over epochs"
     } else {
-        String::new()
+        "Accuracy on training images over epochs"
     };
-    Some(Figure {
-        title: if held_out {
-            "Held-out accuracy over epochs".into()
-        } else {
-            "Accuracy on training images over epochs".into()
-        },
-        caption: format!("Medians.{first}"),
-        picture: lines(
-            &Axes {
-                categories: &categories,
-                x: "epoch",
-                y: "percent",
-            },
-            &series,
-            None,
-        ),
-    })
+    let axes = Axes {
+        categories: &categories,
+        x: "epoch",
+        y: "percent",
+    };
+    Some(Figure::of_lines(title, "Medians.".into(), &axes, series, None))
 }

@@ -1,8 +1,9 @@
 //! Cost models and predictions in words and tables.
 
-use super::charts::{Axes, Series, lines};
+use super::charts::{Axes, Series};
 use super::figures::{Figure, counted};
 use crate::forecast::{Forecast, HeldOut, Prediction};
+use crate::plan::MEASURED_NETWORK;
 use crate::results::Spread;
 
 pub(super) const EXPLANATION: &str = "Each part of a step is fitted for itself to the medians of all points of a job with like ranks, with no \
@@ -190,7 +191,7 @@ fn prediction_row(prediction: &Prediction) -> Vec<String> {
 }
 
 fn network(prediction: &Prediction) -> &str {
-    prediction.link.as_deref().unwrap_or("as measured")
+    prediction.link.as_deref().unwrap_or(MEASURED_NETWORK)
 }
 
 /// From how many ranks on another job than before is the fastest.
@@ -265,19 +266,19 @@ pub(super) fn efficiencies(forecast: &Forecast) -> Option<Figure> {
         });
     }
     let categories: Vec<String> = ranks.iter().map(u32::to_string).collect();
-    Some(Figure {
-        title: "Predicted efficiency".into(),
-        caption: "Images a second of each rank over those of a single one, by the model.".into(),
-        picture: lines(
-            &Axes {
-                categories: &categories,
-                x: "ranks",
-                y: "percent",
-            },
-            &series,
-            None,
-        ),
-    })
+    let axes = Axes {
+        categories: &categories,
+        x: "ranks",
+        y: "percent",
+    };
+    let caption = "Images a second of each rank over those of a single one, by the model.";
+    Some(Figure::of_lines(
+        "Predicted efficiency",
+        caption.into(),
+        &axes,
+        series,
+        None,
+    ))
 }
 
 /// Three digits that count.

@@ -128,6 +128,7 @@ fn picture(figure: &Figure) -> Markup {
                 @for (color, meaning) in &figure.picture.legend {
                     span { i style={ "background:" (color) } {} (meaning) }
                 }
+                @for (number, name) in &figure.picture.places { span { b { (number) } " " (name) } }
             }
             (PreEscaped(&figure.picture.svg))
             figcaption { (figure.caption) }

@@ -239,6 +239,15 @@ pub(super) fn csv(points: &[PointResult]) -> String {
     String::from_utf8(bytes).expect("of strings")
 }
 
+/// A row of a table, which a name of several lines must not end.
+fn markdown_row(cells: &[String]) -> String {
+    let cells: Vec<String> = cells
+        .iter()
+        .map(|cell| cell.replace('|', "\\|").replace(['\n', '\r'], " "))
+        .collect();
+    format!("| {} |\n", cells.join(" | "))
+}
+
 pub(super) fn markdown(report: &Report) -> String {
     let mut text = format!("# {}\n\n", report.subject.name);
     for (name, value) in &report.subject.circumstances {
@@ -266,8 +275,7 @@ pub(super) fn markdown(report: &Report) -> String {
             let cells: Vec<String> = place
                 .chain(columns.iter().map(|column| column.text(point)))
                 .collect();
-            let cells: Vec<String> = cells.iter().map(|cell| cell.replace('|', "\\|")).collect();
-            let _ = writeln!(text, "| {} |", cells.join(" | "));
+            text += &markdown_row(&cells);
         }
         for point in points.iter().filter(|point| !point.failures.is_empty()) {
             let _ = writeln!(text, "\n{}: {}", words(point), point.failures.join("; "));
@@ -295,7 +303,7 @@ pub(super) fn markdown(report: &Report) -> String {
                 " --- |".repeat(table.titles.len())
             );
             for row in table.rows {
-                let _ = writeln!(text, "| {} |", row.join(" | "));
+                text += &markdown_row(&row);
             }
         }
     }

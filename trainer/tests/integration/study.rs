@@ -173,7 +173,7 @@ fn a_study_is_measured_once_and_reported() {
 fn a_run_that_fails_is_told_and_the_others_are_measured() {
     let study = Study::new(
         "{epochs: 1, warmupSteps: 0, repetitions: 1}",
-        "[{name: kinds, mode: Variants, variants: [{name: bad, spec: {data: {format: imageFolder, syntheticImages: null, \
+        "[{name: kinds, mode: Variants, variants: [{name: bad, without: [data.syntheticImages], spec: {data: {format: imageFolder, \
          path: /nowhere, volume: {hostPath: {path: /nowhere}}}}}, {name: good}, {name: short, spec: {data: {syntheticImages: 3}}}]}]",
     );
     let output = study.run();
@@ -402,6 +402,10 @@ fn another_trainer_is_measured_by_the_log_that_it_writes() {
                 "if test $RANK = 0 && mkdir $(dirname $(dirname $(dirname \"$VIT_RUN_CONFIG\")))/tried; then exit 4; fi; {EXTERNAL}"
             ),
         ),
+        variant(
+            "alone",
+            &EXTERNAL.replace(r#"worldSize\":$WORLD_SIZE"#, r#"worldSize\":1"#),
+        ),
     ];
     let study = Study::new(
         "{epochs: 1, warmupSteps: 0, repetitions: 1, timeoutSeconds: 100}",
@@ -465,6 +469,11 @@ fn another_trainer_is_measured_by_the_log_that_it_writes() {
         (
             3,
             "it has written no log: rank 0 of another trainer writes it to $VIT_LOG",
+        ),
+        (
+            5,
+            "the command does not follow VIT_RUN_CONFIG: it trained on 1 ranks with 8 images a step in place of 2 ranks with 8 \
+             images a step",
         ),
     ] {
         assert_eq!(point(place)["failures"][0], expected);

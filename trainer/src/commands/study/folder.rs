@@ -227,7 +227,7 @@ impl Place {
     }
 
     /// Keeps the log of the run that has just ended, which must be whole, and nothing else of it.
-    pub(super) fn trained(&self, config: &RunConfig) -> Result<(), String> {
+    pub(super) fn trained(&self, run: &Run, config: &RunConfig) -> Result<(), String> {
         let log = config.checkpoint.path.join(LOG_NAME);
         let kept = self.partial().join(LOG_NAME);
         if !log.exists() {
@@ -236,8 +236,8 @@ impl Place {
         let moved = fs::rename(&log, &kept).and_then(|()| fs::remove_dir_all(&config.checkpoint.path));
         moved.map_err(|error| error.to_string())?;
         let text = fs::read_to_string(&kept).map_err(|error| error.to_string())?;
-        let whole = read_log(&text, 0);
-        whole.map(|_| ()).map_err(|error| error.to_string())
+        let whole = read_log(&text, 0).map_err(|error| error.to_string())?;
+        run.mismatch(&whole).map_or(Ok(()), Err)
     }
 
     /// Keeps what was measured.

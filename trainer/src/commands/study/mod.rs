@@ -294,7 +294,7 @@ impl Study {
             }
         };
         leftovers.kill().await;
-        ended.and_then(|()| Ok(place.trained(config)?))
+        ended.and_then(|()| Ok(place.trained(run, config)?))
     }
 
     /// Writes the report on what the folder has so far of this origin.
