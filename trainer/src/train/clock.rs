@@ -1,5 +1,7 @@
 //! Where the time of a step goes.
 
+use std::rc::Rc;
+
 use tch::Device;
 use torch_ext::{Error, Moment, SyncTimes};
 
@@ -9,8 +11,8 @@ use crate::metrics::Phases;
 #[derive(Debug)]
 pub(super) struct StepClock {
     device: Device,
-    start: Moment,
-    laps: Vec<(Lap, Moment)>,
+    start: Rc<Moment>,
+    laps: Vec<(Lap, Rc<Moment>)>,
 }
 
 /// What a lap was spent on.
@@ -26,9 +28,19 @@ impl StepClock {
     pub(super) fn start(device: Device) -> Result<Self, Error> {
         Ok(Self {
             device,
-            start: Moment::now(device)?,
+            start: Rc::new(Moment::now(device)?),
             laps: Vec::new(),
         })
+    }
+
+    /// Of the step that follows: what the host does between the two is part of it, so that steps add up to the time that passes.
+    pub(super) fn following(&self) -> Self {
+        let end = self.laps.last().map_or(&self.start, |(_, end)| end);
+        Self {
+            device: self.device,
+            start: Rc::clone(end),
+            laps: Vec::new(),
+        }
     }
 
     /// Images are there.
@@ -52,7 +64,7 @@ impl StepClock {
     }
 
     fn end_of(&mut self, lap: Lap) -> Result<(), Error> {
-        self.laps.push((lap, Moment::now(self.device)?));
+        self.laps.push((lap, Rc::new(Moment::now(self.device)?)));
         Ok(())
     }
 
@@ -64,7 +76,7 @@ impl StepClock {
             sync_straggler: sync.all.straggler,
             ..Phases::default()
         };
-        let mut last = &self.start;
+        let mut last: &Moment = &self.start;
         for (lap, end) in &self.laps {
             let seconds = end.seconds_since(last)?;
             last = end;
@@ -79,5 +91,29 @@ impl StepClock {
         phases.forward -= sync.waited_in_forward.min(phases.forward);
         phases.backward -= (waited - sync.waited_in_forward).clamp(0.0, phases.backward);
         Ok(phases)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn the_time_between_two_steps_is_part_of_the_later_one() {
+        const PAUSE: Duration = Duration::from_millis(20);
+        let began = Instant::now();
+        let mut first = StepClock::start(Device::Cpu).expect("a clock");
+        first.forward().expect("a lap");
+        first.optimizer().expect("a lap");
+        // The time under test, not a wait for something.
+        std::thread::sleep(PAUSE);
+        let mut second = first.following();
+        second.data().expect("a lap");
+        let most = began.elapsed().as_secs_f64();
+        let [first, second] = [first, second].map(|clock| clock.end(&SyncTimes::default()).expect("phases"));
+        assert!(second.data >= PAUSE.as_secs_f64(), "{second:?}");
+        assert!(first.sum() + second.sum() <= most, "{first:?}, {second:?}");
     }
 }

@@ -44,7 +44,10 @@ pub(super) struct Settled {
 impl Trainer {
     /// Launches an optimizer step over all ranks, and settles the one before: the host runs one step ahead of the device.
     pub(super) fn step(&mut self, batches: &mut Batches) -> Result<Option<Settled>, TrainError> {
-        let mut clock = StepClock::start(self.accelerator.device())?;
+        let mut clock = match &self.launched {
+            Some(before) => before.clock.following(),
+            None => StepClock::start(self.accelerator.device())?,
+        };
         self.sync.begin()?;
         let micro_batches = self.micro_batches();
         self.accumulate_gradients(&micro_batches, batches, &mut clock)?;
