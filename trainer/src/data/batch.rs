@@ -4,6 +4,7 @@ use contract::ModelConfig;
 use tch::{Device, Kind, Reduction, TchError, Tensor};
 
 use super::DataError;
+use super::part;
 
 /// Images as the model takes them, and what it is to say of them.
 #[derive(Debug)]
@@ -96,6 +97,6 @@ impl Readable {
     }
 
     pub(super) fn allowed(self) -> u64 {
-        (self.images as f64 * self.fraction) as u64
+        part::whole(self.images, self.fraction)
     }
 }

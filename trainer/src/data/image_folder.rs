@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::DataError;
+use super::part;
 use super::source::{Source, Stored};
 
 const EXPECTED: &str =
@@ -65,7 +66,7 @@ fn list(folder: PathBuf, classes: &Arc<[String]>, fraction: f64) -> Result<Image
             }
         }
         files.sort_unstable();
-        files.truncate((files.len() as f64 * fraction).ceil() as usize);
+        files.truncate(part::around(files.len() as u64, fraction) as usize);
         images.extend(files.into_iter().map(|file| (class, file)));
     }
     if images.is_empty() {

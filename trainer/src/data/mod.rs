@@ -19,6 +19,7 @@ mod image_folder;
 mod in_memory;
 mod loader;
 mod order;
+mod part;
 mod resident;
 mod source;
 mod statistics;

@@ -3,6 +3,7 @@
 use tch::{Device, Kind, Tensor};
 
 use super::order::Item;
+use super::part;
 
 /// More bytes than this stay in the host's memory; batches are then copied to the device.
 const ON_DEVICE_BYTES: u64 = 8 << 30;
@@ -50,7 +51,7 @@ impl Resident {
 
     /// Only the first `fraction` of the images, at least one.
     pub(super) fn first_part(self, fraction: f64) -> Self {
-        let len = ((self.len as f64 * fraction) as u64).clamp(1, self.len.max(1));
+        let len = part::whole(self.len, fraction).clamp(1, self.len.max(1));
         if len >= self.len {
             return self;
         }

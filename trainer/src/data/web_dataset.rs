@@ -12,6 +12,7 @@ use contract::Shards;
 use serde::Deserialize;
 
 use super::DataError;
+use super::part;
 use super::source::{Source, Stored};
 
 /// Shards that are kept open.
@@ -182,7 +183,7 @@ impl WebDataset {
     }
 
     fn keep_first(&mut self, fraction: f64) {
-        let mut rest = ((self.samples.len() as f64 * fraction) as usize).max(1);
+        let mut rest = (part::whole(self.samples.len() as u64, fraction) as usize).max(1);
         self.samples.truncate(rest);
         for length in &mut self.lengths {
             *length = (*length).min(rest as u32);
