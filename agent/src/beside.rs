@@ -360,7 +360,8 @@ fn trained(progress: &mut Progress, steps: &LoggedSteps, images: f64) {
     progress.step = steps.step;
     progress.loss = steps.loss;
     progress.train_accuracy = Some(steps.accuracy);
-    progress.images_per_second = Some(images / steps.step_seconds);
+    // Some tell whole seconds only, and so none.
+    progress.images_per_second = (steps.step_seconds > 0.0).then(|| images / steps.step_seconds);
     // Who does not tell phases has not waited for nothing.
     progress.sync_share = (steps.phases.compute() > 0.0).then(|| waiting / steps.step_seconds);
     progress.eta_seconds = Some((left as f64 * steps.step_seconds).ceil() as u64);

@@ -25,6 +25,28 @@ pub enum LogError {
         /// The last of them.
         step: u64,
     },
+    /// A line's steps took no time.
+    #[error(
+        "line {line} of the log has stepSeconds {seconds}: must be above 0, the mean of its steps in seconds"
+    )]
+    StepSeconds {
+        /// From 1.
+        line: usize,
+        /// Of the line.
+        seconds: f64,
+    },
+    /// Steps without images, or of nobody.
+    #[error(
+        "line {line} of the log has worldSize {world_size} and globalBatchSize {global_batch_size}: both must be at least 1"
+    )]
+    Sizes {
+        /// From 1.
+        line: usize,
+        /// Number of ranks.
+        world_size: u32,
+        /// Images of a step.
+        global_batch_size: u64,
+    },
     /// Training diverged.
     #[error("line {line} of the log has a loss that is not a finite number: training diverged")]
     Diverged {
@@ -203,12 +225,29 @@ pub fn read_log(text: &str, warmup: u64) -> Result<Measurement, LogError> {
             reason,
         })?;
         match record {
+            LogRecord::Start {
+                world_size,
+                global_batch_size,
+                ..
+            } if world_size == 0 || global_batch_size == 0 => {
+                return Err(LogError::Sizes {
+                    line: number + 1,
+                    world_size,
+                    global_batch_size,
+                });
+            }
             LogRecord::Start { .. } => starts.push(record),
             LogRecord::Train(steps) if steps.count > steps.step => {
                 return Err(LogError::Steps {
                     line: number + 1,
                     steps: steps.count,
                     step: steps.step,
+                });
+            }
+            LogRecord::Train(steps) if steps.step_seconds <= 0.0 => {
+                return Err(LogError::StepSeconds {
+                    line: number + 1,
+                    seconds: steps.step_seconds,
                 });
             }
             LogRecord::Train(steps) if steps.loss.is_none() => {
@@ -494,6 +533,24 @@ mod tests {
             message(&diverged, 0),
             "line 2 of the log has a loss that is not a finite number: training diverged"
         );
+        for seconds in ["0.0", "-1.0"] {
+            let no_time = [
+                start(1),
+                train(0, 1, 1, 1.0).replace(
+                    "\"stepSeconds\":1",
+                    &format!("\"stepSeconds\":{seconds}, \"x\":1"),
+                ),
+            ];
+            assert!(
+                message(&no_time, 0).starts_with("line 2 of the log has stepSeconds"),
+                "{}",
+                message(&no_time, 0)
+            );
+        }
+        for field in ["worldSize", "globalBatchSize"] {
+            let nobody = start(1).replace(&format!("\"{field}\":"), &format!("\"{field}\":0, \"x\":"));
+            assert!(message(&[nobody], 0).starts_with("line 1 of the log has worldSize"));
+        }
         let broken = [start(1), r#"{"kind": "train""#.into()];
         assert!(message(&broken, 0).starts_with("line 2 of the log is no record"));
     }
