@@ -140,12 +140,19 @@ impl Records {
         self.known.insert(name, record);
     }
 
-    /// Forgets runs that a plan does not have, once all together take too much room.
+    /// Forgets what is not of a plan, once all together takes too much room.
     pub fn make_room(&mut self, plan: &Plan) {
         if bytes(&self.write()) > Self::MOST_BYTES {
             let known: BTreeSet<&str> = plan.runs.iter().map(|run| run.key.as_str()).collect();
-            let is_known = |name: &str| name.split_once('.').is_some_and(|(key, _)| known.contains(key));
-            self.known.retain(|name, _| is_known(name));
+            let is_wanted = |name: &str| {
+                let (key, number) = name.split_once('.').unwrap_or_default();
+                known.contains(key)
+                    && number
+                        .parse::<u32>()
+                        .is_ok_and(|number| number <= plan.repetitions)
+            };
+            self.known.retain(|name, _| is_wanted(name));
+            self.others.clear();
         }
     }
 
@@ -212,6 +219,27 @@ mod tests {
             bounds: bounds(),
             outcome: Outcome::Measurement(Box::new(measurement(100.0))),
         }
+    }
+
+    #[test]
+    fn what_is_not_of_the_plan_makes_room() {
+        let plan = plan("[{name: s, mode: Strong, ranks: [1, 2]}]");
+        let mut records = Records::default();
+        let message = "x".repeat(300);
+        let record = |tries| Record {
+            outcome: Outcome::failure(&message, true),
+            ..failed(tries, true)
+        };
+        let known = &plan.runs[0].key;
+        for repetition in 0..2500 {
+            records.insert(known, repetition, record(1));
+        }
+        records.make_room(&plan);
+        let left: Vec<String> = records.write().into_keys().collect();
+        let wanted: Vec<String> = (0..plan.repetitions)
+            .map(|repetition| name(known, repetition))
+            .collect();
+        assert_eq!(left, wanted, "repetitions that the plan does not have any more");
     }
 
     #[test]
