@@ -112,6 +112,8 @@ pub mod reasons {
     pub const MEASURED: &str = "Measured";
     /// Measured is false: the message says why nothing can be told.
     pub const NOT_MEASURED: &str = "NotMeasured";
+    /// Measured is false: the pod that measured is gone.
+    pub const MEASUREMENT_LOST: &str = "MeasurementLost";
     /// Failed: the manifest cannot be run; the message names field, value and what would be right.
     pub const INVALID_SPEC: &str = "InvalidSpec";
     /// Failed: the failure's class is never retried.

@@ -1,6 +1,7 @@
 //! What is to be done next for a study. Pure.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use contract::FailureClass;
 use crds::Phase;
@@ -142,13 +143,15 @@ impl Next {
         let Some(slot) = slot.filter(|_| !child.is_being_deleted()) else {
             return;
         };
-        if is_recorded(&self.records, child, slot, plan) || child.is_of_other_bounds(&observation.study) {
+        if is_recorded(&self.records, child, slot, plan) || !child.measures_for(&observation.study) {
             return;
         }
         let status = child.job.status.clone().unwrap_or_default();
         let outcome = match status.phase {
             Some(Phase::Succeeded) => Some(measured(&status, slot)),
-            Some(Phase::Failed) => Some(failed(&status, plan)),
+            Some(Phase::Failed) if child.has_the_deadline_of(&observation.study) => {
+                Some(failed(&status, plan))
+            }
             Some(Phase::Pending) | None => {
                 let wanted = self.job(observation, slot, child.number);
                 let waits = !is_outdated(observation, child, &wanted);
@@ -189,15 +192,12 @@ impl Next {
             .flat_map(|other| &other.nodes)
             .collect();
         self.nodes.retain(|known| {
-            let shape = slots
-                .iter()
-                .find(|slot| slot.node_choice() == known.key)
-                .map(Slot::shape);
+            let shapes = shapes(slots, &known.key);
             known.nodes.iter().all(|node| {
                 // A node on which a run is under way tells by the run's failure what has become of it.
                 let is_lost = || {
-                    let shape = shape.as_ref();
-                    !runs_on.contains(node) && shape.is_some_and(|shape| is_lost(observation, node, shape))
+                    let mut shapes = shapes.iter();
+                    !runs_on.contains(node) && shapes.any(|shape| is_lost(observation, node, shape))
                 };
                 !taken.contains(node) && !faulty.contains(node.as_str()) && !is_lost()
             })
@@ -260,6 +260,18 @@ fn known_nodes(observation: &Observation, plan: &Plan, slots: &[Slot<'_>]) -> Ve
     known
 }
 
+/// What nodes must have for the runs that are measured on the same ones; of those that ask for the same beside their GPUs, what the
+/// first asks for, which has the most.
+fn shapes(slots: &[Slot<'_>], key: &str) -> Vec<Arc<Shape>> {
+    let mut told = BTreeSet::new();
+    let once = slots.iter().filter(|slot| slot.repetition == 0);
+    let of_key = once.filter(|slot| slot.node_choice() == key);
+    of_key
+        .filter(|slot| told.insert(slot.needs_beside_gpus()))
+        .map(Slot::shape)
+        .collect()
+}
+
 /// Whether a node could not be had even if nothing were in use on it, for as long as a gang would wait for it.
 fn is_lost(observation: &Observation, node: &str, shape: &Shape) -> bool {
     let Some(facts) = observation.facts.get(node) else {
@@ -285,23 +297,16 @@ fn is_lost(observation: &Observation, node: &str, shape: &Shape) -> bool {
 
 fn measured(status: &ViTTrainingJobStatus, slot: &Slot<'_>) -> Outcome {
     let Some(measurement) = &status.measurement else {
-        let why = status
-            .condition(types::MEASURED)
-            .map(|measured| measured.message.as_str());
-        return Outcome::failure(why.unwrap_or("it measured nothing"), true);
+        let condition = status.condition(types::MEASURED);
+        let is_lost = condition.is_none_or(|measured| measured.reason == reasons::MEASUREMENT_LOST);
+        let why = condition.map_or("it measured nothing", |measured| measured.message.as_str());
+        return Outcome::failure(why, !is_lost);
     };
-    let wanted = (slot.run.config.world_size(), slot.run.config.global_batch_size());
-    let found = (measurement.world_size, measurement.global_batch_size);
-    if found != wanted {
-        let what = |(ranks, images): (u32, u64)| format!("{ranks} ranks with {images} images a step");
-        let why = format!(
-            "the job was changed: it trained on {} in place of {}",
-            what(found),
-            what(wanted)
-        );
-        return Outcome::failure(why, false);
+    match slot.run.mismatch(measurement) {
+        // Another trainer would do the same again.
+        Some(why) => Outcome::failure(why, slot.run.spec.external.is_some()),
+        None => Outcome::Measurement(measurement.clone()),
     }
-    Outcome::Measurement(measurement.clone())
 }
 
 fn failed(status: &ViTTrainingJobStatus, plan: &Plan) -> Outcome {
@@ -342,12 +347,14 @@ fn is_recorded(records: &Records, child: &Child, slot: &Slot<'_>, plan: &Plan) -
     record.is_some_and(|record| record.tries >= child.number)
 }
 
-/// Whether a job is not what it would be today: measured otherwise, or, where it has no nodes yet, with others to have.
+/// Whether a job is not what it would be today: measured otherwise, or, where it has no nodes yet, with others to have or another
+/// deadline. One that trains goes on: if its old deadline ends it, it is tried again.
 fn is_outdated(observation: &Observation, child: &Child, wanted: &ViTTrainingJob) -> bool {
     let nodes = |job: &ViTTrainingJob| {
         let placement = &job.spec.placement;
         (placement.nodes.clone(), placement.exclude_nodes.clone())
     };
-    child.is_of_other_bounds(&observation.study)
-        || (child.is_placeless() && nodes(&child.job) != nodes(wanted))
+    let study = &observation.study;
+    let would_be_made_anew = || !child.has_the_deadline_of(study) || nodes(&child.job) != nodes(wanted);
+    !child.measures_for(study) || (child.is_placeless() && would_be_made_anew())
 }

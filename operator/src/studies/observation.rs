@@ -138,11 +138,15 @@ impl Child {
         self.phase().is_none_or(|phase| phase == Phase::Pending)
     }
 
-    /// Whether it is measured otherwise, or may take longer or less long, than the study says now.
-    pub(super) fn is_of_other_bounds(&self, study: &ViTScalingStudy) -> bool {
-        let (spec, measure) = (&self.job.spec, &study.spec.measure);
-        let warmup = spec.measure.as_ref().map(|measure| measure.warmup_steps);
-        warmup != Some(measure.warmup_steps) || spec.active_deadline_seconds != Some(measure.timeout_seconds)
+    /// Whether it measures the steps that the study says now.
+    pub(super) fn measures_for(&self, study: &ViTScalingStudy) -> bool {
+        let measure = self.job.spec.measure.as_ref();
+        measure.is_some_and(|measure| measure.warmup_steps == study.spec.measure.warmup_steps)
+    }
+
+    /// Whether it may take as long as the study says now.
+    pub(super) fn has_the_deadline_of(&self, study: &ViTScalingStudy) -> bool {
+        self.job.spec.active_deadline_seconds == Some(study.spec.measure.timeout_seconds)
     }
 
     /// The node whose GPU has ended it a short while ago.

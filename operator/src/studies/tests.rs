@@ -642,6 +642,79 @@ fn a_measurement_of_other_steps_or_ranks_is_none() {
 }
 
 #[test]
+fn a_measurement_that_was_lost_is_made_again() {
+    let mut cluster = Cluster::new();
+    cluster.round();
+    cluster.job().status = Some(ViTTrainingJobStatus {
+        phase: Some(Phase::Succeeded),
+        conditions: vec![condition(types::MEASURED, false, reasons::MEASUREMENT_LOST)],
+        ..ViTTrainingJobStatus::default()
+    });
+    cluster.round();
+    let job = cluster.job();
+    assert_eq!((job.spec.workers.nodes, number(job)), (4, "1-2".into()));
+}
+
+#[test]
+fn another_trainer_that_does_something_else_is_not_tried_again() {
+    let other = "{measure: {repetitions: 1}, sweeps: [{name: s, mode: Strong, ranks: [1, 2], \
+                 variants: [{name: v, spec: {external: {command: [x]}}}]}]}";
+    let mut cluster = Cluster::with(other);
+    cluster.round();
+    cluster.ends_well();
+    let measured = measurement(1);
+    cluster.job_status_of(0).measurement = Some(Box::new(measured));
+    let next = cluster.round();
+    assert_contains(
+        &next.failures[0],
+        "the command does not follow VIT_RUN_CONFIG: it trained on 1 ranks with 16 images a step in place of 2 ranks",
+    );
+    assert_eq!(cluster.job().spec.workers.nodes, 1, "the next run");
+}
+
+#[test]
+fn a_longer_deadline_is_for_runs_that_wait_or_have_failed() {
+    let mut cluster = Cluster::new();
+    cluster.round();
+    cluster.study.spec.measure.timeout_seconds = 1200;
+    assert_eq!(cluster.round().delete.len(), 1, "it has not begun");
+    cluster.round();
+    assert_eq!(cluster.job().spec.active_deadline_seconds, Some(1200));
+    cluster.trains_on(&["a", "b", "c", "d"]);
+    cluster.study.spec.measure.timeout_seconds = 1800;
+    assert!(cluster.round().delete.is_empty(), "it may end in time");
+    cluster.fails(FailureClass::Diverged);
+    let next = cluster.round();
+    assert!(next.failures.is_empty(), "perhaps of the old deadline");
+    assert_eq!(next.delete.len(), 1);
+    cluster.round();
+    let job = cluster.job();
+    assert_eq!((job.spec.workers.nodes, number(job)), (4, "1".into()));
+    assert_eq!(job.spec.active_deadline_seconds, Some(1800));
+    cluster.trains_on(&["a", "b", "c", "d"]);
+    cluster.study.spec.measure.timeout_seconds = 2400;
+    cluster.ends_well();
+    cluster.round();
+    assert_eq!(cluster.job().spec.workers.nodes, 2, "it ended in time");
+}
+
+#[test]
+fn nodes_that_are_too_small_for_another_variant_are_given_up() {
+    let mut cluster = Cluster::with(
+        "{sweeps: [{name: s, mode: Variants, variants: [{name: small}, \
+         {name: large, spec: {workers: {resources: {requests: {cpu: '64'}, limits: {cpu: '64'}}}}}]}]}",
+    );
+    cluster.round();
+    cluster.trains_on(&["a"]);
+    cluster.round();
+    cluster.ends_well();
+    cluster.round();
+    let job = cluster.job();
+    assert!(job.spec.workers.resources.requests.is_some(), "the large one");
+    assert_eq!(job.spec.placement.nodes, [] as [String; 0]);
+}
+
+#[test]
 fn what_a_cluster_cannot_run_is_told_by_name() {
     let why = |fields| runs::plan(&Cluster::with(fields).study).expect_err("refused");
     assert_eq!(

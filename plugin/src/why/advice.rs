@@ -112,6 +112,10 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
             "It is done, but it has measured nothing; the message says why.",
             vec![],
         ),
+        reasons::MEASUREMENT_LOST => (
+            "It is done, but the pod that measured was gone before it was read. A study measures again.",
+            vec![],
+        ),
         reasons::ALL_EPOCHS_DONE => ("It is done: every epoch was trained.", vec![]),
         reasons::INVALID_SPEC => (
             "Its manifest cannot be run. The message names field, value and what would be right.",

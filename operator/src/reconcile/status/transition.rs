@@ -109,7 +109,7 @@ impl Next {
 
     /// The job is over that was to be measured.
     pub(super) fn measured(&mut self, found: Option<&Result<Box<Measurement>, String>>) {
-        let unmeasured = match found {
+        let (reason, why) = match found {
             Some(Ok(measurement)) => {
                 let message = format!("means over {} steps", measurement.steps);
                 self.status.measurement = Some(Box::new(Measurement {
@@ -119,10 +119,13 @@ impl Next {
                 self.set(MEASURED, true, reasons::MEASURED, &message);
                 return;
             }
-            Some(Err(why)) => why,
-            None => "the pod of the first rank is gone, and what it measured with it",
+            Some(Err(why)) => (reasons::NOT_MEASURED, why.as_str()),
+            None => (
+                reasons::MEASUREMENT_LOST,
+                "the pod of the first rank is gone, and what it measured with it",
+            ),
         };
-        self.set(MEASURED, false, reasons::NOT_MEASURED, unmeasured);
+        self.set(MEASURED, false, reason, why);
     }
 
     /// The gang makes room for another without having failed.
