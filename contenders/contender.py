@@ -89,7 +89,7 @@ def train(config: dict, trainer: trainers.Trainer, log: Log) -> None:
                 losses, seen = losses + loss.detach() / accumulation, seen + len(labels)
                 correct = correct + (logits.argmax(1) == labels).sum()
             done += 1
-            # No line is partly warm-up: it would be left out whole.
+            # A line ends exactly with the warm-up: one that is partly warm-up would be ignored as a whole.
             if step == steps or epoch * steps + step == warmup or time.perf_counter() - since >= INTERVAL:
                 # Waits for the device: what it still has to do belongs to these steps.
                 mean, accuracy = float(losses) / done, float(correct) / seen

@@ -3,7 +3,7 @@ than `vit-trainer`. Needs Python alone."""
 
 from collections.abc import Iterator
 
-# A field of which any value is followed, or that a contender measures nothing else by.
+# Any value is accepted: the contender follows it, or it does not change what is measured.
 ANY: tuple = ()
 # Fields of the run configuration, and the values that all contenders follow; of a field with a dot at its end, all below it.
 FOLLOWED: dict[str, tuple] = {

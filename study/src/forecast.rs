@@ -19,9 +19,9 @@ const DRAWS: usize = 200;
 const OUTSIDE: f64 = 0.05;
 /// A batch is large enough where twice as many images gain less than this share of images a second.
 const LEAST_GAIN: f64 = 0.05;
-/// Fewer numbers of ranks above 1 tell nothing of others.
+/// With fewer different numbers of ranks above 1, other numbers are not predicted.
 const LEAST_RANKS: usize = 2;
-/// Fewer points are left alone.
+/// No model is fitted to fewer points.
 const LEAST_POINTS: usize = 3;
 
 /// A job that differs by ranks and batch alone, in the measured points.
@@ -157,8 +157,7 @@ fn sizes(run: &Run) -> [u32; 3] {
     ]
 }
 
-/// Everything that a job is made from but ranks, batch, amount of data and seed. How many ranks a node is to have makes another
-/// job: between nodes is another network.
+/// Identifies a job without its ranks, batch and amount of data. `gpusPerNode` is kept: between nodes there is another network.
 fn job_key(run: &Run) -> String {
     let mut spec = serde_json::to_value(&run.spec).unwrap_or_default();
     for field in [
@@ -267,7 +266,7 @@ impl Group<'_> {
         self.measured.iter().find_map(traffic)
     }
 
-    /// A step of so many seconds; of parts that leave much untold nothing is made.
+    /// A sample of a step's time and its parts. The parts are left out if they do not add up to nearly the whole step.
     fn sample(&self, seconds: f64, parts: Parts) -> Sample {
         let [ranks, micro_batch, accumulation] = sizes(self.runs[0]);
         let on_machine = self.measured.iter().find_map(|run| run.ranks_on_machine);

@@ -358,7 +358,7 @@ fn gpu_use(lines: &[&LoggedSteps]) -> Option<GpuUse> {
     })
 }
 
-/// No line is about two epochs. Lines count epochs that are finished, evaluations the one that they follow, too.
+/// A line never covers two epochs. Lines of steps carry the epochs finished before them, evaluations also the one just finished.
 fn epochs(lines: &[LoggedSteps], evaluations: &[(u32, f64)]) -> Vec<Epoch> {
     let epoch = |lines: &[LoggedSteps]| {
         let number = lines[0].epoch;

@@ -20,7 +20,7 @@ pub struct Record {
     pub outcome: Outcome,
 }
 
-/// What of a study's `measure` says whether a record is worth something.
+/// The fields of `measure` that decide whether a record is still valid.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Bounds {
@@ -82,7 +82,7 @@ impl Record {
         }
     }
 
-    /// Whether it tells of a plan with these bounds: a measurement with the same warm-up, a failure with all the same.
+    /// Whether it is valid under these bounds: of a measurement the warm-up must be equal, of a failure all of them.
     fn tells(&self, bounds: Bounds) -> bool {
         match &self.outcome {
             Outcome::Measurement(_) => self.bounds.warmup_steps == bounds.warmup_steps,

@@ -65,7 +65,7 @@ pub struct Measured {
     pub gpu: Option<MeasuredGpu>,
     /// Medians of each epoch.
     pub epochs: Vec<Epoch>,
-    /// Images a second over those of the same series' fewest ranks, times these ranks: what as many single ranks reach.
+    /// Images/s divided by those of the series' fewest ranks, times that number of ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speedup: Option<f64>,
     /// The speedup of each rank, 0..1.

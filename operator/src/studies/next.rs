@@ -194,7 +194,7 @@ impl Next {
         self.nodes.retain(|known| {
             let shapes = shapes(slots, &known.key);
             known.nodes.iter().all(|node| {
-                // A node on which a run is under way tells by the run's failure what has become of it.
+                // A node with a run on it is not judged here: if the node is lost, the run fails and tells so.
                 let is_lost = || {
                     let mut shapes = shapes.iter();
                     !runs_on.contains(node) && shapes.any(|shape| is_lost(observation, node, shape))
@@ -272,7 +272,7 @@ fn shapes(slots: &[Slot<'_>], key: &str) -> Vec<Arc<Shape>> {
         .collect()
 }
 
-/// Whether a node could not be had even if nothing were in use on it, for as long as a gang would wait for it.
+/// Whether the node would be refused even if it were empty. One that is not ready counts only after `nodeLostSeconds`.
 fn is_lost(observation: &Observation, node: &str, shape: &Shape) -> bool {
     let Some(facts) = observation.facts.get(node) else {
         return true;

@@ -40,7 +40,7 @@ pub(super) struct Other {
     pub(super) nodes: BTreeSet<String>,
     /// Those where it has a job.
     pub(super) measures_on: BTreeSet<String>,
-    /// Whether it keeps a node on which both measure.
+    /// Whether it is older, and so keeps a node on which both measure.
     pub(super) goes_first: bool,
 }
 

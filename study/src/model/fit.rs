@@ -47,7 +47,7 @@ pub(super) fn fit<const FEATURES: usize>(rows: &[Row<FEATURES>]) -> Option<[f64;
             (error, all)
         })
     });
-    // A feature more must explain something: what rounding leaves is no reason.
+    // A further feature must reduce the error by more than rounding does.
     let best = choices.reduce(|best, next| if next.0 < best.0 - 1e-12 { next } else { best });
     best.map(|(_, coefficients)| coefficients)
 }

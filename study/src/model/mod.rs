@@ -119,7 +119,7 @@ pub struct CostModel {
     pub image: f64,
     /// c2: seconds an image for each other rank on the same machine.
     pub interference: f64,
-    /// Most ranks on a machine among the samples; steps of other numbers of ranks are predicted with no more.
+    /// Most ranks that any sample had on one machine. Predictions put no more on a machine.
     pub ranks_on_machine: u32,
     /// s: spread of compute time between ranks and steps, as a share of it.
     pub spread: f64,
@@ -250,7 +250,7 @@ impl CostModel {
     }
 
     fn exposed(&self, communication: f64, micro_batch: u32, accumulation: u32) -> f64 {
-        // What is repeated hides behind each backward pass.
+        // Collectives that every micro-batch repeats are hidden by each backward pass.
         let passes = if self.micro_batch_traffic.bytes > 0.0 {
             accumulation
         } else {

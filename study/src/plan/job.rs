@@ -14,7 +14,7 @@ pub(super) struct Job {
     pub(super) config: RunConfig,
     /// Speed of each rank; none where nothing is emulated.
     pub(super) speeds: Vec<f64>,
-    /// Ranks that a node is to have.
+    /// Ranks of a full node.
     pub(super) gpus_per_node: i32,
 }
 

@@ -80,7 +80,7 @@ pub struct Run {
     pub spec: ViTTrainingJobSpec,
     /// Speed of each rank, where slower devices are emulated.
     pub speeds: Vec<f64>,
-    /// Ranks that a node is to have; few ranks share one that has fewer.
+    /// Ranks of a full node (`workers.gpusPerNode`). A run of fewer ranks has one node with only as many.
     pub gpus_per_node: i32,
     /// What the trainer makes of the first job.
     pub config: RunConfig,
@@ -235,9 +235,8 @@ impl Run {
         })
     }
 
-    /// Whether what its steps cost can be taken apart: ranks are alike, and all of them exchange gradients and weights, and nothing
-    /// that grows with the images. A gang that may be of several kinds of GPUs counts as mixed, though a cluster may have had like
-    /// ones for it.
+    /// Whether the cost model applies: all ranks are equally fast, and they exchange only gradients and weights, whose size does not
+    /// depend on the images. A gang that may mix GPUs counts as mixed, even if it got GPUs of one kind.
     pub(crate) fn follows_the_model(&self) -> bool {
         let parallelism = &self.config.parallelism;
         are_alike(&self.speeds)

@@ -254,7 +254,7 @@ fn rates(grid: &Grid<'_>, mode: Mode) -> Figure {
     Figure::of_lines("Throughput", caption.into(), &axes, series, ideal.as_deref())
 }
 
-/// What ranks reach that cost one another nothing: of one series only, because each has an ideal of its own.
+/// Throughput if ranks did not slow each other down. Of a single series only: each has an ideal of its own.
 fn ideal(grid: &Grid<'_>, series: &[Series<Spread>]) -> Option<Vec<f64>> {
     let [only] = series else { return None };
     let first = only.values.first().copied().flatten()?;

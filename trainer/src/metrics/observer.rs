@@ -213,7 +213,7 @@ impl Observer {
             tracing::info!("{line}");
         }
         let slowness = run.compute_times.take();
-        // The slowest rank computes for as long as rank 0 does and waits for it. What a step takes beside that stays.
+        // The slowest rank's compute time is rank 0's plus what rank 0 waits for slower ranks. The rest of the step would stay.
         let slowest = summary.phases.compute() + summary.phases.sync_straggler;
         let lost = slowness.lost.filter(|_| self.shape.world_size > 1);
         let slowdown = lost.map(|lost| summary.step_seconds / (summary.step_seconds - slowest * lost));
