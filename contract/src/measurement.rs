@@ -114,7 +114,7 @@ pub struct PhaseSeconds {
     pub sync_exposed: f64,
     /// sync_straggler is waiting for ranks that had not begun.
     pub sync_straggler: f64,
-    /// optimizer: checks, clipping and the optimizer.
+    /// optimizer: checks, clipping, the optimizer, and what the host does between steps.
     pub optimizer: f64,
 }
 

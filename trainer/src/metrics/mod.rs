@@ -112,7 +112,7 @@ pub(crate) struct Phases {
     pub(crate) sync_exposed: f64,
     /// Waiting for ranks that had not begun: above all for the last rank's gradients.
     pub(crate) sync_straggler: f64,
-    /// Checks, clipping and the optimizer.
+    /// Checks, clipping, the optimizer, and what the host does until the next step begins.
     pub(crate) optimizer: f64,
 }
 

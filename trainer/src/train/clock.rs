@@ -18,6 +18,8 @@ pub(super) struct StepClock {
 /// What a lap was spent on.
 #[derive(Clone, Copy, Debug)]
 enum Lap {
+    /// Since the step before.
+    Between,
     Data,
     Forward,
     Backward,
@@ -33,14 +35,17 @@ impl StepClock {
         })
     }
 
-    /// Of the step that follows: what the host does between the two is part of it, so that steps add up to the time that passes.
-    pub(super) fn following(&self) -> Self {
+    /// Of the step that follows and begins now: what the host did between the two is part of it, so that steps add up to the time
+    /// that passes.
+    pub(super) fn following(&self) -> Result<Self, Error> {
         let end = self.laps.last().map_or(&self.start, |(_, end)| end);
-        Self {
+        let mut next = Self {
             device: self.device,
             start: Rc::clone(end),
             laps: Vec::new(),
-        }
+        };
+        next.end_of(Lap::Between)?;
+        Ok(next)
     }
 
     /// Images are there.
@@ -84,7 +89,8 @@ impl StepClock {
                 Lap::Data => phases.data += seconds,
                 Lap::Forward => phases.forward += seconds,
                 Lap::Backward => phases.backward += seconds,
-                Lap::Optimizer => phases.optimizer += seconds,
+                // What the host does there follows from the step before: reports, and what ranks agreed on.
+                Lap::Optimizer | Lap::Between => phases.optimizer += seconds,
             }
         }
         let waited = sync.all.exposed + sync.all.straggler;
@@ -109,11 +115,11 @@ mod tests {
         first.optimizer().expect("a lap");
         // The time under test, not a wait for something.
         std::thread::sleep(PAUSE);
-        let mut second = first.following();
+        let mut second = first.following().expect("a clock");
         second.data().expect("a lap");
         let most = began.elapsed().as_secs_f64();
         let [first, second] = [first, second].map(|clock| clock.end(&SyncTimes::default()).expect("phases"));
-        assert!(second.data >= PAUSE.as_secs_f64(), "{second:?}");
+        assert!(second.optimizer >= PAUSE.as_secs_f64(), "{second:?}");
         assert!(first.sum() + second.sum() <= most, "{first:?}, {second:?}");
     }
 }

@@ -62,8 +62,8 @@ impl Steps<'_> {
 
     /// One step. Gives its seconds.
     fn next(&mut self) -> Result<f64, Interruption> {
-        self.prepare()?;
         let start = Instant::now();
+        self.prepare()?;
         let settled = self.trainer.step(&mut self.batches)?;
         self.take(settled)?;
         Ok(start.elapsed().as_secs_f64())

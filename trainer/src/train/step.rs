@@ -45,7 +45,7 @@ impl Trainer {
     /// Launches an optimizer step over all ranks, and settles the one before: the host runs one step ahead of the device.
     pub(super) fn step(&mut self, batches: &mut Batches) -> Result<Option<Settled>, TrainError> {
         let mut clock = match &self.launched {
-            Some(before) => before.clock.following(),
+            Some(before) => before.clock.following()?,
             None => StepClock::start(self.accelerator.device())?,
         };
         self.sync.begin()?;
