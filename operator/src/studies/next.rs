@@ -192,12 +192,12 @@ impl Next {
             .flat_map(|other| &other.nodes)
             .collect();
         self.nodes.retain(|known| {
-            let shapes = shapes(slots, &known.key);
-            known.nodes.iter().all(|node| {
+            let needs = needs(slots, &known.key);
+            known.nodes.iter().enumerate().all(|(place, node)| {
                 // A node with a run on it is not judged here: if the node is lost, the run fails and tells so.
                 let is_lost = || {
-                    let mut shapes = shapes.iter();
-                    !runs_on.contains(node) && shapes.any(|shape| is_lost(observation, node, shape))
+                    let mut of_place = needs.iter().filter(|(nodes, _)| place < *nodes);
+                    !runs_on.contains(node) && of_place.any(|(_, shape)| is_lost(observation, node, shape))
                 };
                 !taken.contains(node) && !faulty.contains(node.as_str()) && !is_lost()
             })
@@ -260,15 +260,15 @@ fn known_nodes(observation: &Observation, plan: &Plan, slots: &[Slot<'_>]) -> Ve
     known
 }
 
-/// What nodes must have for the runs that are measured on the same ones; of those that ask for the same beside their GPUs, what the
-/// first asks for, which has the most.
-fn shapes(slots: &[Slot<'_>], key: &str) -> Vec<Arc<Shape>> {
+/// How many of the nodes that runs share must have what; of runs that ask for the same beside their GPUs, for the first, which has
+/// the most nodes and ranks.
+fn needs(slots: &[Slot<'_>], key: &str) -> Vec<(usize, Arc<Shape>)> {
     let mut told = BTreeSet::new();
     let once = slots.iter().filter(|slot| slot.repetition == 0);
     let of_key = once.filter(|slot| slot.node_choice() == key);
     of_key
         .filter(|slot| told.insert(slot.needs_beside_gpus()))
-        .map(Slot::shape)
+        .map(|slot| (slot.nodes(), slot.shape()))
         .collect()
 }
 

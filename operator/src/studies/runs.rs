@@ -58,7 +58,11 @@ impl Slot<'_> {
     /// Tells what it asks of a node beside GPUs.
     pub(super) fn needs_beside_gpus(&self) -> String {
         let spec = &self.run.spec;
-        fingerprint(&json!([spec.workers.resources, spec.external.is_some()]))
+        fingerprint(&json!([
+            spec.workers.resources,
+            spec.workers.host_network,
+            spec.external.is_some()
+        ]))
     }
 
     /// What a node must have for it; nothing of a job that cannot be run.

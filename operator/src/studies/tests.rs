@@ -9,6 +9,7 @@ use crds::status::{FailureStatus, PlacementStatus, ViTTrainingJobStatus};
 use crds::study::status::{StudyPhase, ViTScalingStudyStatus};
 use crds::{Phase, ViTScalingStudy, ViTTrainingJob};
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 use planner::facts::inventory::{NodeFacts, Shared, facts};
@@ -712,6 +713,37 @@ fn nodes_that_are_too_small_for_another_variant_are_given_up() {
     let job = cluster.job();
     assert!(job.spec.workers.resources.requests.is_some(), "the large one");
     assert_eq!(job.spec.placement.nodes, [] as [String; 0]);
+}
+
+#[test]
+fn a_node_is_not_given_up_for_a_variant_that_does_not_use_it() {
+    let cpus = "{requests: {cpu: '48'}, limits: {cpu: '48'}}";
+    let mut cluster = Cluster::with(&format!(
+        "{{sweeps: [{{name: s, mode: Strong, ranks: [1, 2]}}, {{name: v, mode: Variants, variants: [{{name: small}}, \
+         {{name: large, spec: {{workers: {{resources: {cpus}}}}}}}]}}]}}"
+    ));
+    let mut large = fixtures::node("a", "Tesla-T4", 1);
+    let status = large.status.get_or_insert_default();
+    let allocatable = status.allocatable.get_or_insert_default();
+    allocatable.insert("cpu".into(), Quantity("64".into()));
+    cluster
+        .facts
+        .insert("a".into(), facts(&large, &mut Shared::default()));
+    cluster.round();
+    cluster.trains_on(&["a", "b"]);
+    cluster.ends_well();
+    for _ in 0..2 {
+        cluster.round();
+        assert_eq!(cluster.job().spec.placement.nodes, ["a"]);
+        cluster.trains_on(&["a"]);
+        cluster.ends_well();
+    }
+    cluster.round();
+    assert_eq!(
+        cluster.job().spec.placement.nodes,
+        ["a", "b"],
+        "the first run again"
+    );
 }
 
 #[test]
