@@ -275,7 +275,8 @@ fn run(program: &str, arguments: &[&str]) {
 
 #[test]
 fn buckets_tell_what_a_link_carries() {
-    let link = Link::new(200);
+    // So slow that a busy machine adds little to what it takes.
+    let link = Link::new(50);
     let launcher = format!("ip netns exec {}{{node}}", link.prefix);
     let output = bench(&[
         "--addresses",
@@ -285,7 +286,7 @@ fn buckets_tell_what_a_link_carries() {
         "--bucket-megabytes",
         "0.1,2",
         "--link-gigabits",
-        "0.2",
+        "0.05",
         "--json",
         "-",
     ]);
@@ -301,12 +302,12 @@ fn buckets_tell_what_a_link_carries() {
     let number = |value: &Value| value.as_f64().unwrap_or_else(|| panic!("no number in {buckets}"));
     let rate = number(&buckets["sizes"][1]["bus_gigabits_per_second"]);
     // Never more than the link carries; headers and waiting take some of it.
-    assert!((0.12..=0.201).contains(&rate), "{buckets}");
+    assert!((0.03..=0.0503).contains(&rate), "{buckets}");
     let share = number(&buckets["sizes"][1]["share_of_link"]);
-    assert!((share - rate / 0.2).abs() < 1e-9, "{buckets}");
+    assert!((share - rate / 0.05).abs() < 1e-9, "{buckets}");
     // Waiting for a processor makes small buckets slower than the link does.
     let fitted = number(&buckets["link"]["gigabitsPerSecond"]);
-    assert!((0.12..=0.3).contains(&fitted), "{buckets}");
+    assert!((0.03..=0.075).contains(&fitted), "{buckets}");
 }
 
 /// Every way to change the weights, with all that may be in a step.
