@@ -181,7 +181,8 @@ pub struct Variant {
     /// name by which the report tells it.
     #[schemars(length(min = 1, max = 40))]
     pub name: String,
-    /// without names fields that are taken out of the template's spec, with their objects: training.clipGradNorm.
+    /// without names fields, by their path in the template's spec, that are taken out before spec is merged:
+    /// training.clipGradNorm.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(
         length(max = 32),
@@ -191,8 +192,8 @@ pub struct Variant {
         )
     )]
     pub without: Vec<String>,
-    /// spec is a part of a ViTTrainingJob's spec that replaces the template's: objects are merged, anything else replaces. With
-    /// external in it, another trainer runs the points.
+    /// spec is a part of a ViTTrainingJob's spec that replaces the template's: objects are merged, anything else replaces,
+    /// and null is refused. With external in it, another trainer runs the points.
     #[serde(default, skip_serializing_if = "serde_json::Value::is_null")]
     #[schemars(schema_with = "any_object")]
     pub spec: serde_json::Value,

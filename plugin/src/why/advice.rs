@@ -113,7 +113,7 @@ pub(crate) fn of_reason(reason: &str) -> Option<(&'static str, Vec<Advice>)> {
             vec![],
         ),
         reasons::MEASUREMENT_LOST => (
-            "It is done, but the pod that measured was gone before it was read. A study measures again.",
+            "It is done, but the pod that measured was gone before it was read. A study tries again, as often as measure.retries says.",
             vec![],
         ),
         reasons::ALL_EPOCHS_DONE => ("It is done: every epoch was trained.", vec![]),

@@ -49,15 +49,17 @@ pub(super) fn check(study: &ViTScalingStudySpec, problems: &mut Vec<Problem>) {
     for ranks in &study.predict.ranks {
         problems.within("predict.ranks", *ranks, &(1..=1_000_000));
     }
-    let links = study.predict.links.iter().map(|link| link.name.as_str());
-    let networks = links.chain([MEASURED_NETWORK]);
-    problems.distinct(
-        "predict.links",
-        networks,
-        "names must differ, and from that of the measured network",
-    );
+    let names = study.predict.links.iter().map(|link| &link.name);
+    problems.distinct("predict.links", names, "names must differ");
     for link in &study.predict.links {
         let field = |name: &str| format!("predict.links[{}].{name}", link.name);
+        if link.name == MEASURED_NETWORK {
+            problems.refuse(
+                field("name"),
+                &link.name,
+                "must be another one, that of the measured network",
+            );
+        }
         if !(link.latency_microseconds.is_finite() && link.latency_microseconds >= 0.0) {
             problems.refuse(
                 field("latencyMicroseconds"),
@@ -248,9 +250,13 @@ mod tests {
     fn bounds_of_what_is_measured_and_predicted_are_kept() {
         for (part, expected) in [
             (
-                "predict: {links: [{name: a, latencyMicroseconds: 1, gigabitsPerSecond: 1}, {name: as measured, \
-                 latencyMicroseconds: 1, gigabitsPerSecond: 1}]}",
-                "spec.predict.links is \"as measured\" twice: names must differ, and from that of the measured network",
+                "predict: {links: [{name: as measured, latencyMicroseconds: 1, gigabitsPerSecond: 1}]}",
+                "spec.predict.links[as measured].name is as measured: must be another one, that of the measured network",
+            ),
+            (
+                "predict: {links: [{name: a, latencyMicroseconds: 1, gigabitsPerSecond: 1}, {name: a, latencyMicroseconds: 2, \
+                 gigabitsPerSecond: 1}]}",
+                "spec.predict.links is \"a\" twice: names must differ",
             ),
             (
                 "measure: {epochs: 0}",
