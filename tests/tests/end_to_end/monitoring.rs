@@ -37,6 +37,16 @@ fn watch_jobs(context: &Context<'_>) -> Result<()> {
     namespace.create("digits", json!({"training": {"epochs": 5000}}))?;
     let first = namespace.wait_checkpoint("digits")?;
     let saved = first.last_checkpoint.context("a checkpoint is told")?.step;
+    // Long enough to be seen at the resolution of the queries: a fast machine gets here within it.
+    let attempts = format!(
+        "count_over_time(vit_operator_job_attempt{{namespace=\"{}\"}}[1m]) > {}",
+        namespace.name,
+        2 * panels::STEP.as_secs() / prometheus::INTERVAL.as_secs()
+    );
+    until("Prometheus has seen the first attempt", || {
+        let seen = prometheus::query(&context.cluster.prometheus_url()?, &attempts)?;
+        Ok((!seen.is_empty()).then_some(()))
+    })?;
     namespace.signal_rank("digits", 1, Signal::KILL)?;
     namespace.wait_checkpoint_after("digits", saved)?;
 

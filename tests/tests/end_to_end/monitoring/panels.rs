@@ -11,7 +11,7 @@ use super::{now, until};
 use crate::context::{Context, Namespace};
 
 /// The resolution of the queries: an hour on a screen.
-const STEP: Duration = Duration::from_secs(5);
+pub(super) const STEP: Duration = Duration::from_secs(5);
 
 /// What the samples of a query are.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
