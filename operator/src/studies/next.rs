@@ -196,8 +196,8 @@ impl Next {
             known.nodes.iter().enumerate().all(|(place, node)| {
                 // A node with a run on it is not judged here: if the node is lost, the run fails and tells so.
                 let is_lost = || {
-                    let mut of_place = needs.iter().filter(|(nodes, _)| place < *nodes);
-                    !runs_on.contains(node) && of_place.any(|(_, shape)| is_lost(observation, node, shape))
+                    let mut of_place = needs.iter().filter(|(_, nodes)| place < *nodes);
+                    !runs_on.contains(node) && of_place.any(|(shape, _)| is_lost(observation, node, shape))
                 };
                 !taken.contains(node) && !faulty.contains(node.as_str()) && !is_lost()
             })
@@ -260,16 +260,18 @@ fn known_nodes(observation: &Observation, plan: &Plan, slots: &[Slot<'_>]) -> Ve
     known
 }
 
-/// How many of the nodes that runs share must have what; of runs that ask for the same beside their GPUs, for the first, which has
-/// the most nodes and ranks.
-fn needs(slots: &[Slot<'_>], key: &str) -> Vec<(usize, Arc<Shape>)> {
-    let mut told = BTreeSet::new();
+/// What runs that share nodes need, and how many of these nodes at most.
+fn needs(slots: &[Slot<'_>], key: &str) -> Vec<(Arc<Shape>, usize)> {
+    let mut needs: Vec<(Arc<Shape>, usize)> = Vec::new();
     let once = slots.iter().filter(|slot| slot.repetition == 0);
-    let of_key = once.filter(|slot| slot.node_choice() == key);
-    of_key
-        .filter(|slot| told.insert(slot.needs_beside_gpus()))
-        .map(|slot| (slot.nodes(), slot.shape()))
-        .collect()
+    for slot in once.filter(|slot| slot.node_choice() == key) {
+        let shape = slot.shape();
+        match needs.iter_mut().find(|(known, _)| *known == shape) {
+            Some((_, nodes)) => *nodes = slot.nodes().max(*nodes),
+            None => needs.push((shape, slot.nodes())),
+        }
+    }
+    needs
 }
 
 /// Whether the node would be refused even if it were empty. One that is not ready counts only after `nodeLostSeconds`.

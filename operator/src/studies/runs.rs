@@ -55,16 +55,6 @@ impl Slot<'_> {
         fingerprint(&chooses)
     }
 
-    /// Tells what it asks of a node beside GPUs.
-    pub(super) fn needs_beside_gpus(&self) -> String {
-        let spec = &self.run.spec;
-        fingerprint(&json!([
-            spec.workers.resources,
-            spec.workers.host_network,
-            spec.external.is_some()
-        ]))
-    }
-
     /// What a node must have for it; nothing of a job that cannot be run.
     pub(super) fn shape(&self) -> Arc<Shape> {
         let job = ViTTrainingJob::new("run", self.run.spec.clone());
