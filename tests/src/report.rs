@@ -1,4 +1,4 @@
-//! How long each test of a suite took: a table at the end, and a `JUnit` file under `target/junit`.
+//! How long each test of a suite took, and why some failed: a table at the end, and a `JUnit` file under `target/junit`.
 
 use std::cmp::Reverse;
 use std::sync::Mutex;
@@ -10,6 +10,9 @@ use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
 
 use crate::progress::say;
 use crate::root;
+
+/// So many lines are repeated of why a test failed: the last paragraph of its text, below the state that was found.
+const LINES: usize = 10;
 
 /// The tests of one suite that have ended.
 #[derive(Debug)]
@@ -46,13 +49,24 @@ impl Report {
         outcome
     }
 
-    /// Says how long each test took, the longest first, and writes `target/junit/SUITE.xml`.
+    /// Says how long each test took, the longest first, then why some failed, and writes `target/junit/SUITE.xml`.
     pub fn write(&self) -> Result<()> {
         let mut cases = std::mem::take(&mut *self.cases.lock().expect("no test holds it and panics"));
         cases.sort_by_key(|case| Reverse(case.time));
         for case in &cases {
             let seconds = case.time.unwrap_or_default().as_secs_f64();
             say(format_args!("{seconds:7.1} s {}", &*case.name));
+        }
+        for case in &cases {
+            if let TestCaseStatus::NonSuccess {
+                description: Some(failure),
+                ..
+            } = &case.status
+            {
+                let why = failure.rsplit("\n\n").next().unwrap_or_default();
+                let lines: Vec<&str> = why.lines().take(LINES).collect();
+                say(format_args!("{} failed: {}", &*case.name, lines.join("\n")));
+            }
         }
         let mut suite = TestSuite::new(self.suite);
         suite.add_test_cases(cases);

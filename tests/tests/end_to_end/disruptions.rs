@@ -53,14 +53,14 @@ pub(crate) fn evicted_gang_trains_on(context: &Context<'_>) -> Result<()> {
     namespace.create("digits", json!({"training": {"epochs": 5000}}))?;
 
     // As `kubectl drain` evicts.
-    let saved = saved_step(&namespace.wait_checkpoint("digits")?)?;
+    namespace.wait_checkpoint("digits")?;
     let pod = pod_of(&namespace, 1, 1)?;
     namespace.evict(&pod)?;
     let status = namespace.wait_attempt("digits", 2)?;
     check_lost(&status, &pod, "EvictionByEvictionAPI")?;
 
     // As a node's maintenance evicts.
-    let status = namespace.wait_checkpoint_after("digits", saved)?;
+    let status = namespace.wait_checkpoint_after("digits", saved_step(&status)?)?;
     let tainted = nodes_of(&status)?[0].clone();
     let pod = pod_of(&namespace, 2, 0)?;
     context.kubectl(["taint", "node", &tainted, "maintenance=now:NoExecute"])?;

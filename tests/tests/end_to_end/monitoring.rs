@@ -13,6 +13,7 @@ use vit_tests::prometheus::{self, Alert, AlertState};
 use vit_tests::{cgroup, operator};
 
 use crate::context::{Context, Namespace};
+use crate::steps::saved_step;
 
 /// The longest that Prometheus may take to see something.
 const DEADLINE: Duration = Duration::from_secs(120);
@@ -35,8 +36,7 @@ fn watch_jobs(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("monitoring")?;
     let from = now();
     namespace.create("digits", json!({"training": {"epochs": 5000}}))?;
-    let first = namespace.wait_checkpoint("digits")?;
-    let saved = first.last_checkpoint.context("a checkpoint is told")?.step;
+    namespace.wait_checkpoint("digits")?;
     // Long enough to be seen at the resolution of the queries: a fast machine gets here within it.
     let attempts = format!(
         "count_over_time(vit_operator_job_attempt{{namespace=\"{}\"}}[1m]) > {}",
@@ -48,7 +48,8 @@ fn watch_jobs(context: &Context<'_>) -> Result<()> {
         Ok((!seen.is_empty()).then_some(()))
     })?;
     namespace.signal_rank("digits", 1, Signal::KILL)?;
-    namespace.wait_checkpoint_after("digits", saved)?;
+    let again = namespace.wait_attempt("digits", 2)?;
+    namespace.wait_checkpoint_after("digits", saved_step(&again)?)?;
 
     namespace.create(
         "large",
@@ -68,12 +69,11 @@ fn watch_jobs(context: &Context<'_>) -> Result<()> {
     ensure!(waits.labels["severity"] == "info", "{waits:?}");
     let straggler = fires(context, "the slow rank", |alert| {
         let has = |label: &str, value: &str| alert.labels.get(label).is_some_and(|found| found == value);
-        has("alertname", "ViTStraggler") && has("namespace", &namespace.name) && has("job_name", "digits")
+        let is_of_job = has("namespace", &namespace.name) && has("job_name", "digits");
+        // Others may be slow for a moment on a machine that does more than this.
+        has("alertname", "ViTStraggler") && is_of_job && has("rank", "1")
     })?;
-    ensure!(
-        straggler.labels["rank"] == "1" && straggler.labels["node"] == *slow,
-        "{straggler:?}"
-    );
+    ensure!(straggler.labels["node"] == *slow, "{straggler:?}");
     ensure!(
         straggler.annotations["summary"].starts_with(&format!("rank 1 of digits on {slow} takes ")),
         "{straggler:?}"
