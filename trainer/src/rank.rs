@@ -87,6 +87,8 @@ fn train(reporter: Reporter, lost: &LostPeer) -> Result<Outcome, TrainError> {
     let trainer = Trainer::new(config, &place, reporter.clone(), requested, lost)?;
     // The process ends without it: the destructors of process groups wait for peers that may be gone.
     let mut trainer = ManuallyDrop::new(trainer);
+    // From here on a signal is answered by a checkpoint.
+    stop.at_once.store(false, Ordering::SeqCst);
     Watchdog {
         reporter,
         stop: stop.requested,
@@ -94,8 +96,6 @@ fn train(reporter: Reporter, lost: &LostPeer) -> Result<Outcome, TrainError> {
         records,
     }
     .start();
-    // From here on a signal is answered by a checkpoint.
-    stop.at_once.store(false, Ordering::SeqCst);
     if let Some(plan) = Plan::of_environment()? {
         let result = trainer.bench(&plan)?;
         result.as_ref().map_or(Ok(()), |result| plan.report(result))?;

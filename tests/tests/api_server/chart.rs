@@ -1,19 +1,15 @@
 //! What the chart makes, checked by the API server against its own schemas and those of the Prometheus operator, strictly: a
 //! field that is unknown or given twice is an error, and so is a warning.
 
-use std::time::{Duration, Instant};
-
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 use vit_tests::binaries::{self, Binaries};
 use vit_tests::{Cluster, chart, command, operator};
 
-use crate::{VALID, kubectl, kubectl_input};
+use crate::{VALID, kubectl, kubectl_input, until};
 
 /// Namespaces of the release and, where the values say so, of jobs.
 const NAMESPACES: [&str; 2] = [operator::OPERATOR, "research"];
-/// How long the server may take to know a kind or a right.
-const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Sets of values that together turn on and off whatever there is.
 const VALUES: &[(&str, &[&str])] = &[
@@ -128,16 +124,6 @@ fn prepare(cluster: &Cluster) -> Result<()> {
             cluster,
             ["apply", "--server-side", "-f", &path.display().to_string()],
         )?;
-        let definition = format!("crd/{kind}.monitoring.coreos.com");
-        kubectl(
-            cluster,
-            [
-                "wait",
-                "--for=condition=Established",
-                &definition,
-                "--timeout=30s",
-            ],
-        )?;
         until(|| {
             kubectl(
                 cluster,
@@ -157,18 +143,6 @@ fn prepare(cluster: &Cluster) -> Result<()> {
         &account.to_string(),
     )?;
     Ok(())
-}
-
-/// Tries until there is no error.
-fn until(mut outcome: impl FnMut() -> Result<()>) -> Result<()> {
-    let began = Instant::now();
-    loop {
-        match outcome() {
-            Ok(()) => return Ok(()),
-            Err(error) if began.elapsed() > DEADLINE => return Err(error),
-            Err(_) => std::thread::sleep(Duration::from_millis(200)),
-        }
-    }
 }
 
 /// Why the operator may update vittrainingjobs/finalizers, which it never asks for: no object of a job could be made without.

@@ -11,7 +11,7 @@ mod rules;
 use std::io::Write as _;
 use std::process::Stdio;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use libtest_mimic::{Arguments, Trial};
@@ -139,16 +139,20 @@ fn main() -> Result<()> {
     let kueue = binaries::kueue_source()?.join("config/components/crd/bases");
     let kueue = kueue.display().to_string();
     kubectl(&cluster, ["apply", "--server-side", "-f", &kueue])?;
-    kubectl(
-        &cluster,
-        [
-            "wait",
-            "--for=condition=Established",
-            "crd",
-            "--all",
-            "--timeout=30s",
-        ],
-    )?;
+    // It fails where it finds no conditions at all yet.
+    until(|| {
+        kubectl(
+            &cluster,
+            [
+                "wait",
+                "--for=condition=Established",
+                "crd",
+                "--all",
+                "--timeout=30s",
+            ],
+        )
+        .map(drop)
+    })?;
     kubectl(&cluster, ["create", "namespace", "team-a"])?;
     let _entered = runtime.enter();
     let conclusion = libtest_mimic::run(&arguments, trials(Some(&cluster))?);
@@ -156,6 +160,21 @@ fn main() -> Result<()> {
     let left = cluster::leftovers(cluster.name())?;
     ensure!(left.is_empty(), "the cluster left behind: {}", left.join(", "));
     conclusion.exit();
+}
+
+/// How long the server may take to know a kind or a right.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Tries until there is no error.
+fn until(mut outcome: impl FnMut() -> Result<()>) -> Result<()> {
+    let began = Instant::now();
+    loop {
+        match outcome() {
+            Ok(()) => return Ok(()),
+            Err(error) if began.elapsed() > DEADLINE => return Err(error),
+            Err(_) => std::thread::sleep(Duration::from_millis(200)),
+        }
+    }
 }
 
 /// Waits until the server serves the resource, and documents it, which comes a moment later.
@@ -185,7 +204,7 @@ async fn documented(cluster: &Cluster) -> Result<()> {
             poll.tick().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), waiting)
+    tokio::time::timeout(DEADLINE, waiting)
         .await
         .context("the resource is not documented")
 }
@@ -347,11 +366,11 @@ fn built_pods(cluster: &Cluster, _: usize) -> Result<()> {
     kubectl_input(cluster, ["apply", "--server-side", "-f", "-"], NAMED_BY_PODS)?;
     for snapshot in BUILT_PODS {
         let (_, pod) = snapshot.split_once("\n---\n").context("a snapshot has a head")?;
-        kubectl_input(
-            cluster,
-            ["create", "--dry-run=server", "--validate=strict", "-f", "-"],
-            pod,
-        )?;
+        // The server knows a new priority class a moment later.
+        until(|| {
+            let create = ["create", "--dry-run=server", "--validate=strict", "-f", "-"];
+            kubectl_input(cluster, create, pod).map(drop)
+        })?;
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use vit_tests::Cluster;
 use vit_tests::plugin::{Outcome, binaries, command, ended};
 
-use super::{NODES, VALID, kubectl, kubectl_input};
+use super::{NODES, VALID, kubectl, kubectl_input, until};
 
 type Test = fn(&Cluster, usize) -> Result<()>;
 
@@ -526,8 +526,8 @@ fn waits(cluster: &Cluster, _: usize) -> Result<()> {
         kubectl(cluster, ["-n", place, "delete", "vtj", "gone"]).map(drop)
     })?
     .check(3, &["job gone was deleted"])?;
-    vit(cluster, &["watch", "stays", "-n", place, "--timeout", "1"])?
-        .check(5, &["its end did not come within 1 s: stays: Running"])?;
+    vit(cluster, &["watch", "stays", "-n", place, "--timeout", "3"])?
+        .check(5, &["its end did not come within 3 s: stays: Running"])?;
     vit(cluster, &["watch", "nobody", "-n", place])?.check(3, &["there is no job nobody"])?;
     Ok(())
 }
@@ -631,8 +631,12 @@ fn forbidden(cluster: &Cluster, _: usize) -> Result<()> {
             "--user=reader",
         ],
     )?;
-    vit(cluster, &["status", "digits", "-n", place, "--as", "reader"])?
-        .check(0, &["25%", "not shown", "cannot list resource \"pods\""])?;
+    // The server knows a new role a moment later.
+    until(|| {
+        vit(cluster, &["status", "digits", "-n", place, "--as", "reader"])?
+            .check(0, &["25%", "not shown", "cannot list resource \"pods\""])
+            .map(drop)
+    })?;
     vit(cluster, &["suspend", "digits", "-n", place, "--as", "reader"])?
         .check(1, &["cannot change job digits", "cannot patch resource"])?;
     vit(cluster, &["logs", "digits", "-n", place, "--as", "reader"])?

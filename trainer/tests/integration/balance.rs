@@ -88,16 +88,16 @@ fn ranks_of_unlike_speed_train_what_one_rank_trains() {
         (
             ADAMW,
             &[
-                ("1,0.4,0.1", 1, "{}"),
-                ("1,0.15", 1, "{zeroStage: 1}"),
-                ("1,0.4,0.1", 1, "{zeroStage: 2}"),
+                ("1,0.15,0.03", 1, "{}"),
+                ("1,0.05", 1, "{zeroStage: 1}"),
+                ("1,0.15,0.03", 1, "{zeroStage: 2}"),
                 ("0.008,1,0.5", 1, "{zeroStage: 3}"),
             ][..],
         ),
         (
             SGD,
             &[
-                ("1,1,0.1,0.1", 2, "{sequence: 2, acrossNodes: true}"),
+                ("1,1,0.03,0.03", 2, "{sequence: 2, acrossNodes: true}"),
                 (
                     "0.008,0.008,1,1",
                     2,

