@@ -441,12 +441,14 @@ fn after_the_end(observation: &Observation, status: &ViTTrainingJobStatus) -> Pl
     if expires_in == Some(SignedDuration::ZERO) && !observation.is_on_unready_node() {
         return Plan::Expire;
     }
+    // The kubelet tells that a container has ended before it says so of the pod. On a dead node it never will.
+    let ends = |pod: &PodView| pod.end.is_some() && !observation.is_on_unready_node();
     Plan::CleanUp {
         force,
         pods: observation
             .pods
             .iter()
-            .filter(|pod| !pod.has_ended() && pod.deletion_timestamp.is_none())
+            .filter(|pod| !pod.has_ended() && !ends(pod) && pod.deletion_timestamp.is_none())
             .map(PodView::id)
             .collect(),
         expires_in,

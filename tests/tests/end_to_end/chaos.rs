@@ -207,6 +207,12 @@ impl Slot {
     /// Waits until progress made after a fault is told; of a gang that was hit, by its next attempt.
     fn wait_again(&self, namespace: &Namespace<'_>, before: &Before, since: Timestamp) -> Result<()> {
         self.wait(namespace, "trains again", |status| {
+            // What an earlier attempt has told last may be told after the fault.
+            let placed = status
+                .placement
+                .as_ref()
+                .and_then(|placement| placement.time.as_ref());
+            let since = placed.map_or(since, |placed| placed.0.max(since));
             let told = status
                 .progress
                 .as_ref()

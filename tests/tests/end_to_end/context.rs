@@ -22,6 +22,8 @@ use crate::steps::until;
 
 /// The longest any test waits for one thing. Machines of one kind differ by a factor of two from day to day.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(300);
+/// Of the command line of a rank.
+pub(crate) const RANK: &str = "vit-trainer\0rank";
 /// GPUs of every node.
 const GPUS_PER_NODE: u32 = 2;
 
@@ -299,11 +301,17 @@ impl Namespace<'_> {
 
     /// The process of the rank in the pod of this node rank, as the host counts processes.
     pub(crate) fn rank_process(&self, job: &str, node_rank: u32) -> Result<i32> {
-        self.process(job, node_rank, "vit-trainer\0rank")
+        self.process(job, node_rank, RANK)
     }
 
-    /// The process in the pod of this node rank whose command line has these words, each followed by a NUL.
+    /// The process in the pod of this node rank whose command line has these words, each followed by a NUL. Waits for it: a pod is
+    /// ready before its agent has found the others and starts ranks.
     pub(crate) fn process(&self, job: &str, node_rank: u32, words: &str) -> Result<i32> {
+        until(|| self.process_now(job, node_rank, words))
+    }
+
+    /// The same, if it is there.
+    pub(crate) fn process_now(&self, job: &str, node_rank: u32, words: &str) -> Result<i32> {
         let node_rank = node_rank.to_string();
         let pods = self.pods()?;
         let of_rank = pods.iter().filter(|pod| {

@@ -8,7 +8,7 @@ use serde_json::json;
 use vit_tests::cgroup;
 
 use crate::context::Context;
-use crate::steps::{check_attempts, check_told, nodes_of, saved_step};
+use crate::steps::{check_attempts, check_told, nodes_of, saved_step, until};
 
 pub(crate) fn unknown_preset_fails_with_the_known_ones(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("preset")?;
@@ -38,7 +38,19 @@ pub(crate) fn missing_data_fails_once_and_expires(context: &Context<'_>) -> Resu
     ensure!(failure.message.contains("/data/data_batch_1.bin"), "{failure:?}");
     ensure!(failure.rank.is_some() && failure.node.is_some(), "{failure:?}");
     namespace.wait_gone("service")?;
-    ensure!(!namespace.pods()?.is_empty(), "failed pods stay for their logs");
+    until(|| {
+        let pods = namespace.pods()?;
+        let phases = pods.iter().map(|pod| {
+            let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+            (pod.metadata.deletion_timestamp.is_some(), phase)
+        });
+        let phases: Vec<_> = phases.collect();
+        ensure!(
+            phases.contains(&(false, Some("Failed"))),
+            "failed pods stay for their logs: {phases:?}"
+        );
+        Ok(())
+    })?;
 
     // A finished job goes when its time is over, and takes its pods along.
     namespace.patch("digits", json!({"ttlSecondsAfterFinished": 0}))?;
@@ -119,12 +131,9 @@ pub(crate) fn killed_rank_restarts_the_gang_from_its_checkpoint(context: &Contex
     let node = nodes_of(&first)?[1].clone();
     // As the kernel would when memory runs out.
     namespace.signal_rank("digits", 1, Signal::KILL)?;
-    let second = namespace.wait("digits", "has saved again in its second attempt", |status| {
-        let last = status.last_checkpoint.as_ref();
-        status.attempt == 2
-            && status.phase == Some(Phase::Running)
-            && last.is_some_and(|last| last.step > saved)
-    })?;
+    // From the last checkpoint of the first attempt, which may be a later one than the first that was told.
+    let resumed = saved_step(&namespace.wait_attempt("digits", 2)?)?;
+    let second = namespace.wait_checkpoint_after("digits", resumed)?;
     let failure = second.last_failure.as_ref().context("the failure is told")?;
     ensure!(
         failure.class == "Killed" && failure.exit_code == Some(137),
@@ -264,12 +273,16 @@ pub(crate) fn rank_that_is_slow_is_named_with_its_node_until_it_recovers(
 
     cgroup::limit_cpu(process, None)?;
     namespace.wait("digits", "names nobody", |status| status.stragglers.is_empty())?;
-    let reasons = r#"jsonpath={range .items[*]}{.reason}{"\n"}{end}"#;
-    let reasons = namespace.kubectl(["get", "events", "-o", reasons])?;
-    for reason in ["StragglerFound", "StragglerGone"] {
-        let count = reasons.lines().filter(|line| *line == reason).count();
-        ensure!(count == 1, "{count} Events {reason}:\n{reasons}");
-    }
+    // Events follow the status.
+    until(|| {
+        let reasons = r#"jsonpath={range .items[*]}{.reason}{"\n"}{end}"#;
+        let reasons = namespace.kubectl(["get", "events", "-o", reasons])?;
+        for reason in ["StragglerFound", "StragglerGone"] {
+            let count = reasons.lines().filter(|line| *line == reason).count();
+            ensure!(count == 1, "{count} Events {reason}:\n{reasons}");
+        }
+        Ok(())
+    })?;
     let shown = format!(
         r#"last_over_time(vit_operator_straggler_slowdown_ratio{{namespace="{}",rank="1"}}[5m])"#,
         namespace.name
@@ -302,6 +315,13 @@ pub(crate) fn leader_dies_between_two_pods_and_the_next_one_creates_the_rest(
         "apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "one"}, "spec": {"hard": {"pods": "1"}},
     });
     namespace.apply_all(&[quota])?;
+    // Until a controller has counted pods, it bounds nothing.
+    namespace.kubectl([
+        "wait",
+        "resourcequota/one",
+        "--for=jsonpath={.status.hard.pods}=1",
+        "--timeout=60s",
+    ])?;
     namespace.create("digits", json!({"training": {"epochs": 4}}))?;
     namespace.wait_told("digits", "exceeded quota: one")?;
     ensure!(namespace.pods()?.len() == 1, "the quota is for one pod");

@@ -10,7 +10,7 @@ use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
 
 use crate::context::{Context, Namespace};
-use crate::steps::until;
+use crate::steps::{saved_step, until};
 
 /// A pod that keeps those of gangs away from its node, which only kube-scheduler knows.
 const HERMIT: &str = "hermit";
@@ -50,9 +50,9 @@ fn train(context: &Context<'_>) -> Result<()> {
     // Each attempt has a group of its own, and those of earlier ones go.
     namespace.wait_checkpoint("digits")?;
     namespace.patch("digits", json!({"suspend": true}))?;
-    namespace.wait_phase("digits", Phase::Suspended)?;
+    let suspended = namespace.wait_phase("digits", Phase::Suspended)?;
     namespace.patch("digits", json!({"suspend": false}))?;
-    namespace.wait_phase("digits", Phase::Succeeded)?;
+    namespace.wait_checkpoint_after("digits", saved_step(&suspended)?)?;
     let outdated = namespace.pod_group("digits-1")?;
     ensure!(outdated.is_none(), "{outdated:?}");
 
@@ -81,7 +81,7 @@ fn hold_back(context: &Context<'_>, namespace: &Namespace<'_>) -> Result<()> {
         "spec": {"schedulingPolicy": {"basic": {}}},
     })])?;
     // All nodes with those GPUs, so node0 too.
-    let spec = json!({"workers": {"nodes": 3}, "training": {"epochs": 24}});
+    let spec = json!({"workers": {"nodes": 3}, "training": {"epochs": 5000}});
     let held_back = namespace
         .create("digits", spec)
         .and_then(|()| leave_alone(namespace))

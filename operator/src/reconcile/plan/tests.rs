@@ -370,6 +370,15 @@ fn data_errors_are_never_retried() {
         panic!("not cleaned up");
     };
     assert_eq!(pods, ["digits-1-1".into()]);
+    // So does one whose container has ended, of which the kubelet does not say yet that it has.
+    observation.pods[1] = PodView {
+        state: PodState::Running,
+        ..ended(pod(1, 1), 75, 100)
+    };
+    let Plan::CleanUp { pods, .. } = decide(&observation) else {
+        panic!("not cleaned up");
+    };
+    assert_eq!(pods, []);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use fastrand::Rng;
 use kube::ResourceExt as _;
 use rustix::process::Signal;
 
-use crate::context::{Context, Namespace};
+use crate::context::{Context, Namespace, RANK, kill};
 
 /// How long etcd answers nothing.
 const PAUSE: Duration = Duration::from_secs(10);
@@ -75,7 +75,8 @@ impl Fault {
         Ok(match (self, node) {
             (Self::RankKilled, _) => {
                 let rank = u32::try_from(node_rank)?;
-                let signalled = namespace.signal_rank(job, rank, Signal::KILL);
+                let process = namespace.process_now(job, rank, RANK);
+                let signalled = process.and_then(|process| kill(process, Signal::KILL));
                 signalled.is_ok().then_some(Repair::Nothing)
             }
             (Self::PodEvicted, _) => {
