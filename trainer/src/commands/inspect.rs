@@ -87,7 +87,7 @@ pub(crate) fn main(command: &Command) -> Result<ExitCode, TrainError> {
     let usable = [Some(&report.train), report.validation.as_ref()]
         .into_iter()
         .flatten()
-        .all(|split| split.unreadable_images as f64 <= split.examined as f64 * data.max_corrupt_fraction);
+        .all(|split| split.is_usable(data.max_corrupt_fraction));
     Ok(if usable { ExitCode::Done } else { ExitCode::BadData })
 }
 
@@ -211,6 +211,13 @@ mod tests {
         assert_eq!((split.images, split.examined, split.unreadable_images), (3, 3, 1));
         assert_eq!(split.mean, [0.0, 0.2, 1.0]);
         assert!(split.std.iter().all(|std| *std < 1e-6));
+        assert!(split.is_usable(0.34) && !split.is_usable(0.33));
+        let split = Split {
+            examined: 100,
+            unreadable_images: 29,
+            ..split
+        };
+        assert!(split.is_usable(0.29), "100 times 0.29 is a little less than 29");
         let text = split.text("train");
         for part in [
             "train: 3 images of 2 classes",

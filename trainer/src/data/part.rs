@@ -3,12 +3,12 @@
 /// Much less than an image, and much more than what binary fractions lack: 3 times 0.3 is a little below 0.9.
 const TOLERANCE: f64 = 1e-6;
 
-/// As many whole images as are in a share of so many.
+/// The share of so many images, rounded down.
 pub(super) fn whole(images: u64, share: f64) -> u64 {
     (images as f64 * share + TOLERANCE) as u64
 }
 
-/// As few images as a share of so many is in.
+/// The share of so many images, rounded up.
 pub(super) fn around(images: u64, share: f64) -> u64 {
     (images as f64 * share - TOLERANCE).ceil() as u64
 }

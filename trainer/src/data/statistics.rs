@@ -8,7 +8,7 @@ use tch::{Kind, Tensor};
 
 use super::resident::{Resident, Values};
 use super::source::Source;
-use super::{DataError, Expected, Images, decode_threads, open};
+use super::{DataError, Expected, Images, decode_threads, open, part};
 
 /// Unreadable images that are named.
 const NAMED: usize = 10;
@@ -32,6 +32,13 @@ pub(crate) struct Split {
     pub(crate) unreadable_images: u64,
     /// The first of them.
     pub(crate) unreadable: Vec<Unreadable>,
+}
+
+impl Split {
+    /// Whether training with this `data.maxCorruptFraction` goes on after as many unreadable images.
+    pub(crate) fn is_usable(&self, max_corrupt_fraction: f64) -> bool {
+        self.unreadable_images <= part::whole(self.examined, max_corrupt_fraction)
+    }
 }
 
 #[derive(Debug, Serialize)]
