@@ -360,10 +360,12 @@ fn trained(progress: &mut Progress, steps: &LoggedSteps, images: f64) {
     progress.step = steps.step;
     progress.loss = steps.loss;
     progress.train_accuracy = Some(steps.accuracy);
-    // Some tell whole seconds only, and so none.
-    progress.images_per_second = (steps.step_seconds > 0.0).then(|| images / steps.step_seconds);
+    // Trainers that round to whole seconds report 0.
+    let took_time = steps.step_seconds > 0.0;
+    progress.images_per_second = took_time.then(|| images / steps.step_seconds);
     // Who does not tell phases has not waited for nothing.
-    progress.sync_share = (steps.phases.compute() > 0.0).then(|| waiting / steps.step_seconds);
+    let tells_phases = steps.phases.compute() > 0.0;
+    progress.sync_share = (took_time && tells_phases).then(|| waiting / steps.step_seconds);
     progress.eta_seconds = Some((left as f64 * steps.step_seconds).ceil() as u64);
 }
 

@@ -39,8 +39,8 @@ pub struct Progress {
     /// 0..1, mean of the last log interval.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sync_share: Option<f64>,
-    /// Time of a step over that of one in which every rank computes for as long as the one in the middle (of an even number
-    /// the faster one), mean of the last log interval; 1 where no rank is slower. The slowdown S of arXiv 2505.05713.
+    /// Time of a step over what it would take if every rank computed for as long as the median one (of an even number the
+    /// faster one of the two in the middle), mean of the last log interval; 1 where no rank is slower. The slowdown S of arXiv 2505.05713.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slowdown: Option<f64>,
     /// Ranks that computed for longer than the others in the last log interval, the slowest first; at most
@@ -101,6 +101,10 @@ pub struct SlowRank {
     /// Its time from the start of a step until its last gradient is ready (data, forward and backward pass, and no
     /// waiting), over the median of the other ranks' times; at least [`LEAST_SLOWDOWN`].
     pub slowdown: f64,
+    /// Seconds by which a step would be shorter without this rank: what it computes for longer than the next slowest. The `S_w` of
+    /// arXiv 2505.05713, of computing alone; absent where it is 0, and from older trainers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub saved_seconds: Option<f64>,
 }
 
 /// Least slowdown that is told.

@@ -371,8 +371,8 @@ pub struct ProgressStatus {
     /// slower ranks), 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sync_share: Option<f64>,
-    /// slowdown is the time of a step over that of one in which every rank computes for as long as the one in the middle, of
-    /// late; 1 where no rank is slower.
+    /// slowdown is the time of a step over what it would take if every rank computed for as long as the median one, of late;
+    /// 1 where no rank is slower.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slowdown: Option<f64>,
     /// idleRanks are ranks that take no images, because a single one would hold up the others (training.balance Weighted);
@@ -446,6 +446,10 @@ pub struct StragglerStatus {
     /// other ranks' times, as it was last reported. A rank is named once the mean over about half a minute is above 1.33,
     /// and until it is below 1.2.
     pub slowdown: f64,
+    /// savedSeconds is by how much a step would be shorter without the rank: what it computes for longer than the next slowest, as
+    /// it was last reported. Absent where other ranks are as slow.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub saved_seconds: Option<f64>,
 }
 
 /// SlowNodeStatus is a node on which a rank stayed slower than the others.

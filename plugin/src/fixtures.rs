@@ -97,7 +97,7 @@ pub(crate) fn training() -> Value {
         "lastCheckpoint": checkpoint(), "lastFailure": killed(),
         "timeSpent": {"effectiveRatio": 0.8, "usefulSeconds": 2800.0, "repeatedSeconds": 180.0, "startSeconds": 95.0,
             "restartSeconds": 70.0, "queueSeconds": 300.0, "evaluationSeconds": 50.0, "checkpointSeconds": 1.5},
-        "stragglers": [{"rank": 1, "node": "node2", "slowdown": 1.52}]})
+        "stragglers": [{"rank": 1, "node": "node2", "slowdown": 1.52, "savedSeconds": 0.107}]})
 }
 
 /// A status of a job that waits for GPUs, the second of three.

@@ -158,8 +158,8 @@ fn slowness(layout: Layout) -> Layout {
                     12,
                     "What slow ranks cost",
                     Unit::Times,
-                    "Time of a step over that of one in which every rank computes for as long as the one in \
-                 the middle: 1 where no rank is slower.",
+                    "Time of a step over what it would take if every rank computed for as long as the median one: 1 where \
+                 no rank is slower.",
                 )
                 .query(
                     newest(of::JOB_SLOWDOWN_RATIO),

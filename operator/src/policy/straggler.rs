@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use contract::Progress;
 use contract::progress::{LEAST_SLOWDOWN, MOST_SLOW_RANKS};
+use contract::{Progress, SlowRank};
 use crds::status::StragglerStatus;
 use jiff::Timestamp;
 
@@ -38,7 +38,7 @@ pub(crate) struct SlowRanks {
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Slow {
     /// As it was reported last.
-    slowdown: f64,
+    reported: SlowRank,
     mean: f64,
     is_straggler: bool,
 }
@@ -61,7 +61,7 @@ impl SlowRanks {
         next.newest = Some((record.step, now));
         for rank in &record.slow_ranks {
             next.ranks.entry(rank.rank).or_insert(Slow {
-                slowdown: rank.slowdown,
+                reported: *rank,
                 mean: NOT_SLOW,
                 is_straggler: false,
             });
@@ -70,7 +70,7 @@ impl SlowRanks {
         next.ranks.retain(|rank, slow| {
             let reported = record.slow_ranks.iter().find(|reported| reported.rank == *rank);
             let was_named = slow.is_straggler;
-            slow.add(reported.map(|reported| reported.slowdown), weight);
+            slow.add(reported, weight);
             // The status has room for so many; who is named stays, so that names do not come and go.
             slow.is_straggler &= was_named || named < MOST_SLOW_RANKS;
             named = named - usize::from(was_named) + usize::from(slow.is_straggler);
@@ -81,12 +81,17 @@ impl SlowRanks {
 
     fn resumed(attempt: u32, known: &[StragglerStatus]) -> Self {
         let slow = |straggler: &StragglerStatus| {
+            let rank = u32::try_from(straggler.rank).ok()?;
             let slow = Slow {
-                slowdown: straggler.slowdown,
+                reported: SlowRank {
+                    rank,
+                    slowdown: straggler.slowdown,
+                    saved_seconds: straggler.saved_seconds,
+                },
                 mean: straggler.slowdown.min(MOST),
                 is_straggler: true,
             };
-            Some((u32::try_from(straggler.rank).ok()?, slow))
+            Some((rank, slow))
         };
         Self {
             attempt,
@@ -95,13 +100,10 @@ impl SlowRanks {
         }
     }
 
-    /// The stragglers: ranks and how many times as long as the others they take.
-    pub(crate) fn stragglers(&self) -> Vec<(u32, f64)> {
-        self.ranks
-            .iter()
-            .filter(|(_, slow)| slow.is_straggler)
-            .map(|(rank, slow)| (*rank, slow.slowdown))
-            .collect()
+    /// The stragglers, as they were reported last.
+    pub(crate) fn stragglers(&self) -> Vec<SlowRank> {
+        let stragglers = self.ranks.values().filter(|slow| slow.is_straggler);
+        stragglers.map(|slow| slow.reported).collect()
     }
 }
 
@@ -111,29 +113,33 @@ fn weight(seconds: f64) -> f64 {
 }
 
 impl Slow {
-    /// Adds a record that has this slowdown, or none worth telling.
-    fn add(&mut self, slowdown: Option<f64>, weight: f64) {
-        self.slowdown = slowdown.unwrap_or(self.slowdown);
-        self.mean += weight * (slowdown.unwrap_or(NOT_SLOW).min(MOST) - self.mean);
+    /// Adds a record that reports it, or in which it is not slow.
+    fn add(&mut self, reported: Option<&SlowRank>, weight: f64) {
+        self.reported = reported.copied().unwrap_or(self.reported);
+        let slowdown = reported.map_or(NOT_SLOW, |reported| reported.slowdown);
+        self.mean += weight * (slowdown.min(MOST) - self.mean);
         self.is_straggler = self.mean >= if self.is_straggler { NAMED_TO } else { NAMED_FROM };
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use contract::SlowRank;
-
     use super::*;
     use crate::fixtures::{at, straggler};
+
+    fn slow(rank: u32, slowdown: f64) -> SlowRank {
+        SlowRank {
+            rank,
+            slowdown,
+            saved_seconds: Some(0.25),
+        }
+    }
 
     fn record(step: u64, slowdown: Option<f64>) -> Progress {
         Progress {
             attempt: 1,
             step,
-            slow_ranks: slowdown
-                .map(|slowdown| SlowRank { rank: 3, slowdown })
-                .into_iter()
-                .collect(),
+            slow_ranks: slowdown.map(|slowdown| slow(3, slowdown)).into_iter().collect(),
             ..Progress::default()
         }
     }
@@ -144,7 +150,7 @@ mod tests {
         for step in 0..100 {
             let slow_ranks = (0..24).filter(|rank| (u64::from(*rank) + step) % 3 > 0);
             let record = Progress {
-                slow_ranks: slow_ranks.map(|rank| SlowRank { rank, slowdown: 2.0 }).collect(),
+                slow_ranks: slow_ranks.map(|rank| slow(rank, 2.0)).collect(),
                 ..record(step, None)
             };
             ranks = ranks.after(&record, &[], at(2 * step.cast_signed()));
@@ -180,7 +186,7 @@ mod tests {
         let mut ranks = SlowRanks::default();
         let seconds = seconds_until(true, &mut ranks, |_| Some(1.5)).expect("named");
         assert!((25..45).contains(&seconds), "{seconds} s");
-        assert_eq!(ranks.stragglers(), [(3, 1.5)]);
+        assert_eq!(ranks.stragglers(), [slow(3, 1.5)]);
         let seconds = seconds_until(false, &mut ranks, |_| None).expect("recovers");
         assert!((10..30).contains(&seconds), "{seconds} s");
         assert_eq!(seconds_until(true, &mut ranks, |_| None), None);
@@ -215,13 +221,19 @@ mod tests {
         let ranks = ranks.after(&record(2, Some(9.0)), &[], at(1000));
         assert_eq!(ranks.stragglers(), [], "after an evaluation, say");
         let ranks = ranks.after(&record(3, Some(9.0)), &[], at(2000));
-        assert_eq!(ranks.stragglers(), [(3, 9.0)], "with steps of minutes");
+        assert_eq!(ranks.stragglers(), [slow(3, 9.0)], "with steps of minutes");
     }
 
     #[test]
     fn a_new_leader_goes_on_from_the_status_and_a_new_attempt_from_nothing() {
         let mut ranks = SlowRanks::default().after(&record(1, None), &[straggler(3, "b", 1.7)], at(0));
-        assert_eq!(ranks.stragglers(), [(3, 1.7)]);
+        assert_eq!(
+            ranks.stragglers(),
+            [SlowRank {
+                saved_seconds: Some(0.1235),
+                ..slow(3, 1.7)
+            }]
+        );
         assert!(seconds_until(false, &mut ranks, |_| None).is_some());
         let again = Progress {
             attempt: 2,

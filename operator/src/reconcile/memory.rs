@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use contract::{Heartbeats, Progress};
+use contract::{Heartbeats, Progress, SlowRank};
 use crds::Phase;
 use crds::status::StragglerStatus;
 use jiff::Timestamp;
@@ -97,7 +97,7 @@ pub(crate) struct AgentState {
     /// Whether the newest record is new.
     pub(crate) is_fresh: bool,
     /// The stragglers; `None` where rank 0 has not reported on ranks.
-    pub(crate) stragglers: Option<Vec<(u32, f64)>>,
+    pub(crate) stragglers: Option<Vec<SlowRank>>,
     /// The heartbeats that all agents were asked for, returned once.
     pub(crate) heartbeats: Option<Vec<(usize, Heartbeats)>>,
 }

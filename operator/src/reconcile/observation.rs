@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use contract::{Measurement, Progress};
+use contract::{Measurement, Progress, SlowRank};
 use crds::{Phase, ViTTrainingJob, ViTTrainingJobStatus};
 use jiff::{SignedDuration, Timestamp};
 use planner::facts::inventory::NodeFacts;
@@ -48,8 +48,8 @@ pub(crate) struct Observation {
     pub(crate) is_stall_suspected: bool,
     /// For how long rank 0's agent has not answered.
     pub(crate) silence: Option<Silence>,
-    /// The ranks that are stragglers now, with their slowdown; `None` where rank 0 has not reported on ranks.
-    pub(crate) stragglers: Option<Vec<(u32, f64)>>,
+    /// The ranks that are stragglers now, as they were reported last; `None` where rank 0 has not reported on ranks.
+    pub(crate) stragglers: Option<Vec<SlowRank>>,
     pub(crate) queue: Queue,
     pub(crate) now: Timestamp,
 }

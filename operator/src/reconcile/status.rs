@@ -179,6 +179,7 @@ pub(crate) fn only_counters_changed(last: &ViTTrainingJobStatus, next: &ViTTrain
         let same = |known: &&StragglerStatus| (known.rank, &known.node) == (straggler.rank, &straggler.node);
         if let Some(known) = last.stragglers.iter().find(same) {
             straggler.slowdown = known.slowdown;
+            straggler.saved_seconds = known.saved_seconds;
         }
     }
     if next.phase == Some(Phase::Starting) {

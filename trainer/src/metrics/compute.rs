@@ -9,8 +9,12 @@ use contract::progress::{LEAST_SLOWDOWN, MOST_SLOW_RANKS};
 /// Sums over the steps since the last line.
 #[derive(Debug, Default)]
 pub(super) struct ComputeTimes {
+    /// Steps.
+    count: f64,
     /// By rank.
     seconds: Vec<f64>,
+    /// By rank, by how much steps would have been shorter without it.
+    saved: Vec<f64>,
     /// What the slowest rank of each step computed.
     slowest: f64,
     /// What it computed for longer than the one in the middle.
@@ -29,9 +33,18 @@ pub(super) struct Slowness {
 impl ComputeTimes {
     /// Adds a step: the seconds that each rank computed before it waited for others.
     pub(super) fn add(&mut self, seconds: &[f64]) {
+        self.count += 1.0;
         self.seconds.resize(seconds.len(), 0.0);
+        self.saved.resize(seconds.len(), 0.0);
         for (sum, seconds) in self.seconds.iter_mut().zip(seconds) {
             *sum += seconds;
+        }
+        // Without any other rank this one would still compute.
+        let slowest = (0_u32..)
+            .zip(seconds)
+            .max_by(|left, right| left.1.total_cmp(right.1));
+        if let Some((rank, _)) = slowest {
+            self.saved[rank as usize] += saved_without(seconds, rank);
         }
         let sorted = of_those_that_compute(seconds);
         if let (Some(slowest), Some(middle)) = (sorted.last(), sorted.get(sorted.len().saturating_sub(1) / 2))
@@ -43,12 +56,19 @@ impl ComputeTimes {
 
     pub(super) fn take(&mut self) -> Slowness {
         let Self {
+            count,
             seconds,
+            saved,
             slowest,
             lost,
         } = std::mem::take(self);
+        let mut ranks = slow_ranks(&seconds);
+        for slow in &mut ranks {
+            let saved = saved[slow.rank as usize] / count;
+            slow.saved_seconds = (saved > 0.0).then_some(saved);
+        }
         Slowness {
-            ranks: slow_ranks(&seconds),
+            ranks,
             lost: (slowest > 0.0).then(|| lost / slowest),
         }
     }
@@ -84,7 +104,11 @@ fn slow_ranks(seconds: &[f64]) -> Vec<SlowRank> {
         .filter(|(_, own)| **own > 0.0)
         .filter_map(|(rank, own)| {
             let slowdown = own / median_without(&sorted, *own)?;
-            (slowdown.is_finite() && slowdown >= LEAST_SLOWDOWN).then_some(SlowRank { rank, slowdown })
+            (slowdown.is_finite() && slowdown >= LEAST_SLOWDOWN).then_some(SlowRank {
+                rank,
+                slowdown,
+                saved_seconds: None,
+            })
         })
         .collect();
     slow.sort_by(|left, right| right.slowdown.total_cmp(&left.slowdown));
@@ -151,6 +175,8 @@ mod tests {
         let slow = SlowRank {
             rank: 1,
             slowdown: 2.0,
+            // 2 s of one step, and nothing of the other.
+            saved_seconds: Some(1.0),
         };
         assert_eq!(
             times.take(),

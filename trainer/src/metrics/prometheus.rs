@@ -91,7 +91,7 @@ const FIGURES: [(&str, &str); 12] = [
 const FIGURES_OF_RUN: [(&str, &str); 3] = [
     (
         names::JOB_SLOWDOWN_RATIO,
-        "Time of a step over that of one in which every rank computes for as long as the one in the middle.",
+        "Time of a step over what it would take if every rank computed for as long as the median one.",
     ),
     (names::RUN_STEPS, "Optimizer steps of the whole run."),
     (

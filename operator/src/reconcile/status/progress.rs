@@ -1,6 +1,6 @@
 //! What agents report of training, as the status has it.
 
-use contract::Progress;
+use contract::{Progress, SlowRank};
 use crds::status::{CheckpointStatus, ProgressStatus, StragglerStatus, ViTTrainingJobStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -44,7 +44,7 @@ pub(super) fn record_progress(status: &mut ViTTrainingJobStatus, progress: &Prog
 
 /// Stragglers with the nodes they are on.
 pub(super) fn with_nodes(
-    stragglers: &[(u32, f64)],
+    stragglers: &[SlowRank],
     status: &ViTTrainingJobStatus,
     workers: &crds::spec::Workers,
 ) -> Vec<StragglerStatus> {
@@ -52,10 +52,11 @@ pub(super) fn with_nodes(
     let ranks_per_node = u32::try_from(workers.gpus_per_node).unwrap_or(1).max(1);
     stragglers
         .iter()
-        .map(|(rank, slowdown)| StragglerStatus {
-            rank: count(*rank as usize),
-            node: nodes.get((rank / ranks_per_node) as usize).cloned(),
-            slowdown: rounded(*slowdown, 2),
+        .map(|slow| StragglerStatus {
+            rank: count(slow.rank as usize),
+            node: nodes.get((slow.rank / ranks_per_node) as usize).cloned(),
+            slowdown: rounded(slow.slowdown, 2),
+            saved_seconds: slow.saved_seconds.map(|seconds| rounded(seconds, 4)),
         })
         .collect()
 }

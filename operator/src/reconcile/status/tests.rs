@@ -50,7 +50,9 @@ fn a_job_that_was_to_be_measured_tells_what_it_measured_and_where_or_why_not() {
         status.condition("Measured").expect("a condition").message,
         "all is warm-up"
     );
-    assert!(status.measurement.is_none() && ended(None).measurement.is_none());
+    let lost = ended(None);
+    assert!(status.measurement.is_none() && lost.measurement.is_none());
+    assert_eq!(conditions_of(&lost)["Measured"], ("False", "MeasurementLost"));
 }
 
 #[test]
@@ -157,6 +159,7 @@ fn only_progress_and_pods_that_get_ready_can_wait() {
     let mut slowed = job.clone();
     slowed.status = Some(slow.clone());
     slow.stragglers[0].slowdown = 3.0;
+    slow.stragglers[0].saved_seconds = None;
     assert!(moves(&slowed, slow));
     let replaced = next(&observed, &Plan::Halt(StopReason::Suspend));
     assert!(!moves(&job, replaced));
@@ -329,7 +332,12 @@ fn stragglers_are_named_with_their_node_until_another_gang_takes_their_place() {
     let mut job = job_in(Phase::Running, 1);
     job.spec.workers.gpus_per_node = 4;
     let mut observed = observation(job, gang(1));
-    observed.stragglers = Some(vec![(3, 1.5), (5, 2.345_6)]);
+    let slow = |rank, slowdown| contract::SlowRank {
+        rank,
+        slowdown,
+        saved_seconds: Some(0.123_46),
+    };
+    observed.stragglers = Some(vec![slow(3, 1.5), slow(5, 2.345_6)]);
     let status = next(&observed, &Plan::Follow);
     assert_eq!(
         status.stragglers,

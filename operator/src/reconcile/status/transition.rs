@@ -122,7 +122,7 @@ impl Next {
             Some(Err(why)) => (reasons::NOT_MEASURED, why.as_str()),
             None => (
                 reasons::MEASUREMENT_LOST,
-                "the pod of the first rank is gone, and what it measured with it",
+                "the pod of the first rank is gone or has left no message that can be read, and what it measured is lost",
             ),
         };
         self.set(MEASURED, false, reason, why);
