@@ -66,6 +66,8 @@ pub mod study_reasons {
     pub const ALL_RUNS_MEASURED: &str = "AllRunsMeasured";
     /// Failed: some runs of the study were not measured; the message names them. And Event: one of them.
     pub const RUNS_FAILED: &str = "RunsFailed";
+    /// Event: a job was stopped because the manifest was changed and does not need its run any more.
+    pub const RUN_STOPPED: &str = "RunStopped";
 }
 
 /// Reasons of conditions and Events: one word a cause; the message has the details.

@@ -214,6 +214,10 @@ pub struct Predict {
     /// links are networks between ranks, in place of the measured one.
     #[schemars(length(max = 16))]
     pub links: Vec<Link>,
+    /// pricePerRankHour is what an hour of a rank costs, in any currency: predictions tell what a million images cost.
+    #[schemars(range(min = 0.0))]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub price_per_rank_hour: Option<f64>,
 }
 
 /// Link is a network between ranks.

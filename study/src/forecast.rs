@@ -4,11 +4,10 @@ use contract::Measurement;
 use crds::study::{self, Predict};
 use indexmap::IndexMap;
 use serde::Serialize;
-use serde_json::{Value, json};
 
 use crate::model::{CostModel, Link, Parts, Sample, Traffic};
 use crate::plan::{Plan, Run};
-use crate::results::Spread;
+use crate::results::{Spread, rank_hours_per_million_images};
 
 /// What runs measured: those of each of [`Plan::runs`], by repetition.
 type Measured = [Vec<Result<Measurement, String>>];
@@ -108,6 +107,11 @@ pub struct Prediction {
     pub images_per_second: f64,
     /// Images a second of each rank over those of a single one, 0..1.
     pub efficiency: f64,
+    /// Hours of all ranks together in which they train on a million images.
+    pub rank_hours_per_million_images: f64,
+    /// What those cost, where the study tells the price of one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cost_per_million_images: Option<f64>,
 }
 
 /// A number of ranks and a batch of a job: what was measured with them, in one run or in several that differ by their data.
@@ -127,7 +131,7 @@ pub fn forecasts(plan: &Plan, measured: &Measured, predict: &Predict) -> Vec<For
             .filter_map(|found| found.as_ref().ok())
             .collect();
         if run.follows_the_model() && !measured.is_empty() {
-            let groups = jobs.entry(job_key(run)).or_default();
+            let groups = jobs.entry(run.job_key()).or_default();
             match groups.iter_mut().find(|group| sizes(group.runs[0]) == sizes(run)) {
                 Some(group) => {
                     group.runs.push(run);
@@ -155,24 +159,6 @@ fn sizes(run: &Run) -> [u32; 3] {
         training.micro_batch_size,
         training.gradient_accumulation_steps,
     ]
-}
-
-/// Identifies a job without its ranks, batch and amount of data. `gpusPerNode` is kept: between nodes there is another network.
-fn job_key(run: &Run) -> String {
-    let mut spec = serde_json::to_value(&run.spec).unwrap_or_default();
-    for field in [
-        "/workers/nodes",
-        "/workers/gpusPerNode",
-        "/training/microBatchSize",
-        "/training/gradientAccumulationSteps",
-        "/data/fraction",
-        "/data/syntheticImages",
-    ] {
-        if let Some(value) = spec.pointer_mut(field) {
-            *value = Value::Null;
-        }
-    }
-    json!([spec, run.gpus_per_node, run.speeds.first()]).to_string()
 }
 
 fn forecast(plan: &Plan, mut groups: Vec<Group<'_>>, predict: &Predict) -> Option<Forecast> {
@@ -221,7 +207,7 @@ fn forecast(plan: &Plan, mut groups: Vec<Group<'_>>, predict: &Predict) -> Optio
         enough_images: enough.collect(),
         predictions: if is_predictable {
             let links = if knows_traffic { &predict.links[..] } else { &[] };
-            predictions(plan, &model, &drawn, &predict.ranks, links)
+            predictions(plan, &model, &drawn, predict, links)
         } else {
             vec![]
         },
@@ -353,7 +339,7 @@ fn predictions(
     plan: &Plan,
     model: &CostModel,
     drawn: &[CostModel],
-    ranks: &[i32],
+    predict: &Predict,
     links: &[study::Link],
 ) -> Vec<Prediction> {
     let (micro_batch_size, accumulation) = (plan.micro_batch_size, plan.gradient_accumulation_steps);
@@ -368,7 +354,11 @@ fn predictions(
     for (name, link) in std::iter::once((None, None)).chain(links) {
         let over = |model: &CostModel| link.map_or(*model, |link| model.over(link));
         let one = over(model).images_per_second(1, micro_batch_size, accumulation);
-        for ranks in ranks.iter().filter_map(|ranks| u32::try_from(*ranks).ok()) {
+        for ranks in predict
+            .ranks
+            .iter()
+            .filter_map(|ranks| u32::try_from(*ranks).ok())
+        {
             let parts = over(model).step(ranks, micro_batch_size, accumulation);
             let mut drawn: Vec<f64> = drawn
                 .iter()
@@ -382,6 +372,7 @@ fn predictions(
                     .unwrap_or(parts.step())
             };
             let rate = over(model).images_per_second(ranks, micro_batch_size, accumulation);
+            let rank_hours = rank_hours_per_million_images(ranks, rate);
             predictions.push(Prediction {
                 ranks,
                 link: name.clone(),
@@ -395,6 +386,8 @@ fn predictions(
                 },
                 images_per_second: rate,
                 efficiency: rate / one / f64::from(ranks),
+                rank_hours_per_million_images: rank_hours,
+                cost_per_million_images: predict.price_per_rank_hour.map(|price| price * rank_hours),
             });
         }
     }
@@ -437,7 +430,11 @@ mod tests {
             .map(|of| vec![Ok(run(of, 1.0)), Ok(run(of, 1.0))])
             .collect();
         let link = "links: [{name: slow, latencyMicroseconds: 4000, gigabitsPerSecond: 8000}]";
-        let found = forecasts(&plan, &measured, &predict(&format!("{{ranks: [1, 16], {link}}}")));
+        let found = forecasts(
+            &plan,
+            &measured,
+            &predict(&format!("{{ranks: [1, 16], pricePerRankHour: 3, {link}}}")),
+        );
         let [forecast] = &found[..] else {
             panic!("{found:?}")
         };
@@ -457,6 +454,13 @@ mod tests {
         }
         let last = &forecast.predictions[1];
         assert!((last.efficiency - 26.0 / 34.0).abs() < 1e-6 && last.step_seconds.least > 0.0339);
+        // 16 ranks for 34 ms train on 256 images: a million take 2,125 s of a rank.
+        let cost = last.cost_per_million_images.expect("there is a price");
+        assert!(
+            (last.rank_hours_per_million_images - 2125.0 / 3600.0).abs() < 1e-4,
+            "{last:?}"
+        );
+        assert!((cost - 3.0 * 2125.0 / 3600.0).abs() < 3e-4, "{last:?}");
         // 10 ms + 1 ms an image: 256 instead of 128 images gain 3.6 %.
         assert_eq!(
             forecast.enough_images[0],

@@ -95,7 +95,7 @@ impl Record {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Records {
     known: BTreeMap<String, Record>,
-    /// What others have written, or another version: it is left as it is.
+    /// What others have written, or another version: kept until its room is needed.
     others: BTreeMap<String, String>,
 }
 

@@ -38,8 +38,16 @@ pub struct Measured {
     pub images_per_second: Spread,
     /// Seconds of a step, after the warm-up.
     pub step_seconds: Spread,
-    /// Seconds of a step in which rank 0 computed: data, forward, backward, optimizer.
+    /// Seconds of a step in which rank 0 computed: the four that follow.
     pub compute_seconds: Spread,
+    /// Of those, until its images were there.
+    pub data_seconds: Spread,
+    /// Of its forward pass.
+    pub forward_seconds: Spread,
+    /// Of its backward pass, without waiting.
+    pub backward_seconds: Spread,
+    /// Of its optimizer, and of the host between steps.
+    pub optimizer_seconds: Spread,
     /// Seconds of a step in which it waited for collectives that every rank had begun.
     pub exposed_seconds: Spread,
     /// Seconds of a step in which it waited for other ranks.
@@ -63,14 +71,35 @@ pub struct Measured {
     /// What the driver told of rank 0's GPU, where it did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gpu: Option<MeasuredGpu>,
-    /// Medians of each epoch.
-    pub epochs: Vec<Epoch>,
-    /// Images/s divided by those of the series' fewest ranks, times that number of ranks.
+    /// Each epoch, the first with its warm-up.
+    pub epochs: Vec<MeasuredEpoch>,
+    /// Images/s divided by the median of the series' fewest ranks, times that number of ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub speedup: Option<f64>,
+    pub speedup: Option<Spread>,
     /// The speedup of each rank, 0..1.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub efficiency: Option<f64>,
+    pub efficiency: Option<Spread>,
+    /// Where the global batch grows with the ranks: images/s of the same job on as many ranks with the global batch of the
+    /// series' fewest ranks, if another sweep measured it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fixed_batch_images_per_second: Option<Spread>,
+    /// Hours of all ranks together in which they train on a million images.
+    pub rank_hours_per_million_images: Spread,
+}
+
+/// What an epoch measured.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct MeasuredEpoch {
+    /// Of its steps.
+    pub seconds: Spread,
+    /// Mean training loss.
+    pub loss: Spread,
+    /// On its training images while the model trained on them, 0..1.
+    pub train_accuracy: Spread,
+    /// On held-out images after it, 0..1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation_accuracy: Option<Spread>,
 }
 
 /// What the driver told of rank 0's GPU, as [`contract::GpuUse`] has it.
@@ -106,12 +135,13 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of a single value.
-    pub(crate) fn exact(value: f64) -> Self {
+    /// All of it times a factor, which is not below 0.
+    #[must_use]
+    pub(crate) fn times(self, factor: f64) -> Self {
         Self {
-            median: value,
-            least: value,
-            most: value,
+            median: self.median * factor,
+            least: self.least * factor,
+            most: self.most * factor,
         }
     }
 
@@ -140,21 +170,18 @@ impl Results {
                 .map(|point| PointResult::new(point, &measured[point.run]))
                 .collect(),
         };
-        results.compare();
+        results.compare(plan);
         results
     }
 
-    /// Compares each point of a sweep over ranks with the same on the fewest ranks.
-    fn compare(&mut self) {
-        let rates: Vec<Option<f64>> = self
+    /// Compares each point of a sweep over ranks with the same on the fewest ranks, and with the global batch of those.
+    fn compare(&mut self, plan: &Plan) {
+        let rate = |point: &PointResult| Some(point.measured.as_ref()?.images_per_second);
+        let rates: Vec<Option<Spread>> = self.points.iter().map(rate).collect();
+        let jobs: Vec<String> = self
             .points
             .iter()
-            .map(|point| {
-                point
-                    .measured
-                    .as_ref()
-                    .map(|measured| measured.images_per_second.median)
-            })
+            .map(|point| plan.runs[point.point.run].job_key())
             .collect();
         for place in 0..self.points.len() {
             let point = &self.points[place].point;
@@ -164,12 +191,22 @@ impl Results {
                 continue;
             };
             let fewest = f64::from(self.points[first].point.ranks);
-            let ranks = f64::from(point.ranks);
-            if let (Some(own), Some(base)) = (rates[place], rates[first])
-                && let Some(measured) = &mut self.points[place].measured
-            {
-                measured.speedup = Some(own / base * fewest);
-                measured.efficiency = Some(own / base * fewest / ranks);
+            let (ranks, batch) = (point.ranks, self.points[first].point.global_batch_size);
+            let fixed = (0..self.points.len()).find(|other| {
+                let with = &self.points[*other].point;
+                jobs[*other] == jobs[place]
+                    && (with.ranks, with.global_batch_size) == (ranks, batch)
+                    && point.mode == Mode::Strong
+                    && point.global_batch_size != batch
+            });
+            let Some(measured) = &mut self.points[place].measured else {
+                continue;
+            };
+            measured.fixed_batch_images_per_second = fixed.and_then(|other| rates[other]);
+            if let (Some(own), Some(base)) = (rates[place], rates[first]) {
+                let speedup = own.times(fewest / base.median);
+                measured.speedup = Some(speedup);
+                measured.efficiency = Some(speedup.times(f64::from(ranks).recip()));
             }
         }
     }
@@ -219,6 +256,10 @@ impl Measured {
             images_per_second: over(|run| run.images_per_second)?,
             step_seconds: over(|run| run.step_seconds)?,
             compute_seconds: over(|run| run.phases.compute())?,
+            data_seconds: over(|run| run.phases.data)?,
+            forward_seconds: over(|run| run.phases.forward)?,
+            backward_seconds: over(|run| run.phases.backward)?,
+            optimizer_seconds: over(|run| run.phases.optimizer)?,
             exposed_seconds: over(|run| run.phases.sync_exposed)?,
             straggler_seconds: over(|run| run.phases.sync_straggler)?,
             untold_seconds: over(Measurement::untold_seconds)?,
@@ -232,6 +273,10 @@ impl Measured {
             epochs: epochs(runs),
             speedup: None,
             efficiency: None,
+            fixed_batch_images_per_second: None,
+            rank_hours_per_million_images: over(|run| {
+                rank_hours_per_million_images(run.world_size, run.images_per_second)
+            })?,
         })
     }
 }
@@ -251,22 +296,25 @@ impl MeasuredGpu {
     }
 }
 
-/// The median of each epoch over runs.
-fn epochs(runs: &[&Measurement]) -> Vec<Epoch> {
+/// Hours of so many ranks together in which they train on a million images, at so many images a second.
+pub(crate) fn rank_hours_per_million_images(ranks: u32, images_per_second: f64) -> f64 {
+    f64::from(ranks) * 1e6 / images_per_second / 3600.0
+}
+
+/// Each epoch over runs.
+fn epochs(runs: &[&Measurement]) -> Vec<MeasuredEpoch> {
     let count = runs.iter().map(|run| run.epochs.len()).max().unwrap_or(0);
-    let median = |epoch: usize, value: fn(&Epoch) -> Option<f64>| {
-        let values = runs
-            .iter()
-            .filter_map(|run| run.epochs.get(epoch).and_then(value));
-        Spread::of(values).map(|spread| spread.median)
+    let epoch = |epoch: usize| {
+        let of_runs = || runs.iter().filter_map(move |run| run.epochs.get(epoch));
+        let over = |value: fn(&Epoch) -> f64| Spread::of(of_runs().map(value));
+        Some(MeasuredEpoch {
+            seconds: over(|epoch| epoch.seconds)?,
+            loss: over(|epoch| epoch.loss)?,
+            train_accuracy: over(|epoch| epoch.train_accuracy)?,
+            validation_accuracy: Spread::of(of_runs().filter_map(|epoch| epoch.validation_accuracy)),
+        })
     };
-    let epoch = |epoch| Epoch {
-        seconds: median(epoch, |epoch| Some(epoch.seconds)).unwrap_or(0.0),
-        loss: median(epoch, |epoch| Some(epoch.loss)).unwrap_or(0.0),
-        train_accuracy: median(epoch, |epoch| Some(epoch.train_accuracy)).unwrap_or(0.0),
-        validation_accuracy: median(epoch, |epoch| epoch.validation_accuracy),
-    };
-    (0..count).map(epoch).collect()
+    (0..count).filter_map(epoch).collect()
 }
 
 #[cfg(test)]
@@ -299,10 +347,46 @@ mod tests {
                 },
             ]
         );
-        let second = results.points[1].measured.as_ref().expect("measured");
-        assert_eq!((second.speedup, second.efficiency), (Some(1.6), Some(0.8)));
-        let first = results.points[0].measured.as_ref().expect("measured");
-        assert_eq!((first.speedup, first.efficiency), (Some(1.0), Some(1.0)));
+        // Of the median of the fewest ranks: 150 to 170 are 1.5 to 1.7 times 100.
+        let efficiency = |place: usize| {
+            let efficiency = results.points[place].measured.as_ref()?.efficiency?;
+            Some([efficiency.least, efficiency.median, efficiency.most])
+        };
+        assert_eq!(efficiency(0), Some([0.8, 1.0, 4.0]));
+        assert_eq!(efficiency(1), Some([0.75, 0.8, 0.85]));
+        let hours = results.points[1].measured.as_ref().expect("measured");
+        let hours_at = |rate: f64| 2.0 * 1e6 / rate / 3600.0;
+        let expected = f64::midpoint(hours_at(150.0), hours_at(170.0));
+        assert!((hours.rank_hours_per_million_images.median - expected).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_growing_batch_has_the_fixed_one_beside_it() {
+        let plan = plan(
+            "[{name: grows, mode: Strong, ranks: [1, 2], microBatchSize: [8]}, \
+             {name: fixed, mode: Strong, ranks: [1, 2], microBatchSize: [8], globalBatch: Fixed}, \
+             {name: half, mode: Strong, ranks: [1, 2], microBatchSize: [8], globalBatch: Fixed, \
+              variants: [{name: bf16, spec: {training: {precision: bf16}}}]}]",
+        );
+        let measured: Vec<_> = (1..=plan.runs.len())
+            .map(|run| vec![Ok(measurement(100.0 * run as f64))])
+            .collect();
+        let results = Results::new(&plan, &measured);
+        let found: Vec<Option<f64>> = results
+            .points
+            .iter()
+            .map(|point| {
+                let fixed = point.measured.as_ref()?.fixed_batch_images_per_second?;
+                Some(fixed.median)
+            })
+            .collect();
+        let of_two = results
+            .points
+            .iter()
+            .find(|point| (point.point.sweep.as_str(), point.point.ranks) == ("fixed", 2));
+        let of_two = of_two.and_then(|point| Some(point.measured.as_ref()?.images_per_second.median));
+        assert_eq!(found, [None, of_two, None, None, None, None]);
+        assert!(of_two.is_some());
     }
 
     #[test]
@@ -344,7 +428,10 @@ mod tests {
             .map(|point| {
                 (
                     point.point.sweep.as_str(),
-                    point.measured.as_ref().and_then(|measured| measured.speedup),
+                    point
+                        .measured
+                        .as_ref()
+                        .and_then(|measured| Some(measured.speedup?.median)),
                 )
             })
             .collect();

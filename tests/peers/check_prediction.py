@@ -1,5 +1,5 @@
 """Checks the cost model of scaling studies: measures a small job on 1 to 8 nodes joined by links of a given rate, and tells by
-how much each point is missed by a model of the others.
+how much each point is missed by a model of the others, and steps and communication by one of the points over another link.
 
     make check-prediction
 
@@ -138,12 +138,13 @@ def main() -> None:
     parser.add_argument("--repetitions", type=int, default=1)
     options = parser.parse_args()
     rates = options.rates
-    forecasts = {}
+    forecasts, points = {}, {}
     calibration = None
     for rate in rates:
         report = measure(rate, [other for other in rates if other != rate], calibration, options)
         calibration = options.output / f"{rates[0]:g}/study/calibration.json"
         forecasts[rate] = report["forecasts"][0]
+        points[rate] = {(point["ranks"], point["microBatchSize"]): point for point in report["points"]}
         errors = []
         for point in forecasts[rate]["heldOut"]:
             error = 100 * (point["predicted"] / point["measured"] - 1)
@@ -158,11 +159,14 @@ def main() -> None:
                 if prediction.get("link") != name_of(other):
                     continue
                 key = prediction["ranks"], prediction["microBatchSize"]
-                for point in forecasts[other]["heldOut"]:
-                    if (point["ranks"], point["microBatchSize"]) == key:
-                        error = 100 * (prediction["stepSeconds"]["median"] / point["measured"] - 1)
-                        print(f"{name_of(other):>12}  {key[0]} ranks of {key[1]} images, measured at {name_of(rate)}: "
-                              f"{1e3 * point['measured']:6.1f} ms, {error:+5.1f} %")
+                if (point := points[other].get(key)) is None:
+                    continue
+                step, communication = (point[part]["median"] for part in ("stepSeconds", "communicationSeconds"))
+                errors = (100 * (prediction["stepSeconds"]["median"] / step - 1),
+                          100 * (prediction["parts"]["communication"] / communication - 1))
+                print(f"{name_of(other):>12}  {key[0]} ranks of {key[1]} images, measured at {name_of(rate)}: "
+                      f"{1e3 * step:6.1f} ms, {errors[0]:+5.1f} %; of it communication {1e3 * communication:6.1f} ms, "
+                      f"{errors[1]:+5.1f} %")
 
 
 if __name__ == "__main__":

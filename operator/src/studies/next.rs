@@ -30,6 +30,8 @@ pub(super) struct Next {
     pub(super) nodes: Vec<StudyNodes>,
     /// Studies whose nodes the waiting job does not use.
     pub(super) leaves_nodes_to: Vec<String>,
+    /// Of the jobs to delete, those that an earlier manifest wanted.
+    pub(super) stopped: Vec<String>,
 }
 
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -75,7 +77,7 @@ pub(super) fn next(observation: &Observation, plan: &Plan, slots: &[Slot<'_>]) -
         nodes: known_nodes(observation, plan, slots),
         ..Next::default()
     };
-    next.give_nodes_up(observation, slots);
+    next.give_nodes_up(observation, slots, plan);
     for child in &observation.jobs {
         next.record(observation, child, slot_of(child), plan);
     }
@@ -101,6 +103,9 @@ pub(super) fn next(observation: &Observation, plan: &Plan, slots: &[Slot<'_>]) -
         };
         if !stays {
             next.delete.push(Deletion::of(child));
+            if !child.is_over() && (slot.is_none() || !child.measures_for(&observation.study)) {
+                next.stopped.push(child.job.name_any());
+            }
         }
     }
     if observation.study.spec.suspend || next.is_over(plan, slots) {
@@ -132,10 +137,18 @@ pub(super) fn next(observation: &Observation, plan: &Plan, slots: &[Slot<'_>]) -
 impl Next {
     /// Whether every run is over.
     pub(super) fn is_over(&self, plan: &Plan, slots: &[Slot<'_>]) -> bool {
-        slots.iter().all(|slot| {
+        self.left(slots, plan).is_empty()
+    }
+
+    /// The first repetition that is not over of each run.
+    fn left<'s>(&self, slots: &'s [Slot<'s>], plan: &Plan) -> Vec<&'s Slot<'s>> {
+        let mut known = BTreeSet::new();
+        let is_left = |slot: &&Slot<'_>| {
             let record = self.records.get(plan, slot.run, slot.repetition);
-            record.is_some_and(|record| record.is_over(plan.retries))
-        })
+            !record.is_some_and(|record| record.is_over(plan.retries))
+        };
+        let left = slots.iter().filter(is_left);
+        left.filter(|slot| known.insert(&slot.run.key)).collect()
     }
 
     /// Records how a job ended, if that is new.
@@ -148,7 +161,7 @@ impl Next {
         }
         let status = child.job.status.clone().unwrap_or_default();
         let outcome = match status.phase {
-            Some(Phase::Succeeded) => Some(measured(&status, slot)),
+            Some(Phase::Succeeded) => Some(measured(child, &status, slot)),
             Some(Phase::Failed) if child.has_the_deadline_of(&observation.study) => {
                 Some(failed(&status, plan))
             }
@@ -181,7 +194,8 @@ impl Next {
     }
 
     /// Gives nodes up on which a study measures that goes first, which runs cannot have any more, or whose GPUs have failed.
-    fn give_nodes_up(&mut self, observation: &Observation, slots: &[Slot<'_>]) {
+    fn give_nodes_up(&mut self, observation: &Observation, slots: &[Slot<'_>], plan: &Plan) {
+        let left = self.left(slots, plan);
         let busy = observation.jobs.iter().filter(|child| child.is_busy());
         let runs_on: BTreeSet<&String> = busy.flat_map(Child::nodes).collect();
         let faulty = observation.faulty_nodes();
@@ -192,7 +206,7 @@ impl Next {
             .flat_map(|other| &other.nodes)
             .collect();
         self.nodes.retain(|known| {
-            let needs = needs(slots, &known.key);
+            let needs = needs(&left, &known.key);
             known.nodes.iter().enumerate().all(|(place, node)| {
                 // A node with a run on it is not judged here: if the node is lost, the run fails and tells so.
                 let is_lost = || {
@@ -260,11 +274,10 @@ fn known_nodes(observation: &Observation, plan: &Plan, slots: &[Slot<'_>]) -> Ve
     known
 }
 
-/// What runs that share nodes need, and how many of these nodes at most.
-fn needs(slots: &[Slot<'_>], key: &str) -> Vec<(Arc<Shape>, usize)> {
+/// What these runs need of nodes that they share, and of how many of them at most.
+fn needs(slots: &[&Slot<'_>], key: &str) -> Vec<(Arc<Shape>, usize)> {
     let mut needs: Vec<(Arc<Shape>, usize)> = Vec::new();
-    let once = slots.iter().filter(|slot| slot.repetition == 0);
-    for slot in once.filter(|slot| slot.node_choice() == key) {
+    for slot in slots.iter().filter(|slot| slot.node_choice() == key) {
         let shape = slot.shape();
         match needs.iter_mut().find(|(known, _)| *known == shape) {
             Some((_, nodes)) => *nodes = slot.nodes().max(*nodes),
@@ -297,17 +310,25 @@ fn is_lost(observation: &Observation, node: &str, shape: &Shape) -> bool {
     }
 }
 
-fn measured(status: &ViTTrainingJobStatus, slot: &Slot<'_>) -> Outcome {
+fn measured(child: &Child, status: &ViTTrainingJobStatus, slot: &Slot<'_>) -> Outcome {
     let Some(measurement) = &status.measurement else {
         let condition = status.condition(types::MEASURED);
         let is_lost = condition.is_none_or(|measured| measured.reason == reasons::MEASUREMENT_LOST);
         let why = condition.map_or("it measured nothing", |measured| measured.message.as_str());
         return Outcome::failure(why, !is_lost);
     };
-    match slot.run.mismatch(measurement) {
-        // Another trainer would do the same again.
-        Some(why) => Outcome::failure(why, slot.run.spec.external.is_some()),
-        None => Outcome::Measurement(measurement.clone()),
+    let is_changed = child.job.spec.workers.nodes != slot.run.spec.workers.nodes;
+    let Some(found) = slot.run.mismatch(measurement) else {
+        return Outcome::Measurement(measurement.clone());
+    };
+    if slot.run.spec.external.is_some() && !is_changed {
+        // It would do the same again.
+        Outcome::failure(
+            format!("the command does not follow VIT_RUN_CONFIG: {found}"),
+            true,
+        )
+    } else {
+        Outcome::failure(format!("the job was changed: {found}"), false)
     }
 }
 

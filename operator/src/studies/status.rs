@@ -258,7 +258,7 @@ fn point(result: &PointResult) -> PointStatus {
         }),
         efficiency: measured
             .and_then(|measured| measured.efficiency)
-            .map(|share| rounded(share, 3)),
+            .map(|share| rounded(share.median, 3)),
         failure: failure.cloned(),
     }
 }

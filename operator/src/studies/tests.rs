@@ -414,11 +414,10 @@ fn an_edited_study_goes_on_with_what_it_needs_now() {
     cluster.trains_on(&["a", "b"]);
     let edited = Cluster::with("{sweeps: [{name: batch, mode: Batch, microBatchSize: [8, 16]}]}");
     cluster.study.spec.sweeps = edited.study.spec.sweeps;
-    assert_eq!(
-        cluster.round().delete.len(),
-        1,
-        "2 ranks are in no sweep any more"
-    );
+    let name = cluster.job().name_any();
+    let next = cluster.round();
+    assert_eq!(next.delete.len(), 1, "2 ranks are in no sweep any more");
+    assert_eq!(next.stopped, [name]);
     cluster.round();
     assert_eq!(cluster.job().spec.training.micro_batch_size, 8);
     // Back again, and what was measured is still there.
@@ -671,6 +670,16 @@ fn another_trainer_that_does_something_else_is_not_tried_again() {
         "the command does not follow VIT_RUN_CONFIG: it trained on 1 ranks with 16 images a step in place of 2 ranks",
     );
     assert_eq!(cluster.job().spec.workers.nodes, 1, "the next run");
+    // Not the command's doing.
+    let mut cluster = Cluster::with(other);
+    cluster.round();
+    cluster.job().spec.workers.nodes = 1;
+    cluster.ends_well();
+    cluster.job_status_of(0).measurement = Some(Box::new(measurement(1)));
+    let next = cluster.round();
+    assert_contains(&next.failures[0], "the job was changed: it trained on 1 ranks");
+    let job = cluster.job();
+    assert_eq!((job.spec.workers.nodes, number(job)), (2, "1-2".into()));
 }
 
 #[test]

@@ -447,6 +447,36 @@ mod tests {
         }
     }
 
+    #[test]
+    fn the_published_batches_have_one_of_which_a_larger_one_gains_little() {
+        // Figure 6: seconds per epoch of 50,000 images on one GPU and on two.
+        let epochs = [
+            (16, [276.31, 232.61]),
+            (32, [212.21, 152.21]),
+            (64, [171.17, 115.02]),
+            (128, [149.08, 92.80]),
+            (256, [142.34, 86.57]),
+        ];
+        let samples: Vec<Sample> = epochs
+            .iter()
+            .flat_map(|(images, seconds)| {
+                let of_ranks = move |(ranks, seconds): (u32, &f64)| Sample {
+                    micro_batch: *images,
+                    ..published(&[(ranks, seconds * f64::from(ranks * images) / 50_000.0)])[0]
+                };
+                (1..).zip(seconds).map(of_ranks)
+            })
+            .collect();
+        let model = CostModel::fit(&samples).expect("samples");
+        let error =
+            |sample: &Sample| model.step(sample.ranks, sample.micro_batch, 1).step() / sample.seconds - 1.0;
+        let errors: Vec<f64> = samples.iter().map(error).collect();
+        assert!(errors.iter().all(|error| error.abs() < 0.08), "{errors:?}");
+        // A doubling gains less than 5 %.
+        let enough = [1, 2].map(|ranks| model.enough_images(ranks, 1, 0.05));
+        assert_eq!(enough, [Some(256), Some(512)], "{errors:?} {model:?}");
+    }
+
     /// A step of a job with these costs, by part.
     fn sample(ranks: u32, micro_batch: u32, accumulation: u32) -> Sample {
         let truth = truth();

@@ -49,6 +49,11 @@ pub(super) fn check(study: &ViTScalingStudySpec, problems: &mut Vec<Problem>) {
     for ranks in &study.predict.ranks {
         problems.within("predict.ranks", *ranks, &(1..=1_000_000));
     }
+    if let Some(price) = study.predict.price_per_rank_hour
+        && !(price.is_finite() && price >= 0.0)
+    {
+        problems.refuse("predict.pricePerRankHour", price, "must be at least 0");
+    }
     let names = study.predict.links.iter().map(|link| &link.name);
     problems.distinct("predict.links", names, "names must differ");
     for link in &study.predict.links {
@@ -57,7 +62,7 @@ pub(super) fn check(study: &ViTScalingStudySpec, problems: &mut Vec<Problem>) {
             problems.refuse(
                 field("name"),
                 &link.name,
-                "must be another one, that of the measured network",
+                "must be another: the report calls the measured network that",
             );
         }
         if !(link.latency_microseconds.is_finite() && link.latency_microseconds >= 0.0) {
@@ -216,8 +221,15 @@ impl Problems<'_> {
         }
         if let Some(path) = null_in(&variant.spec) {
             // kubectl sends what it applies again as a merge patch, which loses null in a list.
-            let expected = "kubectl drops null when it applies a manifest again, name the field in without";
-            self.refuse(field(&format!("variants.spec{path}")), "null", expected);
+            let expected = format!(
+                "must have a value; to take the template's out, name {} in without",
+                &path[1..]
+            );
+            self.refuse(
+                field(&format!("variants[{}].spec{path}", variant.name)),
+                "null",
+                expected,
+            );
         }
         for speed in variant
             .speeds
@@ -251,7 +263,7 @@ mod tests {
         for (part, expected) in [
             (
                 "predict: {links: [{name: as measured, latencyMicroseconds: 1, gigabitsPerSecond: 1}]}",
-                "spec.predict.links[as measured].name is as measured: must be another one, that of the measured network",
+                "spec.predict.links[as measured].name is as measured: must be another: the report calls the measured network that",
             ),
             (
                 "predict: {links: [{name: a, latencyMicroseconds: 1, gigabitsPerSecond: 1}, {name: a, latencyMicroseconds: 2, \
@@ -281,6 +293,10 @@ mod tests {
             (
                 "measure: {timeoutSeconds: 0}",
                 "spec.measure.timeoutSeconds is 0: must be 1 to 604800",
+            ),
+            (
+                "predict: {pricePerRankHour: -0.5}",
+                "spec.predict.pricePerRankHour is -0.5: must be at least 0",
             ),
             (
                 "predict: {ranks: [0]}",

@@ -192,6 +192,15 @@ impl Plan {
             run: 0,
         };
         let key = key(&spec, &speeds);
+        // Its numbers would be another one's under its own name.
+        let of_sweep = self.points.iter().filter(|known| known.sweep == sweep.name);
+        if let Some(same) = of_sweep.into_iter().find(|known| self.runs[known.run].key == key) {
+            let name = |variant: &Option<String>| variant.clone().unwrap_or_default();
+            return Err(refused(format!(
+                "it is the same job as variant {:?}: a variant must change something of the template",
+                name(&same.variant)
+            )));
+        }
         let run = self
             .runs
             .iter()
@@ -220,19 +229,30 @@ impl Run {
         spec
     }
 
-    /// Why what was measured is not of this run.
+    /// In what a measurement is not of this run.
     pub fn mismatch(&self, found: &Measurement) -> Option<String> {
         let sizes = |ranks: u32, images: u64| format!("{ranks} ranks with {images} images a step");
         let wanted = sizes(self.config.world_size(), self.config.global_batch_size());
         let found = sizes(found.world_size, found.global_batch_size);
-        (found != wanted).then(|| {
-            let why = if self.spec.external.is_some() {
-                "the command does not follow VIT_RUN_CONFIG"
-            } else {
-                "the job was changed"
-            };
-            format!("{why}: it trained on {found} in place of {wanted}")
-        })
+        (found != wanted).then(|| format!("it trained on {found} in place of {wanted}"))
+    }
+
+    /// Identifies a job without its ranks, batch and amount of data. `gpusPerNode` is kept: between nodes there is another network.
+    pub(crate) fn job_key(&self) -> String {
+        let mut spec = serde_json::to_value(&self.spec).unwrap_or_default();
+        for field in [
+            "/workers/nodes",
+            "/workers/gpusPerNode",
+            "/training/microBatchSize",
+            "/training/gradientAccumulationSteps",
+            "/data/fraction",
+            "/data/syntheticImages",
+        ] {
+            if let Some(value) = spec.pointer_mut(field) {
+                *value = Value::Null;
+            }
+        }
+        json!([spec, self.gpus_per_node, self.speeds.first()]).to_string()
     }
 
     /// Whether the cost model applies: all ranks are equally fast, and they exchange only gradients and weights, whose size does not
@@ -530,7 +550,11 @@ mod tests {
             ),
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {training: {schedule: null}}}]}]",
-                "spec.sweeps[s].variants.spec.training.schedule is null: kubectl drops null when it applies a manifest again, name the field in without",
+                "spec.sweeps[s].variants[b].spec.training.schedule is null: must have a value; to take the template's out, name training.schedule in without",
+            ),
+            (
+                "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {training: {}}}]}]",
+                "it is the same job as variant \"a\": a variant must change something of the template",
             ),
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: b, without: [training.shedule]}]}]",

@@ -15,7 +15,7 @@ const LEFT: u32 = 84;
 const INK: RGBColor = RGBColor(60, 64, 72);
 const GRID: RGBColor = RGBColor(226, 229, 234);
 /// Of series; told apart by people who see few colours, too (Okabe and Ito).
-const SERIES: [RGBColor; 7] = [
+const SERIES: [RGBColor; 8] = [
     RGBColor(0, 114, 178),
     RGBColor(213, 94, 0),
     RGBColor(0, 158, 115),
@@ -23,6 +23,7 @@ const SERIES: [RGBColor; 7] = [
     RGBColor(230, 159, 0),
     RGBColor(86, 180, 233),
     RGBColor(90, 90, 90),
+    RGBColor(120, 72, 40),
 ];
 
 /// What the axes say.
@@ -31,13 +32,22 @@ pub(super) struct Axes<'a> {
     pub(super) categories: &'a [String],
     pub(super) x: &'a str,
     pub(super) y: &'a str,
+    /// Whether the places follow one another, as numbers of ranks do: only then lines join them.
+    pub(super) are_ordered: bool,
 }
 
-/// A line, or one stack of bars in each place.
+/// A line, or a bar in each place.
 pub(super) struct Series<T> {
     pub(super) name: String,
     /// A value for each place, where there is one.
     pub(super) values: Vec<Option<T>>,
+}
+
+/// Parts of a bar from the bottom.
+pub(super) struct Stack<const PARTS: usize> {
+    pub(super) parts: [f64; PARTS],
+    /// From where to where the whole bar spreads.
+    pub(super) whole: Spread,
 }
 
 /// A picture, and what its colours stand for.
@@ -49,20 +59,20 @@ pub(super) struct Picture {
     pub(super) places: Vec<(String, String)>,
 }
 
-/// More lines than there are colours cannot be told apart.
-pub(super) const MOST_LINES: usize = SERIES.len();
+/// More series than there are colours cannot be told apart.
+pub(super) const MOST_SERIES: usize = SERIES.len();
 
 type Chart<'a, 'b> = ChartContext<'a, SVGBackend<'b>, Cartesian2d<Places, RangedCoordf64>>;
 type Drawn = Result<(), Box<dyn std::error::Error>>;
 
-/// Lines through medians, with bars from the least to the greatest value; `ideal` is drawn in dashes.
-pub(super) fn lines(axes: &Axes<'_>, series: &[Series<Spread>], ideal: Option<&[f64]>) -> Picture {
+/// Medians, with whiskers from the least to the greatest value: lines through them, or bars. `ideal` is drawn in dashes.
+pub(super) fn medians(axes: &Axes<'_>, series: &[Series<Spread>], ideal: Option<&[f64]>) -> Picture {
     let all = series.iter().flat_map(|series| series.values.iter().flatten());
     let most = all
         .map(|spread| spread.most)
         .chain(ideal.into_iter().flatten().copied())
         .fold(0.0, f64::max);
-    let labels = Labels::of(axes.categories);
+    let labels = Labels::of(axes);
     let svg = picture(axes, &labels, most, |chart| {
         if let Some(ideal) = ideal {
             let points: Vec<(f64, f64)> = ideal
@@ -72,22 +82,36 @@ pub(super) fn lines(axes: &Axes<'_>, series: &[Series<Spread>], ideal: Option<&[
                 .collect();
             chart.draw_series(DashedLineSeries::new(points, 6, 5, INK.stroke_width(1)))?;
         }
-        for (series, color) in series.iter().zip(SERIES.iter().cycle()) {
-            let points: Vec<(f64, Spread)> = series
-                .values
-                .iter()
-                .enumerate()
-                .filter_map(|(place, spread)| Some((centre(place), (*spread)?)))
+        let bars = Bars::of(series.len());
+        for ((number, series), color) in series.iter().enumerate().zip(SERIES.iter().cycle()) {
+            let values = series.values.iter().enumerate();
+            let points: Vec<(usize, Spread)> = values
+                .filter_map(|(place, spread)| Some((place, (*spread)?)))
                 .collect();
-            let medians = points.iter().map(|(x, spread)| (*x, spread.median));
-            chart.draw_series(LineSeries::new(medians.clone(), color.stroke_width(2)))?;
-            let spreads = points.iter().filter(|(_, spread)| spread.least < spread.most);
-            chart.draw_series(spreads.flat_map(|(x, spread)| {
-                let cap = |y| PathElement::new(vec![(x - 0.03, y), (x + 0.03, y)], *color);
-                let bar = PathElement::new(vec![(*x, spread.least), (*x, spread.most)], *color);
-                [bar, cap(spread.least), cap(spread.most)]
-            }))?;
-            chart.draw_series(medians.map(|point| Circle::new(point, 4, color.filled())))?;
+            if axes.are_ordered {
+                let medians = points
+                    .iter()
+                    .map(|(place, spread)| (centre(*place), spread.median));
+                chart.draw_series(LineSeries::new(medians.clone(), color.stroke_width(2)))?;
+                whiskers(
+                    chart,
+                    points.iter().map(|(place, spread)| (centre(*place), *spread)),
+                    *color,
+                )?;
+                chart.draw_series(medians.map(|point| Circle::new(point, 4, color.filled())))?;
+            } else {
+                let filled = |(place, spread): &(usize, Spread)| {
+                    let (left, right) = bars.sides(*place, number);
+                    Rectangle::new([(left, 0.0), (right, spread.median)], color.filled())
+                };
+                chart.draw_series(points.iter().map(filled))?;
+                let middle = |place| bars.middle(place, number);
+                whiskers(
+                    chart,
+                    points.iter().map(|(place, spread)| (middle(*place), *spread)),
+                    INK,
+                )?;
+            }
         }
         Ok(())
     });
@@ -106,35 +130,39 @@ pub(super) fn lines(axes: &Axes<'_>, series: &[Series<Spread>], ideal: Option<&[
     }
 }
 
-/// Bars of parts on top of one another; of several series beside one another, in the order given.
+/// Bars of parts on top of one another, with a whisker for the whole; of several series beside one another, in the order given.
 pub(super) fn stacks<const PARTS: usize>(
     axes: &Axes<'_>,
-    series: &[Series<[f64; PARTS]>],
+    series: &[Series<Stack<PARTS>>],
     parts: [(&str, (u8, u8, u8)); PARTS],
 ) -> Picture {
-    let all = series.iter().flat_map(|series| series.values.iter().flatten());
-    let most = all.map(|values| values.iter().sum()).fold(0.0, f64::max);
+    let all = || series.iter().flat_map(|series| series.values.iter().flatten());
+    let heights = all().map(|stack| stack.parts.iter().sum::<f64>().max(stack.whole.most));
+    let most = heights.fold(0.0, f64::max);
     let colors = parts.map(|(_, (red, green, blue))| RGBColor(red, green, blue));
-    let width = 0.7 / series.len().max(1) as f64;
-    let labels = Labels::of(axes.categories);
+    let bars = Bars::of(series.len());
+    let labels = Labels::of(axes);
     let svg = picture(axes, &labels, most, |chart| {
         for (number, series) in series.iter().enumerate() {
-            for (place, values) in series.values.iter().enumerate() {
-                let left = place as f64 + 0.15 + number as f64 * width;
+            for (place, stack) in series.values.iter().enumerate() {
+                let Some(stack) = stack else { continue };
+                let (left, right) = bars.sides(place, number);
                 let mut below = 0.0;
-                for (value, color) in values.iter().flatten().zip(colors) {
-                    let bar = [(left, below), (left + width * 0.92, below + value)];
+                for (value, color) in stack.parts.iter().zip(colors) {
+                    let bar = [(left, below), (right, below + value)];
                     chart.draw_series([Rectangle::new(bar, color.filled())])?;
                     below += value;
                 }
+                whiskers(
+                    chart,
+                    std::iter::once((bars.middle(place, number), stack.whole)),
+                    INK,
+                )?;
             }
         }
         Ok(())
     });
-    let is_seen = |part: usize| {
-        let mut values = series.iter().flat_map(|series| series.values.iter().flatten());
-        values.any(|values| values[part] > 1e-3 * most)
-    };
+    let is_seen = |part: usize| all().any(|stack| stack.parts[part] > 1e-3 * most);
     let legend = parts
         .iter()
         .zip(colors)
@@ -145,6 +173,45 @@ pub(super) fn stacks<const PARTS: usize>(
         svg,
         legend: legend.collect(),
         places: labels.places,
+    }
+}
+
+/// Lines from the least to the greatest value, where they differ.
+fn whiskers(
+    chart: &mut Chart<'_, '_>,
+    spreads: impl Iterator<Item = (f64, Spread)>,
+    color: RGBColor,
+) -> Drawn {
+    let spreads = spreads.filter(|(_, spread)| spread.least < spread.most);
+    chart.draw_series(spreads.flat_map(|(x, spread)| {
+        let cap = |y| PathElement::new(vec![(x - 0.03, y), (x + 0.03, y)], color);
+        let line = PathElement::new(vec![(x, spread.least), (x, spread.most)], color);
+        [line, cap(spread.least), cap(spread.most)]
+    }))?;
+    Ok(())
+}
+
+/// Bars of several series beside one another.
+struct Bars {
+    width: f64,
+}
+
+impl Bars {
+    fn of(series: usize) -> Self {
+        Self {
+            width: 0.7 / series.max(1) as f64,
+        }
+    }
+
+    /// From where to where a series' bar goes in a place.
+    fn sides(&self, place: usize, series: usize) -> (f64, f64) {
+        let left = place as f64 + 0.15 + series as f64 * self.width;
+        (left, left + self.width * 0.92)
+    }
+
+    fn middle(&self, place: usize, series: usize) -> f64 {
+        let (left, right) = self.sides(place, series);
+        f64::midpoint(left, right)
     }
 }
 
@@ -159,8 +226,10 @@ impl Labels {
     /// Of a letter, in pixels of the picture: those of most names are narrower.
     const LETTER: usize = 9;
 
-    /// The names, where they fit beside one another. Otherwise numbers stand for names; and of numbers only every so many is there.
-    fn of(categories: &[String]) -> Self {
+    /// The names, where they fit beside one another. Otherwise only every n-th is shown of ordered ones, and numbers stand for
+    /// others.
+    fn of(axes: &Axes<'_>) -> Self {
+        let categories = axes.categories;
         let width = (SIZE.0 - 2 * MARGIN - LEFT) as usize / categories.len().max(1);
         let letters = |names: &[String]| names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
         // Of a letter's width beside each.
@@ -172,22 +241,18 @@ impl Labels {
                 places: vec![],
             };
         }
-        let are_numbers = names.iter().all(|name| name.parse::<f64>().is_ok());
-        let numbers: Vec<String> = if are_numbers {
-            names.clone()
-        } else {
-            (1..=names.len()).map(|number| number.to_string()).collect()
-        };
-        let step = widest(&numbers).div_ceil(width.max(1));
-        let places = if are_numbers {
-            vec![]
-        } else {
-            numbers.iter().cloned().zip(names).collect()
-        };
-        let shown = |(place, number): (usize, String)| if place % step == 0 { number } else { String::new() };
+        if axes.are_ordered {
+            let step = widest(&names).div_ceil(width.max(1));
+            let shown = |(place, name): (usize, String)| if place % step == 0 { name } else { String::new() };
+            return Self {
+                below: names.into_iter().enumerate().map(shown).collect(),
+                places: vec![],
+            };
+        }
+        let numbers: Vec<String> = (1..=names.len()).map(|number| number.to_string()).collect();
         Self {
-            below: numbers.into_iter().enumerate().map(shown).collect(),
-            places,
+            below: numbers.clone(),
+            places: numbers.into_iter().zip(names).collect(),
         }
     }
 }
@@ -293,9 +358,18 @@ fn hex(color: RGBColor) -> String {
 mod tests {
     use super::*;
 
+    fn labels(categories: &[String], are_ordered: bool) -> Labels {
+        Labels::of(&Axes {
+            categories,
+            x: "",
+            y: "",
+            are_ordered,
+        })
+    }
+
     fn below(categories: &[&str]) -> (Vec<String>, usize) {
         let categories: Vec<String> = categories.iter().map(ToString::to_string).collect();
-        let labels = Labels::of(&categories);
+        let labels = labels(&categories, false);
         (labels.below, labels.places.len())
     }
 
@@ -304,14 +378,16 @@ mod tests {
         assert_eq!(below(&["fp32", "bf16"]), (vec!["fp32".into(), "bf16".into()], 0));
         let names = ["vit-trainer tensor parallel"; 4];
         assert_eq!(below(&names), (["1", "2", "3", "4"].map(String::from).into(), 4));
-        let labels = Labels::of(&names.map(String::from));
-        assert_eq!(labels.places[3], ("4".to_owned(), names[3].to_owned()));
+        let all = labels(&names.map(String::from), false);
+        assert_eq!(all.places[3], ("4".to_owned(), names[3].to_owned()));
+        // Names that are numbers, too: without them bars would be nobody's.
+        assert_eq!(below(&["0.000001"; 8]).1, 8);
     }
 
     #[test]
     fn of_many_numbers_only_those_are_there_that_fit() {
         let epochs: Vec<String> = (1..=100).map(|epoch| epoch.to_string()).collect();
-        let Labels { below, places } = Labels::of(&epochs);
+        let Labels { below, places } = labels(&epochs, true);
         assert!(places.is_empty());
         let shown: Vec<&String> = below.iter().filter(|label| !label.is_empty()).collect();
         let letters: usize = shown.iter().map(|label| label.len()).sum();

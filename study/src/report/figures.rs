@@ -2,8 +2,8 @@
 
 use crds::study::Mode;
 
-use super::charts::{Axes, MOST_LINES, Picture, Series, lines, stacks};
-use crate::results::{Measured, PointResult, Spread};
+use super::charts::{Axes, MOST_SERIES, Picture, Series, Stack, medians, stacks};
+use crate::results::{Measured, MeasuredEpoch, PointResult, Spread};
 
 /// A picture with its heading.
 pub(super) struct Figure {
@@ -14,23 +14,25 @@ pub(super) struct Figure {
 }
 
 impl Figure {
-    /// Of lines, as many as can be told apart.
-    pub(super) fn of_lines(
-        title: impl Into<String>,
-        mut caption: String,
+    /// Of medians; of more series than can be told apart there are several pictures.
+    pub(super) fn of_medians(
+        title: &str,
+        caption: &str,
         axes: &Axes<'_>,
-        mut series: Vec<Series<Spread>>,
+        series: &[Series<Spread>],
         ideal: Option<&[f64]>,
-    ) -> Self {
-        if series.len() > MOST_LINES {
-            caption += &format!(" The first {MOST_LINES} of {} lines.", series.len());
-            series.truncate(MOST_LINES);
-        }
-        Self {
-            title: title.into(),
-            caption,
-            picture: lines(axes, &series, ideal),
-        }
+    ) -> Vec<Self> {
+        let pictures = series.len().div_ceil(MOST_SERIES).max(1);
+        let of_picture = series.chunks(series.len().div_ceil(pictures).max(1));
+        let figure = |(number, series): (usize, &[Series<Spread>])| Self {
+            title: match pictures {
+                1 => title.to_owned(),
+                _ => format!("{title} ({} of {pictures})", number + 1),
+            },
+            caption: caption.to_owned(),
+            picture: medians(axes, series, ideal),
+        };
+        of_picture.enumerate().map(figure).collect()
     }
 }
 
@@ -48,6 +50,7 @@ pub(super) fn sweeps(points: &[PointResult]) -> impl Iterator<Item = &[PointResu
 
 /// The points of a sweep as a grid: along the axis what the sweep is about, the rest as series.
 struct Grid<'a> {
+    mode: Mode,
     axis: &'static str,
     categories: Vec<String>,
     series: Vec<(String, Vec<Option<&'a PointResult>>)>,
@@ -70,6 +73,7 @@ impl<'a> Grid<'a> {
         };
         let names = Names::new(points, Some(mode));
         let mut grid = Self {
+            mode,
             axis,
             categories: vec![],
             series: vec![],
@@ -101,6 +105,10 @@ impl<'a> Grid<'a> {
         grid
     }
 
+    fn is_over_ranks(&self) -> bool {
+        matches!(self.mode, Mode::Strong | Mode::Weak)
+    }
+
     /// The categories of a sweep over ranks.
     fn ranks(&self) -> Vec<f64> {
         self.categories
@@ -114,6 +122,7 @@ impl<'a> Grid<'a> {
             categories: &self.categories,
             x: self.axis,
             y,
+            are_ordered: self.mode != Mode::Variants,
         }
     }
 
@@ -202,15 +211,15 @@ pub(super) fn figures(points: &[PointResult]) -> Vec<Figure> {
     }
     let grid = Grid::new(points);
     let mut figures = vec![parts(&grid)];
-    let mode = points[0].point.mode;
-    figures.push(rates(&grid, mode));
-    if matches!(mode, Mode::Strong | Mode::Weak) {
-        figures.push(speedups(&grid, points));
+    figures.extend(rates(&grid));
+    if grid.is_over_ranks() {
+        figures.extend(speedups(&grid));
+        figures.extend(efficiencies(&grid));
     }
-    if mode == Mode::Variants {
+    if grid.mode == Mode::Variants {
         figures.extend(memory(&grid));
     }
-    figures.push(accuracies(&grid));
+    figures.extend(accuracies(&grid));
     figures.extend(courses(points));
     figures
 }
@@ -225,7 +234,10 @@ fn parts(grid: &Grid<'_>) -> Figure {
             measured.straggler_seconds,
             measured.untold_seconds,
         ];
-        Some(parts.map(|part| part.median * steps))
+        Some(Stack {
+            parts: parts.map(|part| part.median * steps),
+            whole: measured.epoch_seconds,
+        })
     });
     let names: Vec<&str> = series.iter().map(|series| series.name.as_str()).collect();
     let beside = match names[..] {
@@ -234,16 +246,14 @@ fn parts(grid: &Grid<'_>) -> Figure {
     };
     Figure {
         title: "Where an epoch's seconds go".into(),
-        caption: format!("Of rank 0, after the warm-up.{beside}"),
+        caption: format!("Of rank 0, after the warm-up. Whiskers: the whole epoch's seconds.{beside}"),
         picture: stacks(&grid.axes("seconds per epoch"), &series, PARTS),
     }
 }
 
-fn rates(grid: &Grid<'_>, mode: Mode) -> Figure {
+fn rates(grid: &Grid<'_>) -> Vec<Figure> {
     let series = grid.values(|measured| Some(measured.images_per_second));
-    let ideal = matches!(mode, Mode::Strong | Mode::Weak)
-        .then(|| ideal(grid, &series))
-        .flatten();
+    let ideal = grid.is_over_ranks().then(|| ideal(grid, &series)).flatten();
     let caption = match &ideal {
         Some(_) => {
             "Training images a second over all ranks, after the warm-up. Dashed: the fewest ranks' rate, multiplied."
@@ -251,7 +261,7 @@ fn rates(grid: &Grid<'_>, mode: Mode) -> Figure {
         None => "Training images a second over all ranks, after the warm-up.",
     };
     let axes = grid.axes("images per second");
-    Figure::of_lines("Throughput", caption.into(), &axes, series, ideal.as_deref())
+    Figure::of_medians("Throughput", caption, &axes, &series, ideal.as_deref())
 }
 
 /// Throughput if ranks did not slow each other down. Of a single series only: each has an ideal of its own.
@@ -267,45 +277,53 @@ fn ideal(grid: &Grid<'_>, series: &[Series<Spread>]) -> Option<Vec<f64>> {
     )
 }
 
-fn speedups(grid: &Grid<'_>, points: &[PointResult]) -> Figure {
-    let series = grid.values(|measured| measured.speedup.map(Spread::exact));
-    let title = match points[0].point.mode {
+fn speedups(grid: &Grid<'_>) -> Vec<Figure> {
+    let series = grid.values(|measured| measured.speedup);
+    let title = match grid.mode {
         Mode::Weak => "Speedup, with data that grow",
         _ => "Speedup",
     };
-    let caption = "Images a second over those of the fewest ranks, times their number. Dashed: what ranks reach that cost one \
-                   another nothing.";
-    Figure::of_lines(
+    let caption =
+        "Images a second over the median of the fewest ranks, times their number. Dashed: ideal scaling.";
+    Figure::of_medians(
         title,
-        caption.into(),
+        caption,
         &grid.axes("speedup"),
-        series,
+        &series,
         Some(&grid.ranks()),
     )
 }
 
-fn memory(grid: &Grid<'_>) -> Option<Figure> {
-    let series = grid.values(|measured| measured.memory_bytes.map(|bytes| [bytes.median / 1e6]));
-    series
-        .iter()
-        .any(|series| series.values.iter().any(Option::is_some))
-        .then(|| Figure {
-            title: "Memory".into(),
-            caption: "The most that rank 0 took: tensors on its GPU, or its whole process on CPUs.".into(),
-            picture: stacks(
-                &grid.axes("megabytes"),
-                &series,
-                [("memory of rank 0", (110, 160, 110))],
-            ),
-        })
+fn efficiencies(grid: &Grid<'_>) -> Vec<Figure> {
+    let series = grid.values(|measured| measured.efficiency.map(percent));
+    let caption = "The speedup of each rank. Dashed: ideal scaling.";
+    let ideal = vec![100.0; grid.categories.len()];
+    Figure::of_medians(
+        "Efficiency",
+        caption,
+        &grid.axes("percent"),
+        &series,
+        Some(&ideal),
+    )
 }
 
-fn accuracies(grid: &Grid<'_>) -> Figure {
-    let percent = |spread: Spread| Spread {
-        median: spread.median * 100.0,
-        least: spread.least * 100.0,
-        most: spread.most * 100.0,
-    };
+fn memory(grid: &Grid<'_>) -> Vec<Figure> {
+    let series = grid.values(|measured| measured.memory_bytes.map(|bytes| bytes.times(1e-6)));
+    if series
+        .iter()
+        .all(|series| series.values.iter().all(Option::is_none))
+    {
+        return vec![];
+    }
+    let caption = "The most that rank 0 took: tensors on its GPU, or its whole process on CPUs.";
+    Figure::of_medians("Memory", caption, &grid.axes("megabytes"), &series, None)
+}
+
+fn percent(share: Spread) -> Spread {
+    share.times(100.0)
+}
+
+fn accuracies(grid: &Grid<'_>) -> Vec<Figure> {
     let named = |what: &str, series: Vec<Series<Spread>>| {
         let named = series.into_iter().map(|series| Series {
             name: format!("{what}, {}", series.name),
@@ -325,56 +343,48 @@ fn accuracies(grid: &Grid<'_>) -> Figure {
     let caption = "Held out: of images that are not trained on. Train: of the last epoch's images while the model trained on \
                    them, which is what many studies report.";
     let axes = grid.axes("percent");
-    Figure::of_lines(
-        "Accuracy after the last epoch",
-        caption.into(),
-        &axes,
-        series,
-        None,
-    )
+    Figure::of_medians("Accuracy after the last epoch", caption, &axes, &series, None)
 }
 
-/// Held-out accuracy over the epochs, or that on training images where there are none.
-fn courses(points: &[PointResult]) -> Option<Figure> {
+/// Accuracy over the epochs, on held-out images and on those that are trained on.
+fn courses(points: &[PointResult]) -> Vec<Figure> {
     let measured: Vec<(&PointResult, &Measured)> = points
         .iter()
         .filter_map(|point| Some((point, point.measured.as_ref()?)))
         .collect();
-    let epochs = measured.iter().map(|(_, measured)| measured.epochs.len()).max()?;
+    let epochs = measured.iter().map(|(_, measured)| measured.epochs.len());
+    let epochs = epochs.max().unwrap_or(0);
     if epochs < 2 {
-        return None;
+        return vec![];
     }
-    let held_out = measured
-        .iter()
-        .all(|(_, measured)| measured.validation_accuracy.is_some());
     let names = Names::new(points, None);
-    let series: Vec<Series<Spread>> = measured
-        .iter()
-        .map(|(point, measured)| Series {
-            name: names.of(point),
-            values: (0..epochs)
-                .map(|epoch| {
-                    let epoch = measured.epochs.get(epoch)?;
-                    let accuracy = if held_out {
-                        epoch.validation_accuracy?
-                    } else {
-                        epoch.train_accuracy
-                    } * 100.0;
-                    Some(Spread::exact(accuracy))
-                })
-                .collect(),
-        })
-        .collect();
     let categories: Vec<String> = (1..=epochs).map(|epoch| epoch.to_string()).collect();
-    let title = if held_out {
-        "Held-out accuracy over epochs"
-    } else {
-        "Accuracy on training images over epochs"
-    };
     let axes = Axes {
         categories: &categories,
         x: "epoch",
         y: "percent",
+        are_ordered: true,
     };
-    Some(Figure::of_lines(title, "Medians.".into(), &axes, series, None))
+    let of = |title: &str, caption: &str, accuracy: fn(&MeasuredEpoch) -> Option<Spread>| {
+        let lines = measured.iter().map(|(point, measured)| Series {
+            name: names.of(point),
+            values: (0..epochs)
+                .map(|epoch| accuracy(measured.epochs.get(epoch)?).map(percent))
+                .collect(),
+        });
+        let is_known = |series: &Series<Spread>| series.values.iter().any(Option::is_some);
+        let series: Vec<Series<Spread>> = lines.filter(is_known).collect();
+        Figure::of_medians(title, caption, &axes, &series, None)
+    };
+    let mut figures = of(
+        "Held-out accuracy over epochs",
+        "Of images that are not trained on, after each epoch.",
+        |epoch| epoch.validation_accuracy,
+    );
+    figures.extend(of(
+        "Training accuracy over epochs",
+        "Of each epoch's images while the model trained on them.",
+        |epoch| Some(epoch.train_accuracy),
+    ));
+    figures
 }

@@ -141,10 +141,13 @@ mod tests {
                 && page.contains("slow &amp; late")
                 && page.contains("slow &lt;link&gt;")
         );
-        // Per sweep: parts, rates, speedup or memory where there is one, accuracy, its course; and what is predicted.
-        assert_eq!(page.matches("<svg").count(), 5 + 4 + 5 + 1);
+        // Per sweep: parts, rates; speedup and efficiency, or memory, where there is one; accuracy, and both its courses. And what
+        // is predicted.
+        assert_eq!(page.matches("<svg").count(), 7 + 5 + 6 + 1);
         for note in [
             "The global batch grows from 16 to 64 images",
+            "On 2 ranks it is 105.5 images/s, and 107.0 with the batch of the fewest ranks",
+            "is up to 12.5 points higher than on held-out images",
             "ranks wait between their passes as if they computed at 0.5 of",
         ] {
             assert!(page.contains(note), "{note}");

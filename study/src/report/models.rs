@@ -134,7 +134,7 @@ pub(super) fn tables(forecast: &Forecast) -> Vec<Table> {
         ],
         rows: forecast.held_out.iter().map(held_out_row).collect(),
     };
-    let predicted = Table {
+    let mut predicted = Table {
         title: "Predictions; 90 % of models of randomly drawn repetitions lie in the range beside the step:"
             .into(),
         titles: vec![
@@ -148,9 +148,17 @@ pub(super) fn tables(forecast: &Forecast) -> Vec<Table> {
             "straggler, ms",
             "images/s",
             "efficiency, %",
+            "rank-hours per million images",
         ],
         rows: forecast.predictions.iter().map(prediction_row).collect(),
     };
+    let has_cost = forecast
+        .predictions
+        .iter()
+        .any(|prediction| prediction.cost_per_million_images.is_some());
+    if has_cost {
+        predicted.titles.push("cost per million images");
+    }
     [held_out, predicted]
         .into_iter()
         .filter(|table| !table.rows.is_empty())
@@ -171,7 +179,7 @@ fn held_out_row(point: &HeldOut) -> Vec<String> {
 fn prediction_row(prediction: &Prediction) -> Vec<String> {
     let ms = |seconds: f64| format!("{:.1}", seconds * 1e3);
     let spread = prediction.step_seconds;
-    vec![
+    let mut row = vec![
         network(prediction).to_owned(),
         prediction.ranks.to_string(),
         prediction.micro_batch_size.to_string(),
@@ -187,7 +195,14 @@ fn prediction_row(prediction: &Prediction) -> Vec<String> {
         ms(prediction.parts.straggler),
         format!("{:.0}", prediction.images_per_second),
         format!("{:.1}", prediction.efficiency * 1e2),
-    ]
+        format!("{:.3}", prediction.rank_hours_per_million_images),
+    ];
+    row.extend(
+        prediction
+            .cost_per_million_images
+            .map(|cost| format!("{cost:.2}")),
+    );
+    row
 }
 
 fn network(prediction: &Prediction) -> &str {
@@ -232,7 +247,7 @@ fn crossings_of(forecasts: &[Forecast]) -> Vec<(u32, &str, &str)> {
 }
 
 /// Predicted efficiency by ranks, a line for each network.
-pub(super) fn efficiencies(forecast: &Forecast) -> Option<Figure> {
+pub(super) fn efficiencies(forecast: &Forecast) -> Vec<Figure> {
     let mut ranks: Vec<u32> = forecast
         .predictions
         .iter()
@@ -241,12 +256,12 @@ pub(super) fn efficiencies(forecast: &Forecast) -> Option<Figure> {
     ranks.sort_unstable();
     ranks.dedup();
     if ranks.len() < 2 {
-        return None;
+        return vec![];
     }
     let mut series: Vec<Series<Spread>> = Vec::new();
     for prediction in &forecast.predictions {
         let name = network(prediction);
-        let place = ranks.iter().position(|known| *known == prediction.ranks)?;
+        let place = ranks.partition_point(|known| *known < prediction.ranks);
         let row = series
             .iter()
             .position(|series| series.name == name)
@@ -270,15 +285,10 @@ pub(super) fn efficiencies(forecast: &Forecast) -> Option<Figure> {
         categories: &categories,
         x: "ranks",
         y: "percent",
+        are_ordered: true,
     };
     let caption = "Images a second of each rank over those of a single one, by the model.";
-    Some(Figure::of_lines(
-        "Predicted efficiency",
-        caption.into(),
-        &axes,
-        series,
-        None,
-    ))
+    Figure::of_medians("Predicted efficiency", caption, &axes, &series, None)
 }
 
 /// Three digits that count.

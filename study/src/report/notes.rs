@@ -5,6 +5,9 @@ use crds::study::Mode;
 use crate::plan::are_alike;
 use crate::results::PointResult;
 
+/// Points of accuracy that are worth a note.
+const LEAST_GAP: f64 = 1.0;
+
 /// Notes on a sweep, for what it has.
 pub(super) fn notes(points: &[PointResult]) -> Vec<String> {
     let mode = points[0].point.mode;
@@ -26,8 +29,9 @@ pub(super) fn notes(points: &[PointResult]) -> Vec<String> {
     match mode {
         Mode::Strong if grows => notes.push(format!(
             "The global batch grows from {least} to {most} images: points with more ranks take fewer, larger steps, so part of \
-             what looks like scaling is a larger batch, and accuracies are not those of the same training. \
-             globalBatch: Fixed keeps the step."
+             what looks like scaling is a larger batch. {} At one learning rate fewer steps also train less, so accuracies are not \
+             those of the same training (training.learningRateScaling lets the rate follow).",
+            fixed_batch(points)
         )),
         Mode::Weak => notes.push(
             "The data grow with the ranks: a flat line of seconds per epoch is ideal, and accuracies are of unlike amounts of data."
@@ -62,10 +66,40 @@ pub(super) fn notes(points: &[PointResult]) -> Vec<String> {
             if ratio > 1.0 { "longer" } else { "shorter" }
         ));
     }
+    let gap = |point: &PointResult| {
+        let measured = point.measured.as_ref()?;
+        Some((measured.train_accuracy.median - measured.validation_accuracy?.median) * 100.0)
+    };
+    let gaps = points.iter().filter_map(gap);
+    if let Some(gap) = gaps.max_by(|a, b| a.abs().total_cmp(&b.abs()))
+        && gap.abs() >= LEAST_GAP
+    {
+        notes.push(format!(
+            "Accuracy on training images, which many studies report, is up to {:.1} points {} than on held-out images. Both are in \
+             the table.",
+            gap.abs(),
+            if gap > 0.0 { "higher" } else { "lower" }
+        ));
+    }
     if points.iter().any(|point| point.repetitions == 1) {
         notes.push("Some points were measured once: nothing tells how far they would spread.".into());
     }
     notes
+}
+
+/// What is left of the scaling with a fixed global batch, on the most ranks for which both were measured.
+fn fixed_batch(points: &[PointResult]) -> String {
+    let both = points.iter().filter_map(|point| {
+        let measured = point.measured.as_ref()?;
+        let fixed = measured.fixed_batch_images_per_second?;
+        Some((point.point.ranks, measured.images_per_second.median, fixed.median))
+    });
+    match both.max_by_key(|(ranks, ..)| *ranks) {
+        Some((ranks, grows, fixed)) => format!(
+            "On {ranks} ranks it is {grows:.1} images/s, and {fixed:.1} with the batch of the fewest ranks: both are in the table."
+        ),
+        None => "A sweep with globalBatch: Fixed shows what remains without that.".into(),
+    }
 }
 
 /// Variants whose ranks emulate slower devices, and how fast those are, on the most ranks.

@@ -14,7 +14,7 @@ const STYLE: &str = "
 body { max-width: 1320px; margin: 0 auto; padding: 24px; }
 h1 { font-size: 26px; margin: 0 0 4px; } h2 { font-size: 20px; margin: 40px 0 8px; border-bottom: 1px solid #d8dee4; }
 h3 { font-size: 15px; margin: 0; } .model { margin-top: 20px; } p { margin: 4px 0; } .muted, figcaption { color: #57606a; font-size: 13px; }
-.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(400px, 1fr)); gap: 20px; margin: 16px 0; }
+.figures { display: grid; grid-template-columns: repeat(auto-fill, minmax(400px, 1fr)); gap: 20px; margin: 16px 0; }
 figure { margin: 0; padding: 12px; border: 1px solid #d8dee4; border-radius: 8px; } svg { width: 100%; height: auto; }
 .legend span { display: inline-block; margin-right: 14px; font-size: 13px; }
 .legend i { display: inline-block; width: 11px; height: 11px; border-radius: 2px; margin-right: 5px; }
@@ -65,7 +65,7 @@ fn how(subject: &Subject) -> Markup {
     html! {
         p.muted {
             "Every point trained for " (epochs) ", " (runs) ". Values are medians, with the least and the greatest \
-             below them and as bars. Times leave out the first " (subject.warmup_steps) " steps."
+             below them and as whiskers. Times leave out the first " (subject.warmup_steps) " steps."
         }
     }
 }
@@ -73,7 +73,7 @@ fn how(subject: &Subject) -> Markup {
 fn terms() -> Markup {
     html! {
         p.muted {
-            b { "Compute" } ": data, forward and backward pass, optimizer. " b { "Exposed" } ": waiting for communication that every \
+            b { "Compute" } ": data, forward and backward pass, optimizer, and what the host does between steps. " b { "Exposed" } ": waiting for communication that every \
              rank had begun. " b { "Straggler" } ": waiting for slower ranks. DeepSpeed's " code { "bwd_allreduce" } " is exposed + \
              straggler. " b { "Communication" } ": collectives under way, hidden by computation or not."
         }
@@ -104,9 +104,7 @@ fn models(report: &Report) -> Markup {
             h3.model { (forecast.name) }
             p { (models::costs(forecast)) }
             @for sentence in models::findings(forecast) { p { (sentence) } }
-            @if let Some(figure) = models::efficiencies(forecast) {
-                div.figures { (picture(&figure)) }
-            }
+            div.figures { @for figure in models::efficiencies(forecast) { (picture(&figure)) } }
             @for table in models::tables(forecast) {
                 p.muted { (table.title) }
                 div.scroll {

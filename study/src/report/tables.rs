@@ -19,7 +19,7 @@ pub(super) struct Column {
     value: fn(&Measured) -> Option<Spread>,
 }
 
-const COLUMNS: [Column; 17] = [
+const COLUMNS: [Column; 23] = [
     Column {
         key: "imagesPerSecond",
         title: "images/s",
@@ -40,6 +40,34 @@ const COLUMNS: [Column; 17] = [
         scale: 1e3,
         digits: 1,
         value: |m| m.told(m.compute_seconds),
+    },
+    Column {
+        key: "dataSeconds",
+        title: "data, ms",
+        scale: 1e3,
+        digits: 1,
+        value: |m| m.told(m.data_seconds),
+    },
+    Column {
+        key: "forwardSeconds",
+        title: "forward, ms",
+        scale: 1e3,
+        digits: 1,
+        value: |m| m.told(m.forward_seconds),
+    },
+    Column {
+        key: "backwardSeconds",
+        title: "backward, ms",
+        scale: 1e3,
+        digits: 1,
+        value: |m| m.told(m.backward_seconds),
+    },
+    Column {
+        key: "optimizerSeconds",
+        title: "optimizer, ms",
+        scale: 1e3,
+        digits: 1,
+        value: |m| m.told(m.optimizer_seconds),
     },
     Column {
         key: "exposedSeconds",
@@ -81,7 +109,21 @@ const COLUMNS: [Column; 17] = [
         title: "efficiency, %",
         scale: 1e2,
         digits: 1,
-        value: |m| m.efficiency.map(Spread::exact),
+        value: |m| m.efficiency,
+    },
+    Column {
+        key: "fixedBatchImagesPerSecond",
+        title: "images/s, fixed batch",
+        scale: 1.0,
+        digits: 1,
+        value: |m| m.fixed_batch_images_per_second,
+    },
+    Column {
+        key: "rankHoursPerMillionImages",
+        title: "rank-hours per million images",
+        scale: 1.0,
+        digits: 3,
+        value: |m| Some(m.rank_hours_per_million_images),
     },
     Column {
         key: "trainAccuracy",
@@ -239,13 +281,18 @@ pub(super) fn csv(points: &[PointResult]) -> String {
     String::from_utf8(bytes).expect("of strings")
 }
 
-/// A row of a table, which a name of several lines must not end.
+/// A row of a table.
 fn markdown_row(cells: &[String]) -> String {
     let cells: Vec<String> = cells
         .iter()
-        .map(|cell| cell.replace('|', "\\|").replace(['\n', '\r'], " "))
+        .map(|cell| one_line(&cell.replace('|', "\\|")))
         .collect();
     format!("| {} |\n", cells.join(" | "))
+}
+
+/// Names may have several lines.
+fn one_line(text: &str) -> String {
+    text.replace(['\n', '\r'], " ")
 }
 
 pub(super) fn markdown(report: &Report) -> String {
@@ -278,7 +325,8 @@ pub(super) fn markdown(report: &Report) -> String {
             text += &markdown_row(&cells);
         }
         for point in points.iter().filter(|point| !point.failures.is_empty()) {
-            let _ = writeln!(text, "\n{}: {}", words(point), point.failures.join("; "));
+            let failed = format!("{}: {}", words(point), point.failures.join("; "));
+            let _ = writeln!(text, "\n{}", one_line(&failed));
         }
     }
     for sentence in models::crossings(&report.forecasts) {
@@ -288,7 +336,7 @@ pub(super) fn markdown(report: &Report) -> String {
         let _ = writeln!(
             text,
             "\n## What a step costs: {}\n\n{}",
-            forecast.name,
+            one_line(&forecast.name),
             models::costs(forecast)
         );
         for sentence in models::findings(forecast) {

@@ -104,6 +104,7 @@ pub(crate) fn another_trainer_is_followed_through_faults_and_measured(context: &
             "sweeps": [{"name": "contenders", "mode": "Variants", "ranks": [2], "variants": [
                 {"name": "vit-trainer"},
                 {"name": "script", "spec": trainer(20)},
+                {"name": "silent", "spec": {"external": {"command": ["sh", "-c", "exit 0"]}}},
             ]}],
         }),
     )?;
@@ -117,9 +118,17 @@ pub(crate) fn another_trainer_is_followed_through_faults_and_measured(context: &
         .map(|point| point.images_per_second)
         .collect();
     ensure!(
-        matches!(rates[..], [Some(_), Some(script)] if script.to_bits() == 256.0_f64.to_bits()),
+        matches!(rates[..], [Some(_), Some(script), None] if script.to_bits() == 256.0_f64.to_bits()),
         "{:#?}",
         status.points
     );
-    Ok(())
+    let failed = status.condition("Failed").context("it says which run failed")?;
+    check_told(
+        &failed.message,
+        &[
+            "1 of 3 runs failed: contenders-r2-b",
+            "-silent",
+            "No such file or directory",
+        ],
+    )
 }

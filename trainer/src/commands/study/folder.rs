@@ -237,7 +237,10 @@ impl Place {
         moved.map_err(|error| error.to_string())?;
         let text = fs::read_to_string(&kept).map_err(|error| error.to_string())?;
         let whole = read_log(&text, 0).map_err(|error| error.to_string())?;
-        run.mismatch(&whole).map_or(Ok(()), Err)
+        match run.mismatch(&whole) {
+            Some(found) => Err(format!("the command does not follow VIT_RUN_CONFIG: {found}")),
+            None => Ok(()),
+        }
     }
 
     /// Keeps what was measured.
