@@ -233,7 +233,11 @@ fn tell(cluster: &Cluster, outcome: &Outcome, took: Duration) {
     println!();
     println!("Look around:");
     println!("  export KUBECONFIG={}", cluster.kubeconfig().display());
-    println!("  export PATH={}:$PATH", cluster.binaries().folders());
+    // The plugin was built beside this program.
+    let program = std::env::current_exe().unwrap_or_default();
+    let built = program.parent().unwrap_or(Path::new("")).display();
+    println!("  export PATH={built}:{}:$PATH", cluster.binaries().folders());
+    println!("  kubectl vit status {JOB}");
     println!("  kubectl describe vtj {JOB}");
     println!("  kubectl logs -l vit-operator.dev/node-rank=0");
     if let Ok(url) = cluster.prometheus_url() {
