@@ -442,7 +442,10 @@ fn after_the_end(observation: &Observation, status: &ViTTrainingJobStatus) -> Pl
         return Plan::Expire;
     }
     // The kubelet tells that a container has ended before it says so of the pod. On a dead node it never will.
-    let ends = |pod: &PodView| pod.end.is_some() && !observation.is_on_unready_node();
+    let ends = |pod: &PodView| {
+        let node = pod.node.as_ref();
+        pod.end.is_some() && !node.is_some_and(|node| observation.unready_nodes.contains_key(node))
+    };
     Plan::CleanUp {
         force,
         pods: observation

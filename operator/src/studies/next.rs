@@ -30,7 +30,7 @@ pub(super) struct Next {
     pub(super) nodes: Vec<StudyNodes>,
     /// Studies whose nodes the waiting job does not use.
     pub(super) leaves_nodes_to: Vec<String>,
-    /// Of the jobs to delete, those that an earlier manifest wanted.
+    /// Which of the jobs to delete an edit has stopped, and why.
     pub(super) stopped: Vec<String>,
 }
 
@@ -103,9 +103,16 @@ pub(super) fn next(observation: &Observation, plan: &Plan, slots: &[Slot<'_>]) -
         };
         if !stays {
             next.delete.push(Deletion::of(child));
-            if !child.is_over() && (slot.is_none() || !child.measures_for(&observation.study)) {
-                next.stopped.push(child.job.name_any());
-            }
+            let why = if slot.is_none() {
+                Some("the edited study no longer needs its run")
+            } else if !child.measures_for(&observation.study) {
+                Some("measure.warmupSteps was changed, and its run starts again")
+            } else {
+                None
+            };
+            let why = why.filter(|_| !child.is_over());
+            next.stopped
+                .extend(why.map(|why| format!("stopped {}: {why}", child.job.name_any())));
         }
     }
     if observation.study.spec.suspend || next.is_over(plan, slots) {
@@ -205,16 +212,20 @@ impl Next {
             .filter(|other| other.goes_first)
             .flat_map(|other| &other.nodes)
             .collect();
-        self.nodes.retain(|known| {
+        self.nodes.retain_mut(|known| {
             let needs = needs(&left, &known.key);
-            known.nodes.iter().enumerate().all(|(place, node)| {
+            // What no run needs any more is for others.
+            let most = needs.iter().map(|(_, nodes)| *nodes).max().unwrap_or(0);
+            known.nodes.truncate(most);
+            let are_kept = known.nodes.iter().enumerate().all(|(place, node)| {
                 // A node with a run on it is not judged here: if the node is lost, the run fails and tells so.
                 let is_lost = || {
                     let mut of_place = needs.iter().filter(|(_, nodes)| place < *nodes);
                     !runs_on.contains(node) && of_place.any(|(shape, _)| is_lost(observation, node, shape))
                 };
                 !taken.contains(node) && !faulty.contains(node.as_str()) && !is_lost()
-            })
+            });
+            are_kept && !known.nodes.is_empty()
         });
     }
 
@@ -265,12 +276,6 @@ fn known_nodes(observation: &Observation, plan: &Plan, slots: &[Slot<'_>]) -> Ve
             None => known.push(StudyNodes { key, nodes }),
         }
     }
-    // What no run needs is for others.
-    for known in &mut known {
-        let same = slots.iter().filter(|slot| slot.node_choice() == known.key);
-        known.nodes.truncate(same.map(Slot::nodes).max().unwrap_or(0));
-    }
-    known.retain(|known| !known.nodes.is_empty());
     known
 }
 

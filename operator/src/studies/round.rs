@@ -146,21 +146,14 @@ async fn round(studies: &Studies, study: Arc<ViTScalingStudy>) -> Result<Action,
         }
     };
     let failed = |failure: &String| event(EventType::Warning, study_reasons::RUNS_FAILED, "Measure", failure);
-    let stopped = |job: &String| {
-        let note = format!("stopped {job}: the manifest was changed, and does not need its run any more");
-        event(EventType::Normal, study_reasons::RUN_STOPPED, "Delete", &note)
-    };
-    let events = next
-        .failures
-        .iter()
-        .map(failed)
-        .chain(next.stopped.iter().map(stopped));
-    context.publish(study.object_ref(&()), events.collect());
+    context.publish(study.object_ref(&()), next.failures.iter().map(failed).collect());
     let drafted = status::status(&observation, &plan, &slots, &next);
     if let Err(error) = delete_jobs(context, study, &next.delete).await {
         tell(drafted, Some(&error)).await?;
         return Err(error);
     }
+    let stopped = |note: &String| event(EventType::Normal, study_reasons::RUN_STOPPED, "Delete", note);
+    context.publish(study.object_ref(&()), next.stopped.iter().map(stopped).collect());
     let Some(creation) = &next.create else {
         tell(drafted, None).await?;
         return Ok(Action::requeue(UNDER_WAY));

@@ -417,7 +417,12 @@ fn an_edited_study_goes_on_with_what_it_needs_now() {
     let name = cluster.job().name_any();
     let next = cluster.round();
     assert_eq!(next.delete.len(), 1, "2 ranks are in no sweep any more");
-    assert_eq!(next.stopped, [name]);
+    assert_eq!(
+        next.stopped,
+        [format!(
+            "stopped {name}: the edited study no longer needs its run"
+        )]
+    );
     cluster.round();
     assert_eq!(cluster.job().spec.training.micro_batch_size, 8);
     // Back again, and what was measured is still there.
@@ -634,7 +639,12 @@ fn a_measurement_of_other_steps_or_ranks_is_none() {
     cluster.trains_on(&["a"]);
     // With another warm-up all that was measured is of other steps, and so is what is under way.
     cluster.study.spec.measure.warmup_steps = 7;
-    assert_eq!(cluster.round().delete.len(), 1);
+    let next = cluster.round();
+    assert_eq!(next.delete.len(), 1);
+    assert_contains(
+        &next.stopped[0],
+        "measure.warmupSteps was changed, and its run starts again",
+    );
     cluster.round();
     let job = cluster.job();
     assert_eq!((job.spec.workers.nodes, number(job)), (2, "1".into()));
@@ -722,6 +732,44 @@ fn nodes_that_are_too_small_for_another_variant_are_given_up() {
     let job = cluster.job();
     assert!(job.spec.workers.resources.requests.is_some(), "the large one");
     assert_eq!(job.spec.placement.nodes, [] as [String; 0]);
+}
+
+#[test]
+fn a_node_is_not_given_up_for_a_run_that_is_over() {
+    let mut cluster = Cluster::with(
+        "{measure: {repetitions: 1}, sweeps: [{name: s, mode: Variants, variants: [{name: small}, \
+         {name: large, spec: {workers: {resources: {requests: {cpu: '64'}, limits: {cpu: '64'}}}}}, \
+         {name: half, spec: {training: {precision: bf16}}}, {name: other, spec: {training: {tf32: true}}}]}]}",
+    );
+    cluster.round();
+    cluster.trains_on(&["a"]);
+    cluster.ends_well();
+    cluster.round();
+    cluster.fails(FailureClass::BadConfig);
+    cluster.round();
+    cluster.trains_on(&["a"]);
+    cluster.ends_well();
+    cluster.round();
+    assert_eq!(
+        cluster.job().spec.placement.nodes,
+        ["a"],
+        "where half was measured"
+    );
+}
+
+#[test]
+fn nodes_are_for_others_once_the_runs_that_need_them_are_over() {
+    let mut cluster =
+        Cluster::with("{measure: {repetitions: 1}, sweeps: [{name: s, mode: Strong, ranks: [1, 2]}]}");
+    cluster.round();
+    cluster.trains_on(&["a", "b"]);
+    cluster.round();
+    assert_eq!(cluster.status().nodes[0].nodes, ["a", "b"]);
+    cluster.ends_well();
+    cluster.round();
+    cluster.round();
+    assert_eq!(cluster.job().spec.placement.nodes, ["a"]);
+    assert_eq!(cluster.status().nodes[0].nodes, ["a"]);
 }
 
 #[test]

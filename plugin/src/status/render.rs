@@ -40,17 +40,16 @@ pub(crate) fn render(view: &View, why: &Why, is_wide: bool, paint: Paint) -> Str
     for (index, straggler) in status.stragglers.iter().enumerate() {
         let node = straggler.node.as_deref().unwrap_or("an unknown node");
         let name = if index == 0 { "stragglers" } else { "" };
-        let saved = straggler.saved_seconds.map(|seconds| {
-            let milliseconds = seconds * 1e3;
-            format!("; a step would be {milliseconds:.1} ms shorter without it")
-        });
         let words = format!(
-            "rank {} on {node} takes {:.2}x as long as the others{}",
-            straggler.rank,
-            straggler.slowdown,
-            saved.unwrap_or_default()
+            "rank {} on {node} takes {:.2}x as long as the others",
+            straggler.rank, straggler.slowdown
         );
         screen.raw(name, &paint.warning(words));
+        if let Some(seconds) = straggler.saved_seconds {
+            let milliseconds = seconds * 1e3;
+            let words = format!("without it, a step would be {milliseconds:.1} ms shorter");
+            screen.raw("", &paint.warning(words));
+        }
     }
     for (index, rank) in progress
         .iter()

@@ -375,10 +375,21 @@ fn data_errors_are_never_retried() {
         state: PodState::Running,
         ..ended(pod(1, 1), 75, 100)
     };
-    let Plan::CleanUp { pods, .. } = decide(&observation) else {
-        panic!("not cleaned up");
+    let cleaned_up = |observation: &Observation| {
+        let Plan::CleanUp { pods, .. } = decide(observation) else {
+            panic!("not cleaned up");
+        };
+        pods
     };
-    assert_eq!(pods, []);
+    assert_eq!(cleaned_up(&observation), []);
+    observation.unready_nodes = [("a".to_owned(), at(99))].into();
+    assert_eq!(cleaned_up(&observation), [], "another node");
+    observation.unready_nodes = [("b".to_owned(), at(99))].into();
+    assert_eq!(
+        cleaned_up(&observation),
+        ["digits-1-1".into()],
+        "its kubelet may be dead"
+    );
 }
 
 #[test]

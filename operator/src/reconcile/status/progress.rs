@@ -56,7 +56,10 @@ pub(super) fn with_nodes(
             rank: count(slow.rank as usize),
             node: nodes.get((slow.rank / ranks_per_node) as usize).cloned(),
             slowdown: rounded(slow.slowdown, 2),
-            saved_seconds: slow.saved_seconds.map(|seconds| rounded(seconds, 4)),
+            saved_seconds: slow
+                .saved_seconds
+                .map(|seconds| rounded(seconds, 4))
+                .filter(|seconds| *seconds > 0.0),
         })
         .collect()
 }

@@ -332,18 +332,21 @@ fn stragglers_are_named_with_their_node_until_another_gang_takes_their_place() {
     let mut job = job_in(Phase::Running, 1);
     job.spec.workers.gpus_per_node = 4;
     let mut observed = observation(job, gang(1));
-    let slow = |rank, slowdown| contract::SlowRank {
+    let slow = |rank, slowdown, saved| contract::SlowRank {
         rank,
         slowdown,
-        saved_seconds: Some(0.123_46),
+        saved_seconds: Some(saved),
     };
-    observed.stragglers = Some(vec![slow(3, 1.5), slow(5, 2.345_6)]);
+    observed.stragglers = Some(vec![slow(3, 1.5, 0.123_46), slow(5, 2.345_6, 0.000_04)]);
     let status = next(&observed, &Plan::Follow);
     assert_eq!(
         status.stragglers,
         [
             fixtures::straggler(3, "a", 1.5),
-            fixtures::straggler(5, "b", 2.35)
+            StragglerStatus {
+                saved_seconds: None,
+                ..fixtures::straggler(5, "b", 2.35)
+            }
         ]
     );
     std::sync::Arc::make_mut(&mut observed.job).status = Some(status);
