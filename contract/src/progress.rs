@@ -101,8 +101,8 @@ pub struct SlowRank {
     /// Its time from the start of a step until its last gradient is ready (data, forward and backward pass, and no
     /// waiting), over the median of the other ranks' times; at least [`LEAST_SLOWDOWN`].
     pub slowdown: f64,
-    /// Seconds by which a step would be shorter without this rank: what it computes for longer than the next slowest. The `S_w` of
-    /// arXiv 2505.05713, of computing alone; absent where it is 0, and from older trainers.
+    /// Seconds by which a step would be shorter without this rank: what it computes for longer than the next slowest. What `S_w`
+    /// of arXiv 2505.05713 tells as a ratio, of computing alone; absent where it is 0, and from older trainers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub saved_seconds: Option<f64>,
 }

@@ -56,7 +56,7 @@ pub struct ViTScalingStudySpec {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct JobTemplate {
-    /// spec of a ViTTrainingJob. The points set its epochs; in a cluster the study sets measure,
+    /// spec of a ViTTrainingJob. measure.epochs replaces its epochs; in a cluster the study sets measure,
     /// activeDeadlineSeconds and failurePolicy.maxRestarts, and ignores suspend, ttlSecondsAfterFinished, checkpoint.volume and
     /// checkpoint.writers.
     #[schemars(transform = changeable)]
@@ -178,7 +178,7 @@ pub enum GlobalBatch {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Variant {
-    /// name by which the report tells it.
+    /// name that the report shows.
     #[schemars(length(min = 1, max = 40))]
     pub name: String,
     /// without names fields, by their path in the template's spec, that are taken out before spec is merged:
@@ -214,7 +214,7 @@ pub struct Predict {
     /// links are networks between ranks, in place of the measured one.
     #[schemars(length(max = 16))]
     pub links: Vec<Link>,
-    /// pricePerRankHour is what an hour of a rank costs, in any currency: predictions tell what a million images cost.
+    /// pricePerRankHour is what an hour of a rank costs, in any currency, for the cost of a million images in predictions.
     #[schemars(range(min = 0.0))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub price_per_rank_hour: Option<f64>,
@@ -224,13 +224,13 @@ pub struct Predict {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Link {
-    /// name by which the report tells it.
+    /// name that the report shows.
     #[schemars(length(min = 1, max = 40))]
     pub name: String,
-    /// latencyMicroseconds of a message.
+    /// latencyMicroseconds of a message: half of what each doubling of the ranks adds to a small all-reduce.
     #[schemars(range(min = 0.0))]
     pub latency_microseconds: f64,
-    /// gigabitsPerSecond of each rank.
+    /// gigabitsPerSecond is the bus bandwidth of a large all-reduce (busbw of nccl-tests, in GB/s, times 8).
     #[schemars(range(min = 0.000_001))]
     pub gigabits_per_second: f64,
 }

@@ -76,11 +76,11 @@ pub struct Measured {
     /// Images/s divided by the median of the series' fewest ranks, times that number of ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub speedup: Option<Spread>,
-    /// The speedup of each rank, 0..1.
+    /// The speedup of each rank; 1 is ideal.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub efficiency: Option<Spread>,
     /// Where the global batch grows with the ranks: images/s of the same job on as many ranks with the global batch of the
-    /// series' fewest ranks, if another sweep measured it.
+    /// series' fewest ranks, if that was measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fixed_batch_images_per_second: Option<Spread>,
     /// Hours of all ranks together in which they train on a million images.
@@ -192,17 +192,22 @@ impl Results {
             };
             let fewest = f64::from(self.points[first].point.ranks);
             let (ranks, batch) = (point.ranks, self.points[first].point.global_batch_size);
-            let fixed = (0..self.points.len()).find(|other| {
-                let with = &self.points[*other].point;
-                jobs[*other] == jobs[place]
-                    && (with.ranks, with.global_batch_size) == (ranks, batch)
-                    && point.mode == Mode::Strong
-                    && point.global_batch_size != batch
-            });
+            let grows = point.mode == Mode::Strong && point.global_batch_size != batch;
+            let with_batch = |other: usize| {
+                let with = &self.points[other].point;
+                let is_it = jobs[other] == jobs[place]
+                    && with.speeds == point.speeds
+                    && with.gradient_accumulation_steps == point.gradient_accumulation_steps
+                    && (with.ranks, with.global_batch_size) == (ranks, batch);
+                rates[other].filter(|_| is_it)
+            };
+            let fixed = grows
+                .then(|| (0..self.points.len()).find_map(with_batch))
+                .flatten();
             let Some(measured) = &mut self.points[place].measured else {
                 continue;
             };
-            measured.fixed_batch_images_per_second = fixed.and_then(|other| rates[other]);
+            measured.fixed_batch_images_per_second = fixed;
             if let (Some(own), Some(base)) = (rates[place], rates[first]) {
                 let speedup = own.times(fewest / base.median);
                 measured.speedup = Some(speedup);
@@ -366,7 +371,10 @@ mod tests {
             "[{name: grows, mode: Strong, ranks: [1, 2], microBatchSize: [8]}, \
              {name: fixed, mode: Strong, ranks: [1, 2], microBatchSize: [8], globalBatch: Fixed}, \
              {name: half, mode: Strong, ranks: [1, 2], microBatchSize: [8], globalBatch: Fixed, \
-              variants: [{name: bf16, spec: {training: {precision: bf16}}}]}]",
+              variants: [{name: bf16, spec: {training: {precision: bf16}}}]}, \
+             {name: unlike, mode: Strong, ranks: [1, 2], microBatchSize: [8], variants: [{name: u, speeds: [1, 0.3]}]}, \
+             {name: like, mode: Strong, ranks: [1, 2], microBatchSize: [8], globalBatch: Fixed, variants: [{name: l, speeds: [1]}]}, \
+             {name: split, mode: Batch, ranks: [2], microBatchSize: [2, 4], gradientAccumulationSteps: [2]}]",
         );
         let measured: Vec<_> = (1..=plan.runs.len())
             .map(|run| vec![Ok(measurement(100.0 * run as f64))])
@@ -385,7 +393,12 @@ mod tests {
             .iter()
             .find(|point| (point.point.sweep.as_str(), point.point.ranks) == ("fixed", 2));
         let of_two = of_two.and_then(|point| Some(point.measured.as_ref()?.images_per_second.median));
-        assert_eq!(found, [None, of_two, None, None, None, None]);
+        let mut expected = vec![None; results.points.len()];
+        expected[1] = of_two;
+        assert_eq!(
+            found, expected,
+            "the same job with the same speeds and accumulation"
+        );
         assert!(of_two.is_some());
     }
 

@@ -90,7 +90,7 @@ impl StudyPhase {
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct RunsStatus {
-    /// total is the number of runs.
+    /// total is the number of runs: one for each repetition of each distinct point.
     pub total: i32,
     /// measured is the number of those that were measured.
     pub measured: i32,

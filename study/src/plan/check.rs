@@ -54,6 +54,10 @@ pub(super) fn check(study: &ViTScalingStudySpec, problems: &mut Vec<Problem>) {
     {
         problems.refuse("predict.pricePerRankHour", price, "must be at least 0");
     }
+    if study.predict.price_per_rank_hour.is_some() && study.predict.ranks.is_empty() {
+        let expected = "only predictions have a price, name predict.ranks";
+        problems.refuse("predict.pricePerRankHour", "given", expected);
+    }
     let names = study.predict.links.iter().map(|link| &link.name);
     problems.distinct("predict.links", names, "names must differ");
     for link in &study.predict.links {
@@ -62,7 +66,7 @@ pub(super) fn check(study: &ViTScalingStudySpec, problems: &mut Vec<Problem>) {
             problems.refuse(
                 field("name"),
                 &link.name,
-                "must be another: the report calls the measured network that",
+                "is reserved for the measured network: choose another name",
             );
         }
         if !(link.latency_microseconds.is_finite() && link.latency_microseconds >= 0.0) {
@@ -221,10 +225,15 @@ impl Problems<'_> {
         }
         if let Some(path) = null_in(&variant.spec) {
             // kubectl sends what it applies again as a merge patch, which loses null in a list.
-            let expected = format!(
-                "must have a value; to take the template's out, name {} in without",
-                &path[1..]
-            );
+            let field_of_spec = &path[1..];
+            let is_listable = field_of_spec
+                .chars()
+                .all(|letter| letter.is_ascii_alphanumeric() || letter == '.');
+            let expected = if is_listable {
+                format!("must have a value; to remove the template's, list {field_of_spec} in without")
+            } else {
+                "must have a value, or be left out".to_owned()
+            };
             self.refuse(
                 field(&format!("variants[{}].spec{path}", variant.name)),
                 "null",
@@ -263,7 +272,7 @@ mod tests {
         for (part, expected) in [
             (
                 "predict: {links: [{name: as measured, latencyMicroseconds: 1, gigabitsPerSecond: 1}]}",
-                "spec.predict.links[as measured].name is as measured: must be another: the report calls the measured network that",
+                "spec.predict.links[as measured].name is as measured: is reserved for the measured network: choose another name",
             ),
             (
                 "predict: {links: [{name: a, latencyMicroseconds: 1, gigabitsPerSecond: 1}, {name: a, latencyMicroseconds: 2, \
@@ -293,6 +302,10 @@ mod tests {
             (
                 "measure: {timeoutSeconds: 0}",
                 "spec.measure.timeoutSeconds is 0: must be 1 to 604800",
+            ),
+            (
+                "predict: {ranks: [], pricePerRankHour: 2}",
+                "spec.predict.pricePerRankHour is given: only predictions have a price, name predict.ranks",
             ),
             (
                 "predict: {pricePerRankHour: -0.5}",

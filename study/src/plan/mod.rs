@@ -145,13 +145,11 @@ pub fn plan(study: &ViTScalingStudySpec) -> Result<Plan, InvalidStudy> {
     };
     if problems.is_empty() {
         for sweep in &study.sweeps {
-            for choice in choices(sweep) {
-                // What is wrong with one point of a sweep is often wrong with all.
-                if let Err(problem) = plan.add(study, sweep, choice) {
-                    problems.push(problem);
-                    break;
-                }
-            }
+            // What is wrong with one point of a sweep is often wrong with all.
+            let added = choices(sweep)
+                .into_iter()
+                .try_for_each(|choice| plan.add(study, sweep, choice));
+            problems.extend(added.and_then(|()| plan.check_variants(sweep)).err());
         }
     }
     if problems.is_empty() {
@@ -162,6 +160,27 @@ pub fn plan(study: &ViTScalingStudySpec) -> Result<Plan, InvalidStudy> {
 }
 
 impl Plan {
+    /// Refuses a variant that makes the same jobs as another: the report would show the other's numbers under its name.
+    fn check_variants(&self, sweep: &Sweep) -> Result<(), Problem> {
+        let runs = |variant: &Variant| -> Vec<usize> {
+            let of_variant = self.points.iter().filter(|point| {
+                point.sweep == sweep.name && point.variant.as_deref() == Some(variant.name.as_str())
+            });
+            of_variant.map(|point| point.run).collect()
+        };
+        for (place, variant) in sweep.variants.iter().enumerate() {
+            let own = runs(variant);
+            if let Some(same) = sweep.variants[..place].iter().find(|other| runs(other) == own) {
+                return Err(Problem::Field {
+                    field: format!("sweeps[{}].variants[{}]", sweep.name, variant.name),
+                    value: format!("the same job as variant {:?} at every point", same.name),
+                    expected: "must change something of the template".into(),
+                });
+            }
+        }
+        Ok(())
+    }
+
     fn add(&mut self, study: &ViTScalingStudySpec, sweep: &Sweep, choice: Choice<'_>) -> Result<(), Problem> {
         let refused = |reason: String| Problem::Point {
             sweep: sweep.name.clone(),
@@ -192,15 +211,6 @@ impl Plan {
             run: 0,
         };
         let key = key(&spec, &speeds);
-        // Its numbers would be another one's under its own name.
-        let of_sweep = self.points.iter().filter(|known| known.sweep == sweep.name);
-        if let Some(same) = of_sweep.into_iter().find(|known| self.runs[known.run].key == key) {
-            let name = |variant: &Option<String>| variant.clone().unwrap_or_default();
-            return Err(refused(format!(
-                "it is the same job as variant {:?}: a variant must change something of the template",
-                name(&same.variant)
-            )));
-        }
         let run = self
             .runs
             .iter()
@@ -229,7 +239,7 @@ impl Run {
         spec
     }
 
-    /// In what a measurement is not of this run.
+    /// How a measurement differs from this run, if it does.
     pub fn mismatch(&self, found: &Measurement) -> Option<String> {
         let sizes = |ranks: u32, images: u64| format!("{ranks} ranks with {images} images a step");
         let wanted = sizes(self.config.world_size(), self.config.global_batch_size());
@@ -427,6 +437,24 @@ mod tests {
         assert_eq!(keys.len(), plan.runs.len());
     }
 
+    #[test]
+    fn variants_may_be_the_same_job_at_some_of_their_points() {
+        let plan = planned(
+            "[{name: s, mode: Strong, ranks: [1, 2], variants: [{name: one a node}, \
+             {name: two a node, spec: {workers: {gpusPerNode: 2}}}]}]",
+        )
+        .expect("a plan");
+        let runs: Vec<usize> = plan.points.iter().map(|point| point.run).collect();
+        assert_eq!(runs, [0, 1, 0, 2], "a single rank is the same on any node");
+        let same = message(
+            "[{name: s, mode: Strong, ranks: [1, 2], variants: [{name: a, speeds: [0.5]}, {name: b, speeds: [0.5, 0.5, 0.1]}]}]",
+        );
+        assert!(
+            same.contains("variants[b] is the same job as variant \"a\" at every point"),
+            "{same}"
+        );
+    }
+
     /// What a run was made from is kept as JSON, and compared with what it would be made from.
     #[test]
     fn a_run_is_the_same_once_it_was_written_and_read() {
@@ -550,11 +578,11 @@ mod tests {
             ),
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {training: {schedule: null}}}]}]",
-                "spec.sweeps[s].variants[b].spec.training.schedule is null: must have a value; to take the template's out, name training.schedule in without",
+                "spec.sweeps[s].variants[b].spec.training.schedule is null: must have a value; to remove the template's, list training.schedule in without",
             ),
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: b, spec: {training: {}}}]}]",
-                "it is the same job as variant \"a\": a variant must change something of the template",
+                "spec.sweeps[s].variants[b] is the same job as variant \"a\" at every point: must change something of the template",
             ),
             (
                 "[{name: s, mode: Variants, variants: [{name: a}, {name: b, without: [training.shedule]}]}]",

@@ -241,17 +241,20 @@ impl Labels {
                 places: vec![],
             };
         }
-        if axes.are_ordered {
+        let every_nth = |names: Vec<String>| {
             let step = widest(&names).div_ceil(width.max(1));
             let shown = |(place, name): (usize, String)| if place % step == 0 { name } else { String::new() };
+            names.into_iter().enumerate().map(shown).collect()
+        };
+        if axes.are_ordered {
             return Self {
-                below: names.into_iter().enumerate().map(shown).collect(),
+                below: every_nth(names),
                 places: vec![],
             };
         }
         let numbers: Vec<String> = (1..=names.len()).map(|number| number.to_string()).collect();
         Self {
-            below: numbers.clone(),
+            below: every_nth(numbers.clone()),
             places: numbers.into_iter().zip(names).collect(),
         }
     }
@@ -380,7 +383,7 @@ mod tests {
         assert_eq!(below(&names), (["1", "2", "3", "4"].map(String::from).into(), 4));
         let all = labels(&names.map(String::from), false);
         assert_eq!(all.places[3], ("4".to_owned(), names[3].to_owned()));
-        // Names that are numbers, too: without them bars would be nobody's.
+        // Names that are numbers, too: otherwise nothing would say whose bars these are.
         assert_eq!(below(&["0.000001"; 8]).1, 8);
     }
 

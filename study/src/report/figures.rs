@@ -14,14 +14,15 @@ pub(super) struct Figure {
 }
 
 impl Figure {
-    /// Of medians; of more series than can be told apart there are several pictures.
+    /// Of medians, for series that have some; of more series than can be told apart there are several pictures.
     pub(super) fn of_medians(
         title: &str,
         caption: &str,
         axes: &Axes<'_>,
-        series: &[Series<Spread>],
+        mut series: Vec<Series<Spread>>,
         ideal: Option<&[f64]>,
     ) -> Vec<Self> {
+        series.retain(|series| series.values.iter().any(Option::is_some));
         let pictures = series.len().div_ceil(MOST_SERIES).max(1);
         let of_picture = series.chunks(series.len().div_ceil(pictures).max(1));
         let figure = |(number, series): (usize, &[Series<Spread>])| Self {
@@ -168,11 +169,11 @@ pub(super) fn counted(ranks: u32) -> String {
 }
 
 /// What tells a sweep's series apart: whatever differs but what is along the axis.
-struct Names(Vec<Difference>);
+pub(super) struct Names(Vec<Difference>);
 
 impl Names {
     /// Of points of a sweep that is about `mode`; of each point alone without.
-    fn new(points: &[PointResult], mode: Option<Mode>) -> Self {
+    pub(super) fn new(points: &[PointResult], mode: Option<Mode>) -> Self {
         let axis = mode.map(|mode| match mode {
             Mode::Strong | Mode::Weak => Difference::Ranks,
             Mode::Batch => Difference::MicroBatch,
@@ -194,7 +195,7 @@ impl Names {
         Self(all.into_iter().filter(differs).collect())
     }
 
-    fn of(&self, point: &PointResult) -> String {
+    pub(super) fn of(&self, point: &PointResult) -> String {
         let words: Vec<String> = self.0.iter().map(|difference| difference.of(point)).collect();
         if words.is_empty() {
             "measured".into()
@@ -261,7 +262,7 @@ fn rates(grid: &Grid<'_>) -> Vec<Figure> {
         None => "Training images a second over all ranks, after the warm-up.",
     };
     let axes = grid.axes("images per second");
-    Figure::of_medians("Throughput", caption, &axes, &series, ideal.as_deref())
+    Figure::of_medians("Throughput", caption, &axes, series, ideal.as_deref())
 }
 
 /// Throughput if ranks did not slow each other down. Of a single series only: each has an ideal of its own.
@@ -285,38 +286,20 @@ fn speedups(grid: &Grid<'_>) -> Vec<Figure> {
     };
     let caption =
         "Images a second over the median of the fewest ranks, times their number. Dashed: ideal scaling.";
-    Figure::of_medians(
-        title,
-        caption,
-        &grid.axes("speedup"),
-        &series,
-        Some(&grid.ranks()),
-    )
+    Figure::of_medians(title, caption, &grid.axes("speedup"), series, Some(&grid.ranks()))
 }
 
 fn efficiencies(grid: &Grid<'_>) -> Vec<Figure> {
     let series = grid.values(|measured| measured.efficiency.map(percent));
     let caption = "The speedup of each rank. Dashed: ideal scaling.";
     let ideal = vec![100.0; grid.categories.len()];
-    Figure::of_medians(
-        "Efficiency",
-        caption,
-        &grid.axes("percent"),
-        &series,
-        Some(&ideal),
-    )
+    Figure::of_medians("Efficiency", caption, &grid.axes("percent"), series, Some(&ideal))
 }
 
 fn memory(grid: &Grid<'_>) -> Vec<Figure> {
     let series = grid.values(|measured| measured.memory_bytes.map(|bytes| bytes.times(1e-6)));
-    if series
-        .iter()
-        .all(|series| series.values.iter().all(Option::is_none))
-    {
-        return vec![];
-    }
     let caption = "The most that rank 0 took: tensors on its GPU, or its whole process on CPUs.";
-    Figure::of_medians("Memory", caption, &grid.axes("megabytes"), &series, None)
+    Figure::of_medians("Memory", caption, &grid.axes("megabytes"), series, None)
 }
 
 fn percent(share: Spread) -> Spread {
@@ -339,11 +322,10 @@ fn accuracies(grid: &Grid<'_>) -> Vec<Figure> {
         "train",
         grid.values(|measured| Some(percent(measured.train_accuracy))),
     ));
-    series.retain(|series| series.values.iter().any(Option::is_some));
     let caption = "Held out: of images that are not trained on. Train: of the last epoch's images while the model trained on \
                    them, which is what many studies report.";
     let axes = grid.axes("percent");
-    Figure::of_medians("Accuracy after the last epoch", caption, &axes, &series, None)
+    Figure::of_medians("Accuracy after the last epoch", caption, &axes, series, None)
 }
 
 /// Accuracy over the epochs, on held-out images and on those that are trained on.
@@ -372,9 +354,7 @@ fn courses(points: &[PointResult]) -> Vec<Figure> {
                 .map(|epoch| accuracy(measured.epochs.get(epoch)?).map(percent))
                 .collect(),
         });
-        let is_known = |series: &Series<Spread>| series.values.iter().any(Option::is_some);
-        let series: Vec<Series<Spread>> = lines.filter(is_known).collect();
-        Figure::of_medians(title, caption, &axes, &series, None)
+        Figure::of_medians(title, caption, &axes, lines.collect(), None)
     };
     let mut figures = of(
         "Held-out accuracy over epochs",

@@ -146,8 +146,8 @@ mod tests {
         assert_eq!(page.matches("<svg").count(), 7 + 5 + 6 + 1);
         for note in [
             "The global batch grows from 16 to 64 images",
-            "On 2 ranks it is 105.5 images/s, and 107.0 with the batch of the fewest ranks",
-            "is up to 12.5 points higher than on held-out images",
+            "2 ranks train 105.5 images/s, and 107.0 with the global batch of the fewest ranks",
+            "is up to 12.5 percentage points higher than on held-out images",
             "ranks wait between their passes as if they computed at 0.5 of",
         ] {
             assert!(page.contains(note), "{note}");

@@ -24,17 +24,17 @@ pub(super) struct Table {
 pub(super) fn costs(forecast: &Forecast) -> String {
     let model = &forecast.model;
     let ms = |seconds: f64| format!("{} ms", significant(seconds * 1e3));
-    let mut parts = vec![format!("compute {} + {} n", ms(model.fixed), ms(model.image))];
+    let mut parts = vec![format!("compute {} + {} × n", ms(model.fixed), ms(model.image))];
     if model.interference > 0.0 {
         parts.push(format!(
-            "{} n for each other rank on the same machine (at most {} are on one)",
+            "{} × n for each other rank on the same machine (at most {} are on one)",
             ms(model.interference),
             model.ranks_on_machine
         ));
     }
     if model.spread > 0.0 {
         parts.push(format!(
-            "waiting for slower ranks {} % of compute x(N)",
+            "waiting for slower ranks {} % of compute × x(N)",
             significant(model.spread * 1e2)
         ));
     }
@@ -43,7 +43,7 @@ pub(super) fn costs(forecast: &Forecast) -> String {
         let traffic = model.traffic_of(forecast.gradient_accumulation_steps);
         let mut parts = Vec::new();
         if model.latency > 0.0 {
-            parts.push(format!("{} log2(N)", ms(model.latency * traffic.all_reduces)));
+            parts.push(format!("{} × log2(N)", ms(model.latency * traffic.all_reduces)));
         }
         if model.transfer > 0.0 {
             let rate = if forecast.knows_traffic {
@@ -52,7 +52,7 @@ pub(super) fn costs(forecast: &Forecast) -> String {
                 String::new()
             };
             parts.push(format!(
-                "{} 2 (N - 1)/N{rate}",
+                "{} × 2 (N - 1)/N{rate}",
                 ms(model.transfer * traffic.bytes)
             ));
         }
@@ -66,7 +66,7 @@ pub(super) fn costs(forecast: &Forecast) -> String {
         text += &match (model.tail, model.hiding) {
             (tail, hiding) if tail >= 1.0 || hiding <= 0.0 => ", and computation hides none of it".to_owned(),
             (tail, hiding) => format!(
-                "; computation hides up to {} b of it, but at least {} % stays exposed",
+                "; computation hides up to {} × b of it, but at least {} % stays exposed",
                 ms(hiding),
                 significant(tail * 1e2)
             ),
@@ -213,7 +213,9 @@ fn network(prediction: &Prediction) -> &str {
 pub(super) fn crossings(forecasts: &[Forecast]) -> Vec<String> {
     let crossings = crossings_of(forecasts).into_iter();
     crossings
-        .map(|(ranks, before, after)| format!("From {ranks} ranks on, {after} is faster than {before}."))
+        .map(|(ranks, before, after)| {
+            format!("By the model, from {ranks} ranks on, {after} is faster than {before}.")
+        })
         .collect()
 }
 
@@ -288,7 +290,7 @@ pub(super) fn efficiencies(forecast: &Forecast) -> Vec<Figure> {
         are_ordered: true,
     };
     let caption = "Images a second of each rank over those of a single one, by the model.";
-    Figure::of_medians("Predicted efficiency", caption, &axes, &series, None)
+    Figure::of_medians("Predicted efficiency", caption, &axes, series, None)
 }
 
 /// Three digits that count.
@@ -347,23 +349,23 @@ mod tests {
     fn costs_are_told_without_what_is_zero() {
         assert_eq!(
             costs(&forecast("a", 0.02, 0.0)),
-            "A step takes compute 20.0 ms + 10.0 ms n. Communication takes 2.00 ms 2 (N - 1)/N (0.500 GB/s); computation hides up to 1.00 ms b of it, but at least 25.0 % stays exposed."
+            "A step takes compute 20.0 ms + 10.0 ms × n. Communication takes 2.00 ms × 2 (N - 1)/N (0.500 GB/s); computation hides up to 1.00 ms × b of it, but at least 25.0 % stays exposed."
         );
         let mut alone = forecast("a", 0.0, 0.0);
         alone.knows_traffic = false;
         assert!(
-            costs(&alone).contains("takes 2.00 ms 2 (N - 1)/N; computation"),
+            costs(&alone).contains("takes 2.00 ms × 2 (N - 1)/N; computation"),
             "{}",
             costs(&alone)
         );
         alone.model.transfer = 0.0;
-        assert_eq!(costs(&alone), "A step takes compute 0 ms + 10.0 ms n.");
+        assert_eq!(costs(&alone), "A step takes compute 0 ms + 10.0 ms × n.");
         alone.model.ranks_on_machine = 4;
         (alone.model.interference, alone.model.contention) = (0.002, 0.003);
         alone.model.hiding = 0.0;
         assert_eq!(
             costs(&alone),
-            "A step takes compute 0 ms + 10.0 ms n + 2.00 ms n for each other rank on the same machine (at most 4 are on one). Communication takes 3.00 ms for each other rank on the same machine, and computation hides none of it."
+            "A step takes compute 0 ms + 10.0 ms × n + 2.00 ms × n for each other rank on the same machine (at most 4 are on one). Communication takes 3.00 ms for each other rank on the same machine, and computation hides none of it."
         );
     }
 
@@ -373,7 +375,7 @@ mod tests {
         // What is exposed of 50 ms a doubling, less 16 ms that are hidden: more than 60 ms from 4 ranks on.
         assert_eq!(
             crossings(&[cheap.clone(), steady.clone()]),
-            ["From 4 ranks on, steady is faster than cheap."]
+            ["By the model, from 4 ranks on, steady is faster than cheap."]
         );
         assert!(crossings(&[steady]).is_empty() && crossings(&[]).is_empty());
     }

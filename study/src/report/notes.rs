@@ -2,10 +2,11 @@
 
 use crds::study::Mode;
 
+use super::figures::{Names, counted};
 use crate::plan::are_alike;
 use crate::results::PointResult;
 
-/// Points of accuracy that are worth a note.
+/// Percentage points of accuracy that are worth a note.
 const LEAST_GAP: f64 = 1.0;
 
 /// Notes on a sweep, for what it has.
@@ -29,8 +30,8 @@ pub(super) fn notes(points: &[PointResult]) -> Vec<String> {
     match mode {
         Mode::Strong if grows => notes.push(format!(
             "The global batch grows from {least} to {most} images: points with more ranks take fewer, larger steps, so part of \
-             what looks like scaling is a larger batch. {} At one learning rate fewer steps also train less, so accuracies are not \
-             those of the same training (training.learningRateScaling lets the rate follow).",
+             what looks like scaling is a larger batch. {} Unless the learning rate follows the batch \
+             (training.learningRateScaling), fewer steps also train less, and accuracies are not those of the same training.",
             fixed_batch(points)
         )),
         Mode::Weak => notes.push(
@@ -75,8 +76,8 @@ pub(super) fn notes(points: &[PointResult]) -> Vec<String> {
         && gap.abs() >= LEAST_GAP
     {
         notes.push(format!(
-            "Accuracy on training images, which many studies report, is up to {:.1} points {} than on held-out images. Both are in \
-             the table.",
+            "Accuracy on training images, which many studies report, is up to {:.1} percentage points {} than on held-out images. \
+             Both are in the table.",
             gap.abs(),
             if gap > 0.0 { "higher" } else { "lower" }
         ));
@@ -92,14 +93,19 @@ fn fixed_batch(points: &[PointResult]) -> String {
     let both = points.iter().filter_map(|point| {
         let measured = point.measured.as_ref()?;
         let fixed = measured.fixed_batch_images_per_second?;
-        Some((point.point.ranks, measured.images_per_second.median, fixed.median))
+        Some((point, measured.images_per_second.median, fixed.median))
     });
-    match both.max_by_key(|(ranks, ..)| *ranks) {
-        Some((ranks, grows, fixed)) => format!(
-            "On {ranks} ranks it is {grows:.1} images/s, and {fixed:.1} with the batch of the fewest ranks: both are in the table."
-        ),
-        None => "A sweep with globalBatch: Fixed shows what remains without that.".into(),
-    }
+    let Some((point, grows, fixed)) = both.max_by_key(|(point, ..)| point.point.ranks) else {
+        return "To see what remains without that, measure the same job with globalBatch: Fixed.".into();
+    };
+    let series = match Names::new(points, Some(Mode::Strong)).of(point) {
+        name if point.point.variant.is_some() => format!(" ({name})"),
+        _ => String::new(),
+    };
+    format!(
+        "{} train {grows:.1} images/s{series}, and {fixed:.1} with the global batch of the fewest ranks: both are in the table.",
+        counted(point.point.ranks)
+    )
 }
 
 /// Variants whose ranks emulate slower devices, and how fast those are, on the most ranks.

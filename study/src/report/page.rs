@@ -64,7 +64,7 @@ fn how(subject: &Subject) -> Markup {
     };
     html! {
         p.muted {
-            "Every point trained for " (epochs) ", " (runs) ". Values are medians, with the least and the greatest \
+            "Every point trained for " (epochs) ", " (runs) ". Values are medians, with minimum and maximum \
              below them and as whiskers. Times leave out the first " (subject.warmup_steps) " steps."
         }
     }
@@ -87,7 +87,7 @@ fn sweep(points: &[PointResult]) -> Markup {
     @for note in notes(points) { p.note { (note) } }
         @for point in failed {
             p.failed {
-                b { "Not measured: " } (words(point)) ": " (point.failures.join("; "))
+                b { @if point.measured.is_some() { "Some repetitions were not measured: " } @else { "Not measured: " } } (words(point)) ": " (point.failures.join("; "))
             }
         }
         div.figures { @for figure in figures(points) { (picture(&figure)) } }

@@ -224,7 +224,7 @@ pub(super) fn place(point: &PointResult) -> [(&'static str, String); 6] {
         ("accumulation", of.gradient_accumulation_steps.to_string()),
         ("global batch", of.global_batch_size.to_string()),
         ("variant", of.variant.clone().unwrap_or_default()),
-        ("runs", point.repetitions.to_string()),
+        ("repetitions", point.repetitions.to_string()),
     ]
 }
 
@@ -232,7 +232,7 @@ pub(super) fn place(point: &PointResult) -> [(&'static str, String); 6] {
 pub(super) fn words(point: &PointResult) -> String {
     let named = place(point)
         .into_iter()
-        .filter(|(name, value)| *name != "runs" && !value.is_empty());
+        .filter(|(name, value)| *name != "repetitions" && !value.is_empty());
     named
         .map(|(name, value)| format!("{name} {value}"))
         .collect::<Vec<_>>()
@@ -249,7 +249,7 @@ pub(super) fn csv(points: &[PointResult]) -> String {
             "gradientAccumulationSteps",
             "globalBatchSize",
             "variant",
-            "runs",
+            "repetitions",
             "failed",
         ]
         .into_iter()

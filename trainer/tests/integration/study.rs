@@ -95,7 +95,7 @@ fn a_study_is_measured_once_and_reported() {
         String::from_utf8_lossy(&output.stderr)
     );
     assert!(
-        text.starts_with("small: 4 points, 3 runs, each 2 times\n"),
+        text.starts_with("small: 4 points, 3 of them distinct, 2 times each\n"),
         "{text}"
     );
     assert_eq!(study.logs().len(), 6, "{text}");

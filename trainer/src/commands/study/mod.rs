@@ -186,7 +186,7 @@ impl Study {
 
     fn counted(&self) -> String {
         format!(
-            "{}: {} points, {} runs, each {} times",
+            "{}: {} points, {} of them distinct, {} times each",
             self.name(),
             self.plan.points.len(),
             self.plan.runs.len(),
