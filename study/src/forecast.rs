@@ -124,31 +124,62 @@ struct Group<'a> {
 
 /// What can be said of each job that was measured at enough points, with ranks that are alike.
 pub fn forecasts(plan: &Plan, measured: &Measured, predict: &Predict) -> Vec<Forecast> {
-    let mut jobs: IndexMap<String, Vec<Group<'_>>> = IndexMap::new();
-    for (run, repetitions) in plan.runs.iter().zip(measured) {
-        let measured: Vec<&Measurement> = repetitions
+    let mut jobs: IndexMap<String, Job<'_>> = IndexMap::new();
+    for point in &plan.points {
+        let run = &plan.runs[point.run];
+        let measured: Vec<&Measurement> = measured[point.run]
             .iter()
             .filter_map(|found| found.as_ref().ok())
             .collect();
         if run.follows_the_model() && !measured.is_empty() {
-            let groups = jobs.entry(run.job_key()).or_default();
-            match groups.iter_mut().find(|group| sizes(group.runs[0]) == sizes(run)) {
-                Some(group) => {
-                    group.runs.push(run);
-                    group.measured.extend(measured);
-                }
-                None => groups.push(Group {
-                    runs: vec![run],
-                    measured,
-                    traffic: Traffic::UNIT,
-                }),
-            }
+            let job = jobs.entry(run.job_key(point)).or_default();
+            job.add(point.variant.as_deref(), run, measured);
         }
     }
     jobs.into_values()
-        .filter(|groups| groups.len() >= LEAST_POINTS)
-        .filter_map(|groups| forecast(plan, groups, predict))
+        .filter(|job| job.groups.len() >= LEAST_POINTS)
+        .filter_map(|job| forecast(plan, job, predict))
         .collect()
+}
+
+/// Points that differ by ranks and batch alone.
+#[derive(Default)]
+struct Job<'a> {
+    variants: Vec<&'a str>,
+    groups: Vec<Group<'a>>,
+}
+
+impl<'a> Job<'a> {
+    /// Adds a point, whose run other points may share.
+    fn add(&mut self, variant: Option<&'a str>, run: &'a Run, measured: Vec<&'a Measurement>) {
+        if let Some(variant) = variant.filter(|variant| !self.variants.contains(variant)) {
+            self.variants.push(variant);
+        }
+        let same = self
+            .groups
+            .iter_mut()
+            .find(|group| sizes(group.runs[0]) == sizes(run));
+        match same {
+            Some(group) if group.runs.iter().any(|known| known.key == run.key) => {}
+            Some(group) => {
+                group.runs.push(run);
+                group.measured.extend(measured);
+            }
+            None => self.groups.push(Group {
+                runs: vec![run],
+                measured,
+                traffic: Traffic::UNIT,
+            }),
+        }
+    }
+
+    fn name(&self) -> String {
+        if self.variants.is_empty() {
+            "the template".into()
+        } else {
+            self.variants.join(", ")
+        }
+    }
 }
 
 /// Ranks, images of a micro-batch, and micro-batches of a step.
@@ -161,7 +192,9 @@ fn sizes(run: &Run) -> [u32; 3] {
     ]
 }
 
-fn forecast(plan: &Plan, mut groups: Vec<Group<'_>>, predict: &Predict) -> Option<Forecast> {
+fn forecast(plan: &Plan, job: Job<'_>, predict: &Predict) -> Option<Forecast> {
+    let name = job.name();
+    let mut groups = job.groups;
     let knows_traffic = groups
         .iter()
         .filter(|group| sizes(group.runs[0])[0] > 1)
@@ -196,7 +229,7 @@ fn forecast(plan: &Plan, mut groups: Vec<Group<'_>>, predict: &Predict) -> Optio
     // Latency and bandwidth of one number of ranks cannot be told apart.
     let is_predictable = ranks.iter().filter(|ranks| **ranks > 1).count() >= LEAST_RANKS;
     Some(Forecast {
-        name: name(plan, &groups),
+        name,
         micro_batch_size: plan.micro_batch_size,
         gradient_accumulation_steps: plan.gradient_accumulation_steps,
         fewest_ranks: ranks[0],
@@ -213,27 +246,6 @@ fn forecast(plan: &Plan, mut groups: Vec<Group<'_>>, predict: &Predict) -> Optio
         },
         model,
     })
-}
-
-/// The variants of its points.
-fn name(plan: &Plan, groups: &[Group<'_>]) -> String {
-    let mut names: Vec<&str> = Vec::new();
-    for group in groups {
-        let of_run = plan
-            .points
-            .iter()
-            .filter(|point| group.runs.iter().any(|run| run.key == plan.runs[point.run].key));
-        for variant in of_run.filter_map(|point| point.variant.as_deref()) {
-            if !names.contains(&variant) {
-                names.push(variant);
-            }
-        }
-    }
-    if names.is_empty() {
-        "the template".into()
-    } else {
-        names.join(", ")
-    }
 }
 
 impl Group<'_> {
@@ -470,6 +482,21 @@ mod tests {
                 is_measured: false
             }
         );
+    }
+
+    #[test]
+    fn a_run_that_variants_share_is_in_the_model_of_each() {
+        let plan = plan(
+            "[{name: s, mode: Strong, ranks: [1, 2, 4], variants: [{name: one a node}, \
+             {name: two a node, spec: {workers: {gpusPerNode: 2}}}]}]",
+        );
+        let measured: Vec<_> = plan.runs.iter().map(|of| vec![Ok(run(of, 1.0))]).collect();
+        let found = forecasts(&plan, &measured, &Predict::default());
+        let found: Vec<(&str, usize)> = found
+            .iter()
+            .map(|forecast| (forecast.name.as_str(), forecast.points))
+            .collect();
+        assert_eq!(found, [("one a node", 3), ("two a node", 3)]);
     }
 
     #[test]

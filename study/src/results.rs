@@ -181,7 +181,7 @@ impl Results {
         let jobs: Vec<String> = self
             .points
             .iter()
-            .map(|point| plan.runs[point.point.run].job_key())
+            .map(|point| plan.runs[point.point.run].job_key(&point.point))
             .collect();
         for place in 0..self.points.len() {
             let point = &self.points[place].point;

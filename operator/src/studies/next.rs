@@ -77,8 +77,14 @@ pub(super) fn next(observation: &Observation, plan: &Plan, slots: &[Slot<'_>]) -
         nodes: known_nodes(observation, plan, slots),
         ..Next::default()
     };
+    let (over, others): (Vec<&Child>, Vec<&Child>) =
+        observation.jobs.iter().partition(|child| child.is_over());
+    // Nodes are not judged by what has just ended, and jobs that wait are judged by the nodes that are left.
+    for child in over {
+        next.record(observation, child, slot_of(child), plan);
+    }
     next.give_nodes_up(observation, slots, plan);
-    for child in &observation.jobs {
+    for child in others {
         next.record(observation, child, slot_of(child), plan);
     }
     next.records.make_room(plan);

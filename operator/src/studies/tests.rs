@@ -735,6 +735,19 @@ fn nodes_that_are_too_small_for_another_variant_are_given_up() {
 }
 
 #[test]
+fn nodes_are_not_judged_by_a_run_that_has_just_ended() {
+    let mut cluster =
+        Cluster::with("{measure: {repetitions: 1}, sweeps: [{name: s, mode: Strong, ranks: [1, 2]}]}");
+    cluster.round();
+    cluster.trains_on(&["a", "b"]);
+    cluster.round();
+    cluster.facts.remove("b");
+    cluster.ends_well();
+    cluster.round();
+    assert_eq!(cluster.job().spec.placement.nodes, ["a"], "b is needed no more");
+}
+
+#[test]
 fn a_node_is_not_given_up_for_a_run_that_is_over() {
     let mut cluster = Cluster::with(
         "{measure: {repetitions: 1}, sweeps: [{name: s, mode: Variants, variants: [{name: small}, \

@@ -54,10 +54,6 @@ pub(super) fn check(study: &ViTScalingStudySpec, problems: &mut Vec<Problem>) {
     {
         problems.refuse("predict.pricePerRankHour", price, "must be at least 0");
     }
-    if study.predict.price_per_rank_hour.is_some() && study.predict.ranks.is_empty() {
-        let expected = "only predictions have a price, name predict.ranks";
-        problems.refuse("predict.pricePerRankHour", "given", expected);
-    }
     let names = study.predict.links.iter().map(|link| &link.name);
     problems.distinct("predict.links", names, "names must differ");
     for link in &study.predict.links {
@@ -302,10 +298,6 @@ mod tests {
             (
                 "measure: {timeoutSeconds: 0}",
                 "spec.measure.timeoutSeconds is 0: must be 1 to 604800",
-            ),
-            (
-                "predict: {ranks: [], pricePerRankHour: 2}",
-                "spec.predict.pricePerRankHour is given: only predictions have a price, name predict.ranks",
             ),
             (
                 "predict: {pricePerRankHour: -0.5}",

@@ -61,6 +61,9 @@ pub struct Point {
     /// Speed of each rank, where slower devices are emulated.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub speeds: Vec<f64>,
+    /// GPUs that it takes of a node at most: its run, which other points may share, may need fewer.
+    #[serde(skip)]
+    pub gpus_per_node: i32,
     /// Images of a rank's micro-batch on the sweep's fewest ranks: with `globalBatch: Fixed` more ranks take fewer.
     #[serde(skip)]
     pub first_micro_batch_size: u32,
@@ -202,6 +205,7 @@ impl Plan {
             global_batch_size: config.global_batch_size(),
             variant: choice.variant.map(|variant| variant.name.clone()),
             speeds: speeds.clone(),
+            gpus_per_node,
             first_micro_batch_size: match sweep.global_batch {
                 GlobalBatch::Grows => config.training.micro_batch_size,
                 GlobalBatch::Fixed => {
@@ -247,8 +251,9 @@ impl Run {
         (found != wanted).then(|| format!("it trained on {found} in place of {wanted}"))
     }
 
-    /// Identifies a job without its ranks, batch and amount of data. `gpusPerNode` is kept: between nodes there is another network.
-    pub(crate) fn job_key(&self) -> String {
+    /// Identifies a point's job without its ranks, batch and amount of data. The point's `gpusPerNode` is kept: between nodes there
+    /// is another network.
+    pub(crate) fn job_key(&self, point: &Point) -> String {
         let mut spec = serde_json::to_value(&self.spec).unwrap_or_default();
         for field in [
             "/workers/nodes",
@@ -262,7 +267,7 @@ impl Run {
                 *value = Value::Null;
             }
         }
-        json!([spec, self.gpus_per_node, self.speeds.first()]).to_string()
+        json!([spec, point.gpus_per_node, self.speeds.first()]).to_string()
     }
 
     /// Whether the cost model applies: all ranks are equally fast, and they exchange only gradients and weights, whose size does not

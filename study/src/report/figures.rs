@@ -195,6 +195,11 @@ impl Names {
         Self(all.into_iter().filter(differs).collect())
     }
 
+    /// Whether there are several series.
+    pub(super) fn tell_apart(&self) -> bool {
+        !self.0.is_empty()
+    }
+
     pub(super) fn of(&self, point: &PointResult) -> String {
         let words: Vec<String> = self.0.iter().map(|difference| difference.of(point)).collect();
         if words.is_empty() {

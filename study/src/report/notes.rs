@@ -98,9 +98,11 @@ fn fixed_batch(points: &[PointResult]) -> String {
     let Some((point, grows, fixed)) = both.max_by_key(|(point, ..)| point.point.ranks) else {
         return "To see what remains without that, measure the same job with globalBatch: Fixed.".into();
     };
-    let series = match Names::new(points, Some(Mode::Strong)).of(point) {
-        name if point.point.variant.is_some() => format!(" ({name})"),
-        _ => String::new(),
+    let names = Names::new(points, Some(Mode::Strong));
+    let series = if names.tell_apart() {
+        format!(" ({})", names.of(point))
+    } else {
+        String::new()
     };
     format!(
         "{} train {grows:.1} images/s{series}, and {fixed:.1} with the global batch of the fewest ranks: both are in the table.",
