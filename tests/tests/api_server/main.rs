@@ -134,7 +134,7 @@ fn main() -> Result<()> {
     say(format_args!("the API server is {}", version.git_version));
     plugin::try_without_resource(&cluster);
     operator::start(&cluster)?;
-    runtime.block_on(documented(&cluster))?;
+    documented(&cluster)?;
     // Examples and pages have objects of Kueue, too, in the namespaces of teams.
     let kueue = binaries::kueue_source()?.join("config/components/crd/bases");
     let kueue = kueue.display().to_string();
@@ -178,15 +178,14 @@ fn until(mut outcome: impl FnMut() -> Result<()>) -> Result<()> {
 }
 
 /// Waits until the server serves the resource, and documents it, which comes a moment later.
-async fn documented(cluster: &Cluster) -> Result<()> {
+fn documented(cluster: &Cluster) -> Result<()> {
     let crds = [
         "crd/vittrainingjobs.vit-operator.dev",
         "crd/vitscalingstudies.vit-operator.dev",
     ];
-    let mut poll = tokio::time::interval(Duration::from_millis(200));
-    let waiting = async {
-        // `kubectl wait` fails where it finds no conditions at all yet.
-        while kubectl(
+    until(|| {
+        // It fails where it finds no conditions at all yet.
+        kubectl(
             cluster,
             [
                 "wait",
@@ -195,18 +194,12 @@ async fn documented(cluster: &Cluster) -> Result<()> {
                 crds[1],
                 "--timeout=30s",
             ],
-        )
-        .and(kubectl(cluster, ["api-resources", "--cached=false"]))
-        .and(kubectl(cluster, ["explain", "vtj"]))
-        .and(kubectl(cluster, ["explain", "vits"]))
-        .is_err()
-        {
-            poll.tick().await;
-        }
-    };
-    tokio::time::timeout(DEADLINE, waiting)
-        .await
-        .context("the resource is not documented")
+        )?;
+        kubectl(cluster, ["api-resources", "--cached=false"])?;
+        kubectl(cluster, ["explain", "vtj"])?;
+        kubectl(cluster, ["explain", "vits"]).map(drop)
+    })
+    .context("the resource is not documented")
 }
 
 fn trials(cluster: Option<&Arc<Cluster>>) -> Result<Vec<Trial>> {
