@@ -82,22 +82,16 @@ pub(crate) fn prometheus_has_what_synchronisation_cost(context: &Context<'_>) ->
     // Until its metrics are asked for: Prometheus finds new pods within ten seconds.
     namespace.create("digits", json!({"training": {"epochs": 5000}}))?;
     namespace.wait_checkpoint("digits")?;
-    let ask = |expression: &str| -> Result<f64> {
-        let samples = context.cluster.query(expression)?;
-        samples
-            .first()
-            .map(|sample| sample.value)
-            .with_context(|| format!("no samples of {expression}"))
-    };
     // What has just begun is in no scrape yet.
     let query = |expression: &str| -> Result<f64> {
-        let mut found = 0.0;
         until(|| {
-            found = ask(expression)?;
-            ensure!(found > 0.0, "{expression}: {found}");
-            Ok(())
-        })?;
-        Ok(found)
+            let samples = context.cluster.query(expression)?;
+            let sample = samples
+                .first()
+                .with_context(|| format!("no samples of {expression}"))?;
+            ensure!(sample.value > 0.0, "{expression}: {}", sample.value);
+            Ok(sample.value)
+        })
     };
     let selector = format!(r#"namespace="{}",job_name="digits""#, namespace.name);
     query(&format!(
