@@ -1,5 +1,5 @@
 """How much of the communication of two ranks is hidden behind their backward pass: over NCCL where there are two GPUs,
-over Gloo on a CPU. Two ranks on one GPU cannot be had: NCCL refuses them."""
+over Gloo on a CPU. Ranks that share one GPU take turns on it, so they cannot show it."""
 
 import pathlib
 
