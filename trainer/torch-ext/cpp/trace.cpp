@@ -3,6 +3,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <string_view>
 
 #include <ATen/record_function.h>
 
@@ -14,7 +15,7 @@ namespace {
 
 // All threads' operators: a backward pass may run on threads of its own.
 std::mutex mutex;
-std::map<std::string, uint64_t> counts;
+std::map<std::string, uint64_t, std::less<>> counts;
 
 // On the CPU this kernel reads each parameter's step through an operator; on a device it reads them there.
 constexpr const char* kReadsItself = "aten::_fused_adamw_";
@@ -74,7 +75,8 @@ void vit_trace_free(vit::Trace* trace) {
 // How often the operator of this name, such as "aten::nonzero", was dispatched so far.
 uint64_t vit_trace_count(const vit::Trace*, const char* name) {
   const std::lock_guard<std::mutex> lock(mutex);
-  const auto found = counts.find(name);
+  // Without a string of its own, which might find no memory: nothing here throws.
+  const auto found = counts.find(std::string_view(name));
   return found == counts.end() ? 0 : found->second;
 }
 }
