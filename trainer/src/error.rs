@@ -54,6 +54,20 @@ pub(crate) enum TrainError {
         nodes: u32,
         ranks_per_node: u32,
     },
+    #[error("workers.gpusPerNode is {ranks}, but only {found} GPUs are visible in this pod")]
+    TooFewGpusInPod { found: usize, ranks: usize },
+    #[error(
+        "ranks that compute on the same images have read different ones, so some of them could not read a file that others could; training continues from the last checkpoint"
+    )]
+    DifferentImages,
+    #[error(
+        "rank {rank} has other data than rank 0 ({images} training images, rank 0 has {first_images}): the folder is being changed, or a network file system shows an old listing of it"
+    )]
+    DifferentData {
+        rank: usize,
+        images: u64,
+        first_images: u64,
+    },
     #[error("rank {rank} is lost: its process has ended, or its machine does not answer; {error}")]
     PeerLost { rank: u32, error: String },
     /// The coordinator did not appear.
@@ -99,9 +113,12 @@ impl TrainError {
                 ExitCode::BadConfig
             }
             Self::Torch(error) => of_kind(error.kind),
-            Self::Device(_) | Self::UnusableGpu(_) | Self::MixedDevices { .. } | Self::TooFewGpus { .. } => {
-                ExitCode::DeviceFault
-            }
+            Self::Device(_)
+            | Self::UnusableGpu(_)
+            | Self::MixedDevices { .. }
+            | Self::TooFewGpus { .. }
+            | Self::TooFewGpusInPod { .. } => ExitCode::DeviceFault,
+            Self::DifferentImages | Self::DifferentData { .. } => ExitCode::Storage,
             Self::Rendezvous(_) | Self::PeerLost { .. } => ExitCode::PeerLost,
             Self::LossNotFinite { .. } | Self::GradientNotFinite { .. } | Self::LossScaleAtMinimum { .. } => {
                 ExitCode::Diverged

@@ -43,6 +43,7 @@ mod speeds;
 mod tensor_file;
 mod threads;
 mod train;
+mod visible_gpus;
 mod watchdog;
 
 use std::io::IsTerminal as _;

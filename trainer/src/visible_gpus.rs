@@ -1,4 +1,4 @@
-//! The GPUs of this machine, divided among the agents of a local run.
+//! The GPUs that a process may use, divided among the agents of a local run, and among the ranks of an agent.
 
 use contract::{Device, RunConfig};
 
@@ -43,6 +43,25 @@ pub(crate) fn divide(gpus: &[String], config: &RunConfig) -> Result<Vec<String>,
     Ok(agents.map(|gpus| gpus.join(",")).collect())
 }
 
+/// The GPU of each rank of an agent, as the value of [`VISIBLE`], or none if there is no GPU.
+///
+/// A rank that sees a single GPU has index 0 on every thread. With a GPU of another index, whatever uses the current device
+/// of a thread that nobody has set, here or in a library, would allocate on the GPU of another rank.
+pub(crate) fn of_ranks(config: &RunConfig) -> Result<Vec<String>, TrainError> {
+    let gpus = of_this_process();
+    let ranks = config.ranks_per_node as usize;
+    if config.device == Device::Cpu || gpus.is_empty() {
+        return Ok(Vec::new());
+    }
+    if gpus.len() < ranks {
+        return Err(TrainError::TooFewGpusInPod {
+            found: gpus.len(),
+            ranks,
+        });
+    }
+    Ok(gpus.into_iter().take(ranks).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -53,7 +72,7 @@ mod tests {
         nodes: u32,
         ranks_per_node: u32,
     ) -> Result<Vec<String>, TrainError> {
-        let manifest = include_str!("../../../examples/digits.yaml");
+        let manifest = include_str!("../../examples/digits.yaml");
         let job = serde_saphyr::from_str(manifest).expect("a job");
         let config = crate::manifest::local_config(job, None, std::path::Path::new("runs"), Some(nodes));
         let config = RunConfig {

@@ -23,6 +23,7 @@ use crate::error::TrainError;
 use crate::metrics::Report;
 use crate::output::{Output, Pace};
 use crate::threads;
+use crate::visible_gpus;
 use ::agent::pulse::GIVEN_UP;
 
 /// How long the other ranks have to end by themselves, once one has failed, before they are killed. Their collectives
@@ -76,6 +77,7 @@ impl Gang {
         let program =
             std::env::current_exe().map_err(TrainError::system("failed to find this program's file"))?;
         let first_rank = pod.node_rank * config.ranks_per_node;
+        let gpus = visible_gpus::of_ranks(config)?;
         let (sender, events) = mpsc::channel(WAITING_REPORTS);
         let mut ranks = Vec::new();
         for local_rank in 0..config.ranks_per_node {
@@ -90,6 +92,9 @@ impl Gang {
                 .env(torchrun::MASTER_ADDR, &pod.coordinator_host)
                 .env(torchrun::MASTER_PORT, pod.coordinator_port.to_string())
                 .env(environment::ATTEMPT, pod.attempt.to_string());
+            if let Some(gpu) = gpus.get(local_rank as usize) {
+                command.env(visible_gpus::VISIBLE, gpu);
+            }
             let others = [
                 // jemalloc's. Every step frees all activations and asks for the same again. What was given back to the kernel
                 // in between would come back page by page, each filled with zeros first: a rank keeps it.
@@ -99,6 +104,11 @@ impl Gang {
                 // Collectives that the flight recorder keeps: those of a few steps, so that a stall of a thousand ranks does
                 // not fill the storage.
                 ("TORCH_FR_BUFFER_SIZE", "256".to_owned()),
+                // A lost peer must not end this process (by default NCCL's watchdog throws on its own thread): the rank names
+                // that peer, finishes a checkpoint that it is writing, and ends by itself.
+                ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0".to_owned()),
+                // Nor may a watchdog that waits for a GPU: whether a rank is stuck is decided by the heartbeats of all ranks.
+                ("TORCH_NCCL_ENABLE_MONITORING", "0".to_owned()),
             ];
             for (name, value) in threads::of_container(config.ranks_per_node)
                 .into_iter()

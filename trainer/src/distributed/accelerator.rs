@@ -12,6 +12,7 @@ pub(crate) enum Accelerator {
 }
 
 impl Accelerator {
+    /// The one GPU that this process may use ([`crate::visible_gpus::of_ranks`]), or the CPU.
     pub(crate) fn find(device: contract::Device, local_rank: u32) -> Result<Self, TrainError> {
         if device == contract::Device::Cpu {
             return Ok(Self::Cpu);
@@ -21,10 +22,7 @@ impl Accelerator {
                 if let Err(error) = cuda.replace_layer_norm() {
                     tracing::warn!("{error}");
                 }
-                Ok(Self::Cuda {
-                    cuda,
-                    index: local_rank as usize,
-                })
+                Ok(Self::Cuda { cuda, index: 0 })
             }
             Err(reason) if device == contract::Device::Cuda => Err(reason.into()),
             Err(reason) => Self::instead_of_cuda(reason, local_rank),

@@ -32,8 +32,8 @@ impl Groups<'_> {
     pub(super) fn on_device(&self, name: &str, member: Member) -> Result<ProcessGroup, TrainError> {
         Ok(match self.accelerator {
             Accelerator::Cpu => self.on_cpu(name, member)?,
-            Accelerator::Cuda { cuda, .. } => {
-                ProcessGroup::nccl(self.store, (name, member), &cuda, COLLECTIVE_TIMEOUT)?
+            Accelerator::Cuda { cuda, index } => {
+                ProcessGroup::nccl(self.store, (name, member), (&cuda, index), COLLECTIVE_TIMEOUT)?
             }
         })
     }

@@ -33,8 +33,6 @@ pub(crate) use peers::LostPeer;
 /// How long ranks wait for one another at the start. Pods of a gang are created together, but images may still have
 /// to be pulled.
 const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(10 * 60);
-/// Room for a value that rank 0 gives to the others.
-const VALUE_BYTES: usize = 4096;
 
 /// An error on every rank where some have a GPU and some have none: they would wait for one another over different
 /// libraries until the time limit.
@@ -214,7 +212,7 @@ impl World {
         Ok(self.gradients.broadcast(tensors, 0)?)
     }
 
-    /// Gives every rank rank 0's value, which takes less than [`VALUE_BYTES`] as JSON.
+    /// Gives every rank rank 0's value.
     pub(crate) fn broadcast_value<T: Serialize + DeserializeOwned>(
         &self,
         value: &T,
@@ -338,7 +336,10 @@ fn broadcast_value<T: Serialize + DeserializeOwned>(
     value: &T,
 ) -> Result<T, TrainError> {
     let mut json = serde_json::to_vec(value).expect("a plain value");
-    json.resize(VALUE_BYTES, b' ');
+    // Each rank may have a value of another length.
+    let length = Tensor::from(json.len() as i64);
+    control.broadcast(std::slice::from_ref(&length), 0)?;
+    json.resize(length.int64_value(&[]) as usize, b' ');
     let tensor = Tensor::from_slice(&json);
     control.broadcast(std::slice::from_ref(&tensor), 0)?;
     let json = Vec::<u8>::try_from(tensor)?;
@@ -408,6 +409,34 @@ mod tests {
             "a message of its own costs too"
         );
         assert_eq!(bucket_bytes(giant, 1000), 1000);
+    }
+
+    #[test]
+    fn a_value_of_any_length_reaches_every_rank() {
+        let address = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+        let port = Rendezvous::reserve_port(address).expect("a port");
+        let timeout = Duration::from_secs(60);
+        let receive = |rank: u32| {
+            let store = Store::connect(&Rendezvous {
+                host: address.to_string(),
+                port,
+                rank,
+                world_size: 2,
+                prefix: "test".into(),
+                timeout,
+            })
+            .expect("a store");
+            let group =
+                ProcessGroup::gloo(&store, ("control", store.member()), address, timeout).expect("a group");
+            let own = ["a path of rank 0's ", ""][rank as usize].repeat(1000);
+            broadcast_value(&group, &own).expect("broadcasts")
+        };
+        std::thread::scope(|scope| {
+            let other = scope.spawn(|| receive(1));
+            let first = receive(0);
+            assert_eq!(first.len(), 19_000);
+            assert_eq!(other.join().expect("a rank"), first);
+        });
     }
 
     #[test]

@@ -1,7 +1,5 @@
 //! Starts the agents of a job as local processes, one a node, and follows them.
 
-pub(crate) mod gpus;
-
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
@@ -22,6 +20,7 @@ use torch_ext::Rendezvous;
 
 use crate::error::TrainError;
 use crate::threads;
+use crate::visible_gpus;
 
 /// How long the other agents have, once one has failed.
 const GRACE_AFTER_FAILURE: Duration = Duration::from_secs(10);
@@ -147,7 +146,7 @@ pub(crate) async fn run(
     mut on_event: impl FnMut(Event<'_>),
 ) -> Result<End, TrainError> {
     let failed = TrainError::system;
-    let gpus = gpus::divide(&gpus::of_this_process(), config)?;
+    let gpus = visible_gpus::divide(&visible_gpus::of_this_process(), config)?;
     let shared = folder("run").map_err(failed("failed to make a temporary folder"))?;
     let json = serde_json::to_vec_pretty(config).map_err(std::io::Error::other);
     json.and_then(|json| fs_err::write(shared.path().join(RUN_CONFIG), json))
@@ -253,7 +252,7 @@ fn start(
     gpus: Option<&str>,
 ) -> std::io::Result<Child> {
     let mut command = launch.command(std::env::current_exe()?, node);
-    command.envs(gpus.map(|gpus| (gpus::VISIBLE, gpus)));
+    command.envs(gpus.map(|gpus| (visible_gpus::VISIBLE, gpus)));
     command.envs(launch.threads(ranks));
     command
         .args(["agent", "--output", "json", "--stop-with-parent"])

@@ -4,7 +4,7 @@
 //! As in timm's `drop_path` each image keeps each branch by a draw of its own. The draws depend on the image's place in
 //! the global batch, not on the rank or the micro-batch that it is in: an elastic gang of any size trains the same.
 
-use tch::{Device, Tensor};
+use tch::Tensor;
 
 use crate::error::TrainError;
 use crate::random::{SplitMix64, Stream, derive};
@@ -67,12 +67,7 @@ pub(super) fn draw(rates: &[f64], seed: DropSeed, x_bnd: &Tensor) -> Result<Vec<
     let sizes: Vec<i64> = rows.clone().map(|rows| rows.len() as i64).collect();
     // One copy for all blocks, from pinned memory: the host does not wait for it.
     let rows = Tensor::from_slice(&rows.collect::<Vec<_>>().concat());
-    let rows = match x_bnd.device() {
-        Device::Cpu => rows,
-        device => rows
-            .f_pin_memory(device)?
-            .f_to_device_(device, rows.kind(), true, false)?,
-    };
+    let rows = torch_ext::sent(&rows, x_bnd.device())?;
     let rows = rows.f_split_with_sizes(sizes, 0)?;
     let mut branches = rows.into_iter().zip(&kept);
     let mut next = |rate: f64| -> Result<Kept, TrainError> {

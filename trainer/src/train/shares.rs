@@ -143,7 +143,7 @@ impl Trainer {
         let blank = blank(&self.config.model, images.into(), self.accelerator.device())?;
         self.sync.begin()?;
         let mut clock = StepClock::start(self.accelerator.device())?;
-        let arrival = Tensor::zeros([1], (Kind::Double, Device::Cpu));
+        let arrival = Tensor::zeros([1], (Kind::Double, self.accelerator.device()));
         self.sync.prepare(arrival)?;
         let mode = Mode::Train(DropSeed::default());
         let logits = self

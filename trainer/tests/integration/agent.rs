@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use crate::common::{TRAINER, await_condition};
+use crate::device::{Device, gpus, on_each_device};
 use crate::machine::{HangingStorage, trainer_on_machine_with};
 use crate::rank::Rank;
 use contract::{
@@ -17,6 +18,12 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 use serde_json::json;
 use torch_ext::Rendezvous;
+
+on_each_device!(
+    a_pod_shows_metrics_and_progress_and_saves_when_it_is_stopped,
+    ranks_that_wait_for_one_that_is_gone_are_given_up_when_they_are_told_to_stop,
+    a_rank_that_hears_of_a_lost_peer_and_cannot_end_is_given_up,
+);
 
 /// Of two ranks on noise, for so many epochs of eight steps.
 pub(crate) fn run_config(folder: &Path, epochs: u32) -> serde_json::Value {
@@ -43,6 +50,7 @@ spec:
     // More than a manifest may ask for.
     config["training"]["epochs"] = json!(epochs);
     config["checkpoint"]["path"] = json!(folder.join("checkpoints"));
+    config["device"] = json!(Device::current().in_manifest());
     config
 }
 
@@ -68,6 +76,7 @@ impl Agent {
         fs_err::write(&file, config.to_string()).expect("writes");
         let (coordinator_port, http_port) = (free_port(), free_port());
         let termination_log = folder.join("termination-log");
+        Device::current().prepare(&mut command, &gpus());
         let child = command
             .arg("agent")
             .env(environment::RUN_CONFIG, &file)
@@ -128,7 +137,6 @@ impl Agent {
     }
 }
 
-#[test]
 fn a_pod_shows_metrics_and_progress_and_saves_when_it_is_stopped() {
     let folder = tempfile::tempdir().expect("a folder");
     let agent = Agent::start(folder.path(), &run_config(folder.path(), 1_000_000));
@@ -277,7 +285,7 @@ fn a_gpu_that_cannot_be_used_is_a_fault_of_the_node_or_of_the_image() {
     );
     // The tests' libtorch is one for CPUs.
     for device in ["auto", "cuda"] {
-        let (class, message) = failure(device, &["nvidiactl", "nvidia0"]);
+        let (class, message) = failure(device, &["nvidiactl", "nvidia0", "nvidia1"]);
         assert_eq!(class, FailureClass::BadConfig, "{message}");
         for part in [
             "libtorch_cuda.so is missing",
@@ -322,7 +330,6 @@ fn an_agent_tells_of_a_rank_that_is_stopped_and_of_those_that_wait_for_it() {
     agent.child.wait().expect("ends");
 }
 
-#[test]
 fn ranks_that_wait_for_one_that_is_gone_are_given_up_when_they_are_told_to_stop() {
     given_up_after(|_| {});
 }
@@ -388,18 +395,26 @@ fn given_up_after(change: impl FnOnce(&mut serde_json::Value)) {
     assert_eq!((&record["rank"], &record["attempt"]), (&json!(0), &json!(4)));
     assert_eq!(record["toldToStop"], json!(true));
     assert!(record["idleSeconds"].as_f64() >= Some(5.0) && record["step"].as_u64() >= Some(3));
-    assert_eq!(record["nccl"], json!(null));
-    let entries = record["gloo"]["entries"].as_array().expect("entries");
-    let unfinished = entries.iter().filter(|entry| entry["retired"] == false).count();
-    assert!(unfinished < entries.len(), "{text}");
     // It hangs in a collective, or in the messages by which ranks tell that they have come to the end of one.
     let [begun, ended] = ["begun", "ended"].map(|count| record["messages"][count].as_u64());
     assert!(Some(0) < ended && ended <= begun, "{text}");
+    let (library, has_ended) = match Device::current() {
+        Device::Cpu => {
+            assert_eq!(record["nccl"], json!(null));
+            ("gloo", ("retired", json!(true)))
+        }
+        Device::SimulatedGpus => ("nccl", ("state", json!("completed"))),
+    };
+    let entries = record[library]["entries"].as_array().expect("entries");
+    let unfinished = entries
+        .iter()
+        .filter(|entry| entry[has_ended.0] != has_ended.1)
+        .count();
+    assert!(unfinished < entries.len(), "{text}");
     assert!(unfinished > 0 || ended < begun, "{text}");
     assert!(!records.join("attempt-4-rank-1.json").exists());
 }
 
-#[test]
 fn a_rank_that_hears_of_a_lost_peer_and_cannot_end_is_given_up() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut config = run_config(folder.path(), 1_000_000);

@@ -10,6 +10,9 @@ use nix::unistd::Pid;
 use serde_json::{Map, Value, json};
 
 use crate::common::{DEADLINE, TRAINER, await_condition, descendants};
+use crate::device::on_each_device;
+
+on_each_device!(two_ranks_measure_their_steps, no_step_makes_the_host_wait,);
 
 /// A model whose steps take milliseconds.
 const SMALL: [&str; 10] = [
@@ -77,7 +80,6 @@ fn runs_with_one_calibration_emulate_the_same_devices() {
     }
 }
 
-#[test]
 fn two_ranks_measure_their_steps() {
     // More steps than an epoch has, through a launcher, in JSON.
     let output = bench(&[
@@ -311,7 +313,6 @@ fn buckets_tell_what_a_link_carries() {
 }
 
 /// Every way to change the weights, with all that may be in a step.
-#[test]
 fn no_step_makes_the_host_wait() {
     let augmentation = "data.augmentation={mixup: 0.8, cutmix: 1.0, randomErasing: 0.25, horizontalFlip: 0.5, \
                         randomResizedCrop: {minScale: 0.08}, randAugment: rand-m9-mstd0.5-inc1}";

@@ -9,7 +9,10 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use safetensors::SafeTensors;
 use serde_json::Value;
-use tch::{Device, Kind, Tensor};
+use simulated_gpu::SimulatedGpus;
+use tch::{Kind, Tensor};
+
+use crate::device::{Device, gpus};
 
 /// The trainer as built for these tests.
 pub(crate) const TRAINER: &str = env!("CARGO_BIN_EXE_vit-trainer");
@@ -22,6 +25,9 @@ const RECORD_BYTES: usize = 3073;
 /// A job over a folder of its own.
 pub(crate) struct Job {
     folder: tempfile::TempDir,
+    pub(crate) device: Device,
+    /// The machine's, if the device is a GPU.
+    pub(crate) gpus: SimulatedGpus,
     pub(crate) nodes: u32,
     pub(crate) ranks_per_node: u32,
     pub(crate) micro_batch: u32,
@@ -62,6 +68,8 @@ impl Job {
         fs_err::write(data.join("test_batch.bin"), records(9, HELD_OUT)).expect("writes");
         Self {
             folder,
+            device: Device::current(),
+            gpus: gpus(),
             nodes: 2,
             ranks_per_node: 1,
             micro_batch: 4,
@@ -83,6 +91,11 @@ impl Job {
         }
     }
 
+    /// So many images to evaluate.
+    pub(crate) fn hold_out(&self, images: usize) {
+        fs_err::write(self.data().join("test_batch.bin"), records(9, images)).expect("writes");
+    }
+
     pub(crate) fn data(&self) -> PathBuf {
         self.folder.path().join("data")
     }
@@ -93,6 +106,8 @@ impl Job {
 
     fn manifest(&self) -> String {
         let Self {
+            device,
+            gpus: _,
             nodes,
             ranks_per_node,
             micro_batch,
@@ -112,6 +127,7 @@ impl Job {
             schedule,
             folder: _,
         } = self;
+        let device = device.in_manifest();
         let training = training.replace("; ", "\n    ");
         let volume = if data_fields.starts_with("format: synthetic") {
             ""
@@ -136,7 +152,7 @@ spec:
     {training}
     schedule: {{{schedule}}}
   parallelism: {parallelism}
-  workers: {{nodes: {nodes}, gpusPerNode: {ranks_per_node}, device: cpu}}
+  workers: {{nodes: {nodes}, gpusPerNode: {ranks_per_node}, device: {device}}}
   checkpoint: {{resume: {resume}, writers: {writers}, {every_steps}keep: 2, volume: {{persistentVolumeClaim: {{claimName: unused}}}}}}
 "
         )
@@ -162,6 +178,7 @@ spec:
         let manifest = self.write_manifest();
         let log = self.checkpoints().join("log.jsonl");
         let logged = train_lines(&log);
+        self.device.prepare(&mut command, &self.gpus);
         let child = command
             .arg("run")
             .arg("-f")
@@ -275,7 +292,7 @@ fn records(seed: usize, count: usize) -> Vec<u8> {
 /// Writes images of 32-bit floats in one channel, and labels 0, 1, 2, 0, ..., as `NumPy` does.
 pub(crate) fn write_arrays(folder: &Path, images: &[f32], side: i64) {
     let images = Tensor::from_slice(images).reshape([-1, side, side]);
-    let labels = Tensor::arange(images.size()[0], (Kind::Int64, Device::Cpu)).remainder(3);
+    let labels = Tensor::arange(images.size()[0], (Kind::Int64, tch::Device::Cpu)).remainder(3);
     for (name, array) in [("train_images.npy", images), ("train_labels.npy", labels)] {
         array.write_npy(folder.join(name)).expect("writes");
     }
@@ -337,11 +354,17 @@ impl Running {
 
     /// Exit code and everything that was printed.
     fn end(&mut self) -> (i32, String) {
-        let mut printed = String::new();
         let mut output = self.child.stdout.take().expect("a pipe");
-        output.read_to_string(&mut printed).expect("reads");
         let mut errors = self.child.stderr.take().expect("a pipe");
-        errors.read_to_string(&mut printed).expect("reads");
+        // At once: who fills a pipe that nobody reads waits for ever.
+        let errors = std::thread::spawn(move || {
+            let mut printed = String::new();
+            errors.read_to_string(&mut printed).expect("reads");
+            printed
+        });
+        let mut printed = String::new();
+        output.read_to_string(&mut printed).expect("reads");
+        printed += &errors.join().expect("a thread that ends");
         let status = self.child.wait().expect("ends");
         (status.code().expect("no signal"), printed)
     }

@@ -8,13 +8,24 @@ use crate::agent::{free_port, run_config};
 use crate::common::{
     Job, Running, all_gone, assert_same_files, await_condition, descendants, process_of_rank, write_arrays,
 };
+use crate::device::{Device, on_each_device};
 use crate::machine::trainer_on_machine_with;
 use crate::rank::Rank;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
 
-#[test]
+on_each_device!(
+    a_killed_rank_ends_the_attempt_and_the_next_one_continues,
+    ranks_with_divided_weights_may_be_killed_at_any_moment,
+    ranks_that_each_write_a_share_may_be_killed_at_any_moment,
+    ranks_that_compute_a_model_together_may_be_killed_at_any_moment,
+    a_loss_that_is_not_a_number_ends_all_ranks_and_says_where,
+    all_ranks_skip_the_same_steps_where_gradients_of_some_overflow,
+    all_ranks_skip_the_same_steps_where_each_sees_a_shard_of_the_gradients,
+    the_rank_that_was_lost_is_named_by_all_others,
+);
+
 fn a_killed_rank_ends_the_attempt_and_the_next_one_continues() {
     let mut job = Job::new(200);
     job.epochs = 60;
@@ -52,19 +63,16 @@ fn kill_rank(running: Running, rank: u32, delay: Duration) {
 }
 
 /// Ranks collect a checkpoint together, and each step is one.
-#[test]
 fn ranks_with_divided_weights_may_be_killed_at_any_moment() {
     killed_at_any_moment(2, "{zeroStage: 3}", "FirstRank", (60, 8));
 }
 
 /// Each step is a checkpoint of which every rank writes a share: some are killed while they write, or while others do.
-#[test]
 fn ranks_that_each_write_a_share_may_be_killed_at_any_moment() {
     killed_at_any_moment(3, "{zeroStage: 3}", "EveryRank", (40, 6));
 }
 
 /// Most of a step is collectives within blocks.
-#[test]
 fn ranks_that_compute_a_model_together_may_be_killed_at_any_moment() {
     killed_at_any_moment(2, "{tensor: 2, acrossNodes: true}", "FirstRank", (30, 4));
     killed_at_any_moment(
@@ -89,6 +97,11 @@ fn killed_at_any_moment(
     };
     let (straight, killed) = (job(), job());
     straight.run_well();
+    // What a file may look like then does not depend on the device.
+    let kills = match Device::current() {
+        Device::Cpu => kills,
+        Device::SimulatedGpus => 3,
+    };
     for kill_number in 0..kills {
         let mut running = killed.start();
         running.await_progress(1);
@@ -172,7 +185,6 @@ fn nodes_that_would_use_the_same_gpu_are_refused() {
     job.start_through(machine).ends(76, &[message]);
 }
 
-#[test]
 fn a_loss_that_is_not_a_number_ends_all_ranks_and_says_where() {
     // Finite in the file, and not after normalisation.
     let bright = f32::MAX;
@@ -206,12 +218,10 @@ fn a_loss_that_is_not_a_number_ends_all_ranks_and_says_where() {
     }
 }
 
-#[test]
 fn all_ranks_skip_the_same_steps_where_gradients_of_some_overflow() {
     check_that_ranks_skip_together(0);
 }
 
-#[test]
 fn all_ranks_skip_the_same_steps_where_each_sees_a_shard_of_the_gradients() {
     check_that_ranks_skip_together(3);
 }
@@ -272,7 +282,6 @@ fn storage_that_cannot_be_written_is_named_and_ends_the_run() {
     job.ends(79, &["step-00000006"]);
 }
 
-#[test]
 fn the_rank_that_was_lost_is_named_by_all_others() {
     // Rank 0, through which the others hear of it, and another one.
     for (victim, zero_stage) in [(1, 0), (0, 0), (1, 1), (1, 3), (0, 3)] {

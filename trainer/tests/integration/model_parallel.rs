@@ -3,6 +3,17 @@
 use serde_json::Value;
 
 use crate::common::{FILES, Job, assert_close, assert_same_files};
+use crate::device::{Device, on_each_device};
+
+on_each_device!(
+    ranks_that_divide_tokens_train_what_one_rank_trains,
+    ranks_that_divide_heads_train_what_one_rank_trains,
+    tokens_heads_data_and_training_state_are_divided_at_once,
+    any_division_of_the_model_continues_from_any_other,
+    a_stopped_run_of_a_divided_model_continues_to_the_same_bits,
+    activations_are_exchanged_again_when_they_are_computed_again,
+    divided_models_train_in_half_precision,
+);
 
 /// What a model reads in the end, and its tokens: five, with a class token; seven, of which three are registers; and eight.
 const MODELS: [&str; 3] = [
@@ -28,6 +39,10 @@ fn trained(
     // With a warm-up of a whole epoch the rate is still small enough.
     job.learning_rate = 1e-2;
     (job.optimizer, job.training, job.parallelism) = (optimizer, training, parallelism);
+    // What others are compared with.
+    if ranks == 1 {
+        job.device = Device::Cpu;
+    }
     job.run_well();
     assert_eq!(job.log("start")[0]["globalBatchSize"], 24);
     job
@@ -51,7 +66,6 @@ const ADAMW: &str = "name: adamw, epsilon: 1e-4";
 /// Needs norms of whole parameters.
 const LAMB: &str = "name: lamb, epsilon: 1e-4";
 
-#[test]
 fn ranks_that_divide_tokens_train_what_one_rank_trains() {
     for model in MODELS {
         let alone = trained(model, (1, 1), ADAMW, EVERYTHING, "{}");
@@ -68,7 +82,6 @@ fn ranks_that_divide_tokens_train_what_one_rank_trains() {
     }
 }
 
-#[test]
 fn ranks_that_divide_heads_train_what_one_rank_trains() {
     let cases = [
         (3, 3, "{tensor: 3, acrossNodes: true}"),
@@ -92,7 +105,6 @@ fn ranks_that_divide_heads_train_what_one_rank_trains() {
     }
 }
 
-#[test]
 fn tokens_heads_data_and_training_state_are_divided_at_once() {
     let cases = [
         (4, 2, "{sequence: 2, acrossNodes: true}"),
@@ -114,7 +126,6 @@ fn tokens_heads_data_and_training_state_are_divided_at_once() {
     }
 }
 
-#[test]
 fn any_division_of_the_model_continues_from_any_other() {
     let chain = [
         (2, 2, "{tensor: 2, acrossNodes: true}"),
@@ -144,7 +155,6 @@ fn any_division_of_the_model_continues_from_any_other() {
     assert_same(&divided, &whole, "a chain of divisions");
 }
 
-#[test]
 fn a_stopped_run_of_a_divided_model_continues_to_the_same_bits() {
     let job = || {
         let mut job = Job::new(200);
@@ -160,7 +170,6 @@ fn a_stopped_run_of_a_divided_model_continues_to_the_same_bits() {
     assert_same_files(&straight, &stopped, &FILES, "tensor 2, stage 1");
 }
 
-#[test]
 fn activations_are_exchanged_again_when_they_are_computed_again() {
     let training = |checkpointing| match checkpointing {
         "block" => "ema: {decay: 0.9}; activationCheckpointing: block",
@@ -184,7 +193,6 @@ fn activations_are_exchanged_again_when_they_are_computed_again() {
     }
 }
 
-#[test]
 fn divided_models_train_in_half_precision() {
     for training in [
         "precision: bf16; ema: {decay: 0.9}",

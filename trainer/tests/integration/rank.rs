@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use crate::agent::free_port;
 use crate::common::TRAINER;
+use crate::device::{Device, gpus};
 
 /// A rank with the test in the place of its agent.
 pub(crate) struct Rank {
@@ -29,7 +30,9 @@ impl Rank {
     pub(crate) fn start(folder: &Path, attempt: u64, rank: u32, ranks: u32, port: u16) -> Self {
         let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
         let errors = folder.join(format!("errors-{attempt}-{rank}"));
-        let child = Command::new(TRAINER)
+        let mut command = Command::new(TRAINER);
+        Device::current().prepare(&mut command, &gpus());
+        let child = command
             .arg("rank")
             .env(environment::RUN_CONFIG, folder.join("run.json"))
             .env(environment::ATTEMPT, attempt.to_string())
@@ -39,6 +42,9 @@ impl Rank {
             .envs(["RANK", "LOCAL_RANK"].map(|name| (name, rank.to_string())))
             .envs(["WORLD_SIZE", "LOCAL_WORLD_SIZE"].map(|name| (name, ranks.to_string())))
             .env("OMP_NUM_THREADS", "1")
+            // As its agent does.
+            .env("CUDA_VISIBLE_DEVICES", rank.to_string())
+            .env("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
             .stdin(OwnedFd::from(theirs))
             .stderr(fs_err::File::create(&errors).expect("a file").into_parts().0)
             .spawn()

@@ -3,7 +3,19 @@
 use serde_json::Value;
 
 use crate::common::{FILES, Job, assert_close, assert_same_files};
+use crate::device::{Device, on_each_device};
 use crate::optimization::share_of_movement;
+
+on_each_device!(
+    every_stage_trains_what_one_rank_trains,
+    an_offloaded_optimizer_trains_what_one_on_the_device_does,
+    masters_in_host_memory_train_to_the_same_bits,
+    nodes_that_each_have_all_training_state_train_what_one_rank_trains,
+    divided_weights_are_there_when_activations_are_computed_again,
+    masters_in_shards_train_as_whole_ones_do,
+    any_stage_and_number_of_ranks_continues_from_any_other,
+    a_stopped_run_with_divided_weights_continues_to_the_same_bits,
+);
 
 const STAGES: [&str; 4] = [
     "{zeroStage: 1}",
@@ -20,6 +32,10 @@ fn trained(optimizer: &'static str, ranks: u32, parallelism: &'static str, train
     // With a warm-up of a whole epoch the rate is still small enough.
     job.learning_rate = 1e-2;
     (job.optimizer, job.training, job.parallelism) = (optimizer, training, parallelism);
+    // What others are compared with.
+    if ranks == 1 {
+        job.device = Device::Cpu;
+    }
     job.run_well();
     job
 }
@@ -33,7 +49,6 @@ fn bytes(job: &Job, operation: &str) -> u64 {
 
 const EVERYTHING: &str = "clipGradNorm: 0.5; layerDecay: 0.8; ema: {decay: 0.9}";
 
-#[test]
 fn every_stage_trains_what_one_rank_trains() {
     // An epsilon so large that the rounding of a gradient near zero does not decide the sign of an update.
     for (optimizer, stages) in [
@@ -57,7 +72,6 @@ fn every_stage_trains_what_one_rank_trains() {
     }
 }
 
-#[test]
 fn an_offloaded_optimizer_trains_what_one_on_the_device_does() {
     for (optimizer, cases) in [
         (
@@ -93,7 +107,6 @@ fn an_offloaded_optimizer_trains_what_one_on_the_device_does() {
     }
 }
 
-#[test]
 fn masters_in_host_memory_train_to_the_same_bits() {
     let optimizer = "name: adamw, epsilon: 1e-4";
     for (training, on_device, offloaded) in [
@@ -137,7 +150,6 @@ fn accuracies(job: &Job) -> Vec<[Value; 2]> {
     records.iter().map(of).collect()
 }
 
-#[test]
 fn nodes_that_each_have_all_training_state_train_what_one_rank_trains() {
     for (optimizer, training, cases) in [
         (
@@ -200,7 +212,6 @@ fn nodes_that_each_have_all_training_state_train_what_one_rank_trains() {
     }
 }
 
-#[test]
 fn divided_weights_are_there_when_activations_are_computed_again() {
     let optimizer = "name: adamw, epsilon: 1e-4";
     let training = |checkpointing| match checkpointing {
@@ -214,7 +225,6 @@ fn divided_weights_are_there_when_activations_are_computed_again() {
     }
 }
 
-#[test]
 fn masters_in_shards_train_as_whole_ones_do() {
     let optimizer = "name: adamw, epsilon: 1e-4";
     let training = "precision: bf16; masterWeights: true; ema: {decay: 0.9}";
@@ -230,7 +240,6 @@ fn masters_in_shards_train_as_whole_ones_do() {
     }
 }
 
-#[test]
 fn any_stage_and_number_of_ranks_continues_from_any_other() {
     let chain = [
         (2, 1, "{zeroStage: 3}"),
@@ -258,7 +267,6 @@ fn any_stage_and_number_of_ranks_continues_from_any_other() {
     assert_close(&divided, &whole, "a chain of stages");
 }
 
-#[test]
 fn a_stopped_run_with_divided_weights_continues_to_the_same_bits() {
     for parallelism in [
         "{zeroStage: 1}",

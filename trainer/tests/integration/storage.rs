@@ -12,7 +12,10 @@ use crate::agent::run_config;
 use crate::common::{
     FILES, Job, TRAINER, assert_same_files, await_condition, bytes, process_of_rank, weights_of,
 };
+use crate::device::on_each_device;
 use crate::rank::Rank;
+
+on_each_device!(what_every_rank_writes_its_share_of_is_what_the_first_rank_writes_alone,);
 
 /// Kills of one job. Each start costs a quarter of a second.
 const KILLS: u64 = 54;
@@ -228,7 +231,6 @@ fn checkpoints_come_after_so_many_seconds_within_an_epoch() {
     assert_eq!(state["position"]["step"], told.durable, "{state}");
 }
 
-#[test]
 fn what_every_rank_writes_its_share_of_is_what_the_first_rank_writes_alone() {
     for (nodes, ranks_per_node, parallelism) in [
         (3, 1, "{zeroStage: 3}"),

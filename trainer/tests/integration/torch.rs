@@ -3,6 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use crate::common::{Job, distance, norm_of_difference, weights_of};
+use crate::device::on_each_device;
+
+on_each_device!(
+    zero_trains_what_fsdp2_trains,
+    divided_heads_train_what_dtensor_trains,
+);
 
 const STAGES: [&str; 3] = ["{zeroStage: 1}", "{zeroStage: 2}", "{zeroStage: 3}"];
 
@@ -36,7 +42,6 @@ fn trained(
     job.weights()
 }
 
-#[test]
 fn zero_trains_what_fsdp2_trains() {
     let expected = weights_of(&golden("divided/fsdp2.safetensors"));
     for parallelism in STAGES {
@@ -58,7 +63,6 @@ fn half_weights_of_zero_lose_no_more_than_those_of_fsdp2() {
     }
 }
 
-#[test]
 fn divided_heads_train_what_dtensor_trains() {
     let parallelism = "{tensor: 3, acrossNodes: true}";
     let found = trained(3, 12, "seed: 0", parallelism);

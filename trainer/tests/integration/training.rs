@@ -1,9 +1,16 @@
 //! What training computes: the same whatever the number of ranks, and the same across a stop.
 
 use crate::common::{HELD_OUT, Job, assert_same_files, bytes, distance};
+use crate::device::{Device, on_each_device};
 use nix::sys::signal::Signal;
 
-#[test]
+on_each_device!(
+    ranks_and_accumulation_only_divide_the_work,
+    a_run_that_was_stopped_continues_bit_by_bit,
+    a_run_continues_with_another_number_of_ranks,
+    a_stop_ends_an_evaluation_which_the_next_attempt_begins_anew,
+);
+
 fn ranks_and_accumulation_only_divide_the_work() {
     let train = |nodes, ranks_per_node, micro_batch, accumulation| {
         let mut job = Job::new(50);
@@ -11,6 +18,9 @@ fn ranks_and_accumulation_only_divide_the_work() {
         job.model = job.model.replace("depth: 2", "depth: 3, dropPath: 0.2");
         (job.nodes, job.ranks_per_node) = (nodes, ranks_per_node);
         (job.micro_batch, job.accumulation) = (micro_batch, accumulation);
+        if nodes * ranks_per_node == 1 {
+            job.device = Device::Cpu;
+        }
         job.run_well();
         job
     };
@@ -41,7 +51,6 @@ fn ranks_and_accumulation_only_divide_the_work() {
     assert_eq!(one.log("train").last().expect("a line")["step"], 12);
 }
 
-#[test]
 fn a_run_that_was_stopped_continues_bit_by_bit() {
     let mut whole = Job::new(400);
     whole.epochs = 20;
@@ -55,7 +64,33 @@ fn a_run_that_was_stopped_continues_bit_by_bit() {
     assert_same_files(&whole, &parts, &files, "a run that was stopped");
 }
 
-#[test]
+/// An evaluation may take longer than the time that Kubernetes gives a pod to stop.
+fn a_stop_ends_an_evaluation_which_the_next_attempt_begins_anew() {
+    let mut job = Job::new(8);
+    job.hold_out(4000);
+    (job.micro_batch, job.epochs, job.training) = (1, 1, "ema: {decay: 0.9}");
+    let mut running = job.start();
+    running.await_progress(1);
+    running.signal(Signal::SIGTERM);
+    running.ends(143, &[]);
+    assert!(job.log("evaluation").is_empty(), "it was not waited for");
+    let state: serde_json::Value = serde_json::from_slice(&bytes(&job.newest(), "state.json")).expect("JSON");
+    let position = &state["position"];
+    assert_eq!(
+        (&position["epoch"], &position["step"]),
+        (&0.into(), &4.into()),
+        "{state}"
+    );
+
+    job.run_well();
+    let evaluations = job.log("evaluation");
+    assert_eq!(evaluations.len(), 1);
+    assert_eq!(evaluations[0]["images"], 4000);
+    assert_eq!(job.log("train").last().expect("a line")["step"], 4);
+    let state: serde_json::Value = serde_json::from_slice(&bytes(&job.newest(), "state.json")).expect("JSON");
+    assert_eq!(state["position"]["epoch"], 1, "{state}");
+}
+
 fn a_run_continues_with_another_number_of_ranks() {
     let mut job = Job::new(400);
     (job.nodes, job.micro_batch, job.epochs) = (2, 5, 15);

@@ -64,19 +64,20 @@ vit::Status vit_group_gloo(vit::Store* store, const char* name, int rank, int wo
   });
 }
 
-// The entry of the NCCL plugin (nccl/plugin.cpp): makes a ProcessGroupNCCL, or writes why not into `message`.
-using NcclBackendNew = int (*)(const c10::intrusive_ptr<c10d::Store>* store, int rank, int world_size,
-                               int64_t timeout_ms, c10::intrusive_ptr<c10d::Backend>* out, char* message,
-                               size_t message_size);
+// The entry of the NCCL plugin (nccl/plugin.cpp): creates a ProcessGroupNCCL on a device and connects it, or writes the error
+// into `message`.
+using NcclBackendNew = int (*)(const c10::intrusive_ptr<c10d::Store>* store, const char* name, int device, int rank,
+                               int world_size, int64_t timeout_ms, c10::intrusive_ptr<c10d::Backend>* out,
+                               char* message, size_t message_size);
 
-// A group of CUDA tensors over NCCL.
-vit::Status vit_group_nccl(vit::Store* store, const char* name, int rank, int world_size, int64_t timeout_ms,
-                           NcclBackendNew backend_new, vit::Group** out) {
+// A group of tensors on the CUDA device of index `device` over NCCL. Every rank of the group calls it.
+vit::Status vit_group_nccl(vit::Store* store, const char* name, int device, int rank, int world_size,
+                           int64_t timeout_ms, NcclBackendNew backend_new, vit::Group** out) {
   return guarded([&] {
     c10::intrusive_ptr<c10d::Store> prefixed = c10::make_intrusive<c10d::PrefixStore>(name, store->store);
     c10::intrusive_ptr<c10d::Backend> backend;
     char message[1024] = "";
-    const int failed = backend_new(&prefixed, rank, world_size, timeout_ms, &backend, message, sizeof(message));
+    const int failed = backend_new(&prefixed, name, device, rank, world_size, timeout_ms, &backend, message, sizeof(message));
     TORCH_CHECK_WITH(DistBackendError, failed == 0, message);
     *out = wrap(prefixed, rank, world_size, c10::DeviceType::CUDA, c10d::ProcessGroup::BackendType::NCCL, backend);
   });

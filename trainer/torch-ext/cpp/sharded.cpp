@@ -22,6 +22,7 @@
 #include <optional>
 #include <vector>
 
+#include <c10/core/DeviceGuard.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
@@ -93,6 +94,8 @@ struct Flat {
   void allocate_storage() const {
     auto* storage = full.storage().unsafeGetStorageImpl();
     const size_t bytes = full.numel() * full.element_size();
+    // The allocator takes memory of the thread's current device.
+    const c10::DeviceGuard on(full.device());
     storage->set_data_ptr_noswap(storage->allocator()->allocate(bytes));
     storage->set_nbytes(bytes);
   }

@@ -79,8 +79,12 @@ class SyncStep {
   // order on each of them.
   void add(std::shared_ptr<Interval> collective, const std::shared_ptr<TreeReduce>& control);
 
-  // Sets what is added up when this rank's last gradient is ready.
-  void set_arrival(const at::Tensor& arrival) { arrival_ = arrival.detach(); }
+  // Sets what is added up when this rank's last gradient is ready: a tensor on the device of the gradients, whose group adds
+  // it up there.
+  void set_arrival(const at::Tensor& arrival) {
+    TORCH_CHECK(arrival.device().type() == device_.type(), "the arrival is on ", arrival.device(), ", the gradients are on ", device_);
+    arrival_ = arrival.detach();
+  }
 
   // The last gradient is ready, and `reduction` is what sums gradients up. All ranks add up the arrival: `group`, or where
   // there is none `control`.

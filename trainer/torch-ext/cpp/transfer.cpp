@@ -94,6 +94,15 @@ vit::Status vit_transfer_send(vit::Transfer* transfer, size_t bytes) {
   return guarded([&] { transfer->send(static_cast<int64_t>(bytes)); });
 }
 
+// Copies a tensor of the host to a device by way of pinned memory, for which the host does not wait. On the CPU the tensor itself.
+// (tch's `pin_memory` names a device, at which libtorch prints a warning each time.)
+vit::Status vit_sent(const at::Tensor* tensor, int index, at::Tensor** out) {
+  return guarded([&] {
+    const auto device = vit::device_of(index);
+    *out = new at::Tensor(device.is_cpu() ? *tensor : tensor->pin_memory().to(device, /*non_blocking=*/true));
+  });
+}
+
 // Gives the device's memory; operations that are queued from now on wait for the copy.
 vit::Status vit_transfer_begin_use(vit::Transfer* transfer, at::Tensor** device) {
   return guarded([&] {

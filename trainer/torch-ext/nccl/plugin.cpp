@@ -10,13 +10,19 @@
 
 #include "device_properties.hpp"
 
-extern "C" int vit_nccl_backend_new(const c10::intrusive_ptr<c10d::Store>* store, int rank, int world_size,
-                                    int64_t timeout_ms, c10::intrusive_ptr<c10d::Backend>* out, char* message,
-                                    size_t message_size) {
+// Creates the group's communicator at once. Left to the first collective, the first message between two ranks would create
+// another one for that pair (pytorch#129140), hundreds of megabytes each, at the first checkpoint.
+extern "C" int vit_nccl_backend_new(const c10::intrusive_ptr<c10d::Store>* store, const char* name, int device, int rank,
+                                    int world_size, int64_t timeout_ms, c10::intrusive_ptr<c10d::Backend>* out,
+                                    char* message, size_t message_size) {
   try {
     auto options = c10d::ProcessGroupNCCL::Options::create(/*is_high_priority_stream=*/true);
     options->timeout = std::chrono::milliseconds(timeout_ms);
-    *out = c10::make_intrusive<c10d::ProcessGroupNCCL>(*store, rank, world_size, options);
+    // For the flight recorder.
+    options->group_name = name;
+    auto group = c10::make_intrusive<c10d::ProcessGroupNCCL>(*store, rank, world_size, options);
+    group->eagerConnectSingleDevice(at::Device(at::kCUDA, static_cast<c10::DeviceIndex>(device)));
+    *out = std::move(group);
     return 0;
   } catch (const std::exception& error) {
     std::snprintf(message, message_size, "%s", error.what());

@@ -54,7 +54,7 @@ impl Cuda {
     }
 
     /// Makes libtorch fail, on every thread, where the host would wait for a GPU ("called a synchronizing CUDA operation"),
-    /// or wait again. Waiting for an event is no failure. Never run where this project's own tests run: they have no GPU.
+    /// or wait again. Waiting for an event is no failure.
     pub fn forbid_waits(&self, forbidden: bool) {
         // SAFETY: the plugin's function takes a plain value, and the plugin is never unloaded.
         unsafe { (self.forbid_waits)(forbidden) }
@@ -86,8 +86,7 @@ impl Cuda {
         })
     }
 
-    /// Which GPU has this number among those that this process may use. Never run where this project's own tests run: they
-    /// have no GPU.
+    /// Which GPU has this number among those that this process may use.
     pub fn identity(&self, index: usize) -> Result<GpuIdentity, Error> {
         // The longest name that CUDA has takes 256 bytes.
         let (mut uuid, mut text) = ([0; 16], [0; 256]);

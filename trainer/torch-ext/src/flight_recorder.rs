@@ -40,8 +40,7 @@ impl FlightRecorder {
         Ok(String::from_utf8_lossy(&text).into_owned())
     }
 
-    /// The latest collectives of NCCL's groups, as JSON; `None` without GPUs. Never run where this project's own tests
-    /// run: they have no GPU.
+    /// The latest collectives of NCCL's groups, as JSON; `None` without GPUs.
     pub fn nccl(&self) -> Option<Result<String, Error>> {
         let record = self.nccl?;
         let mut text = Vec::new();

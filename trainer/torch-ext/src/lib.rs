@@ -41,4 +41,4 @@ pub use reducer::Reducer;
 pub use sharded::Sharded;
 pub use sync_step::{Compression, Measurement, SyncCost, SyncRecorder, SyncTimes};
 pub use trace::Trace;
-pub use transfer::Transfer;
+pub use transfer::{Transfer, sent};

@@ -1,6 +1,6 @@
 //! Rendezvous and collectives of c10d.
 
-use std::ffi::CString;
+use std::ffi::{CString, c_int};
 use std::net::{IpAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
@@ -78,12 +78,14 @@ fn c_string(text: &str, what: &str) -> Result<CString, Error> {
     })
 }
 
-/// A rendezvous that fails is always the network's or a peer's doing, whatever type libtorch gives it.
+/// A rendezvous that fails is the network's or a peer's doing, whatever type libtorch gives it, unless the own device has no
+/// memory for a communicator or is faulty.
 fn communication(error: Error) -> Error {
-    Error {
-        kind: ErrorKind::Communication,
-        ..error
-    }
+    let kind = match ErrorKind::of_message(&error.message) {
+        kind @ (ErrorKind::OutOfDeviceMemory | ErrorKind::Device) => kind,
+        _ => ErrorKind::Communication,
+    };
+    Error { kind, ..error }
 }
 
 impl Store {
@@ -170,11 +172,12 @@ impl ProcessGroup {
         Ok(Self { handle })
     }
 
-    /// A group for CUDA tensors over NCCL. Never run where this project's own tests run: they have no GPU.
+    /// A group for tensors on the GPU of index `gpu` over NCCL. Every rank of the group calls it, and it returns once all are
+    /// connected.
     pub fn nccl(
         store: &Store,
         (name, member): (&str, Member),
-        cuda: &Cuda,
+        (cuda, gpu): (&Cuda, usize),
         timeout: Duration,
     ) -> Result<Self, Error> {
         let c_name = c_string(name, "the name of a group")?;
@@ -185,6 +188,7 @@ impl ProcessGroup {
                 sys::vit_group_nccl(
                     store.handle.as_ptr(),
                     c_name.as_ptr(),
+                    gpu as c_int,
                     member.rank.cast_signed(),
                     member.size.cast_signed(),
                     milliseconds(timeout),

@@ -158,6 +158,7 @@ unsafe extern "C" {
     pub(crate) fn vit_group_nccl(
         store: *mut RawStore,
         name: *const c_char,
+        device: c_int,
         rank: c_int,
         world_size: c_int,
         timeout_ms: i64,
@@ -323,6 +324,7 @@ unsafe extern "C" {
     pub(crate) fn vit_transfer_free(transfer: *mut RawTransfer);
     pub(crate) fn vit_transfer_host(transfer: *mut RawTransfer, bytes: *mut *mut u8) -> c_int;
     pub(crate) fn vit_transfer_send(transfer: *mut RawTransfer, bytes: usize) -> c_int;
+    pub(crate) fn vit_sent(tensor: RawTensor, index: c_int, out: *mut *mut c_void) -> c_int;
     pub(crate) fn vit_transfer_begin_use(transfer: *mut RawTransfer, device: *mut *mut c_void) -> c_int;
     pub(crate) fn vit_transfer_end_use(transfer: *mut RawTransfer) -> c_int;
 

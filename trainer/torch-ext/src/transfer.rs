@@ -71,6 +71,16 @@ impl Transfer {
     }
 }
 
+/// A copy of a tensor of the host on `device`, for which the host does not wait; the tensor itself if that is the CPU.
+pub fn sent(tensor: &Tensor, device: Device) -> Result<Tensor, Error> {
+    // SAFETY: the tensor is borrowed for the call, which makes a tensor for us.
+    unsafe {
+        tensor_of("failed to copy a tensor to the device", |out| {
+            sys::vit_sent(tensor.as_ptr().cast(), device::index(device), out)
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -17,8 +17,8 @@ use tokio_util::sync::CancellationToken;
 use torch_ext::Rendezvous;
 
 use super::Failure;
-use crate::launch::gpus;
 use crate::threads;
+use crate::visible_gpus;
 
 /// How long processes have to end, once one has failed or they are told to. torchrun gives its ranks 30 seconds of it.
 const GRACE: Duration = Duration::from_secs(40);
@@ -41,7 +41,8 @@ pub(super) async fn run(
     stop: CancellationToken,
 ) -> Result<(), Failure> {
     let failed = |error: std::io::Error| error.to_string();
-    let gpus = gpus::divide(&gpus::of_this_process(), config).map_err(|error| error.to_string())?;
+    let gpus =
+        visible_gpus::divide(&visible_gpus::of_this_process(), config).map_err(|error| error.to_string())?;
     let run_config = files.folder.join("run.json");
     let json = serde_json::to_vec_pretty(config).map_err(|error| error.to_string())?;
     fs_err::write(&run_config, json).map_err(failed)?;
@@ -64,7 +65,7 @@ pub(super) async fn run(
             (environment::LOG, files.log.as_os_str().to_owned()),
         ];
         let threads = threads::of_machine(config.world_size(), threads::is_set);
-        let gpus = gpus.get(rank).map(|gpus| (gpus::VISIBLE, gpus.clone()));
+        let gpus = gpus.get(rank).map(|gpus| (visible_gpus::VISIBLE, gpus.clone()));
         let texts = node.environment().into_iter().chain(threads).chain(gpus);
         let texts = texts.map(|(name, text)| (name, OsString::from(text)));
         let environment = environment.into_iter().chain(texts);

@@ -1,24 +1,17 @@
 //! What reaches the optimizer is the mean gradient, in fp32 or by way of bf16.
 
 #![allow(clippy::float_cmp, reason = "means and sums of small whole numbers are exact")]
-#![allow(unsafe_code, reason = "the process group that averages is C++")]
 
-use std::ffi::{c_int, c_void};
 use std::time::Duration;
 
 use tch::{Device, Kind, Tensor};
 use torch_ext::{Compression, ErrorKind, Rendezvous, Store, SyncTimes};
 
-use crate::ranks::{ArrivalOver, LOOPBACK, Worker, on_ranks, parameter};
-
-unsafe extern "C" {
-    /// `tests/reducer/delay.cpp`.
-    fn vit_group_average(group: *mut c_void) -> c_int;
-}
+use crate::ranks::{ArrivalOver, LOOPBACK, Worker, on_ranks};
 
 /// `steps` steps of two parameters whose gradient is `rank + 1`.
 fn train(rank: &Worker, steps: usize, arrival: ArrivalOver) -> Trained {
-    let parameters = [parameter(1000), parameter(1000)];
+    let parameters = [rank.parameter(1000), rank.parameter(1000)];
     let mut reducer = rank.reducer(&parameters, 1024, Compression::None, arrival);
     let mut times = Vec::new();
     let mut sums = Vec::new();
@@ -28,13 +21,14 @@ fn train(rank: &Worker, steps: usize, arrival: ArrivalOver) -> Trained {
                 let _ = parameter.grad().zero_();
             }
         }
-        let arrival = Tensor::from_slice(&[f64::from(rank.rank), 1.0]);
+        let arrival = rank.numbers(&[f64::from(rank.rank), 1.0]);
         reducer.begin().expect("begins");
         reducer.prepare(&arrival).expect("prepares");
         let loss = (&parameters[0] + &parameters[1]).sum(Kind::Float) * f64::from(rank.rank + 1);
         loss.backward();
         let (found, measurement) = reducer.finish().expect("finishes");
         sums = Vec::try_from(found).expect("numbers");
+        rank.finish();
         times.push(measurement.times().expect("compares"));
     }
     let gradients = parameters
@@ -51,15 +45,6 @@ fn every_rank_gets_the_mean_gradient_and_the_sum_of_arrivals() {
         check_means_and_sums(ranks, |rank| train(&rank, 3, ArrivalOver::Control));
     }
     check_means_and_sums(3, |rank| train(&rank, 3, ArrivalOver::Gradients));
-}
-
-#[test]
-fn a_group_that_averages_is_left_to_it() {
-    check_means_and_sums(3, |rank| {
-        // SAFETY: the pointer is that of a live group, and the function takes such a one.
-        assert_eq!(unsafe { vit_group_average(rank.gradients.as_raw()) }, 0);
-        train(&rank, 3, ArrivalOver::Gradients)
-    });
 }
 
 type Trained = (Vec<f64>, Vec<f64>, Vec<SyncTimes>);
@@ -98,14 +83,12 @@ fn a_single_rank_pays_nothing() {
 #[test]
 fn a_backward_pass_that_was_not_prepared_only_accumulates() {
     let gradients = on_ranks(2, |rank| {
-        let parameters = [parameter(10)];
+        let parameters = [rank.parameter(10)];
         let mut reducer = rank.reducer(&parameters, 1024, Compression::None, ArrivalOver::Control);
         let loss = || parameters[0].sum(Kind::Float) * f64::from(rank.rank + 1);
         reducer.begin().expect("begins");
         loss().backward();
-        reducer
-            .prepare(&Tensor::from_slice(&[0.0_f64]))
-            .expect("prepares");
+        reducer.prepare(&rank.numbers(&[0.0])).expect("prepares");
         loss().backward();
         let _ = reducer.finish().expect("finishes");
         parameters[0].grad().mean(Kind::Float).double_value(&[])
@@ -157,18 +140,22 @@ fn gradients_sent_in_bf16_are_half_the_bytes_and_nearly_the_mean() {
         (places * 0.37 + f64::from(rank)).sin()
     };
     let ranks = on_ranks(3, |rank| {
-        let parameters = [parameter(SIZE)];
+        let parameters = [rank.parameter(SIZE)];
         let mut reducer = rank.reducer(&parameters, 1 << 20, Compression::Bf16, ArrivalOver::Control);
         reducer.begin().expect("begins");
-        reducer
-            .prepare(&Tensor::from_slice(&[1.0_f64]))
-            .expect("prepares");
-        (&parameters[0] * own(rank.rank)).sum(Kind::Float).backward();
+        reducer.prepare(&rank.numbers(&[1.0])).expect("prepares");
+        (&parameters[0] * own(rank.rank).to_device(rank.device))
+            .sum(Kind::Float)
+            .backward();
         let (sums, measurement) = reducer.finish().expect("finishes");
-        assert_eq!(sums, Tensor::from_slice(&[3.0_f64]), "the arrival stays exact");
+        assert_eq!(sums, rank.numbers(&[3.0]), "the arrival stays exact");
+        rank.finish();
         let gradient = parameters[0].grad();
         assert_eq!(gradient.kind(), Kind::Float);
-        (gradient, measurement.times().expect("compares").all.bytes)
+        (
+            gradient.to_device(Device::Cpu),
+            measurement.times().expect("compares").all.bytes,
+        )
     });
     let mean = (own(0) + own(1) + own(2)) / 3.0;
     for (gradient, bytes) in &ranks {

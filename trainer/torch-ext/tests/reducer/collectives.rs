@@ -2,7 +2,7 @@
 
 #![allow(clippy::float_cmp, reason = "small whole numbers are exact")]
 
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 use torch_ext::Collectives;
 
 use crate::ranks::{ArrivalOver, Worker, on_ranks};
@@ -27,7 +27,7 @@ fn each_rank_gets_a_part_of_every_other_and_gradients_go_the_way_back() {
             let own = f64::from(rank.rank);
             let collectives = collectives(&rank);
             // Part i of rank r is [10 r + i], and not contiguous.
-            let parts = Tensor::arange(i64::from(rank.world_size), (Kind::Float, Device::Cpu)) + 10.0 * own;
+            let parts = Tensor::arange(i64::from(rank.world_size), (Kind::Float, rank.device)) + 10.0 * own;
             let parts = Tensor::stack(&[&parts, &parts], 0).set_requires_grad(true);
             let received = collectives.all_to_all(&parts.transpose(0, 1)).expect("exchanges");
             let expected: Vec<f64> = (0..rank.world_size)
@@ -49,7 +49,7 @@ fn each_rank_gets_a_part_of_every_other_and_gradients_go_the_way_back() {
 fn a_sum_that_all_ranks_go_on_with_alike_has_the_gradient_of_all_their_losses() {
     on_ranks(3, |rank| {
         let collectives = collectives(&rank);
-        let own = (Tensor::ones([2], (Kind::Float, Device::Cpu)) * f64::from(rank.rank + 1))
+        let own = (Tensor::ones([2], (Kind::Float, rank.device)) * f64::from(rank.rank + 1))
             .set_requires_grad(true);
         let sum = collectives.sum_for_all(&own).expect("adds up");
         assert_eq!(numbers(&sum), [6.0, 6.0]);
@@ -69,8 +69,12 @@ fn parts_of_a_layer_and_their_sum_have_the_gradients_of_the_whole_layer() {
     on_ranks(3, |rank| {
         let collectives = collectives(&rank);
         // The whole layer multiplies by 1 + 2 + 3.
-        let part = Tensor::from_slice(&[rank.rank as f32 + 1.0]).set_requires_grad(true);
-        let input = Tensor::from_slice(&[2.0_f32]).set_requires_grad(true);
+        let part = Tensor::from_slice(&[rank.rank as f32 + 1.0])
+            .to_device(rank.device)
+            .set_requires_grad(true);
+        let input = Tensor::from_slice(&[2.0_f32])
+            .to_device(rank.device)
+            .set_requires_grad(true);
         let used = collectives.used_in_parts(&input).expect("passes on");
         let output = collectives.sum_of_parts(&(used * &part)).expect("adds up");
         assert_eq!(numbers(&output), [12.0]);

@@ -1,10 +1,12 @@
 // For tests only: process groups whose all-reduces and messages take longer by a given time, as over a slow network;
-// whose all-reduces are only queued, as over NCCL; or which average, as NCCL does. They lie in an archive of their own,
-// from which a program that does not name it takes nothing.
+// or whose all-reduces are only queued, as over NCCL. They lie in an archive of their own, from which a program that does
+// not name it takes nothing.
 #include <atomic>
 #include <cstdlib>
 #include <thread>
 
+#include <c10/core/Event.h>
+#include <c10/core/StreamGuard.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 #include "error.hpp"
@@ -118,55 +120,6 @@ class QueuedBackend : public c10d::Backend {
   std::atomic<bool> aborted{false};
 };
 
-// Averages by adding up and dividing, and gives each rank its part of that where it is asked to.
-class AveragingBackend : public c10d::Backend {
- public:
-  explicit AveragingBackend(c10::intrusive_ptr<c10d::Backend> inner)
-      : Backend(inner->getRank(), inner->getSize()), inner_(std::move(inner)) {}
-
-  const std::string getBackendName() const override { return "averaging"; }
-
-  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
-                                           const c10d::BroadcastOptions& options) override {
-    return inner_->broadcast(tensors, options);
-  }
-
-  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
-                                           const c10d::AllreduceOptions& options) override {
-    auto sums = options;
-    sums.reduceOp = c10d::ReduceOp::SUM;
-    inner_->allreduce(tensors, sums)->wait();
-    if (options.reduceOp == c10d::ReduceOp::AVG) {
-      tensors.at(0).div_(getSize());
-    }
-    return done(tensors);
-  }
-
-  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
-                                                      const c10d::ReduceScatterOptions& options) override {
-    c10d::AllreduceOptions whole;
-    whole.reduceOp = options.reduceOp;
-    std::vector<at::Tensor> tensors{input.clone()};
-    allreduce(tensors, whole);
-    output.copy_(tensors.at(0).chunk(getSize()).at(getRank()));
-    return done({output});
-  }
-
-  c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& output, at::Tensor& input,
-                                                 const c10d::AllgatherOptions& options) override {
-    return inner_->_allgather_base(output, input, options);
-  }
-
- private:
-  static c10::intrusive_ptr<c10d::Work> done(std::vector<at::Tensor> tensors) {
-    auto future = c10::make_intrusive<Future>(c10::ListType::create(c10::TensorType::get()));
-    future->markCompleted(c10::IValue(std::move(tensors)));
-    return c10::make_intrusive<DelayedWork>(future);
-  }
-
-  c10::intrusive_ptr<c10d::Backend> inner_;
-};
-
 void replace(vit::Group& group, const c10::intrusive_ptr<c10d::Backend>& backend) {
   auto outer = c10::make_intrusive<c10d::ProcessGroup>(backend->getRank(), backend->getSize());
   const auto type = c10d::ProcessGroup::BackendType::CUSTOM;
@@ -193,20 +146,31 @@ vit::Status vit_group_queue(vit::Group* group) {
   return guarded([&] { replace(*group, c10::make_intrusive<QueuedBackend>(*group->group->getDefaultBackend())); });
 }
 
-// Makes the group average where it is asked to, and scatter.
-vit::Status vit_group_average(vit::Group* group) {
-  return guarded([&] {
-    replace(*group, c10::make_intrusive<AveragingBackend>(group->group->getDefaultBackend()));
-    group->averages = true;
-    group->scatters = true;
-  });
-}
-
 // Whether a group that only queues was aborted.
 vit::Status vit_group_aborted(vit::Group* group, bool* aborted) {
   return guarded([&] {
     const auto backend = group->group->getDefaultBackend();
     *aborted = dynamic_cast<QueuedBackend&>(*backend).aborted;
+  });
+}
+
+// Adds 1 to a tensor of a GPU on another stream than the current one, behind which nothing waits unless `ordered`.
+vit::Status vit_add_on_other_stream(at::Tensor* tensor, bool ordered) {
+  return guarded([&] {
+    const auto device = tensor->device();
+    const c10::impl::VirtualGuardImpl guard(device.type());
+    const auto current = guard.getStream(device), other = guard.getStreamFromGlobalPool(device);
+    c10::Event before(device.type()), after(device.type());
+    before.record(current);
+    before.block(other);
+    {
+      const c10::StreamGuard on(other);
+      tensor->add_(1);
+    }
+    after.record(other);
+    if (ordered) {
+      after.block(current);
+    }
   });
 }
 }

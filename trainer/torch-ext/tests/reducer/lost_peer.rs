@@ -7,7 +7,7 @@ use std::ffi::{c_int, c_void};
 use tch::{Kind, Tensor};
 use torch_ext::{Compression, ErrorKind, ProcessGroup};
 
-use crate::ranks::{ArrivalOver, on_ranks, parameter};
+use crate::ranks::{ArrivalOver, on_ranks};
 
 unsafe extern "C" {
     /// `tests/reducer/delay.cpp`.
@@ -36,7 +36,7 @@ fn a_step_that_is_only_queued_holds_up_nobody_and_what_waits_is_aborted_from_ano
             return;
         }
         queue(&rank.gradients);
-        let parameters = [parameter(8)];
+        let parameters = [rank.parameter(8)];
         let mut reducer = rank.reducer(&parameters, 1024, Compression::None, ArrivalOver::Gradients);
         reducer.begin().expect("begins");
         reducer

@@ -6,4 +6,5 @@ mod collectives;
 mod lost_peer;
 mod ranks;
 mod sharding;
+mod simulated;
 mod sync_cost;

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use tch::{Device, Kind, Tensor};
-use torch_ext::{Compression, ProcessGroup, Reducer, Rendezvous, Store, SyncRecorder};
+use torch_ext::{Compression, Cuda, ProcessGroup, Reducer, Rendezvous, Store, SyncRecorder, load_cuda};
 
 pub(crate) const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -19,6 +19,8 @@ pub(crate) enum ArrivalOver {
 }
 
 pub(crate) struct Worker {
+    /// Where its tensors are: the CPU, or a GPU of its own.
+    pub(crate) device: Device,
     pub(crate) rank: u32,
     pub(crate) world_size: u32,
     pub(crate) gradients: ProcessGroup,
@@ -49,13 +51,32 @@ impl Worker {
     }
 
     pub(crate) fn recorder(&self, arrival: ArrivalOver) -> SyncRecorder {
-        let arrivals = (arrival == ArrivalOver::Gradients).then_some(&self.gradients);
+        let arrivals =
+            (arrival == ArrivalOver::Gradients || self.device.is_cuda()).then_some(&self.gradients);
         SyncRecorder::new(&self.control, arrivals).expect("a recorder")
+    }
+
+    /// Returns once the device has done what it was given: the times of a step are known then.
+    pub(crate) fn finish(&self) {
+        if let Device::Cuda(index) = self.device {
+            tch::Cuda::synchronize(index as i64);
+        }
+    }
+
+    pub(crate) fn parameter(&self, size: i64) -> Tensor {
+        Tensor::zeros([size], (Kind::Float, self.device)).set_requires_grad(true)
+    }
+
+    /// Numbers in double precision.
+    pub(crate) fn numbers(&self, numbers: &[f64]) -> Tensor {
+        Tensor::from_slice(numbers).to_device(self.device)
     }
 }
 
-pub(crate) fn parameter(size: i64) -> Tensor {
-    Tensor::zeros([size], (Kind::Float, Device::Cpu)).set_requires_grad(true)
+/// The simulated GPUs of this process, if it has some.
+pub(crate) fn gpus() -> Option<Cuda> {
+    std::env::var_os("VIT_SIMULATED_GPUS")?;
+    Some(load_cuda().expect("a simulated GPU"))
 }
 
 /// Runs `body` on each of `world_size` ranks at once and gives their results in order.
@@ -66,6 +87,7 @@ pub(crate) fn on_ranks<T: Send>(world_size: u32, body: impl Fn(Worker) -> T + Sy
             .map(|rank| {
                 let body = &body;
                 scope.spawn(move || {
+                    let cuda = gpus();
                     let store = Store::connect(&Rendezvous {
                         host: LOOPBACK.to_string(),
                         port,
@@ -75,13 +97,24 @@ pub(crate) fn on_ranks<T: Send>(world_size: u32, body: impl Fn(Worker) -> T + Sy
                         timeout: TIMEOUT,
                     })
                     .expect("all ranks meet");
-                    let group = |name| {
-                        ProcessGroup::gloo(&store, (name, store.member()), LOOPBACK, TIMEOUT)
-                            .expect("a group")
+                    let member = store.member();
+                    let on_cpu = |name| {
+                        ProcessGroup::gloo(&store, (name, member), LOOPBACK, TIMEOUT).expect("a group")
                     };
-                    let [gradients, control, model, model_control] =
-                        ["gradients", "control", "model", "model-control"].map(group);
+                    let on_device = |name| match &cuda {
+                        Some(cuda) => {
+                            ProcessGroup::nccl(&store, (name, member), (cuda, rank as usize), TIMEOUT)
+                                .expect("a group")
+                        }
+                        None => on_cpu(name),
+                    };
+                    let [gradients, model] = ["gradients", "model"].map(on_device);
+                    let [control, model_control] = ["control", "model-control"].map(on_cpu);
                     body(Worker {
+                        device: match cuda {
+                            Some(_) => Device::Cuda(rank as usize),
+                            None => Device::Cpu,
+                        },
                         rank,
                         world_size,
                         gradients,

@@ -10,7 +10,7 @@ use tch::{Device, Kind, Tensor};
 use torch_ext::sharded::Stage;
 use torch_ext::{Collectives, Compression, ProcessGroup, Reducer, SyncCost, SyncTimes};
 
-use crate::ranks::{ArrivalOver, Worker, on_ranks, parameter};
+use crate::ranks::{ArrivalOver, Worker, on_ranks};
 use crate::sharding::Model;
 
 /// Far above what a busy machine adds by itself.
@@ -323,7 +323,7 @@ fn cost_of_model_parallel(rank: &Worker, delayed: DelayedPart) -> [SyncCost; 2] 
     let recorder = rank.recorder(ArrivalOver::Control);
     let collectives = Collectives::new(&rank.model, &rank.model_control, &recorder).expect("collectives");
     let groups = (&rank.gradients, &rank.control);
-    let parameters = [parameter(8)];
+    let parameters = [rank.parameter(8)];
     let mut reducer =
         Reducer::new(&parameters, groups, &recorder, 1024, Compression::None).expect("a reducer");
     let steps: Vec<SyncTimes> = (0..WARM_UP + STEPS)
