@@ -14,7 +14,6 @@ use crate::precision::Precision;
 pub(crate) struct Counts {
     pub(crate) correct: u64,
     pub(crate) counted: u64,
-    pub(crate) stop_requests: u64,
 }
 
 impl Counts {
@@ -23,48 +22,57 @@ impl Counts {
     }
 }
 
-/// Classifies every image of `data` exactly once over all ranks. `stop` rides along, so that ranks agree on stopping
-/// after an evaluation without a collective of its own. `gets_on` is called after each batch.
+/// Classifies every image of `data` exactly once over all ranks; `None` once `stop` is true on some rank. `gets_on` is called
+/// after each batch.
 ///
-/// Every rank runs as many forward passes as every other: where weights are divided, each gathers them.
+/// Every rank runs as many forward passes as every other: where weights are divided, each gathers them. Before each of them the
+/// ranks agree on going on, and that those which compute on the same images have the same: with batches of unequal sizes, they
+/// would wait for one another.
 pub(crate) fn evaluate(
     world: &World,
     (model, precision): (&VisionTransformer, Precision),
     data: &DataSet,
     parts: &Parts,
-    stop: bool,
+    stop: impl Fn() -> bool,
     gets_on: impl Fn(),
-) -> Result<Counts, TrainError> {
+) -> Result<Option<Counts>, TrainError> {
     let part = parts.of(world.mesh.data.rank);
     // Adds up on the device, so that no batch waits for the one before.
     let mut right = Tensor::zeros([0_i64; 0], (Kind::Int64, data.device()));
     let mut counted = 0;
-    let mut missing = parts.most_batches();
-    let left_out = classify(model, precision, data, &part, |logits, labels| {
-        counted += labels.size()[0].cast_unsigned();
-        right = right.f_add(&correct(logits, labels)?)?;
-        missing -= 1;
-        gets_on();
-        Ok(())
-    })?;
-    for _ in 0..missing {
+    let mut batches = data.evaluation(part.images, part.batch_size)?;
+    for _ in 0..parts.most_batches() {
+        let batch = batches.next()?;
+        let digest = batch.as_ref().map_or(0, |batch| batch.digest);
+        let disagreement = world.mesh.disagreement(digest).cast_unsigned();
+        let [stops, disagreement] = world.sum([u64::from(stop()), disagreement])?;
+        if stops > 0 {
+            return Ok(None);
+        }
+        if disagreement != 0 {
+            return Err(TrainError::DifferentImages);
+        }
+        let batch = match batch {
+            Some(batch) => batch,
+            None => Batch::empty(model.config(), data.device())?,
+        };
         tch::no_grad(|| {
-            let none = Batch::empty(model.config(), data.device())?;
-            precision.forward(model, &none.images, Mode::Evaluate).map(drop)
+            let logits = precision.forward(model, &batch.images, Mode::Evaluate)?;
+            if batch.len() > 0 {
+                counted += batch.len();
+                right = right.f_add(&correct(&logits, &batch.labels)?)?;
+            }
+            Ok::<_, TrainError>(())
         })?;
         gets_on();
     }
+    let left_out = batches.left_out();
     let right = right.f_int64_value(&[])?.cast_unsigned();
     // Ranks that have the same images count them once.
     let once = u64::from(world.mesh.is_first_of_replica());
-    let own = [right * once, counted * once, u64::from(stop), left_out * once];
-    let [correct, counted, stop_requests, left_out] = world.sum(own)?;
+    let [correct, counted, left_out] = world.sum([right * once, counted * once, left_out * once])?;
     data.readable().check(left_out)?;
-    Ok(Counts {
-        correct,
-        counted,
-        stop_requests,
-    })
+    Ok(Some(Counts { correct, counted }))
 }
 
 /// How many images of a batch are classified right, on the device: their label is the likeliest class, of equal logits the

@@ -6,6 +6,7 @@ use contract::{JobIdentity, ModelConfig};
 use serde::{Deserialize, Serialize};
 
 use super::CheckpointError;
+use crate::data::DataIdentity;
 use crate::loss_scale::LossScale;
 
 /// What `format` says in every file of this kind.
@@ -45,6 +46,9 @@ pub(crate) struct State {
     pub(crate) position: Position,
     pub(crate) model: ModelConfig,
     pub(crate) validation_accuracy: Option<f64>,
+    /// The data that it was trained on; older checkpoints do not have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) data: Option<DataIdentity>,
 }
 
 impl State {
@@ -53,6 +57,7 @@ impl State {
         position: Position,
         model: ModelConfig,
         validation_accuracy: Option<f64>,
+        data: DataIdentity,
     ) -> Self {
         Self {
             format: FORMAT.into(),
@@ -61,6 +66,7 @@ impl State {
             position,
             model,
             validation_accuracy,
+            data: Some(data),
         }
     }
 

@@ -9,6 +9,7 @@ use fs_err as fs;
 use tch::{Device, Kind};
 
 use super::*;
+use crate::data::DataIdentity;
 use crate::error::Failure as _;
 use crate::model::fixtures::small;
 
@@ -42,6 +43,11 @@ fn state(step: u64) -> State {
         },
         model(),
         Some(0.5),
+        DataIdentity {
+            images: 640,
+            fingerprint: 1,
+            seed: 0,
+        },
     )
 }
 

@@ -15,6 +15,8 @@ pub(crate) struct Batch {
     pub(crate) labels: Tensor,
     /// What the loss compares with.
     pub(crate) targets: Targets,
+    /// Of the images' numbers: ranks that have the same images compare it. 0 of images that all are in memory.
+    pub(crate) digest: u32,
 }
 
 /// What the loss compares with.
@@ -34,6 +36,7 @@ impl Batch {
             images: Tensor::f_zeros(shape, (Kind::Float, device))?,
             labels: Tensor::f_zeros([0], (Kind::Int64, device))?,
             targets: Targets::Classes,
+            digest: 0,
         })
     }
 

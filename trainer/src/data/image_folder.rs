@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::DataError;
 use super::part;
-use super::source::{Source, Stored};
+use super::source::{Source, Stored, fingerprint};
 
 const EXPECTED: &str =
     "an imageFolder has train/<class>/ with JPEG or PNG files, and val/<class>/ to evaluate";
@@ -139,6 +139,15 @@ impl Source for ImageFolder {
 
     fn label(&self, image: u64) -> Result<i64, String> {
         Ok(i64::from(self.images[image as usize].0))
+    }
+
+    fn fingerprint(&self) -> u32 {
+        let classes = self.classes.iter().map(String::as_bytes);
+        let images = self.images.iter().map(|(class, name)| {
+            // The class stands before the name.
+            [&class.to_le_bytes()[..], name.as_bytes()].concat()
+        });
+        fingerprint(classes.map(<[u8]>::to_vec).chain(images))
     }
 
     fn name(&self, image: u64) -> String {

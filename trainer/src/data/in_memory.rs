@@ -4,7 +4,7 @@ use tch::{Kind, Tensor};
 
 use super::decode::Decoded;
 use super::resident::Resident;
-use super::source::{Source, Stored};
+use super::source::{Source, Stored, fingerprint};
 
 /// Images of bytes, all of one size.
 #[derive(Debug)]
@@ -71,6 +71,10 @@ impl Source for InMemory {
 
     fn label(&self, image: u64) -> Result<i64, String> {
         Ok(self.labels[self.row(image)])
+    }
+
+    fn fingerprint(&self) -> u32 {
+        fingerprint(self.labels.iter().map(|label| label.to_le_bytes()))
     }
 
     fn name(&self, image: u64) -> String {

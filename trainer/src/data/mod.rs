@@ -33,6 +33,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use contract::{DataConfig, DataFormat, ModelConfig, RunConfig};
+use serde::{Deserialize, Serialize};
 use tch::Device;
 
 pub(crate) use error::DataError;
@@ -49,7 +50,7 @@ use in_memory::InMemory;
 use loader::{Batching, Pipeline, ResidentBatches, Task};
 use order::{EpochOrder, Item};
 use resident::{Resident, Values};
-use source::Source;
+use source::{Source, fingerprint};
 
 #[derive(Debug)]
 pub(crate) struct Splits {
@@ -58,7 +59,28 @@ pub(crate) struct Splits {
     pub(crate) validation: Option<DataSet>,
 }
 
+/// Which images a run trains on, and in which order: ranks compare it as they start, and checkpoints keep it.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct DataIdentity {
+    /// Images to train on.
+    pub(crate) images: u64,
+    /// Of the names of all images, or of their labels where they have none.
+    pub(crate) fingerprint: u32,
+    /// What the order of an epoch is drawn by.
+    pub(crate) seed: u64,
+}
+
 impl Splits {
+    pub(crate) fn identity(&self) -> DataIdentity {
+        let sets = std::iter::once(&self.train).chain(&self.validation);
+        DataIdentity {
+            images: self.train.len(),
+            fingerprint: fingerprint(sets.map(|set| set.fingerprint().to_le_bytes())),
+            seed: self.train.seed,
+        }
+    }
+
     /// An error where the training images do not fill one optimizer step.
     pub(crate) fn require_a_step(&self, global_batch_size: u64) -> Result<(), DataError> {
         let images = self.train.len();
@@ -222,6 +244,16 @@ impl DataSet {
         match &self.images {
             Images::Resident(images) => images.len(),
             Images::Single(source) => source.len(),
+        }
+    }
+
+    fn fingerprint(&self) -> u32 {
+        match &self.images {
+            Images::Resident(images) => {
+                let (_, labels) = images.stored();
+                fingerprint(labels.iter().map(|label| label.to_le_bytes()))
+            }
+            Images::Single(source) => source.fingerprint(),
         }
     }
 

@@ -12,6 +12,16 @@ pub(super) struct Stored {
     pub(super) label: i64,
 }
 
+/// A number that differs between lists of other parts.
+pub(super) fn fingerprint<Part: AsRef<[u8]>>(parts: impl IntoIterator<Item = Part>) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    for part in parts {
+        hasher.update(&(part.as_ref().len() as u64).to_le_bytes());
+        hasher.update(part.as_ref());
+    }
+    hasher.finalize()
+}
+
 /// A list of images that are made into squares one by one.
 pub(super) trait Source: Debug + Send + Sync {
     fn len(&self) -> u64;
@@ -34,6 +44,9 @@ pub(super) trait Source: Debug + Send + Sync {
 
     /// What to call it.
     fn name(&self, image: u64) -> String;
+
+    /// [`fingerprint`] of what tells the images from others, wherever their folder is: of their names within it.
+    fn fingerprint(&self) -> u32;
 
     /// Images of each shard, if they lie in shards one after the other.
     fn shards(&self) -> Option<&[u32]> {

@@ -13,7 +13,7 @@ use serde::Deserialize;
 
 use super::DataError;
 use super::part;
-use super::source::{Source, Stored};
+use super::source::{Source, Stored, fingerprint};
 
 /// Shards that are kept open.
 const OPEN_SHARDS: usize = 32;
@@ -304,6 +304,18 @@ impl Source for WebDataset {
 
     fn label(&self, image: u64) -> Result<i64, String> {
         self.label_of(&self.samples[image as usize])
+    }
+
+    fn fingerprint(&self) -> u32 {
+        let shards = self.shards.iter().map(|shard| {
+            let name = shard.file_name().unwrap_or_default();
+            name.as_encoded_bytes().to_vec()
+        });
+        let samples = self
+            .samples
+            .iter()
+            .map(|sample| [&sample.shard.to_le_bytes()[..], sample.key.as_bytes()].concat());
+        fingerprint(shards.chain(samples))
     }
 
     fn name(&self, image: u64) -> String {

@@ -50,6 +50,13 @@ impl Mesh {
         rank / (self.sequence.size * self.tensor.size)
     }
 
+    /// What ranks add up to learn whether those that have the same images have the same `digest`: zero if they do.
+    pub(crate) fn disagreement(&self, digest: u32) -> i64 {
+        let ranks = i64::from(self.sequence.size * self.tensor.size);
+        let weight = if self.is_first_of_replica() { ranks - 1 } else { -1 };
+        weight * i64::from(digest)
+    }
+
     /// Whether this rank speaks for those that have the same images.
     pub(crate) fn is_first_of_replica(&self) -> bool {
         self.sequence.rank == 0 && self.tensor.rank == 0
@@ -104,6 +111,7 @@ mod tests {
             let mesh = Mesh::new(Member { rank, size: 12 }, &settings, 6);
             assert_eq!((mesh.data.size, mesh.sequence.size, mesh.tensor.size), (2, 2, 3));
             assert_eq!(mesh.is_first_of_replica(), rank % 6 == 0);
+            assert_eq!(mesh.disagreement(7), if rank % 6 == 0 { 35 } else { -7 });
             assert_eq!(mesh.replica_of(rank), mesh.data.rank);
             // Those of other images and of other tokens.
             assert_eq!((mesh.reducing().rank, mesh.reducing().size), (rank / 3, 4));

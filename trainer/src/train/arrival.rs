@@ -14,6 +14,8 @@ pub(super) struct Arrival {
     pub(super) images: u64,
     /// Images left out so far in this epoch, because they cannot be read.
     pub(super) left_out: u64,
+    /// [`Mesh::disagreement`](crate::distributed::Mesh::disagreement) on the images of this step.
+    pub(super) disagreement: i64,
     /// What an earlier step took it, without waiting for others.
     pub(super) compute_seconds: f64,
 }
@@ -30,6 +32,8 @@ pub(super) struct Agreed {
     pub(super) correct: u64,
     pub(super) images: u64,
     pub(super) left_out: u64,
+    /// Whether ranks that are to have the same images have different ones.
+    pub(super) images_differ: bool,
     /// By rank.
     pub(super) compute_seconds: Vec<f64>,
     /// The ranks whose loss is not a finite number.
@@ -37,7 +41,7 @@ pub(super) struct Agreed {
 }
 
 /// Numbers before those by rank.
-const NUMBERS: usize = 6;
+const NUMBERS: usize = 7;
 
 impl Arrival {
     /// The numbers of one of `ranks` ranks, on the device of its losses. Those by rank come last. Of ranks that have the same
@@ -60,6 +64,8 @@ impl Arrival {
         let numbers = [
             number(f64::from(self.stop)),
             number(f64::from(self.save)),
+            // Exact: 32 bits for each rank.
+            number(self.disagreement as f64),
             loss_sum,
             correct,
             images,
@@ -86,7 +92,7 @@ impl Agreed {
         let (numbers, by_rank) = sums
             .split_first_chunk::<NUMBERS>()
             .expect("an arrival has these numbers");
-        let [stop, save, losses, correct, images, left_out] = *numbers;
+        let [stop, save, disagreement, losses, correct, images, left_out] = *numbers;
         let (compute_seconds, not_finite) = by_rank.split_at(by_rank.len() / 2);
         Self {
             stop: stop > 0.0,
@@ -95,6 +101,7 @@ impl Agreed {
             correct: correct as u64,
             images: images as u64,
             left_out: left_out as u64,
+            images_differ: disagreement != 0.0,
             compute_seconds: compute_seconds.to_vec(),
             not_finite: (0..)
                 .zip(not_finite)
@@ -118,6 +125,7 @@ mod tests {
             correct: Tensor::from(correct),
             images: 8,
             left_out: 1,
+            disagreement: 0,
             compute_seconds,
         };
         let agreed = |ranks: [Arrival; 2]| {
@@ -137,6 +145,7 @@ mod tests {
                 correct: 7,
                 images: 16,
                 left_out: 2,
+                images_differ: false,
                 compute_seconds: vec![0.25, 0.5],
                 not_finite: vec![],
             }

@@ -23,7 +23,7 @@ use contract::{Activity, RunConfig};
 use torch_ext::{FlightRecorder, GpuIdentity, Member};
 
 use crate::checkpoint::{CheckpointError, Position};
-use crate::data::{Batches, Splits};
+use crate::data::{Batches, DataIdentity, Splits};
 use crate::distributed::{Accelerator, LostPeer, Place, World};
 use crate::error::TrainError;
 use crate::evaluation::{Parts, evaluate};
@@ -54,6 +54,7 @@ pub(crate) struct Trainer {
     world: World,
     accelerator: Accelerator,
     data: Splits,
+    data_identity: DataIdentity,
     trained: Trained,
     sync: StepSync,
     updates: Updates,
@@ -127,8 +128,10 @@ impl Trainer {
             lost,
             tell,
         )?;
+        let data_identity = data.identity();
+        require_same_data(&world, &data_identity)?;
         let (trained, sync) = Trained::new(&config, device, &world)?;
-        let start = Start::find(&world, &config, place.attempt, &trained, lost)?;
+        let start = Start::find(&world, &config, place.attempt, (&trained, &data_identity), lost)?;
         let identity = accelerator.identity()?;
         let observer = observer(
             &config,
@@ -148,6 +151,7 @@ impl Trainer {
             world,
             accelerator,
             data,
+            data_identity,
             trained,
             sync,
             updates: Updates::new(&start.position, device),
@@ -194,6 +198,7 @@ impl Trainer {
                 self.save_and_wait()?;
                 return Ok(Outcome::Stopped);
             }
+            let end_of_epoch = self.position;
             self.position = Position {
                 epoch: self.position.epoch + 1,
                 images_into_epoch: 0,
@@ -201,12 +206,13 @@ impl Trainer {
                 counted: 0,
                 ..self.position
             };
-            let stop = self.evaluate()?;
-            self.begin_save_together()?;
-            if stop && self.position.epoch < self.config.training.epochs {
+            if !self.evaluate()? {
+                // The next attempt begins with this evaluation.
+                self.position = end_of_epoch;
                 self.save_and_wait()?;
                 return Ok(Outcome::Stopped);
             }
+            self.begin_save_together()?;
         }
         self.save_and_wait()?;
         Ok(Outcome::Done)
@@ -251,10 +257,10 @@ impl Trainer {
             .training(epoch, images_into_epoch, &self.share())?)
     }
 
-    /// Accuracy on the held-out images. Whether some rank was told to stop meanwhile.
+    /// Accuracy on the held-out images; false if some rank was told to stop meanwhile.
     fn evaluate(&mut self) -> Result<bool, TrainError> {
         let Some(data) = &self.data.validation else {
-            return Ok(false);
+            return Ok(true);
         };
         self.observer.turn_to(Activity::Evaluating);
         let start = Instant::now();
@@ -263,17 +269,23 @@ impl Trainer {
             self.lasting_shares().as_slice(),
             self.config.training.micro_batch_size,
         );
-        let evaluate = |stop| {
+        let evaluate = || {
             let model = (&self.trained.model, self.trained.precision);
+            let stop = || self.stop.load(Ordering::Relaxed);
             evaluate(&self.world, model, data, &parts, stop, || {
                 self.observer.turn_to(Activity::Evaluating);
             })
         };
-        let counts = evaluate(self.stop.load(Ordering::Relaxed))?;
+        let Some(counts) = evaluate()? else {
+            return Ok(false);
+        };
         let of_average = match &self.trained.average {
             Some(average) => {
                 let weights = &self.trained.weights;
-                Some(weights.with_values(average.weights(), || evaluate(false))?)
+                let Some(counts) = weights.with_values(average.weights(), evaluate)? else {
+                    return Ok(false);
+                };
+                Some(counts)
             }
             None => None,
         };
@@ -281,7 +293,7 @@ impl Trainer {
         self.observer
             .evaluation(self.position, counts, of_average, start.elapsed());
         self.observer.turn_to(Activity::Training);
-        Ok(counts.stop_requests > 0)
+        Ok(true)
     }
 }
 
@@ -318,6 +330,23 @@ fn observer(
         start.resumed_from.as_deref(),
     );
     observer.map_err(CheckpointError::Folder)
+}
+
+/// An error on every rank where one of them has other data than rank 0: they would take other numbers of steps, or the same image
+/// twice.
+fn require_same_data(world: &World, own: &DataIdentity) -> Result<(), TrainError> {
+    let fingerprints = world.gather(f64::from(own.fingerprint))?;
+    let images = world.gather(own.images as f64)?;
+    let all = || fingerprints.iter().zip(&images);
+    let first = all().next().expect("rank 0 is a rank");
+    match all().position(|other| other != first) {
+        None => Ok(()),
+        Some(rank) => Err(TrainError::DifferentData {
+            rank,
+            images: images[rank] as u64,
+            first_images: images[0] as u64,
+        }),
+    }
 }
 
 /// How many ranks share this one's machine, where that is known.

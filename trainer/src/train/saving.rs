@@ -82,6 +82,7 @@ impl Trainer {
                 self.position,
                 self.config.model.clone(),
                 self.validation_accuracy,
+                self.data_identity.clone(),
             );
             let snapshot = Snapshot::new(state, files, start.elapsed());
             saver.writer.begin(snapshot, self.observer.writes())?;

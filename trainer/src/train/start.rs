@@ -12,6 +12,7 @@ use super::trained::{Trained, TrainingState};
 use crate::checkpoint::{
     Cadence, CheckpointFolder, Loaded, Lost, Owner, Part, Position, Run, SavedAverage, State,
 };
+use crate::data::DataIdentity;
 use crate::distributed::{LostPeer, World};
 use crate::error::TrainError;
 use crate::loss_scale::LossScale;
@@ -37,7 +38,7 @@ impl Start {
         world: &World,
         config: &RunConfig,
         attempt: u32,
-        trained: &Trained,
+        (trained, data): (&Trained, &DataIdentity),
         lost: &LostPeer,
     ) -> Result<Self, TrainError> {
         let training_state = trained.state();
@@ -46,6 +47,9 @@ impl Start {
             let owner = Owner::new(config.job.uid.clone(), attempt);
             let opened = CheckpointFolder::open(&config.checkpoint.path, config.checkpoint.keep, owner)?;
             restored = restore(&opened, config, &training_state)?;
+            if let Some(restored) = &restored {
+                compare_data(&restored.state, data);
+            }
             folder = Some(opened);
         }
         let told = folder.as_ref().map(|folder| folder.owner().clone());
@@ -150,6 +154,30 @@ fn restore(
         }
     }
     Ok(Some(Restored { state, path, values }))
+}
+
+/// A warning where a run continues on other data: to go on with more images is a user's choice, but within an epoch some images
+/// come twice then, and others not at all.
+fn compare_data(state: &State, now: &DataIdentity) {
+    let Some(before) = state.data.as_ref().filter(|before| *before != now) else {
+        return;
+    };
+    let what = if before.seed != now.seed {
+        format!("training.seed was {} and is {}", before.seed, now.seed)
+    } else if before.images != now.images {
+        format!(
+            "there were {} training images and are {}",
+            before.images, now.images
+        )
+    } else {
+        "the names or labels of images are others".to_owned()
+    };
+    let consequence = if state.position.images_into_epoch > 0 {
+        ": in the rest of this epoch some images come a second time, and others not at all"
+    } else {
+        ""
+    };
+    tracing::warn!("the checkpoint was made with other data, {what}{consequence}");
 }
 
 /// With the loss scale of fp16 where the run has one.

@@ -93,6 +93,9 @@ impl Trainer {
         self.require_finite(step, epoch, &verdict, self.position.loss_scale)?;
         let agreed = &verdict.agreed;
         self.data.train.readable().check(agreed.left_out)?;
+        if agreed.images_differ {
+            return Err(TrainError::DifferentImages);
+        }
         self.position.updates = verdict.updates;
         self.position.loss_scale = verdict.loss_scale.and_then(Result::ok);
         self.position.correct += agreed.correct;
@@ -148,9 +151,11 @@ impl Trainer {
         let mut correct = Tensor::zeros([], (Kind::Int64, self.accelerator.device()));
         let local_images = micro_batches.iter().sum();
         let mut done = 0;
+        let mut digest = crc32fast::Hasher::new();
         for (index, images) in micro_batches.iter().copied().enumerate() {
             let is_last = index + 1 == micro_batches.len();
             let batch = self.batch_of(images, batches)?;
+            digest.update(&batch.digest.to_le_bytes());
             clock.data()?;
 
             let mode = Mode::Train(self.drop_seed(done));
@@ -173,6 +178,7 @@ impl Trainer {
                     correct: correct.shallow_clone(),
                     images: local_images,
                     left_out: self.left_out(batches),
+                    disagreement: self.world.mesh.disagreement(digest.clone().finalize()),
                     compute_seconds: self.compute_seconds,
                 };
                 self.sync.prepare(arrival.to_tensor(

@@ -4,8 +4,11 @@ use std::io::Cursor;
 use std::path::Path;
 use std::process::Command;
 
+use crate::agent::{free_port, run_config};
 use crate::common::{Job, TRAINER, assert_same_files, distance};
+use crate::rank::Rank;
 use image::{ImageFormat, Rgb, RgbImage};
+use serde_json::{Value, json};
 
 const CLASSES: u8 = 5;
 
@@ -146,6 +149,115 @@ fn unreadable_images_are_counted_over_all_ranks() {
         "class-2/002.jpg cannot be read and is left out: it is neither",
     ];
     job.ends(3, &parts);
+}
+
+/// Two ranks, each with a folder of images of its own, which a test may damage: how they end, and why.
+fn ranks_with(change: impl Fn(&mut Value), damage: impl Fn([&Path; 2])) -> [(Option<i32>, String); 2] {
+    let folders = [0, 1].map(|_| tempfile::tempdir().expect("a folder"));
+    for folder in &folders {
+        image_folder(&folder.path().join("data"), 8);
+    }
+    damage(folders.each_ref().map(tempfile::TempDir::path));
+    let port = free_port();
+    let ranks = folders.each_ref().map(|folder| {
+        let folder = folder.path();
+        let mut config = run_config(folder, 2);
+        config["model"]["channels"] = json!(3);
+        config["model"]["numClasses"] = json!(CLASSES);
+        config["data"]["format"] = json!("imageFolder");
+        config["data"]["path"] = json!(folder.join("data"));
+        config["data"]["maxCorruptFraction"] = json!(0.1);
+        change(&mut config);
+        fs_err::write(folder.join("run.json"), config.to_string()).expect("writes");
+        let rank = u32::from(folder == folders[1].path());
+        Rank::start(folder, 1, rank, 2, port)
+    });
+    let readers = ranks.map(|mut rank| {
+        std::thread::spawn(move || {
+            let mut message = String::new();
+            while let Some(report) = rank.report() {
+                if report["kind"] == "failed" {
+                    report["message"]
+                        .as_str()
+                        .unwrap_or_default()
+                        .clone_into(&mut message);
+                }
+            }
+            (rank.child.wait().expect("ends").code(), message)
+        })
+    });
+    readers.map(|reader| reader.join().expect("a rank that ends"))
+}
+
+#[test]
+fn ranks_with_other_data_than_rank_0_do_not_train() {
+    let ends = ranks_with(
+        |_| {},
+        |[_, second]| fs_err::remove_file(second.join("data/train/class-2/003.png")).expect("removes"),
+    );
+    let message = "rank 1 has other data than rank 0 (39 training images, rank 0 has 40)";
+    for (code, found) in ends {
+        assert_eq!(code, Some(79), "{found}");
+        assert!(found.starts_with(message), "{found}");
+    }
+}
+
+#[test]
+fn ranks_that_compute_on_the_same_images_do_not_go_on_with_different_ones() {
+    // Of all images, so that the first batch has some; the names are the same.
+    let damage = |split: &str, count: u8| {
+        let split = split.to_owned();
+        move |[_, second]: [&Path; 2]| {
+            for class in 0..count {
+                let file = second.join(format!("data/{split}/class-{class}/000.jpg"));
+                fs_err::write(file, "no image").expect("writes");
+            }
+        }
+    };
+    let together = |config: &mut Value| config["parallelism"]["sequence"] = json!(2);
+    for split in ["train", "val"] {
+        for (code, message) in ranks_with(together, damage(split, if split == "train" { 4 } else { 1 })) {
+            assert_eq!(code, Some(79), "{split}: {message}");
+            assert!(
+                message.starts_with("ranks that compute on the same images have read different ones"),
+                "{split}: {message}"
+            );
+        }
+    }
+    // Ranks with images of their own may each leave some out.
+    for (code, message) in ranks_with(|_| {}, damage("train", 1)) {
+        assert_eq!(code, Some(0), "{message}");
+    }
+}
+
+#[test]
+fn continuing_with_other_data_is_told() {
+    let mut job = Job::new(5);
+    image_folder(&job.data(), 8);
+    job.data_fields = "format: imageFolder".into();
+    job.run_well();
+    let state = fs_err::read_to_string(job.newest().join("state.json")).expect("a state");
+    let state: Value = serde_json::from_str(&state).expect("JSON");
+    assert_eq!(
+        (&state["data"]["images"], &state["data"]["seed"]),
+        (&json!(40), &json!(0))
+    );
+
+    job.epochs += 1;
+    let printed = job.ends(0, &[]);
+    assert!(!printed.contains("other data"), "{printed}");
+    fs_err::remove_file(job.data().join("train/class-2/003.png")).expect("removes");
+    job.epochs += 1;
+    job.ends(
+        0,
+        &["the checkpoint was made with other data, there were 40 training images and are 39"],
+    );
+    job.epochs += 1;
+    job.training = "seed: 3";
+    job.ends(
+        0,
+        &["the checkpoint was made with other data, training.seed was 0 and is 3"],
+    );
 }
 
 #[test]

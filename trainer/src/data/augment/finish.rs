@@ -156,12 +156,14 @@ impl Finish {
                 images,
                 labels,
                 targets: Targets::Classes,
+                digest: 0,
             };
         }
         Batch {
             images: mix_images(&images, columns, parameters.cut),
             labels,
             targets: Targets::Distribution(mix_targets(columns, self.classes, self.label_smoothing)),
+            digest: 0,
         }
     }
 }

@@ -69,10 +69,26 @@ struct State {
     closed: bool,
 }
 
-/// Label of an image, whose pixels are in their block; `None` if it is left out. A panic is carried on to the step.
-type Outcome = std::thread::Result<Result<Option<i64>, DataError>>;
-/// A batch, whose pixels and parameters are in its block; `None` if all of its images are left out.
-type BatchOutcome = std::thread::Result<Result<Option<Parameters>, DataError>>;
+/// An image whose pixels are in their block.
+#[derive(Debug)]
+struct Prepared {
+    label: i64,
+    /// Its number, or that of the one in its place.
+    image: u64,
+}
+
+/// A batch whose pixels and parameters are in its block.
+#[derive(Debug)]
+struct Made {
+    parameters: Parameters,
+    /// [`Batch::digest`].
+    digest: u32,
+}
+
+/// `None` if the image is left out. A panic is carried on to the step.
+type Outcome = std::thread::Result<Result<Option<Prepared>, DataError>>;
+/// `None` if all of the batch's images are left out.
+type BatchOutcome = std::thread::Result<Result<Option<Made>, DataError>>;
 
 impl Pipeline {
     pub(in crate::data) fn start(
@@ -129,10 +145,15 @@ impl Pipeline {
         let shared = Arc::clone(&self.shared);
         while let Some((number, outcome)) = shared.wait_for_batch() {
             let batch = match outcome {
-                Ok(Ok(Some(parameters))) => shared
+                Ok(Ok(Some(made))) => shared
                     .stages
-                    .time(Stage::Finish, || self.finish(number, &parameters))
-                    .map(Some),
+                    .time(Stage::Finish, || self.finish(number, &made.parameters))
+                    .map(|batch| {
+                        Some(Batch {
+                            digest: made.digest,
+                            ..batch
+                        })
+                    }),
                 Ok(Ok(None)) => Ok(None),
                 Ok(Err(error)) => Err(error),
                 Err(panic) => resume_unwind(panic),
@@ -213,7 +234,7 @@ impl Shared {
     /// Images of a batch if it is done and has any.
     fn images_of(&self, batch: usize) -> Option<usize> {
         match self.lock().done.get(&batch) {
-            Some(Ok(Ok(Some(parameters)))) => Some(parameters.images()),
+            Some(Ok(Ok(Some(made)))) => Some(made.parameters.images()),
             _ => None,
         }
     }
@@ -242,9 +263,9 @@ impl Shared {
         }
     }
 
-    /// Puts an image into its place in its batch's block. Gives its label.
-    fn prepare(&self, number: usize, resizer: &mut Resizer) -> Result<Option<i64>, DataError> {
-        let Some((pixels, label)) = self.image(self.task.items[number], resizer)? else {
+    /// Puts an image into its place in its batch's block.
+    fn prepare(&self, number: usize, resizer: &mut Resizer) -> Result<Option<Prepared>, DataError> {
+        let Some((pixels, prepared)) = self.image(self.task.items[number], resizer)? else {
             return Ok(None);
         };
         self.stages.time(Stage::Assemble, || {
@@ -253,7 +274,7 @@ impl Shared {
             let mut block = self.block(batch);
             block.host()?[place].copy_from_slice(&pixels);
             self.stages.count_prepared();
-            Ok(Some(label))
+            Ok(Some(prepared))
         })
     }
 
@@ -276,9 +297,10 @@ impl Shared {
     }
 
     /// Reads an image. In training another one takes the place of one that cannot be read: a batch keeps its size.
-    fn image(&self, item: Item, resizer: &mut Resizer) -> Result<Option<(Vec<u8>, i64)>, DataError> {
+    fn image(&self, item: Item, resizer: &mut Resizer) -> Result<Option<(Vec<u8>, Prepared)>, DataError> {
+        let of = |(pixels, label), image| (pixels, Prepared { label, image });
         match self.read(item.image, item, resizer)? {
-            Ok(image) => return Ok(Some(image)),
+            Ok(found) => return Ok(Some(of(found, item.image))),
             Err(reason) => self.leave_out(item.image, &reason)?,
         }
         if self.task.epoch.is_none() {
@@ -286,8 +308,9 @@ impl Shared {
         }
         let mut last = String::new();
         for offset in 1..=REPLACEMENTS {
-            match self.read((item.image + offset) % self.source.len(), item, resizer)? {
-                Ok(image) => return Ok(Some(image)),
+            let image = (item.image + offset) % self.source.len();
+            match self.read(image, item, resizer)? {
+                Ok(found) => return Ok(Some(of(found, image))),
                 Err(reason) => last = reason,
             }
         }
@@ -361,11 +384,13 @@ impl Shared {
         images.sort_unstable_by_key(|(number, _)| *number);
         let mut labels = Vec::with_capacity(images.len());
         let mut kept = Vec::with_capacity(images.len());
+        let mut digest = crc32fast::Hasher::new();
         for (number, outcome) in images {
             match outcome? {
-                Ok(Some(label)) => {
+                Ok(Some(Prepared { label, image })) => {
                     labels.push(label);
                     kept.push(number);
+                    digest.update(&image.to_le_bytes());
                 }
                 Ok(None) => {}
                 Err(error) => return Ok(Err(error)),
@@ -389,7 +414,10 @@ impl Shared {
             }
         }
         parameters.write(bytes);
-        Ok(Ok(Some(parameters)))
+        Ok(Ok(Some(Made {
+            parameters,
+            digest: digest.finalize(),
+        })))
     }
 }
 
@@ -439,6 +467,10 @@ mod tests {
 
         fn label(&self, image: u64) -> Result<i64, String> {
             Ok(self.first_label + image.cast_signed() % 10)
+        }
+
+        fn fingerprint(&self) -> u32 {
+            self.len as u32
         }
 
         fn name(&self, image: u64) -> String {
