@@ -35,7 +35,9 @@ struct Block {
   std::vector<Access> accesses;
   // Streams other than its own that have used it, as libtorch was told (`record_stream`).
   std::vector<StreamName> users;
+  // What must end before it is free, and whether other streams' accesses are known to have ended with that.
   Tasks used_by;
+  bool forgets = false;
   // Work, by stream and number, that has ended before the memory can be freed.
   std::vector<std::pair<size_t, uint64_t>> ended;
 };
@@ -53,7 +55,7 @@ std::array<Device, kMostDevices> devices;
 std::map<uintptr_t, Block*> blocks;
 using Bin = std::tuple<c10::DeviceIndex, c10::StreamId, size_t>;
 std::map<Bin, std::vector<Block*>> free_blocks;
-// Freed, but still used by other streams.
+// Freed, but still used by queued work.
 std::vector<Block*> used_blocks;
 
 void count(Device& device, int64_t bytes) {
@@ -80,7 +82,9 @@ void reclaim_used() {
   for (auto* block : used_blocks) {
     if (is_over(block)) {
       block->used_by.clear();
-      block->accesses.clear();
+      if (block->forgets) {
+        block->accesses.clear();
+      }
       std::memset(block->memory, kPoison, block->bytes);
       free_blocks[{block->home.device, block->home.id, block->bytes}].push_back(block);
     }
@@ -107,7 +111,8 @@ Block* locked_block_of(const void* memory) {
 
 void free_block(void* memory) {
   auto* block = locked_block_of(memory);
-  Tasks used_by;
+  // As on a device, what the own stream holds comes before whatever gets the memory next.
+  auto used_by = pending(block->home);
   for (const auto& user : block->users) {
     const auto tasks = pending(user);
     used_by.insert(used_by.end(), tasks.begin(), tasks.end());
@@ -119,13 +124,16 @@ void free_block(void* memory) {
     block->accesses.erase(std::remove_if(block->accesses.begin(), block->accesses.end(), has_ended), block->accesses.end());
   }
   block->ended.clear();
-  const bool is_used = !block->users.empty();
+  block->forgets = !block->users.empty();
   block->users.clear();
-  if (is_used) {
+  if (!used_by.empty()) {
     block->used_by = std::move(used_by);
     used_blocks.push_back(block);
     reclaim_used();
     return;
+  }
+  if (block->forgets) {
+    block->accesses.clear();
   }
   std::memset(block->memory, kPoison, block->bytes);
   free_blocks[{block->home.device, block->home.id, block->bytes}].push_back(block);
@@ -145,7 +153,7 @@ Block* take_block(c10::DeviceIndex device, size_t bytes) {
     free.pop_back();
     return block;
   }
-  auto* block = new Block{home, bytes, std::aligned_alloc(64, bytes), {}, {}, {}, {}};
+  auto* block = new Block{home, bytes, std::aligned_alloc(64, bytes), {}, {}, {}, false, {}};
   TORCH_CHECK(block->memory != nullptr, "the host has no memory for a simulated device");
   std::memset(block->memory, kPoison, bytes);
   blocks.emplace(reinterpret_cast<uintptr_t>(block->memory), block);
