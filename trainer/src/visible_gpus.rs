@@ -43,7 +43,7 @@ pub(crate) fn divide(gpus: &[String], config: &RunConfig) -> Result<Vec<String>,
     Ok(agents.map(|gpus| gpus.join(",")).collect())
 }
 
-/// The GPU of each rank of an agent, as the value of [`VISIBLE`], or none if there is no GPU.
+/// The GPU for each rank of an agent, as a value of [`VISIBLE`]; empty without GPUs.
 ///
 /// A rank that sees a single GPU has index 0 on every thread. With a GPU of another index, whatever uses the current device
 /// of a thread that nobody has set, here or in a library, would allocate on the GPU of another rank.

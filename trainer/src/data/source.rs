@@ -45,7 +45,7 @@ pub(super) trait Source: Debug + Send + Sync {
     /// What to call it.
     fn name(&self, image: u64) -> String;
 
-    /// [`fingerprint`] of what tells the images from others, wherever their folder is: of their names within it.
+    /// [`fingerprint`] of the images' names within the folder, wherever that is mounted.
     fn fingerprint(&self) -> u32;
 
     /// Images of each shard, if they lie in shards one after the other.

@@ -257,7 +257,7 @@ impl Trainer {
             .training(epoch, images_into_epoch, &self.share())?)
     }
 
-    /// Accuracy on the held-out images; false if some rank was told to stop meanwhile.
+    /// Measures accuracy on the held-out images. Returns false if a rank received a stop signal meanwhile.
     fn evaluate(&mut self) -> Result<bool, TrainError> {
         let Some(data) = &self.data.validation else {
             return Ok(true);
