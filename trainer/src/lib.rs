@@ -3,7 +3,7 @@
 //! ```text
 //!   commands/      run, study, plan, eval, export, preflight, bench, data inspect, import-deepspeed, completions
 //!     launch/      a job's agents as local processes
-//!       agent/     a pod's first process
+//!       agent/     what a pod runs
 //!         rank     one worker process
 //!           train/   data -> model -> gradients averaged -> optimizer  (data/, model/, parallel/, distributed, optim/)
 //!                    checkpoints, evaluation, measurements             (checkpoint/, evaluation, metrics/)

@@ -104,8 +104,9 @@ pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'
                 }),
                 ..PodSecurityContext::default()
             }),
-            // Another trainer is not made to be the first process of its pod, to which SIGTERM means nothing by itself.
-            share_process_namespace: beside.is_some().then_some(true),
+            // To the first process of a pod SIGTERM means nothing until it has a handler: another trainer may never have one, and
+            // ours has none while libtorch is loaded.
+            share_process_namespace: Some(true),
             init_containers: beside.map(|agent| vec![agent]),
             containers: vec![container],
             volumes: Some(volumes),

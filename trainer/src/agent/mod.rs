@@ -1,4 +1,4 @@
-//! The agent: a pod's first process. It waits until the coordinator's name resolves, starts this pod's ranks, hands
+//! The agent, which a pod runs. It waits until the coordinator's name resolves, starts this pod's ranks, hands
 //! on signals, serves what the ranks report, and leaves a termination record.
 //!
 //! ```text
