@@ -9,6 +9,7 @@ const SOURCES: &[&str] = &[
     "device.cpp",
     "error.cpp",
     "flight_recorder.cpp",
+    "host_copies.cpp",
     "memory.cpp",
     "moment.cpp",
     "optim.cpp",

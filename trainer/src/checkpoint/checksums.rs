@@ -2,8 +2,8 @@
 //! on storage is found out before a value of it is used.
 
 use std::collections::BTreeMap;
-use std::io::{BufWriter, Write};
-use std::path::Path;
+use std::io::{BufWriter, Read as _, Write};
+use std::path::{Path, PathBuf};
 
 use fs_err as fs;
 use serde::{Deserialize, Serialize};
@@ -27,10 +27,6 @@ struct Checksum {
 }
 
 impl Checksum {
-    fn of(bytes: &[u8]) -> Self {
-        Self::new(bytes.len() as u64, crc32fast::hash(bytes))
-    }
-
     fn new(bytes: u64, crc32: u32) -> Self {
         Self {
             bytes,
@@ -99,9 +95,37 @@ impl Checksums {
     pub(super) fn read(&self, folder: &Path, name: &str) -> Result<Vec<u8>, CheckpointError> {
         let path = folder.join(name);
         let bytes = fs::read(&path).map_err(CheckpointError::Read)?;
-        let found = Checksum::of(&bytes);
+        let found = Checksum::new(bytes.len() as u64, crc32fast::hash(&bytes));
+        self.compare(path, name, &found)?;
+        Ok(bytes)
+    }
+
+    /// Whether a file of the checkpoint in `folder` is as it was written; reads it piece by piece, and calls `is_reading` after each.
+    pub(super) fn check(
+        &self,
+        folder: &Path,
+        name: &str,
+        is_reading: &mut dyn FnMut(),
+    ) -> Result<(), CheckpointError> {
+        let path = folder.join(name);
+        let mut file = fs::File::open(&path).map_err(CheckpointError::Read)?;
+        let mut buffer = vec![0; BUFFER_BYTES];
+        let (mut hasher, mut bytes) = (crc32fast::Hasher::new(), 0);
+        loop {
+            let read = file.read(&mut buffer).map_err(CheckpointError::Read)?;
+            if read == 0 {
+                break;
+            }
+            hasher.update(&buffer[..read]);
+            bytes += read as u64;
+            is_reading();
+        }
+        self.compare(path, name, &Checksum::new(bytes, hasher.finalize()))
+    }
+
+    fn compare(&self, path: PathBuf, name: &str, found: &Checksum) -> Result<(), CheckpointError> {
         let problem = match self.0.get(name) {
-            Some(expected) if *expected == found => return Ok(bytes),
+            Some(expected) if expected == found => return Ok(()),
             Some(expected) if expected.bytes != found.bytes => {
                 format!(
                     "it has {} bytes instead of {}: it was cut short or overwritten",
@@ -165,6 +189,8 @@ mod tests {
         let bytes = sums.finish(place.path()).expect("writes");
         let sums = Checksums::open(place.path()).expect("opens");
         assert_eq!(sums.read(place.path(), "a").expect("reads"), content);
+        let check = || sums.check(place.path(), "a", &mut || {});
+        check().expect("whole");
         let on_disk = |name| fs::metadata(place.path().join(name)).expect("a file").len();
         assert_eq!(bytes, on_disk("a") + on_disk(CHECKSUMS_FILE));
 
@@ -175,6 +201,7 @@ mod tests {
             fs::write(&file, changed).expect("writes");
             let message = sums.read(place.path(), "a").expect_err("found out").to_string();
             assert!(message.contains("its CRC-32 is"), "{message}");
+            assert_eq!(check().expect_err("found out").to_string(), message);
         }
         for length in 0..content.len() {
             fs::write(&file, &content[..length]).expect("writes");
@@ -183,6 +210,7 @@ mod tests {
                 message.contains(&format!("it has {length} bytes instead of 7")),
                 "{message}"
             );
+            assert_eq!(check().expect_err("found out").to_string(), message);
         }
     }
 }

@@ -67,6 +67,14 @@ pub(crate) enum CheckpointError {
         owner: String,
         namespace: String,
     },
+    #[error(
+        "{path} says that the folder belongs to {owner}, but this is a job of namespace {namespace}: use another folder or volume (a sub-path for each namespace, say), or remove the file if that job is no more"
+    )]
+    OwnedElsewhere {
+        path: PathBuf,
+        owner: String,
+        namespace: String,
+    },
 }
 
 impl CheckpointError {
@@ -77,6 +85,7 @@ impl CheckpointError {
             Self::DoesNotFit { .. }
                 | Self::InTheWay { .. }
                 | Self::OtherNamespace { .. }
+                | Self::OwnedElsewhere { .. }
                 | Self::NotThere { .. }
                 | Self::NoAverage { .. }
                 | Self::OtherModel { .. }

@@ -32,14 +32,18 @@ pub(crate) struct CheckpointFolder {
 }
 
 impl CheckpointFolder {
-    /// Opens the folder for a run and takes it from whoever had it; makes it where it is missing, and finishes or removes
-    /// what an interrupted write left.
-    pub(crate) fn open(path: &Path, keep: u32, owner: Owner) -> Result<Self, CheckpointError> {
+    /// Opens the folder for an attempt of a run and takes it from whoever had it; makes it where it is missing, and finishes or
+    /// removes what an interrupted write left. Nothing is changed where the run may not continue from what is there.
+    pub(crate) fn open(path: &Path, keep: u32, run: Run<'_>, attempt: u32) -> Result<Self, CheckpointError> {
         make(path).map_err(CheckpointError::Folder)?;
+        if let Some(newest) = newest(path).map_err(CheckpointError::Folder)? {
+            run.may_continue(&newest)?;
+        }
+        let owner = Owner::new(run.job, attempt);
         let folder = Self {
             path: path.into(),
             keep: keep as usize,
-            claim: Claim::take(path, owner).map_err(CheckpointError::Folder)?,
+            claim: Claim::take(path, owner)?,
             member: Member { rank: 0, size: 1 },
             lost: Lost(Arc::new(|| None)),
         };
@@ -232,18 +236,19 @@ impl CheckpointFolder {
         }
     }
 
-    /// The newest checkpoint that can be read, with the values of the parts. One that is damaged is passed over with
+    /// The newest checkpoint that can be read; `is_reading` is called again and again meanwhile. One that is damaged is passed over with
     /// a warning; one that does not fit, or that this run may not continue from, is an error. `None` where there is
     /// none at all.
     pub(crate) fn load_newest(
         &self,
         run: Run<'_>,
         parts: &[Expected],
+        is_reading: &mut dyn FnMut(),
     ) -> Result<Option<Loaded>, CheckpointError> {
         let steps = self.steps()?;
         let mut newest_error = None;
         for step in steps.iter().rev() {
-            match load(&self.folder(*step), run, parts) {
+            match load(&self.folder(*step), run, parts, is_reading) {
                 Ok(loaded) => return Ok(Some(loaded)),
                 Err(error) if error.is_refusal() => return Err(error),
                 Err(error) => {

@@ -27,6 +27,7 @@ mod restore;
 mod shares;
 mod snapshot;
 mod state;
+mod stored;
 #[cfg(test)]
 mod tests;
 mod weights;
@@ -44,6 +45,7 @@ pub(crate) use restore::{Loaded, Run, SavedAverage};
 pub(crate) use shares::{Lost, assign};
 pub(crate) use snapshot::Snapshot;
 pub(crate) use state::{Position, State};
+pub(crate) use stored::Stored;
 pub(crate) use weights::{SavedCheckpoint, WeightsKind, locate};
 pub(crate) use writer::{Writer, Written};
 

@@ -4,13 +4,18 @@
 //! still reach the storage. It must not put checkpoints beside those of its successor, or in their place. So each
 //! attempt leaves its name in the folder, and whoever finds another name there writes no more. Between that look and the
 //! renaming of a finished checkpoint lies a moment that shared storage gives no means to close.
+//!
+//! A folder that a job of another namespace has is not taken: two namespaces that share a volume can hold jobs of one name.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use contract::JobIdentity;
 use fs_err as fs;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+
+use super::CheckpointError;
 
 const FILE: &str = "owner.json";
 const NEW_FILE: &str = ".owner.json.new";
@@ -21,6 +26,11 @@ const NEW_FILE: &str = ".owner.json.new";
 pub(crate) struct Owner {
     /// The job's uid; `None` outside a cluster.
     job: Option<String>,
+    /// Empty in files of earlier versions.
+    #[serde(default)]
+    namespace: String,
+    #[serde(default)]
+    name: String,
     attempt: u32,
     /// When it took the folder, which tells runs outside a cluster apart.
     since: Timestamp,
@@ -35,9 +45,11 @@ pub(super) struct Claim {
 
 impl Owner {
     /// This process, as an attempt of a job.
-    pub(crate) fn new(job: Option<String>, attempt: u32) -> Self {
+    pub(crate) fn new(job: &JobIdentity, attempt: u32) -> Self {
         Self {
-            job,
+            job: job.uid.clone(),
+            namespace: job.namespace.clone(),
+            name: job.name.clone(),
             attempt,
             since: Timestamp::now(),
             process: std::process::id(),
@@ -58,12 +70,22 @@ impl Owner {
     fn is_after(&self, other: &Self) -> bool {
         self.job.is_some() && self.job == other.job && self.attempt > other.attempt
     }
+
+    /// Whether this is a job of another namespace than `other`, of the same cluster or another.
+    fn is_elsewhere(&self, other: &Self) -> bool {
+        let are_known = !self.namespace.is_empty() && !other.namespace.is_empty();
+        self.job.is_some() && other.job.is_some() && are_known && self.namespace != other.namespace
+    }
 }
 
 impl std::fmt::Display for Owner {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match &self.job {
-            Some(uid) => write!(formatter, "attempt {} of the job with uid {uid}", self.attempt)?,
+            Some(uid) => write!(
+                formatter,
+                "attempt {} of job {}/{} (uid {uid})",
+                self.attempt, self.namespace, self.name
+            )?,
             None => write!(formatter, "the run of process {}", self.process)?,
         }
         write!(formatter, ", since {}", self.since)
@@ -71,21 +93,35 @@ impl std::fmt::Display for Owner {
 }
 
 impl Claim {
-    /// Takes a folder, unless a later attempt of the same job has it.
-    pub(super) fn take(folder: &Path, owner: Owner) -> std::io::Result<Self> {
+    /// Takes a folder, unless a later attempt of the same job has it, or a job of another namespace.
+    pub(super) fn take(folder: &Path, owner: Owner) -> Result<Self, CheckpointError> {
         let claim = Self {
             path: folder.join(FILE),
             owner,
         };
-        if let Some(other) = claim.read()?.filter(|other| other.is_after(&claim.owner)) {
-            return Err(claim.lost_to(&other));
+        match claim.read().map_err(CheckpointError::Folder)? {
+            Some(other) if other.is_after(&claim.owner) => {
+                return Err(CheckpointError::Folder(claim.lost_to(&other)));
+            }
+            Some(other) if other.is_elsewhere(&claim.owner) => {
+                return Err(CheckpointError::OwnedElsewhere {
+                    path: claim.path,
+                    owner: other.to_string(),
+                    namespace: claim.owner.namespace,
+                });
+            }
+            Some(_) | None => {}
         }
+        claim.write(folder).map_err(CheckpointError::Folder)?;
+        Ok(claim)
+    }
+
+    fn write(&self, folder: &Path) -> std::io::Result<()> {
         let new = folder.join(NEW_FILE);
         let mut file = fs::File::create(&new)?;
-        serde_json::to_writer(&mut file, &claim.owner)?;
+        serde_json::to_writer(&mut file, &self.owner)?;
         file.sync_all()?;
-        fs::rename(new, &claim.path)?;
-        Ok(claim)
+        fs::rename(new, &self.path)
     }
 
     /// That of the rank which has taken the folder for the whole run, `None` where this rank does not see it there.
@@ -133,8 +169,17 @@ impl Claim {
 mod tests {
     use super::*;
 
+    fn of(namespace: &str, uid: Option<&str>, attempt: u32) -> Owner {
+        let job = JobIdentity {
+            namespace: namespace.into(),
+            name: "vit".into(),
+            uid: uid.map(Into::into),
+        };
+        Owner::new(&job, attempt)
+    }
+
     fn attempt(number: u32) -> Owner {
-        Owner::new(Some("uid".into()), number)
+        of("team", Some("uid"), number)
     }
 
     #[test]
@@ -144,12 +189,12 @@ mod tests {
         first.check().expect("still its own");
         let second = Claim::take(place.path(), attempt(2)).expect("takes over");
         second.check().expect("its own");
-        for error in [
-            first.check().expect_err("lost"),
-            Claim::take(place.path(), attempt(1)).expect_err("too late"),
-        ] {
-            let message = error.to_string();
-            assert!(message.contains("attempt 2 of the job with uid uid"), "{message}");
+        let late = Claim::take(place.path(), attempt(1)).expect_err("too late");
+        for message in [first.check().expect_err("lost").to_string(), late.to_string()] {
+            assert!(
+                message.contains("attempt 2 of job team/vit (uid uid)"),
+                "{message}"
+            );
             assert!(message.contains("owner.json"), "{message}");
         }
     }
@@ -157,11 +202,24 @@ mod tests {
     #[test]
     fn jobs_and_runs_outside_a_cluster_take_over_from_one_another() {
         let place = tempfile::tempdir().expect("a folder");
-        let other_job = Owner::new(Some("other".into()), 7);
-        for owner in [other_job, attempt(1), Owner::new(None, 1), Owner::new(None, 1)] {
+        let outside = || of("", None, 1);
+        for owner in [of("team", Some("other"), 7), attempt(1), outside(), outside()] {
             let claim = Claim::take(place.path(), owner).expect("takes");
             claim.check().expect("its own");
         }
+    }
+
+    #[test]
+    fn a_job_of_another_namespace_is_refused_and_changes_nothing() {
+        let place = tempfile::tempdir().expect("a folder");
+        let claim = Claim::take(place.path(), attempt(1)).expect("takes");
+        let error = Claim::take(place.path(), of("others", Some("uid-2"), 1)).expect_err("refused");
+        assert!(error.is_refusal(), "{error}");
+        let message = error.to_string();
+        for part in ["owner.json", "attempt 1 of job team/vit", "namespace others"] {
+            assert!(message.contains(part), "{message}");
+        }
+        claim.check().expect("still its own");
     }
 
     #[test]

@@ -4,13 +4,10 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use contract::{JobIdentity, ModelConfig, Resume};
-use safetensors::{Dtype, SafeTensors};
-use tch::{Kind, Tensor};
 
 use super::checksums::Checksums;
-use super::shares::{entry, has, read_part};
-use super::{CheckpointError, Expected, Part, STATE_FILE, State};
-use crate::tensor_file::tensor_of;
+use super::shares::{entry, files_of, has};
+use super::{CheckpointError, Expected, Part, STATE_FILE, State, Stored};
 
 /// So many differences are told one by one.
 const TOLD_DIFFERENCES: usize = 3;
@@ -23,13 +20,13 @@ pub(crate) struct Run<'a> {
     pub(crate) resume: Resume,
 }
 
-/// A checkpoint that was read.
+/// A checkpoint of which every byte was checked.
 #[derive(Debug)]
 pub(crate) struct Loaded {
     pub(crate) state: State,
     pub(crate) path: PathBuf,
     /// The whole tensors of each part, in the order in which they were expected.
-    pub(crate) values: Vec<(Part, Vec<Tensor>)>,
+    pub(crate) values: Vec<(Part, Vec<Stored>)>,
     pub(crate) average: SavedAverage,
 }
 
@@ -45,12 +42,16 @@ pub(crate) enum SavedAverage {
     Unused,
 }
 
-/// Reads the checkpoint in `folder`.
-pub(super) fn load(folder: &Path, run: Run<'_>, parts: &[Expected]) -> Result<Loaded, CheckpointError> {
+/// Opens the checkpoint in `folder`, and calls `is_reading` again and again while it is read once.
+pub(super) fn load(
+    folder: &Path,
+    run: Run<'_>,
+    parts: &[Expected],
+    is_reading: &mut dyn FnMut(),
+) -> Result<Loaded, CheckpointError> {
     let checksums = Checksums::open(folder)?;
-    let state_path = folder.join(STATE_FILE);
-    let state = State::parse(&state_path, &checksums.read(folder, STATE_FILE)?)?;
-    may_continue(run, &state.job, folder)?;
+    let state = read_state(folder, &checksums)?;
+    run.may_continue_from(&state.job, folder)?;
     let other_model = state.model.difference(run.model);
     let is_kept = parts.iter().any(|expected| expected.part == Part::Average);
     // The list of files tells an average that was never saved from one that is lost.
@@ -62,7 +63,7 @@ pub(super) fn load(folder: &Path, run: Run<'_>, parts: &[Expected]) -> Result<Lo
     let is_saved = |expected: &&Expected| expected.part != Part::Average || average == SavedAverage::Fits;
     let mut values = Vec::new();
     for Expected { part, tensors } in parts.iter().filter(is_saved) {
-        match fit(read(folder, &checksums, *part)?, tensors) {
+        match fit(find(folder, &checksums, *part, is_reading)?, tensors) {
             Ok(read) => values.push((*part, read)),
             Err(tensors) => {
                 let path = folder.join(entry(&checksums, *part));
@@ -77,7 +78,7 @@ pub(super) fn load(folder: &Path, run: Run<'_>, parts: &[Expected]) -> Result<Lo
     // Tensors alone do not tell everything: any number of heads has the same ones.
     if let Some(model) = other_model {
         return Err(CheckpointError::DoesNotFit {
-            path: state_path,
+            path: folder.join(STATE_FILE),
             difference: format!("its model's {model}"),
         });
     }
@@ -89,26 +90,40 @@ pub(super) fn load(folder: &Path, run: Run<'_>, parts: &[Expected]) -> Result<Lo
     })
 }
 
-/// Whether a run may continue from a checkpoint that `owner` made.
-///
-/// Two namespaces that share a volume can hold jobs of one name, whose folders are then the same: neither takes the
-/// other's checkpoints. Outside a cluster there are no namespaces, and a folder is used because someone named it.
-fn may_continue(run: Run<'_>, owner: &JobIdentity, folder: &Path) -> Result<(), CheckpointError> {
-    let both_in_clusters = run.job.uid.is_some() && owner.uid.is_some();
-    if both_in_clusters && run.job.namespace != owner.namespace {
-        return Err(CheckpointError::OtherNamespace {
-            path: folder.into(),
-            owner: describe(owner),
-            namespace: run.job.namespace.clone(),
-        });
+fn read_state(folder: &Path, checksums: &Checksums) -> Result<State, CheckpointError> {
+    State::parse(&folder.join(STATE_FILE), &checksums.read(folder, STATE_FILE)?)
+}
+
+impl Run<'_> {
+    /// Whether it may continue from the checkpoint in `folder`, by the state that it tells. One that is damaged is nobody's.
+    pub(super) fn may_continue(self, folder: &Path) -> Result<(), CheckpointError> {
+        match Checksums::open(folder).and_then(|checksums| read_state(folder, &checksums)) {
+            Ok(state) => self.may_continue_from(&state.job, folder),
+            Err(_) => Ok(()),
+        }
     }
-    let same_job = both_in_clusters && run.job.uid == owner.uid;
-    match run.resume {
-        Resume::Never if !same_job => Err(CheckpointError::InTheWay {
-            path: folder.into(),
-            owner: describe(owner),
-        }),
-        Resume::Auto | Resume::Never => Ok(()),
+
+    /// The same of one that `owner` made.
+    ///
+    /// Two namespaces that share a volume can hold jobs of one name, whose folders are then the same: neither takes the
+    /// other's checkpoints. Outside a cluster there are no namespaces, and a folder is used because someone named it.
+    fn may_continue_from(self, owner: &JobIdentity, folder: &Path) -> Result<(), CheckpointError> {
+        let both_in_clusters = self.job.uid.is_some() && owner.uid.is_some();
+        if both_in_clusters && self.job.namespace != owner.namespace {
+            return Err(CheckpointError::OtherNamespace {
+                path: folder.into(),
+                owner: describe(owner),
+                namespace: self.job.namespace.clone(),
+            });
+        }
+        let same_job = both_in_clusters && self.job.uid == owner.uid;
+        match self.resume {
+            Resume::Never if !same_job => Err(CheckpointError::InTheWay {
+                path: folder.into(),
+                owner: describe(owner),
+            }),
+            Resume::Auto | Resume::Never => Ok(()),
+        }
     }
 }
 
@@ -120,49 +135,29 @@ fn describe(job: &JobIdentity) -> String {
     }
 }
 
-/// A tensor of a checkpoint.
-struct Found {
-    dtype: Dtype,
-    shape: Vec<usize>,
-    /// `None` where its numbers are of a type that is not read.
-    value: Option<Tensor>,
-}
-
-/// Reads all tensors of a part.
-fn read(
+/// All tensors of a part.
+fn find(
     folder: &Path,
     checksums: &Checksums,
     part: Part,
-) -> Result<BTreeMap<String, Found>, CheckpointError> {
+    is_reading: &mut dyn FnMut(),
+) -> Result<BTreeMap<String, Stored>, CheckpointError> {
     let mut all = BTreeMap::new();
-    read_part(folder, checksums, part, |path, content| {
-        let file = SafeTensors::deserialize(content).map_err(|error| CheckpointError::Corrupt {
-            path: path.into(),
-            message: error.to_string(),
-        })?;
-        for (name, view) in file.iter() {
-            let found = Found {
-                dtype: view.dtype(),
-                shape: view.shape().to_vec(),
-                value: tensor_of(&view),
-            };
-            all.insert(name.to_owned(), found);
-        }
-        Ok(())
-    })?;
+    for file in files_of(folder, checksums, part)? {
+        checksums.check(folder, &file, is_reading)?;
+        all.extend(Stored::of_file(&folder.join(file))?);
+    }
     Ok(all)
 }
 
-/// The values of exactly the tensors in `expected`, or how they differ from what was found.
-fn fit(mut found: BTreeMap<String, Found>, expected: &[(String, Vec<i64>)]) -> Result<Vec<Tensor>, String> {
+/// Exactly the tensors in `expected`, or how they differ from what was found.
+fn fit(mut found: BTreeMap<String, Stored>, expected: &[(String, Vec<i64>)]) -> Result<Vec<Stored>, String> {
     let mut differences = Vec::new();
-    let mut values = Vec::new();
+    let mut fitting = Vec::new();
     for (name, shape) in expected {
         match found.remove(name) {
             None => differences.push(format!("it has no {name} {shape:?}")),
-            Some(Found {
-                value: Some(value), ..
-            }) if value.kind() == Kind::Float && value.size() == *shape => values.push(value),
+            Some(stored) if stored.is(shape) => fitting.push(stored),
             Some(other) => differences.push(format!(
                 "{name} is {} {:?} instead of F32 {shape:?}",
                 other.dtype, other.shape
@@ -174,7 +169,7 @@ fn fit(mut found: BTreeMap<String, Found>, expected: &[(String, Vec<i64>)]) -> R
         .map(|(name, other)| format!("it has {name} {:?}, which is not expected", other.shape));
     differences.extend(unknown);
     if differences.is_empty() {
-        Ok(values)
+        Ok(fitting)
     } else {
         Err(tell(&differences))
     }
@@ -191,7 +186,10 @@ fn tell(differences: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use tch::Tensor;
+
     use super::*;
+    use crate::tensor_file::{self, Existing};
 
     fn expected(shapes: &[(&str, &[i64])]) -> Vec<(String, Vec<i64>)> {
         shapes
@@ -200,17 +198,16 @@ mod tests {
             .collect()
     }
 
-    fn found(tensors: &[(String, Vec<i64>)]) -> BTreeMap<String, Found> {
+    fn found(tensors: &[(String, Vec<i64>)]) -> BTreeMap<String, Stored> {
         let tensor = |(name, shape): &(String, Vec<i64>)| {
             let value = Tensor::zeros(shape.as_slice(), tch::kind::FLOAT_CPU);
-            let found = Found {
-                dtype: Dtype::F32,
-                shape: shape.iter().map(|size| *size as usize).collect(),
-                value: Some(value),
-            };
-            (name.clone(), found)
+            (name.clone(), value)
         };
-        tensors.iter().map(tensor).collect()
+        let tensors: Vec<_> = tensors.iter().map(tensor).collect();
+        let place = tempfile::tempdir().expect("a folder");
+        let path = place.path().join("a.safetensors");
+        tensor_file::save(&path, &tensors, &BTreeMap::new(), Existing::Keep).expect("writes");
+        Stored::of_file(&path).expect("reads")
     }
 
     #[test]

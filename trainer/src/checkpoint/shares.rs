@@ -194,27 +194,22 @@ struct IndexMetadata {
     total_size: u64,
 }
 
-/// Reads the file of a part, or those that its index names, one after the other.
-pub(super) fn read_part<E: From<CheckpointError>>(
+/// The file of a part, or those that its index names.
+pub(super) fn files_of(
     folder: &Path,
     checksums: &Checksums,
     part: Part,
-    mut take: impl FnMut(&Path, &[u8]) -> Result<(), E>,
-) -> Result<(), E> {
+) -> Result<BTreeSet<String>, CheckpointError> {
     let entry = entry(checksums, part);
-    let content = checksums.read(folder, &entry)?;
     if entry == part.file() {
-        return take(&folder.join(entry), &content);
+        return Ok(BTreeSet::from([entry]));
     }
+    let content = checksums.read(folder, &entry)?;
     let index: Index = serde_json::from_slice(&content).map_err(|error| CheckpointError::Corrupt {
         path: folder.join(entry),
         message: error.to_string(),
     })?;
-    let files: BTreeSet<String> = index.weight_map.into_values().collect();
-    for file in files {
-        take(&folder.join(&file), &checksums.read(folder, &file)?)?;
-    }
-    Ok(())
+    Ok(index.weight_map.into_values().collect())
 }
 
 /// The file with which reading a part begins: its index where several ranks wrote it, else the part itself.

@@ -81,7 +81,7 @@ fn average() -> Expected {
 fn values(loaded: &Loaded) -> Vec<f64> {
     let parts = loaded.values.iter();
     parts
-        .map(|(_, tensors)| tensors[0].double_value(&[1, 2]))
+        .map(|(_, tensors)| tensors[0].read().expect("reads").double_value(&[1, 2]))
         .collect()
 }
 
@@ -94,15 +94,16 @@ pub(super) fn snapshot(step: u64) -> Snapshot {
     snapshot_of(step, step as f64, step as f64 + 0.5)
 }
 
-/// An attempt of one job.
-pub(super) fn owner(attempt: u32) -> Owner {
-    Owner::new(Some("uid".into()), attempt)
+/// The folder as an attempt of one job has it.
+pub(super) fn open(path: &Path, keep: u32, attempt: u32) -> CheckpointFolder {
+    let (job, model) = (job("research", Some("first")), model());
+    CheckpointFolder::open(path, keep, run(&job, &model, Resume::Auto), attempt).expect("opens")
 }
 
 /// A folder of its own that keeps so many checkpoints.
 fn folder(keep: u32) -> (tempfile::TempDir, CheckpointFolder) {
     let place = tempfile::tempdir().expect("a folder");
-    let folder = CheckpointFolder::open(place.path(), keep, owner(1)).expect("opens");
+    let folder = open(place.path(), keep, 1);
     (place, folder)
 }
 
@@ -126,7 +127,7 @@ fn save(folder: &CheckpointFolder, step: u64) -> PathBuf {
 pub(super) fn load_into(folder: &CheckpointFolder) -> Result<Option<(u64, f64, f64)>, CheckpointError> {
     let (job, model) = (job("research", Some("second")), model());
     let run = run(&job, &model, Resume::Auto);
-    let found = folder.load_newest(run, &expected())?;
+    let found = folder.load_newest(run, &expected(), &mut || {})?;
     Ok(found.map(|found| {
         let values = values(&found);
         (found.state.position.step, values[0], values[1])
@@ -136,7 +137,7 @@ pub(super) fn load_into(folder: &CheckpointFolder) -> Result<Option<(u64, f64, f
 #[test]
 fn the_newest_is_loaded_and_only_so_many_are_kept() {
     let place = tempfile::tempdir().expect("a folder");
-    let folder = CheckpointFolder::open(&place.path().join("new"), 2, owner(1)).expect("opens");
+    let folder = open(&place.path().join("new"), 2, 1);
     assert!(load_into(&folder).expect("reads").is_none());
     for step in [5, 10, 100] {
         save(&folder, step);
@@ -159,14 +160,17 @@ fn a_checkpoint_is_good_though_an_old_one_cannot_be_removed() {
 #[test]
 fn an_attempt_that_was_replaced_changes_nothing_of_its_successors() {
     let place = tempfile::tempdir().expect("a folder");
-    let cut_off = CheckpointFolder::open(place.path(), 1, owner(1)).expect("opens");
+    let cut_off = open(place.path(), 1, 1);
     save(&cut_off, 5);
-    let successor = CheckpointFolder::open(place.path(), 1, owner(2)).expect("opens");
+    let successor = open(place.path(), 1, 2);
     save(&successor, 8);
     let half_written = place.path().join(".partial-step-00000009");
     fs::create_dir(&half_written).expect("makes");
     let error = cut_off.save(&snapshot(9)).expect_err("is not its own any more");
-    assert!(error.to_string().contains("attempt 2 of the job"), "{error}");
+    assert!(
+        error.to_string().contains("attempt 2 of job research/digits"),
+        "{error}"
+    );
     assert!(half_written.exists(), "its successor is writing that");
     assert_eq!(successor.steps().expect("lists"), [8]);
     assert_eq!(load_into(&successor).expect("reads"), Some((8, 8.0, 8.5)));
@@ -257,7 +261,7 @@ fn another_model_is_told_by_its_tensors() {
     ] {
         let run = run(&job, &model, Resume::Auto);
         let error = folder
-            .load_newest(run, &[weights.clone(), moments.clone()])
+            .load_newest(run, &[weights.clone(), moments.clone()], &mut || {})
             .expect_err("refused");
         assert!(error.is_refusal());
         assert!(error.to_string().contains(&difference), "{error}");
@@ -269,7 +273,7 @@ fn leftovers_of_an_interrupted_write_are_removed_at_the_start() {
     let (place, folder) = folder(3);
     let left = save(&folder, 7);
     fs::rename(&left, place.path().join(".partial-step-00000007")).expect("renames");
-    let folder = CheckpointFolder::open(place.path(), 3, owner(1)).expect("opens");
+    let folder = open(place.path(), 3, 1);
     assert!(load_into(&folder).expect("reads").is_none());
     assert_eq!(contents(place.path()), [""; 0]);
 }
@@ -294,7 +298,7 @@ fn saving_a_step_again_loses_nothing_at_whatever_moment_it_is_killed() {
     for (number, (left, expected)) in moments.into_iter().enumerate() {
         let path = place.path().join(number.to_string());
         for (name, value) in left {
-            let folder = CheckpointFolder::open(&place.path().join("source"), 1, owner(1)).expect("opens");
+            let folder = open(&place.path().join("source"), 1, 1);
             let saved = folder
                 .save(&snapshot_of(7, *value, *value))
                 .expect("saves, over the one before too")
@@ -305,7 +309,7 @@ fn saving_a_step_again_loses_nothing_at_whatever_moment_it_is_killed() {
                 fs::remove_file(path.join(name).join("model.safetensors")).expect("removes");
             }
         }
-        let folder = CheckpointFolder::open(&path, 1, owner(1)).expect("opens");
+        let folder = open(&path, 1, 1);
         assert_eq!(
             load_into(&folder).expect("reads"),
             Some((7, expected, expected)),
@@ -345,7 +349,7 @@ fn continued(job: JobIdentity, resume: Resume) -> Result<u64, String> {
     save(&folder, 3);
     let model = model();
     let run = run(&job, &model, resume);
-    let found = folder.load_newest(run, &expected());
+    let found = folder.load_newest(run, &expected(), &mut || {});
     found
         .map(|found| found.expect("a checkpoint").state.position.step)
         .map_err(|error| error.to_string())
@@ -368,7 +372,7 @@ fn never_resuming_goes_by_the_jobs_uid() {
     let (_place, folder) = folder(3);
     let (job, model) = (job("research", None), model());
     let run = run(&job, &model, Resume::Never);
-    let found = folder.load_newest(run, &expected()).expect("empty");
+    let found = folder.load_newest(run, &expected(), &mut || {}).expect("empty");
     assert!(found.is_none());
 }
 
@@ -385,6 +389,40 @@ fn a_checkpoint_of_another_namespace_is_refused_and_a_local_one_is_not() {
 }
 
 #[test]
+fn a_job_that_is_refused_changes_nothing() {
+    let (place, folder) = folder(3);
+    save(&folder, 3);
+    fs::create_dir(place.path().join(".partial-step-00000004")).expect("makes");
+    let open = |job: &JobIdentity, resume| {
+        let refused = CheckpointFolder::open(place.path(), 3, run(job, &model(), resume), 1);
+        refused.expect_err("refused").to_string()
+    };
+    for (job, resume, told) in [
+        (
+            job("production", Some("second")),
+            Resume::Auto,
+            "namespace production",
+        ),
+        (job("research", Some("second")), Resume::Never, "resume is Never"),
+    ] {
+        let message = open(&job, resume);
+        assert!(message.contains(told), "{message}");
+        let mut left = contents(place.path());
+        left.sort();
+        assert_eq!(left, [".partial-step-00000004", "step-00000003"]);
+        save(&folder, 3);
+    }
+    // Before the owner has saved anything, too.
+    fs::remove_dir_all(place.path().join("step-00000003")).expect("removes");
+    let message = open(&job("production", Some("second")), Resume::Auto);
+    assert!(
+        message.contains("the folder belongs to attempt 1 of job research/digits (uid first)"),
+        "{message}"
+    );
+    save(&folder, 5);
+}
+
+#[test]
 fn an_average_that_was_never_saved_is_no_damage_and_one_that_is_lost_is() {
     let (_place, folder) = folder(3);
     save(&folder, 1);
@@ -394,7 +432,7 @@ fn an_average_that_was_never_saved_is_no_damage_and_one_that_is_lost_is() {
         let (job, model) = (job("research", Some("first")), model());
         let run = run(&job, &model, Resume::Auto);
         let loaded = folder
-            .load_newest(run, parts)
+            .load_newest(run, parts, &mut || {})
             .expect("loads")
             .expect("a checkpoint");
         (loaded.state.position.step, loaded.average, values(&loaded))
@@ -435,9 +473,7 @@ fn shared_parts() -> [Expected; 2] {
 /// The folder of two ranks that write, for each of them; rank 1 is lost where `lost` says so.
 fn shared(path: &Path, lost: bool) -> [CheckpointFolder; 2] {
     let lost = Lost(Arc::new(move || lost.then_some(1)));
-    let first = CheckpointFolder::open(path, 9, owner(1))
-        .expect("opens")
-        .shared_by(2, lost);
+    let first = open(path, 9, 1).shared_by(2, lost);
     let member = Member { rank: 1, size: 2 };
     let other = CheckpointFolder::join(path, first.owner().clone(), member).expect("joins");
     [first, other]
@@ -468,13 +504,16 @@ fn ranks_write_a_checkpoint_together_and_one_rank_reads_it() {
     );
     let job = job("research", Some("first"));
     let model = model();
-    let alone = CheckpointFolder::open(place.path(), 9, owner(2)).expect("opens");
-    let load = || alone.load_newest(run(&job, &model, Resume::Auto), &shared_parts());
+    let alone = open(place.path(), 9, 2);
+    let load = || alone.load_newest(run(&job, &model, Resume::Auto), &shared_parts(), &mut || {});
     let loaded = load().expect("reads").expect("there");
     let values: Vec<Vec<f64>> = loaded
         .values
         .iter()
-        .map(|(_, tensors)| tensors.iter().map(|tensor| tensor.double_value(&[1])).collect())
+        .map(|(_, tensors)| {
+            let values = tensors.iter().map(|tensor| tensor.read().expect("reads"));
+            values.map(|value| value.double_value(&[1])).collect()
+        })
         .collect();
     assert_eq!(values, [vec![1.0, 2.0], vec![3.0]]);
     let index = fs::read(place.path().join("step-00000007/model.safetensors.index.json")).expect("an index");
@@ -541,7 +580,7 @@ fn a_share_that_cannot_be_written_ends_the_wait_for_it() {
 fn a_rank_of_an_earlier_attempt_writes_nothing_into_a_checkpoint_of_its_successor() {
     let place = tempfile::tempdir().expect("a folder");
     let [_, late] = shared(place.path(), true);
-    let first = CheckpointFolder::open(place.path(), 9, owner(2)).expect("opens");
+    let first = open(place.path(), 9, 2);
     let first = first.shared_by(2, Lost(Arc::new(|| Some(1))));
     let message = late
         .save(&share_of(1, 7))
@@ -568,7 +607,7 @@ fn a_rank_that_does_not_see_the_folder_of_the_first_says_so_at_the_start() {
         tempfile::tempdir().expect("a folder"),
         tempfile::tempdir().expect("another"),
     );
-    let first = CheckpointFolder::open(place.path(), 9, owner(1)).expect("opens");
+    let first = open(place.path(), 9, 1);
     let member = Member { rank: 1, size: 2 };
     let error =
         CheckpointFolder::join(elsewhere.path(), first.owner().clone(), member).expect_err("not shared");

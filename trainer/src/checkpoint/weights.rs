@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use contract::ModelConfig;
 
 use super::checksums::Checksums;
-use super::shares::{has, read_part};
+use super::shares::{files_of, has};
 use super::{CheckpointError, Part, STATE_FILE, State};
 use crate::error::TrainError;
 use crate::model::Weights;
@@ -71,14 +71,14 @@ impl SavedCheckpoint {
             }
         };
         let mut all: Option<Weights> = None;
-        read_part(&self.path, &self.checksums, part, |path, content| {
-            let weights = Weights::parse(path, content)?;
+        for file in files_of(&self.path, &self.checksums, part)? {
+            let content = self.checksums.read(&self.path, &file)?;
+            let weights = Weights::parse(&self.path.join(file), &content)?;
             match &mut all {
                 Some(all) => all.extend(weights),
                 None => all = Some(weights),
             }
-            Ok::<_, TrainError>(())
-        })?;
+        }
         all.ok_or_else(|| {
             CheckpointError::Corrupt {
                 path: self.path.join(part.index()),
@@ -128,14 +128,14 @@ mod tests {
     use contract::ExitCode;
     use fs_err as fs;
 
-    use super::super::tests::{owner, snapshot};
-    use super::super::{CheckpointFolder, Writer};
+    use super::super::Writer;
+    use super::super::tests::{open, snapshot};
     use super::*;
 
     /// A folder with the checkpoints of two steps.
     fn job() -> tempfile::TempDir {
         let place = tempfile::tempdir().expect("a folder");
-        let mut writer = Writer::new(CheckpointFolder::open(place.path(), 9, owner(1)).expect("opens"));
+        let mut writer = Writer::new(open(place.path(), 9, 1));
         for step in [9, 10] {
             writer.begin(snapshot(step), ()).expect("begins");
         }

@@ -139,11 +139,11 @@ fn write(folder: &CheckpointFolder, snapshot: &Snapshot) -> Result<Written, Chec
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{load_into, owner, snapshot};
+    use super::super::tests::{load_into, open, snapshot};
     use super::*;
 
     fn writer(path: &std::path::Path) -> Writer {
-        Writer::new(CheckpointFolder::open(path, 9, owner(1)).expect("opens"))
+        Writer::new(open(path, 9, 1))
     }
 
     #[test]
@@ -202,7 +202,7 @@ mod tests {
             panic!("out of memory");
         }));
         assert!(panicked.is_err());
-        let folder = CheckpointFolder::open(place.path(), 9, owner(1)).expect("opens");
+        let folder = open(place.path(), 9, 1);
         assert_eq!(load_into(&folder).expect("reads"), Some((4, 4.0, 4.5)));
     }
 }

@@ -4,11 +4,10 @@
 use std::ops::Range;
 
 use tch::{Kind, Tensor};
-use torch_ext::Member;
+use torch_ext::{HostCopies, Member};
 
 use super::World;
 use crate::error::TrainError;
-use crate::host_memory::{host_copy, wait_for_copies};
 use crate::parallel::{Division, StateTensor};
 
 impl World {
@@ -20,6 +19,7 @@ impl World {
         owners: &[u32],
     ) -> Result<Vec<(String, Tensor)>, TrainError> {
         let mut copies = Vec::new();
+        let mut host = HostCopies::begin(self.device)?;
         for (tensor, owner) in tensors.iter().zip(owners) {
             let whole = if tensor.division.is_whole() {
                 (*owner == self.rank).then(|| tensor.local.shallow_clone())
@@ -27,12 +27,10 @@ impl World {
                 self.gather_on(*owner, tensor)?
             };
             if let Some(whole) = whole {
-                copies.push((tensor.name.clone(), host_copy(&whole)?));
+                copies.push((tensor.name.clone(), host.add(&whole)?));
             }
         }
-        if !copies.is_empty() {
-            wait_for_copies(self.device)?;
-        }
+        host.finish()?;
         Ok(copies)
     }
 
@@ -85,18 +83,18 @@ impl World {
     }
 
     /// Gives every rank its part of rank 0's values: those given, as many whole tensors, or without them rank 0's own.
-    /// Where tensors are divided there must be values.
+    /// Where tensors are divided there must be values. They are taken one at a time.
     pub(crate) fn spread(
         &self,
         tensors: &[StateTensor],
-        values: Option<&[Tensor]>,
+        mut values: Option<impl Iterator<Item = Result<Tensor, TrainError>>>,
     ) -> Result<(), TrainError> {
-        for (index, tensor) in tensors.iter().enumerate() {
-            let value = values.map(|values| &values[index]);
+        for tensor in tensors {
+            let value = values.as_mut().and_then(Iterator::next).transpose()?;
             if !tensor.division.is_whole() {
-                self.scatter_from_first(tensor, value)?;
+                self.scatter_from_first(tensor, value.as_ref())?;
             } else if let Some(value) = value {
-                tch::no_grad(|| tensor.local.shallow_clone().f_copy_(value))?;
+                tch::no_grad(|| tensor.local.shallow_clone().f_copy_(&value))?;
             }
         }
         let whole = tensors

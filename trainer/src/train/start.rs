@@ -2,20 +2,22 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use contract::{Precision, RunConfig};
-use tch::Tensor;
 use torch_ext::Member;
 
 use super::saving::Saver;
 use super::trained::{Trained, TrainingState};
 use crate::checkpoint::{
-    Cadence, CheckpointFolder, Loaded, Lost, Owner, Part, Position, Run, SavedAverage, State,
+    Cadence, CheckpointFolder, Loaded, Lost, Owner, Part, Position, Run, SavedAverage, State, Stored,
 };
 use crate::data::DataIdentity;
 use crate::distributed::{LostPeer, World};
 use crate::error::TrainError;
 use crate::loss_scale::LossScale;
+
+const TELL_EVERY: Duration = Duration::from_secs(1);
 
 /// Where a run begins.
 #[derive(Debug)]
@@ -44,19 +46,27 @@ impl Start {
         let training_state = trained.state();
         let (mut folder, mut restored) = (None, None);
         if world.is_first() {
-            let owner = Owner::new(config.job.uid.clone(), attempt);
-            let opened = CheckpointFolder::open(&config.checkpoint.path, config.checkpoint.keep, owner)?;
-            restored = restore(&opened, config, &training_state)?;
+            let run = Run {
+                job: &config.job,
+                model: &config.model,
+                resume: config.checkpoint.resume,
+            };
+            let opened =
+                CheckpointFolder::open(&config.checkpoint.path, config.checkpoint.keep, run, attempt)?;
+            restored = restore(&opened, run, &training_state, &mut still_reading(world))?;
             if let Some(restored) = &restored {
                 compare_data(&restored.state, data);
             }
             folder = Some(opened);
         }
-        let told = folder.as_ref().map(|folder| folder.owner().clone());
         let found = restored.as_ref().map(|restored| restored.state.position);
-        let (found, owner): (Option<Position>, Option<Owner>) = world.broadcast_value(&(found, told))?;
+        let told = folder.as_ref().map(|folder| (found, folder.owner().clone()));
+        let (found, owner) = loop {
+            if let Some(found) = world.broadcast_value::<Option<Found>>(&told)? {
+                break found;
+            }
+        };
         let writers = training_state.writers(config.checkpoint.writers, world.size);
-        let owner = owner.expect("rank 0 has the folder");
         let folder = share(world, config, lost, writers, (folder, owner))?;
         if found.is_some() {
             let values = restored.as_ref().map(|restored| &restored.values[..]);
@@ -76,6 +86,22 @@ impl Start {
             validation_accuracy: state.and_then(|state| state.validation_accuracy),
             resumed_from,
         })
+    }
+}
+
+/// What rank 0 tells the others once it knows: the position that it continues from, and who it is in the folder of checkpoints.
+type Found = (Option<Position>, Owner);
+
+/// Tells the other ranks now and then that rank 0 still reads: their wait for its word times out after ten minutes, and to read a
+/// large checkpoint from slow storage takes longer.
+fn still_reading(world: &World) -> impl FnMut() {
+    let mut told = Instant::now();
+    move || {
+        if told.elapsed() >= TELL_EVERY {
+            told = Instant::now();
+            // What fails here fails again when rank 0 has read all.
+            let _ = world.broadcast_value(&None::<Found>);
+        }
     }
 }
 
@@ -108,21 +134,17 @@ struct Restored {
     state: State,
     path: PathBuf,
     /// Of each part.
-    values: Vec<(Part, Vec<Tensor>)>,
+    values: Vec<(Part, Vec<Stored>)>,
 }
 
 /// What rank 0 finds to continue from.
 fn restore(
     folder: &CheckpointFolder,
-    config: &RunConfig,
+    run: Run<'_>,
     training_state: &TrainingState,
+    is_reading: &mut dyn FnMut(),
 ) -> Result<Option<Restored>, TrainError> {
-    let run = Run {
-        job: &config.job,
-        model: &config.model,
-        resume: config.checkpoint.resume,
-    };
-    let Some(loaded) = folder.load_newest(run, &training_state.expected())? else {
+    let Some(loaded) = folder.load_newest(run, &training_state.expected(), is_reading)? else {
         return Ok(None);
     };
     let Loaded {
@@ -142,7 +164,7 @@ fn restore(
             // As timm does.
             let weights = values.iter().find(|(part, _)| *part == Part::Model);
             let (_, weights) = weights.expect("every checkpoint has weights");
-            values.push((Part::Average, weights.iter().map(Tensor::shallow_clone).collect()));
+            values.push((Part::Average, weights.clone()));
             tracing::info!(
                 "training.ema is set and the checkpoint has no average of the weights: it starts from the weights"
             );

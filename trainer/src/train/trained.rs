@@ -5,7 +5,7 @@ use tch::{Device, Tensor};
 
 use super::parallelize::{FirstValues, parallelize};
 use super::sync::StepSync;
-use crate::checkpoint::{Expected, Named, Part, assign, has_checkpoints};
+use crate::checkpoint::{Expected, Named, Part, Stored, assign, has_checkpoints};
 use crate::distributed::World;
 use crate::error::TrainError;
 use crate::model::{Fit, Mode, VisionTransformer, Weights};
@@ -131,16 +131,18 @@ impl TrainingState {
     pub(super) fn spread(
         &self,
         world: &World,
-        values: Option<&[(Part, Vec<Tensor>)]>,
+        values: Option<&[(Part, Vec<Stored>)]>,
     ) -> Result<(), TrainError> {
         for (part, tensors) in &self.0 {
-            let found =
-                |values: &'_ [(Part, Vec<Tensor>)]| values.iter().position(|(found, _)| found == part);
-            let values = values.map(|values| {
-                let index = found(values).expect("a value for each part");
-                &values[index].1[..]
-            });
-            world.spread(tensors, values)?;
+            let of_part = |values: &'_ [(Part, Vec<Stored>)]| {
+                let index = values.iter().position(|(found, _)| found == part);
+                index.expect("values of each part")
+            };
+            let values = values.map(|values| values[of_part(values)].1.iter());
+            world.spread(
+                tensors,
+                values.map(|stored| stored.map(|stored| Ok(stored.read()?))),
+            )?;
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! Checkpoints as storage sees them: written while training goes on, killed at any moment, on a disk that is full.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -10,7 +11,8 @@ use serde_json::{Value, json};
 
 use crate::agent::run_config;
 use crate::common::{
-    FILES, Job, TRAINER, assert_same_files, await_condition, bytes, process_of_rank, weights_of,
+    FILES, Job, TRAINER, all_gone, assert_same_files, await_condition, bytes, children, process_of_rank,
+    weights_of,
 };
 use crate::device::on_each_device;
 use crate::rank::Rank;
@@ -27,6 +29,51 @@ const MOST_CHECKPOINTS: u64 = 3;
 const MOST_MICROSECONDS: u64 = 40_000;
 /// Most time between an early kill and the start, in microseconds.
 const MOST_STARTUP: u64 = 400_000;
+
+/// The most memory that a process has had so far, in bytes, of files and of its own.
+fn most_memory(pid: i32) -> Option<u64> {
+    let status = fs_err::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    let kibibytes: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kibibytes << 10)
+}
+
+/// Runs a job of one rank, and gives the most memory that it had.
+fn memory_of_run(job: &Job) -> u64 {
+    // What is freed goes back at once: without that, gaps between what a rank keeps for its next steps would count.
+    let mut command = Command::new(TRAINER);
+    command.env("MALLOC_CONF", "dirty_decay_ms:0,muzzy_decay_ms:0");
+    let running = job.start_through(command);
+    let rank = Cell::new(None);
+    await_condition("the start", || {
+        let ranks = children(running.pid()).into_iter().flat_map(children);
+        rank.set(ranks.into_iter().next());
+        rank.get().is_some()
+    });
+    let rank = rank.get().expect("runs");
+    let mut most = 0;
+    await_condition("the run", || {
+        most = most.max(most_memory(rank).unwrap_or(0));
+        all_gone(&[rank])
+    });
+    running.ends(0, &[]);
+    most
+}
+
+#[test]
+fn to_continue_takes_no_more_memory_than_to_train() {
+    let mut job = Job::new(8);
+    (job.nodes, job.epochs) = (1, 1);
+    // Weights of 76 MB, and of the optimizer twice as much.
+    job.model = "{imageSize: 32, patchSize: 16, hiddenSize: 512, depth: 6, heads: 2, numClasses: 10}".into();
+    let first = memory_of_run(&job);
+    job.epochs = 2;
+    let continued = memory_of_run(&job);
+    assert!(
+        continued < first + (32 << 20),
+        "{continued} bytes after a checkpoint, {first} before"
+    );
+}
 
 /// What a rank told until it was killed.
 #[derive(Default)]

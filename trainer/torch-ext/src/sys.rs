@@ -23,6 +23,7 @@ pub(crate) enum MomentName {}
 pub(crate) enum ReadbackName {}
 pub(crate) enum ShardedName {}
 pub(crate) enum TraceName {}
+pub(crate) enum HostCopiesName {}
 pub(crate) enum TransferName {}
 pub(crate) type RawStore = Opaque<StoreName>;
 pub(crate) type RawGroup = Opaque<GroupName>;
@@ -35,6 +36,7 @@ pub(crate) type RawMoment = Opaque<MomentName>;
 pub(crate) type RawReadback = Opaque<ReadbackName>;
 pub(crate) type RawSharded = Opaque<ShardedName>;
 pub(crate) type RawTrace = Opaque<TraceName>;
+pub(crate) type RawHostCopies = Opaque<HostCopiesName>;
 pub(crate) type RawTransfer = Opaque<TransferName>;
 
 /// `at::Tensor*`, as tch hands it out.
@@ -273,6 +275,7 @@ unsafe extern "C" {
         sums: *mut *mut c_void,
         measurement: *mut *mut RawMeasurement,
     ) -> c_int;
+    pub(crate) fn vit_sharded_settle(sharded: *mut RawSharded) -> c_int;
     pub(crate) fn vit_sharded_publish(sharded: *mut RawSharded) -> c_int;
     pub(crate) fn vit_sharded_enter(sharded: *mut RawSharded, unit: usize) -> c_int;
     pub(crate) fn vit_sharded_leave(sharded: *mut RawSharded, unit: usize, output: RawTensor) -> c_int;
@@ -319,6 +322,15 @@ unsafe extern "C" {
     pub(crate) fn vit_trace_new(out: *mut *mut RawTrace) -> c_int;
     pub(crate) fn vit_trace_free(trace: *mut RawTrace);
     pub(crate) fn vit_trace_count(trace: *const RawTrace, name: *const c_char) -> u64;
+
+    pub(crate) fn vit_host_copies_new(index: c_int, out: *mut *mut RawHostCopies) -> c_int;
+    pub(crate) fn vit_host_copies_free(copies: *mut RawHostCopies);
+    pub(crate) fn vit_host_copies_add(
+        copies: *mut RawHostCopies,
+        tensor: RawTensor,
+        copy: *mut *mut c_void,
+    ) -> c_int;
+    pub(crate) fn vit_host_copies_finish(copies: *mut RawHostCopies) -> c_int;
 
     pub(crate) fn vit_transfer_new(index: c_int, bytes: usize, out: *mut *mut RawTransfer) -> c_int;
     pub(crate) fn vit_transfer_free(transfer: *mut RawTransfer);

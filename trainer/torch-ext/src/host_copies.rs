@@ -1,0 +1,64 @@
+//! Copies of many tensors of a device in the host's memory.
+
+use tch::{Device, Tensor};
+
+use crate::device;
+use crate::error::{Error, check};
+use crate::handle::{Handle, tensor_of};
+use crate::sys;
+
+/// Copies tensors to the host's memory, in 32 bits, by way of two pinned buffers of 32 MiB: the copies themselves are not pinned,
+/// so memory that they take comes back.
+#[derive(Debug)]
+pub struct HostCopies(Handle<sys::RawHostCopies>);
+
+impl HostCopies {
+    /// Of tensors on `device`.
+    pub fn begin(device: Device) -> Result<Self, Error> {
+        let handle = Handle::new(sys::vit_host_copies_free, |out| {
+            // SAFETY: `out` is a valid place for the new object.
+            check(
+                unsafe { sys::vit_host_copies_new(device::index(device), out) },
+                || "failed to begin copies in host memory".into(),
+            )
+        })?;
+        Ok(Self(handle))
+    }
+
+    /// Begins to copy a tensor, which is on the device or in the host's memory. The copy has its values after
+    /// [`Self::finish`].
+    pub fn add(&mut self, tensor: &Tensor) -> Result<Tensor, Error> {
+        // SAFETY: the object is alive and the tensor borrowed for the call, which makes a tensor for us.
+        unsafe {
+            tensor_of("failed to copy a tensor to host memory", |copy| {
+                sys::vit_host_copies_add(self.0.as_ptr(), tensor.as_ptr().cast(), copy)
+            })
+        }
+    }
+
+    /// Returns once all copies have their values.
+    pub fn finish(self) -> Result<(), Error> {
+        // SAFETY: the object is alive.
+        check(unsafe { sys::vit_host_copies_finish(self.0.as_ptr()) }, || {
+            "failed to copy tensors to host memory".into()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Kind;
+
+    use super::*;
+
+    #[test]
+    fn a_copy_keeps_the_values_of_its_moment_in_32_bits() {
+        let mut live = Tensor::full([2], 1.5, (Kind::BFloat16, Device::Cpu));
+        let mut copies = HostCopies::begin(Device::Cpu).expect("begins");
+        let copy = copies.add(&live).expect("copies");
+        let _ = live.fill_(9.0);
+        copies.finish().expect("finishes");
+        assert_eq!(copy.kind(), Kind::Float);
+        assert_eq!(Vec::<f32>::try_from(copy).expect("numbers"), [1.5, 1.5]);
+    }
+}
