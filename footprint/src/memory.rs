@@ -66,12 +66,7 @@ pub fn footprint(config: &RunConfig) -> Footprint {
         _ => FULL * shard,
     };
     let optimizer = masters + FULL * (moments + averages) * shard;
-    // For gradients, and for the masters while the average is evaluated in their place.
-    let room = if is_offloaded {
-        FULL * (1.0 + averages) * shard
-    } else {
-        0.0
-    };
+    let room = if is_offloaded { FULL * shard } else { 0.0 };
     // In 32 bits the masters are what ranks gather.
     let beside_masters = if are_weights_offloaded && is_half {
         HALF * shard
@@ -90,6 +85,10 @@ pub fn footprint(config: &RunConfig) -> Footprint {
         1 if training.gradient_accumulation_steps > 1 => weight * all,
         _ => weight * two_units,
     };
+    // In half precision the micro-batches before the last are summed in 32 bits, where there is no room for whole gradients already.
+    let is_summed_apart =
+        is_half && training.gradient_accumulation_steps > 2 && (stage == 1 || stage == 0 && is_offloaded);
+    let summed = if is_summed_apart { FULL * all } else { 0.0 };
     // Autocast keeps the weights that it has cast until the backward pass is done with them.
     let cast = if training.precision != Precision::Fp32 && !is_half {
         HALF * all
@@ -100,7 +99,7 @@ pub fn footprint(config: &RunConfig) -> Footprint {
     let (activations, in_flight) = activations(config);
     Footprint {
         weights: gathered + shard_of_weights + cast,
-        gradients: raw + reduced,
+        gradients: raw + reduced + summed,
         optimizer,
         activations,
         working: messages + in_flight,

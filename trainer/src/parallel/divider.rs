@@ -1,5 +1,6 @@
 //! Divides the weights of a model among ranks, a unit at a time.
 
+use std::cell::OnceCell;
 use std::rc::Rc;
 
 use contract::{Offload, OffloadTo};
@@ -117,6 +118,7 @@ impl Divider {
                 gradients: self.gradients,
                 shards: self.shards,
             },
+            sums: OnceCell::new(),
         }
     }
 }

@@ -4,10 +4,11 @@
 //! them: on the device, or in host memory where the optimizer is offloaded there. What is made like the masters, as moments
 //! are, is where they are.
 
+use std::cell::OnceCell;
 use std::rc::Rc;
 
 use contract::OffloadTo;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 use torch_ext::optim::{copy, zero};
 use torch_ext::{Error, Sharded};
 
@@ -28,6 +29,8 @@ pub(crate) struct TrainedWeights {
     pub(super) masters: Vec<Tensor>,
     pub(super) offload: OffloadTo,
     pub(super) form: Form,
+    /// Sums of gradients in half precision, where there is no other room for them; see [`Self::sum_gradients`].
+    pub(super) sums: OnceCell<Vec<Tensor>>,
 }
 
 #[derive(Debug)]
@@ -90,6 +93,7 @@ impl TrainedWeights {
             masters,
             offload,
             form: Form::Whole { apart, gradients },
+            sums: OnceCell::new(),
         })
     }
 
@@ -150,6 +154,39 @@ impl TrainedWeights {
         }
     }
 
+    /// Call it after the backward pass of each micro-batch but a step's last, of `count`. Gradients in half precision that stay until
+    /// then are summed in 32 bits, for bf16 loses what is smaller than a 256th of a sum; the last pass adds its own to the sum.
+    pub(crate) fn sum_gradients(&self, index: usize, count: usize) -> Result<(), TrainError> {
+        let mut gradients = self.raw_gradients();
+        // From stage 2 on they are gone, and summed in 32 bits already.
+        gradients.retain(|gradient| gradient.defined() && gradient.kind() != Kind::Float);
+        // Of two the last pass makes the sum.
+        if count < 3 || gradients.is_empty() {
+            return Ok(());
+        }
+        let sums = match &self.form {
+            Form::Whole { gradients, .. } if !gradients.is_empty() => gradients,
+            _ => self.sums.get_or_init(|| {
+                let in_full = |gradient: &Tensor| gradient.empty_like().to_kind(Kind::Float);
+                gradients.iter().map(in_full).collect()
+            }),
+        };
+        if index == 0 {
+            copy(sums, &gradients)?;
+        } else {
+            tch::no_grad(|| {
+                let mut pairs = sums.iter().zip(&gradients);
+                pairs.try_for_each(|(sum, gradient)| sum.shallow_clone().f_add_(gradient).map(|_| ()))
+            })?;
+        }
+        if index + 2 == count {
+            copy(&gradients, sums)?;
+        } else {
+            zero(&gradients)?;
+        }
+        Ok(())
+    }
+
     /// The gradients on the device: in 32 bits, but where the optimizer is offloaded and takes them in any kind.
     pub(crate) fn gradients(&self) -> Result<Vec<Tensor>, Error> {
         let (apart, room) = match &self.form {
@@ -186,19 +223,29 @@ impl TrainedWeights {
     }
 
     /// What `compute` gives while the model has other values, which are divided as the masters are. On every rank.
-    /// Meanwhile the masters are kept beside them.
+    /// Meanwhile the masters' values are where those were, which takes no room beside one tensor.
     pub(crate) fn with_values<T, E: From<Error>>(
         &self,
         values: &[Tensor],
         compute: impl FnOnce() -> Result<T, E>,
     ) -> Result<T, E> {
-        let kept: Vec<Tensor> = self.masters.iter().map(Tensor::copy).collect();
-        copy(&self.masters, values)?;
-        self.publish()?;
+        self.exchange(values)?;
         let result = compute();
-        copy(&self.masters, &kept)?;
-        self.publish()?;
+        self.exchange(values)?;
         result
+    }
+
+    fn exchange(&self, values: &[Tensor]) -> Result<(), Error> {
+        // An evaluation that was stopped may have used none of them.
+        if let Form::Sharded { sharded, .. } = &self.form {
+            sharded.settle()?;
+        }
+        for (master, value) in self.masters.iter().zip(values) {
+            let kept = master.copy();
+            copy(std::slice::from_ref(master), std::slice::from_ref(value))?;
+            copy(std::slice::from_ref(value), &[kept])?;
+        }
+        self.publish()
     }
 }
 
@@ -235,6 +282,34 @@ mod tests {
     fn images() -> Tensor {
         tch::manual_seed(3);
         Tensor::randn([4, 3, 8, 8], (Kind::Float, Device::Cpu))
+    }
+
+    #[test]
+    fn gradients_of_many_micro_batches_lose_nothing_in_half_precision() {
+        // In bf16 the sum of ones stays at 256.
+        const COUNT: usize = 320;
+        for offload in [OffloadTo::None, OffloadTo::Cpu] {
+            let model = model(Pooling::Average);
+            let precision = Precision::Half(Kind::BFloat16);
+            let weights = TrainedWeights::whole(model.parameters(), precision, offload).expect("weights");
+            for step in 0..2 {
+                if step > 0 {
+                    weights.zero_gradients().expect("zeroes");
+                }
+                for index in 0..COUNT {
+                    for parameter in weights.model() {
+                        parameter.sum(Kind::Float).backward();
+                    }
+                    if index + 1 < COUNT {
+                        weights.sum_gradients(index, COUNT).expect("sums");
+                    }
+                }
+                for gradient in weights.gradients().expect("gradients") {
+                    assert_eq!(gradient.min().double_value(&[]), COUNT as f64);
+                    assert_eq!(gradient.max().double_value(&[]), COUNT as f64);
+                }
+            }
+        }
     }
 
     #[test]

@@ -190,6 +190,7 @@ impl Trainer {
                 .scaled(loss, self.parts_of_mean(images))
                 .f_backward()?;
             if !is_last {
+                self.trained.weights.sum_gradients(index, micro_batches.len())?;
                 clock.backward()?;
             }
         }

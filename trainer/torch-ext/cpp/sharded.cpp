@@ -203,6 +203,12 @@ class Sharded : public std::enable_shared_from_this<Sharded> {
     return {std::move(sums), Measurement{step}};
   }
 
+  void settle() {
+    for (size_t unit = 0; unit < units_.size(); ++unit) {
+      await(unit, /*in_forward=*/false);
+    }
+  }
+
   void publish() {
     for (size_t unit = 0; unit < units_.size(); ++unit) {
       await(unit, /*in_forward=*/false);
@@ -502,6 +508,11 @@ vit::Status vit_sharded_finish(vit::ShardedHandle* sharded, at::Tensor** sums, v
     *sums = new at::Tensor(std::move(found));
     *measurement = new vit::Measurement(std::move(measured));
   });
+}
+
+// The shards may be changed from now on: what is being gathered of them is there.
+vit::Status vit_sharded_settle(vit::ShardedHandle* sharded) {
+  return guarded([&] { (*sharded)->settle(); });
 }
 
 // The shards have changed: what the model computes with from now on is theirs.

@@ -148,6 +148,14 @@ impl Sharded {
         }
     }
 
+    /// To be called before the shards are changed, where not every unit has been used since [`Self::publish`]: weights that are
+    /// still being gathered are read from them.
+    pub fn settle(&self) -> Result<(), Error> {
+        // SAFETY: the object is valid.
+        let status = unsafe { sys::vit_sharded_settle(self.handle.as_ptr()) };
+        check(status, || "failed to gather the weights".into())
+    }
+
     /// The shards have changed, on every rank: from now on the model computes with their values.
     pub fn publish(&self) -> Result<(), Error> {
         // SAFETY: the object is valid.
