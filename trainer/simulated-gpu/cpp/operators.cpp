@@ -3,6 +3,7 @@
 //
 // An operator needs no line here, unless the host waits in it (`waits_for_device`) or CUDA's takes what others refuse (`may_mix`).
 #include <atomic>
+#include <csignal>
 #include <cstring>
 #include <fstream>
 #include <limits>
@@ -333,6 +334,11 @@ std::atomic<bool> waits_are_forbidden{false};
 std::atomic<uint64_t> operators{0};
 std::atomic<bool> is_lost{false};
 
+void lose_device(int) { is_lost = true; }
+
+// From outside a device can be lost at any moment.
+__attribute__((constructor)) void begin() { std::signal(SIGUSR2, lose_device); }
+
 }  // namespace
 
 at::Tensor host_view(const at::Tensor& tensor) {
@@ -346,10 +352,7 @@ void require_device(const char* who, bool is_operator) {
     std::this_thread::sleep_for(settings().slowness);
   }
   const auto& fault = settings().fault;
-  if (!fault) {
-    return;
-  }
-  if (is_operator && ++operators >= fault->operation) {
+  if (is_operator && fault && ++operators >= fault->operation) {
     if (fault->failure == Failure::kHangs) {
       std::ofstream(settings().report_folder + "/hangs");
       std::this_thread::sleep_for(std::chrono::hours(24));

@@ -60,6 +60,7 @@ Settings read() {
   settings.communicator_bytes = number_of("VIT_SIMULATED_COMMUNICATOR_BYTES");
   settings.slowness = std::chrono::microseconds(std::atoi(entry(text_of("VIT_SIMULATED_SLOW", "0"), settings.rank).c_str()));
   settings.fault = fault_of(settings.rank);
+  settings.kernel_failure = text_of("VIT_SIMULATED_KERNEL_FAILURE", "");
   settings.report_folder = text_of("VIT_SIMULATED_REPORT", "");
   settings.address = text_of("VIT_POD_ADDRESS", settings.address.c_str());
   return settings;

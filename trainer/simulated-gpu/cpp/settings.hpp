@@ -29,6 +29,8 @@ struct Settings {
   // How much longer each operator of this rank takes.
   std::chrono::microseconds slowness{0};
   std::optional<Fault> fault;
+  // Why kernels of this project's own cannot be compiled. Empty: they can.
+  std::string kernel_failure;
   // Where a process writes what it used, as it exits. Empty: nowhere.
   std::string report_folder;
   // The address on which ranks reach this one.

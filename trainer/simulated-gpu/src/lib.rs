@@ -2,7 +2,7 @@
 //!
 //! libtorch's build for the CPU, with three libraries beside it, has as many CUDA devices as a test asks for: a preloaded one in
 //! the driver's place, one named `libtorch_cuda.so`, and `libvit_nccl.so`. The program under test is the one that users get: it
-//! finds a GPU, loads the two, and runs the code that it runs on a real one. No image and no release binary holds them.
+//! finds a GPU, loads the two, and runs the code that it runs on a real one. No release holds them.
 //!
 //! # What it shows
 //!
@@ -17,8 +17,8 @@
 //! - **NCCL's rules.** Contiguous tensors of one device; every rank's collectives are compared (group, number, operator, count,
 //!   type), and a difference, or one that others did not join, ends the process with the lines of both. A peer's death hangs a
 //!   collective until it is aborted, or ends the process if NCCL's watchdog is to handle errors.
-//! - **Failures.** A device that is lost, or hangs, at an operator of a rank ([`SimulatedGpus::fault`]), or is slow
-//!   ([`SimulatedGpus::slow`]).
+//! - **Failures.** A device that is lost, or hangs, at an operator of a rank ([`SimulatedGpus::fault`]), or is lost when the
+//!   process gets SIGUSR2, or is slow ([`SimulatedGpus::slow`]).
 //!
 //! # What it does not show
 //!
@@ -35,9 +35,10 @@
 //! # Environment
 //!
 //! `VIT_SIMULATED_GPUS` (of the machine), `VIT_SIMULATED_DELAY_US` (the longest), `VIT_SIMULATED_SEED`, `VIT_SIMULATED_GPU_BYTES`,
-//! `VIT_SIMULATED_COMMUNICATOR_BYTES`, `VIT_SIMULATED_SLOW` (microseconds by rank), `VIT_SIMULATED_FAULT` (`lost@RANK:OPERATOR`, `hangs@RANK:OPERATOR`),
-//! `VIT_SIMULATED_REPORT` (a folder that gets a JSON file of each process: devices with the most bytes of tensors, communicators,
-//! most pinned bytes; and an empty file `hangs` once a device hangs).
+//! `VIT_SIMULATED_COMMUNICATOR_BYTES`, `VIT_SIMULATED_SLOW` (microseconds by rank), `VIT_SIMULATED_FAULT` (`lost@RANK:OPERATOR`,
+//! `hangs@RANK:OPERATOR`), `VIT_SIMULATED_KERNEL_FAILURE` (a compiler's message), `VIT_SIMULATED_REPORT` (a folder that gets a JSON
+//! file of each process: devices with the most bytes of tensors, communicators, most pinned bytes; and an empty file `hangs` once
+//! a device hangs).
 
 use std::path::{Path, PathBuf};
 
@@ -60,6 +61,8 @@ pub struct SimulatedGpus {
     pub slow: Vec<u32>,
     /// The device of a rank that fails.
     pub fault: Option<Fault>,
+    /// Why kernels of the trainer's own cannot be compiled, if they cannot.
+    pub kernel_failure: Option<String>,
     /// Where each process writes what it used.
     pub report: Option<PathBuf>,
 }
@@ -94,6 +97,7 @@ impl SimulatedGpus {
             communicator_memory: 0,
             slow: Vec::new(),
             fault: None,
+            kernel_failure: None,
             report: None,
         }
     }
@@ -123,6 +127,9 @@ impl SimulatedGpus {
         }
         if let Some(fault) = self.fault {
             variables.push(("VIT_SIMULATED_FAULT", fault.to_string()));
+        }
+        if let Some(text) = &self.kernel_failure {
+            variables.push(("VIT_SIMULATED_KERNEL_FAILURE", text.clone()));
         }
         if let Some(folder) = &self.report {
             variables.push(("VIT_SIMULATED_REPORT", folder.display().to_string()));

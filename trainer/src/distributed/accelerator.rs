@@ -19,10 +19,9 @@ impl Accelerator {
         }
         match torch_ext::load_cuda() {
             Ok(cuda) => {
-                if let Err(error) = cuda.replace_layer_norm() {
-                    tracing::warn!("{error}");
-                }
-                Ok(Self::Cuda { cuda, index: 0 })
+                let found = Self::Cuda { cuda, index: 0 };
+                found.use_own_kernels();
+                Ok(found)
             }
             Err(reason) if device == contract::Device::Cuda => Err(reason.into()),
             Err(reason) => Self::instead_of_cuda(reason, local_rank),
@@ -39,6 +38,16 @@ impl Accelerator {
             tracing::warn!("computing on the CPU: {reason}");
         }
         Ok(Self::Cpu)
+    }
+
+    /// Puts this project's kernels in the place of libtorch's, or warns; after the first passes again, which compile them. Nothing on
+    /// the CPU.
+    pub(crate) fn use_own_kernels(self) {
+        if let Self::Cuda { cuda, .. } = self
+            && let Err(error) = cuda.replace_layer_norm()
+        {
+            tracing::warn!("{error}");
+        }
     }
 
     /// Most memory of tensors on the GPU so far, bytes; `None` on the CPU.

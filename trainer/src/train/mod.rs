@@ -168,6 +168,7 @@ impl Trainer {
             gpu: identity.as_ref().map(Gpu::new).transpose()?,
         };
         trainer.warm_up()?;
+        trainer.accelerator.use_own_kernels();
         Ok(trainer)
     }
 

@@ -53,6 +53,35 @@ fn a_rank_uses_its_own_gpu_alone_and_no_more_communicators_than_its_strategy_nee
 }
 
 #[test]
+fn a_checkpoint_pins_no_more_of_the_host_than_two_buffers() {
+    let mut job = job("{}");
+    // 20 million weights, of which a checkpoint has three times 79 MB.
+    job.model = "{imageSize: 32, patchSize: 16, hiddenSize: 512, depth: 6, heads: 2, numClasses: 10}".into();
+    (job.nodes, job.ranks_per_node, job.epochs) = (1, 1, 1);
+    (job.micro_batch, job.accumulation) = (120, 1);
+    let folder = tempfile::tempdir().expect("a folder");
+    job.gpus.report = Some(folder.path().into());
+    job.run_well();
+    let [report] = &reports(&job)[..] else {
+        panic!("one rank")
+    };
+    let pinned = report["pinnedPeakBytes"].as_u64().expect("a number");
+    // Two of 32 MiB, and what batches of images lie in.
+    assert!((64 << 20..72 << 20).contains(&pinned), "{report}");
+}
+
+#[test]
+fn kernels_that_cannot_be_compiled_are_told_and_the_run_goes_on() {
+    let mut job = job("{}");
+    (job.nodes, job.ranks_per_node, job.epochs) = (1, 1, 1);
+    job.gpus.kernel_failure = Some("NVRTC's error 5: invalid option".into());
+    job.ends(
+        0,
+        &["LayerNorm runs on libtorch's kernels, which are slower: NVRTC's error 5: invalid option"],
+    );
+}
+
+#[test]
 fn a_gpu_without_room_for_the_job_ends_it_with_the_numbers() {
     let mut job = job("{}");
     job.gpus.memory = Some(300_000);

@@ -57,7 +57,8 @@ class Library {
 struct Compiler {
   using Program = struct NvrtcProgram*;
 
-  Library library{"libnvrtc.so.13"};
+  // That of libtorch's CUDA, whose headers this is compiled with.
+  Library library{("libnvrtc.so." + std::to_string(CUDA_VERSION / 1000)).c_str()};
   int (*create)(Program*, const char*, const char*, int, const char* const*, const char* const*) =
       library.get<int(Program*, const char*, const char*, int, const char* const*, const char* const*)>("nvrtcCreateProgram");
   int (*compile)(Program, int, const char* const*) =
@@ -173,6 +174,17 @@ bool is_plain(const at::Tensor& tensor, const at::Tensor& like) {
          tensor.device() == like.device() && reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
 }
 
+// Why a kernel could not be made, of the first one.
+struct Failure {
+  std::mutex mutex;
+  std::string text;
+};
+
+Failure& failure() {
+  static Failure first;
+  return first;
+}
+
 // The kernels for rows of `input`; null where libtorch's own are to do it, or to say what is wrong.
 const Kernels* kernels_for(const at::Tensor& input, at::IntArrayRef shape, const std::optional<at::Tensor>& weight,
                            const std::optional<at::Tensor>& bias) {
@@ -195,7 +207,10 @@ const Kernels* kernels_for(const at::Tensor& input, at::IntArrayRef shape, const
       place->second = std::make_unique<Kernels>(shape[0], format, input.get_device());
     } catch (const c10::Error& error) {
       // Slower, and no reason to end a run.
-      TORCH_WARN("LayerNorm runs on libtorch's kernels, as this project's cannot be made: ", error.what_without_backtrace());
+      const std::lock_guard telling(failure().mutex);
+      if (failure().text.empty()) {
+        failure().text = error.what_without_backtrace();
+      }
     }
   }
   return place->second.get();
@@ -245,7 +260,7 @@ Three backward(const at::Tensor& gradients, const at::Tensor& input, at::IntArra
 }  // namespace vit
 
 // Puts these kernels in the place of libtorch's for the rest of the process's life; where they cannot be made on this machine,
-// writes why. 0 where it succeeded.
+// writes why. 0 where it succeeded. Called again, it tells of kernels that could not be made since.
 extern "C" int vit_cuda_replace_layer_norm(char* message, size_t message_size) {
   // libtorch warns of a kernel that is replaced.
   struct Silent : c10::WarningHandler {
@@ -261,7 +276,9 @@ extern "C" int vit_cuda_replace_layer_norm(char* message, size_t message_size) {
       library.impl("native_layer_norm", TORCH_FN(vit::forward));
       library.impl("native_layer_norm_backward", TORCH_FN(vit::backward));
     });
-    return 0;
+    const std::lock_guard lock(vit::failure().mutex);
+    std::snprintf(message, message_size, "%s", vit::failure().text.c_str());
+    return vit::failure().text.empty() ? 0 : 1;
   } catch (const c10::Error& error) {
     std::snprintf(message, message_size, "%s", error.what_without_backtrace());
   } catch (const std::exception& error) {

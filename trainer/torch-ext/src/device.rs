@@ -70,7 +70,8 @@ impl Cuda {
     }
 
     /// Puts the plugin's kernels of LayerNorm in the place of libtorch's for the rest of the process's life. An error leaves
-    /// libtorch's, which are slower.
+    /// libtorch's, which are slower. Kernels are compiled when a row of a new length is first met: called again, this tells of
+    /// one that could not be.
     pub fn replace_layer_norm(&self) -> Result<(), Error> {
         let mut text = [0; 1024];
         // SAFETY: the plugin's function has this signature, registers operators, and is never unloaded; the place has so many
