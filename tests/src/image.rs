@@ -19,7 +19,8 @@ pub const PAUSE: &str = "localhost/pause:1";
 pub const OPERATOR: &str = "localhost/vit-operator:dev";
 /// The trainer's image.
 pub const TRAINER: &str = "localhost/vit-trainer:dev";
-
+/// The trainer's image with simulated GPUs.
+pub const SIMULATED_GPUS: &str = "localhost/vit-simulated-gpus:dev";
 /// The image of the contenders of scaling studies.
 pub const CONTENDERS: &str = "localhost/vit-contenders:dev";
 

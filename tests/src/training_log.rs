@@ -28,8 +28,10 @@ pub fn count(log: &str, steps_per_epoch: i64) -> Result<Steps> {
             .with_context(|| format!("no step in {line}"))?;
         match record["kind"].as_str() {
             Some("start") => {
+                // Attempts that end before the job has trained at all log nothing.
+                let number = record["attempt"].as_i64().unwrap_or_default();
                 ensure!(
-                    record["attempt"] == attempt + 1,
+                    number == attempt + 1 || attempt == 0 && number > 0,
                     "attempt {attempt} is followed by {line}"
                 );
                 // An attempt that is killed may have completed the next checkpoint without having logged it.
@@ -40,7 +42,7 @@ pub fn count(log: &str, steps_per_epoch: i64) -> Result<Steps> {
                 );
                 again += (done - step).max(0);
                 unlogged += step - saved;
-                (attempt, start, done, told, saved) = (attempt + 1, step, step, step, step);
+                (attempt, start, done, told, saved) = (number, step, step, step, step);
             }
             Some("train") => {
                 ensure!(step >= done, "step {done} is followed by {line}");

@@ -164,6 +164,15 @@ impl<'s> Context<'s> {
     pub(crate) fn namespace_with_data(&self, name: &str, data: &Path) -> Result<Namespace<'_>> {
         let folder = self.folder.path().join(name);
         fs_err::create_dir_all(&folder)?;
+        self.namespace_with(name, data, folder)
+    }
+
+    /// A fresh namespace that shares the digits and the checkpoints of another.
+    pub(crate) fn namespace_beside(&self, name: &str, other: &Namespace<'_>) -> Result<Namespace<'_>> {
+        self.namespace_with(name, &self.digits, other.folder.clone())
+    }
+
+    fn namespace_with(&self, name: &str, data: &Path, folder: PathBuf) -> Result<Namespace<'_>> {
         self.namespaces
             .lock()
             .expect("no test holds it and panics")

@@ -1,11 +1,19 @@
-//! Suspending and scaling a job that runs.
+//! Suspending and scaling a job that runs, and what a job does to its checkpoint folder.
 
-use anyhow::{Result, ensure};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
 use crds::Phase;
 use serde_json::json;
+use vit_tests::cgroup;
 
-use crate::context::Context;
+use crate::context::{Context, DEADLINE, Namespace};
 use crate::steps::{check_attempts, nodes_of, saved_step};
+
+/// Of the command line of a pod's agent.
+const AGENT: &str = "vit-trainer\0agent";
+/// Half of what a pod has to end by itself.
+const SOON: Duration = Duration::from_secs(60);
 
 pub(crate) fn suspended_job_saves_and_resumes_where_it_stopped(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("suspend")?;
@@ -33,6 +41,67 @@ pub(crate) fn suspended_job_saves_and_resumes_where_it_stopped(context: &Context
         "it does not continue from what it saved: {steps:?}"
     );
     check_attempts(&namespace.status("digits")?, 2, 0)
+}
+
+/// Finds a job's agent as soon as it is there, and makes its start last: libtorch is being loaded, and nothing handles signals yet.
+fn await_start(namespace: &Namespace<'_>) -> Result<()> {
+    let began = Instant::now();
+    loop {
+        match namespace.process_now("digits", 0, AGENT) {
+            Ok(agent) => return cgroup::limit_cpu(agent, Some(0.02)),
+            Err(error) => ensure!(began.elapsed() < DEADLINE, error),
+        }
+    }
+}
+
+pub(crate) fn job_that_is_stopped_while_its_trainer_starts_is_gone_at_once(
+    context: &Context<'_>,
+) -> Result<()> {
+    let namespace = context.namespace("early")?;
+    namespace.create(
+        "digits",
+        json!({"workers": {"nodes": 1}, "training": {"epochs": 5000}}),
+    )?;
+    let soon = |began: Instant| -> Result<()> {
+        namespace.wait_gone("pods")?;
+        let passed = began.elapsed();
+        ensure!(passed < SOON, "the pod was there for {passed:?}");
+        Ok(())
+    };
+    await_start(&namespace)?;
+    let told = Instant::now();
+    namespace.patch("digits", json!({"suspend": true}))?;
+    soon(told)?;
+    let status = namespace.wait_phase("digits", Phase::Suspended)?;
+    check_attempts(&status, 1, 0)?;
+    ensure!(status.last_failure.is_none(), "{:?}", status.last_failure);
+
+    namespace.patch("digits", json!({"suspend": false}))?;
+    await_start(&namespace)?;
+    let told = Instant::now();
+    namespace.kubectl(["delete", "vtj", "digits", "--wait=false"])?;
+    soon(told)
+}
+
+pub(crate) fn job_in_the_folder_of_another_namespace_is_refused_and_changes_nothing(
+    context: &Context<'_>,
+) -> Result<()> {
+    let owner = context.namespace("folder")?;
+    let job = json!({"workers": {"nodes": 1}, "training": {"epochs": 5000}});
+    owner.create("digits", job.clone())?;
+    owner.wait_checkpoint("digits")?;
+    let other = context.namespace_beside("same-folder", &owner)?;
+    other.create("digits", job)?;
+    let status = other.wait_phase("digits", Phase::Failed)?;
+    check_attempts(&status, 1, 0)?;
+    let failure = status.last_failure.context("the failure is told")?;
+    ensure!(
+        failure.class == "BadConfig" && failure.message.contains("a job of namespace same-folder"),
+        "{failure:?}"
+    );
+    let steps = owner.check_continues("digits")?;
+    ensure!(steps.again == 0, "{steps:?}");
+    check_attempts(&owner.status("digits")?, 1, 0)
 }
 
 pub(crate) fn scaled_job_continues_in_its_new_size(context: &Context<'_>) -> Result<()> {

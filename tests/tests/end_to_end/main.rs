@@ -12,6 +12,7 @@ mod documentation;
 mod elastic;
 mod external;
 mod faults;
+mod gpus;
 mod install;
 mod isolation;
 mod leader;
@@ -58,6 +59,8 @@ const SHARED: &[(&str, Test)] = tests![
     faults::job_over_its_deadline_is_stopped,
     plugin::plugin_shows_a_job_that_trains_and_steers_it,
     lifecycle::suspended_job_saves_and_resumes_where_it_stopped,
+    lifecycle::job_that_is_stopped_while_its_trainer_starts_is_gone_at_once,
+    lifecycle::job_in_the_folder_of_another_namespace_is_refused_and_changes_nothing,
     lifecycle::scaled_job_continues_in_its_new_size,
     isolation::strangers_reach_metrics_alone,
     external::another_trainer_is_followed_through_faults_and_measured,
@@ -72,6 +75,7 @@ const ALONE: &[(&str, Test)] = tests![
     placement::job_of_higher_priority_goes_first,
     faults::killed_rank_restarts_the_gang_from_its_checkpoint,
     faults::killed_rank_of_a_model_that_ranks_compute_together_is_replaced,
+    gpus::gang_trains_on_through_lost_ranks_and_gpus_and_too_little_memory,
     faults::rank_that_is_slow_is_named_with_its_node_until_it_recovers,
     monitoring::alerts_fire_and_panels_show_data,
     faults::gang_of_a_dead_node_trains_on_elsewhere,
@@ -130,8 +134,13 @@ fn main() -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let is_whole = parts.len() > 1 && arguments.filter.is_none() && arguments.skip.is_empty();
+    let images = if contenders::wanted() {
+        contenders::images()?
+    } else {
+        vec![gpus::image()?]
+    };
     let run = Arc::new(Run {
-        suite: Suite::set_up(is_whole, &contenders::images()?)?,
+        suite: Suite::set_up(is_whole, &images)?,
         report: Report::new("end_to_end"),
     });
     let mut has_failed = false;
