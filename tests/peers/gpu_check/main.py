@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from contenders import CannotRun
 
-from . import ablation, digits, events, host_stops, input_pipeline, memory, offload, overlap, parity, readings, speed, trace
+from . import ablation, digits, events, host_stops, input_pipeline, memory, nccl, offload, overlap, parity, readings, speed, trace
 from .context import LEAST_SECONDS, Context, NotRun, Outcome
 from .report import Report
 
@@ -28,6 +28,7 @@ class Check:
 CHECKS = [
     Check("parity", parity.check, 120),
     Check("digits", digits.check, 60),
+    Check("nccl", nccl.check, 180),
     Check("events", events.check, 30),
     Check("host_stops", host_stops.check, 50),
     Check("speed", speed.check, None),

@@ -52,7 +52,7 @@ pub(crate) struct Launch {
 }
 
 /// Where the nodes of a run are, by command line.
-#[derive(Clone, Debug, clap::Args, serde::Serialize)]
+#[derive(Clone, Debug, Default, clap::Args, serde::Serialize)]
 pub(crate) struct Nodes {
     /// Addresses of the nodes, where they are not all on the loopback interface
     #[arg(long, value_name = "ADDRESS", value_delimiter = ',')]

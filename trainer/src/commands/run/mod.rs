@@ -11,7 +11,7 @@ use contract::{Device, ExitCode, RunConfig};
 
 use crate::config;
 use crate::error::TrainError;
-use crate::launch::{self, Event, Launch};
+use crate::launch::{self, Event, Launch, Nodes};
 use crate::manifest::{read_config, with_pretrained};
 use crate::signals::stop_on_signal;
 use crate::speeds::Speeds;
@@ -43,23 +43,26 @@ pub(crate) struct Arguments {
     /// Speeds of all ranks, each a share of a core's, such as 1,0.5,0.1: to try what devices do that are not alike; only on the CPU, one thread a rank
     #[arg(long, value_name = "SPEED", value_delimiter = ',')]
     speeds: Vec<f64>,
+    #[command(flatten)]
+    places: Nodes,
 }
 
 /// Runs the manifest to its end. Gives the exit code.
 pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     let config = configure(arguments)?;
     let speeds = Speeds::of_arguments(&arguments.speeds, None, &config)?;
-    launch::block_on(run(&config, speeds))?
+    let launch = arguments.places.launch(config.nodes)?;
+    launch::block_on(run(&config, speeds, launch))?
 }
 
-async fn run(config: &RunConfig, speeds: Option<Speeds>) -> Result<ExitCode, TrainError> {
+async fn run(config: &RunConfig, speeds: Option<Speeds>, launch: Launch) -> Result<ExitCode, TrainError> {
     let start = Instant::now();
     let stop = stop_on_signal()?;
     let mut display = display::Display::new(config);
     let launch = Launch {
         keep_errors: display.is_live(),
         environment: speeds.iter().flat_map(Speeds::variables).collect(),
-        ..Launch::default()
+        ..launch
     };
     let end = launch::run(config, &launch, stop, |event| match event {
         Event::Progress(progress) => display.progress(progress),
@@ -101,6 +104,7 @@ mod tests {
             nodes,
             device: Some(Device::Cpu),
             speeds: Vec::new(),
+            places: Nodes::default(),
         })
     }
 

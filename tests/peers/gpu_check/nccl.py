@@ -1,0 +1,177 @@
+"""Several ranks on one GPU, over NCCL: each strategy against one rank, checkpoints from one to another, and a killed rank.
+
+NCCL refuses two ranks on one GPU of a host by the host's identity, so each rank is told another one (`NCCL_HOSTID`), and they
+talk over sockets. Upstream calls this unsupported and does not test it; NCCL 2.28.9 compares host and bus alone
+(src/init.cc). It proves NCCL's groups themselves: connecting, order of collectives on the device, the allocator's use,
+abort and who is blamed. It does not prove NVLink or P2P, overlap, speed, or ranks of one node (`shardWithinNode`): those need
+several GPUs. On a CPU the same runs over Gloo.
+"""
+
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import time
+
+from safetensors.numpy import load_file
+
+from .context import Context, Outcome
+
+# Images of a step, whatever the number of ranks.
+BATCH, MICRO_BATCH = 48, 8
+# Of weights after a few steps in fp32, beside one rank's.
+TOLERANCE = 1e-4
+# From the death of a rank to the end of all others.
+BLAME_SECONDS = 10.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Strategy:
+    name: str
+    ranks: int
+    # Ranks that compute on the same images.
+    together: int = 1
+    parallelism: dict = dataclasses.field(default_factory=dict)
+    training: dict = dataclasses.field(default_factory=dict)
+
+
+ALONE = Strategy("one rank", 1)
+STRATEGIES = [
+    Strategy("zeroStage 0", 2),
+    Strategy("zeroStage 1", 2, 1, {"zeroStage": 1}),
+    Strategy("zeroStage 2", 3, 1, {"zeroStage": 2}),
+    Strategy("zeroStage 3", 3, 1, {"zeroStage": 3}),
+    Strategy("zeroStage 3, weights stay", 2, 1, {"zeroStage": 3, "reshardAfterForward": False}),
+    Strategy("sequence 2", 2, 2, {"sequence": 2, "acrossNodes": True}),
+    Strategy("tensor 2", 2, 2, {"tensor": 2, "acrossNodes": True}),
+    Strategy("sequence 2, tensor 2, zeroStage 1", 4, 4, {"sequence": 2, "tensor": 2, "acrossNodes": True, "zeroStage": 1}),
+]
+# Overflows first; a step that one rank skips all skip.
+FP16 = Strategy("fp16", 2, 1, {"zeroStage": 1}, {"precision": "fp16", "lossScale": {"initialScalePower": 20, "hysteresis": 1}})
+
+
+class Runs:
+    """Runs of examples/digits.yaml, a fifth of its images, in one folder."""
+
+    def __init__(self, context: Context):
+        self.context = context
+        self.checkpoints = context.work / "checkpoints"
+
+    def command(self, name: str, strategy: Strategy, epochs: int) -> list[str]:
+        job = json.loads((self.context.bundle / "data/digits.json").read_text())
+        job["metadata"]["name"] = name
+        accumulation = BATCH * strategy.together // (strategy.ranks * MICRO_BATCH)
+        job["spec"]["data"] |= {"fraction": 0.2, "augmentation": {"mixup": 0.8}}
+        job["spec"]["training"] = {
+            "epochs": epochs, "microBatchSize": MICRO_BATCH, "gradientAccumulationSteps": accumulation,
+            "optimizer": {"name": "sgd", "momentum": 0.9, "learningRate": 0.1, "weightDecay": 0.05},
+            "schedule": {"name": "constant"}, "clipGradNorm": 1.0, "ema": {"decay": 0.9}, **strategy.training,
+        }
+        job["spec"]["workers"] = {"nodes": strategy.ranks, "gpusPerNode": 1, "device": self.context.device}
+        job["spec"]["parallelism"] = strategy.parallelism
+        file = self.context.work / f"{name}.yaml"
+        file.write_text(json.dumps(job))
+        return [self.context.trainer, "run", "-f", str(file), "--data", str(self.context.bundle / "data/digits"),
+                "--checkpoints", str(self.checkpoints), "--launcher", "env NCCL_HOSTID=node{node}"]
+
+    def environment(self, strategy: Strategy) -> dict[str, str]:
+        return os.environ | {
+            "TORCH_CPP_LOG_LEVEL": "ERROR", "RUST_LOG": "error",
+            "CUDA_VISIBLE_DEVICES": ",".join(["0"] * strategy.ranks) if self.context.on_gpu else "",
+            "NCCL_NET": "Socket", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "NCCL_MNNVL_ENABLE": "0",
+        }
+
+    def train(self, name: str, strategy: Strategy, epochs: int = 1) -> dict:
+        """Trains, or continues, a job of this name. Gives its newest weights."""
+        found = subprocess.run(self.command(name, strategy, epochs), env=self.environment(strategy), capture_output=True,
+                               text=True, timeout=self.context.timeout(60))
+        if found.returncode != 0:
+            raise RuntimeError(f"{strategy.name}: exit code {found.returncode}: {found.stderr.strip()[-400:]}")
+        newest = max((self.checkpoints / name).glob("step-*"))
+        return load_file(newest / "model.safetensors")
+
+    def log(self, name: str) -> list[dict]:
+        return [json.loads(line) for line in (self.checkpoints / name / "log.jsonl").read_text().splitlines()]
+
+
+def distance(found: dict, expected: dict) -> float:
+    return max(float(abs(found[name] - expected[name]).max()) for name in expected)
+
+
+def rank_process(run: int, rank: int) -> int | None:
+    """The process of a rank below that of a run: its agent's child."""
+    for variables in pathlib.Path("/proc").glob("[0-9]*/environ"):
+        try:
+            is_rank = f"RANK={rank}".encode() in variables.read_bytes().split(b"\0")
+            parent = int((variables.parent / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            grandparent = int(pathlib.Path(f"/proc/{parent}/stat").read_text().rsplit(")", 1)[1].split()[1])
+        except (OSError, ValueError):
+            continue
+        if grandparent == run and is_rank:
+            return int(variables.parent.name)
+    return None
+
+
+def used_bytes(context: Context) -> int:
+    """Memory of the GPU that all processes take; 0 without one."""
+    if not context.on_gpu:
+        return 0
+    query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    return int(context.run(query, 10).split()[0]) << 20
+
+
+def killed(runs: Runs) -> dict:
+    """Kills a rank of three while they train: how long the others take to end, whom they blame, and what memory of the GPU
+    was taken before the first checkpoint and after."""
+    strategy = Strategy("a killed rank", 3, 1, {"zeroStage": 3})
+    process = subprocess.Popen(runs.command("killed", strategy, 1000), env=runs.environment(strategy), stderr=subprocess.PIPE,
+                               stdout=subprocess.DEVNULL, text=True)
+    log = runs.checkpoints / "killed/log.jsonl"
+    before = 0
+    try:
+        deadline = time.monotonic() + runs.context.timeout(60)
+        while not log.exists() or '"checkpoint"' not in log.read_text():
+            if time.monotonic() > deadline or process.poll() is not None:
+                raise RuntimeError("three ranks did not come to a checkpoint")
+            before = max(before, used_bytes(runs.context))
+            time.sleep(0.1)
+        after = used_bytes(runs.context)
+        os.kill(rank_process(process.pid, 1), signal.SIGKILL)
+        start = time.monotonic()
+        _, errors = process.communicate(timeout=runs.context.timeout(60))
+    finally:
+        process.kill()
+    return {"seconds": time.monotonic() - start, "code": process.returncode, "blamed": "rank 1 was ended by signal 9" in errors,
+            "bytes_before_save": before, "bytes_after_save": after}
+
+
+def check(context: Context) -> Outcome:
+    runs = Runs(context)
+    distances: dict[str, float] = {}
+    result: dict = {"distance": distances}
+    alone = runs.train("alone", ALONE)
+    for number, strategy in enumerate(STRATEGIES):
+        distances[strategy.name] = distance(runs.train(f"strategy-{number}", strategy), alone)
+        context.keep(result)
+    # Sharded by three, then by heads, then by one rank.
+    chain = (STRATEGIES[3], STRATEGIES[6], ALONE)
+    expected = runs.train("alone", ALONE, len(chain))
+    for epochs, strategy in enumerate(chain, 1):
+        continued = runs.train("chain", strategy, epochs)
+    distances["continued by other strategies"] = distance(continued, expected)
+    result["movement"] = distance(expected, alone)
+    runs.train("fp16", FP16)
+    last = [line for line in runs.log("fp16") if line["kind"] == "train"][-1]
+    result["skipped_steps"], result["steps"] = last["skippedSteps"], last["step"]
+    context.keep(result)
+    result["killed"] = killed(runs)
+    worst = max(distances, key=lambda name: distances[name])
+    skipped, after = result["skipped_steps"], result["killed"]
+    told = (f"weights of {len(distances)} cases within {distances[worst]:.1e} of one rank's ({worst}), which move by "
+            f"{result['movement']:.1e}; {skipped} of {result['steps']} steps skipped in fp16; "
+            f"{after['seconds']:.1f} s after a rank was killed")
+    is_sound = (distances[worst] < TOLERANCE and result["movement"] > 100 * TOLERANCE and 0 < skipped < result["steps"]
+                and after["blamed"] and after["code"] == 137 and after["seconds"] < BLAME_SECONDS)
+    return Outcome("passed" if is_sound else "failed", told, result)
