@@ -192,8 +192,9 @@ impl Trainer {
     }
 
     fn train_epochs(&mut self) -> Result<Outcome, TrainError> {
-        while self.position.epoch < self.config.training.epochs {
-            let stop = self.train_epoch()?;
+        let mut batches = None;
+        while self.has_an_epoch() {
+            let stop = self.train_epoch(batches)?;
             self.observer.epoch_ends();
             if stop {
                 self.save_and_wait()?;
@@ -207,6 +208,8 @@ impl Trainer {
                 counted: 0,
                 ..self.position
             };
+            // Its first images are read meanwhile.
+            batches = self.has_an_epoch().then(|| self.rest_of_epoch()).transpose()?;
             if !self.evaluate()? {
                 // The next attempt begins with this evaluation.
                 self.position = end_of_epoch;
@@ -219,9 +222,14 @@ impl Trainer {
         Ok(Outcome::Done)
     }
 
-    /// The steps that are left of the running epoch, and all of them settled. Whether to stop.
-    fn train_epoch(&mut self) -> Result<bool, TrainError> {
-        let mut batches = self.rest_of_epoch()?;
+    fn has_an_epoch(&self) -> bool {
+        self.position.epoch < self.config.training.epochs
+    }
+
+    /// The steps that are left of the running epoch, with batches that are being prepared for them if there are some, and all steps
+    /// settled. Whether to stop.
+    fn train_epoch(&mut self, batches: Option<Batches>) -> Result<bool, TrainError> {
+        let mut batches = batches.map_or_else(|| self.rest_of_epoch(), Ok)?;
         let mut stop = false;
         while self.epoch_has_a_step() && !stop {
             self.follow_shares(&mut batches)?;
