@@ -80,10 +80,42 @@ pub(crate) fn read(path: &Path) -> Result<ViTTrainingJob, TrainError> {
     read_resource(path, "ViTTrainingJob")
 }
 
+/// The one document of this kind of a file that may have others, such as claims, with empty lines in the place of the others. The
+/// error tells how many there are.
+fn only_document(text: &str, expected: &str) -> Result<String, String> {
+    let mut documents = vec![Vec::new()];
+    for (number, line) in text.lines().enumerate() {
+        if line == "---" || line.starts_with("--- ") {
+            documents.push(Vec::new());
+        }
+        documents.last_mut().expect("one was pushed").push(number);
+    }
+    let lines: Vec<&str> = text.lines().collect();
+    let only = |document: &Vec<usize>| {
+        let mut kept = vec![""; document.first().copied().unwrap_or(0)];
+        kept.extend(document.iter().map(|number| lines[*number]));
+        kept.join("\n") + "\n"
+    };
+    let is_expected =
+        |text: &String| serde_saphyr::from_str::<TypeMeta>(text).is_ok_and(|found| found.kind == expected);
+    let mut found: Vec<String> = documents.iter().map(only).filter(is_expected).collect();
+    match (documents.len(), found.len()) {
+        (_, 1) => Ok(found.remove(0)),
+        // What is wrong with it is told where it is read.
+        (1, _) => Ok(text.into()),
+        (all, 0) => Err(format!("none of its {all} documents is a {expected}")),
+        (_, several) => Err(format!(
+            "it has {several} documents of kind {expected}: give each a file of its own"
+        )),
+    }
+}
+
 /// A resource of this project, of one kind.
 pub(crate) fn read_resource<R: DeserializeOwned>(path: &Path, expected: &str) -> Result<R, TrainError> {
     let text = fs_err::read_to_string(path)
         .map_err(|error| TrainError::Config(format!("failed to read the manifest: {error}")))?;
+    let text = only_document(&text, expected)
+        .map_err(|found| TrainError::Config(format!("{}: {found}", path.display())))?;
     let wrong = |reason: &dyn std::fmt::Display| {
         TrainError::Config(format!("{} is no {expected}: {reason}", path.display()))
     };
@@ -95,4 +127,31 @@ pub(crate) fn read_resource<R: DeserializeOwned>(path: &Path, expected: &str) ->
         return Err(wrong(&found));
     }
     serde_saphyr::from_str(&text).map_err(|error| wrong(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const JOB: &str = "apiVersion: vit-operator.dev/v1alpha1\nkind: ViTTrainingJob\nspec: 1\n";
+    const CLAIM: &str = "# for the data\napiVersion: v1\nkind: PersistentVolumeClaim\n";
+
+    #[test]
+    fn the_one_job_of_a_file_keeps_its_lines() {
+        let only = |text: &str| only_document(text, "ViTTrainingJob");
+        assert_eq!(only(JOB).as_deref(), Ok(JOB));
+        let file = format!("{CLAIM}---\n{JOB}--- # more\n{CLAIM}");
+        let found = only(&file).expect("one job");
+        let at = |text: &str| text.lines().position(|line| line == "spec: 1");
+        assert_eq!((at(&found), found.contains("Claim")), (at(&file), false));
+        assert_eq!(
+            only(&format!("{CLAIM}---\n{CLAIM}")).expect_err("none"),
+            "none of its 2 documents is a ViTTrainingJob"
+        );
+        assert_eq!(
+            only(&format!("{JOB}---\n{JOB}")).expect_err("two"),
+            "it has 2 documents of kind ViTTrainingJob: give each a file of its own"
+        );
+        assert_eq!(only("no: yaml: at all").as_deref(), Ok("no: yaml: at all"));
+    }
 }

@@ -29,6 +29,9 @@ pub struct DataConfig {
     pub decode_threads: Option<u32>,
     /// Share of the images of an epoch that may be unreadable and are then left out.
     pub max_corrupt_fraction: f64,
+    /// Seconds for which a read is tried again where the storage fails.
+    #[serde(default = "default_retry_seconds")]
+    pub retry_seconds: u32,
     /// Filter with which images are resized to the model's size.
     pub interpolation: Interpolation,
     /// Side of the centre crop over the shorter side of a validation image from a file (`crop_pct` of timm).
@@ -87,6 +90,10 @@ impl DataFormat {
     }
 }
 
+fn default_retry_seconds() -> u32 {
+    60
+}
+
 impl DataConfig {
     /// All images of `format`, resized and normalised as timm's ViT presets do it, and not augmented.
     pub fn plain(format: DataFormat) -> Self {
@@ -98,6 +105,7 @@ impl DataConfig {
             fraction: 1.0,
             decode_threads: None,
             max_corrupt_fraction: 0.0,
+            retry_seconds: default_retry_seconds(),
             interpolation: Interpolation::Bicubic,
             crop_fraction: 0.875,
             normalization: Normalization {

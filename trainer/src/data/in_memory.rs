@@ -4,7 +4,7 @@ use tch::{Kind, Tensor};
 
 use super::decode::Decoded;
 use super::resident::Resident;
-use super::source::{Source, Stored, fingerprint};
+use super::source::{ReadError, Source, Stored, fingerprint};
 
 /// Images of bytes, all of one size.
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl Source for InMemory {
         self.len
     }
 
-    fn read(&self, image: u64) -> Result<Stored, String> {
+    fn read(&self, image: u64) -> Result<Stored, ReadError> {
         let bytes = self.pixels.len() / self.labels.len();
         Ok(Stored {
             file: self.pixels[self.row(image) * bytes..][..bytes].to_vec(),
@@ -69,7 +69,7 @@ impl Source for InMemory {
         true
     }
 
-    fn label(&self, image: u64) -> Result<i64, String> {
+    fn label(&self, image: u64) -> Result<i64, ReadError> {
         Ok(self.labels[self.row(image)])
     }
 

@@ -32,7 +32,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use contract::{DataConfig, DataFormat, ModelConfig, RunConfig};
+use contract::{DataConfig, DataFormat, ExitCode, ModelConfig, RunConfig};
 use serde::{Deserialize, Serialize};
 use tch::Device;
 
@@ -41,6 +41,7 @@ pub(crate) use loader::{Batches, StageSeconds};
 pub(crate) use order::Share;
 pub(crate) use statistics::{Range, Split, Unreadable, survey};
 
+use crate::error::Failure as _;
 use crate::threads;
 use arrays::Files;
 use augment::{Finish, Preparation};
@@ -50,7 +51,7 @@ use in_memory::InMemory;
 use loader::{Batching, Pipeline, ResidentBatches, Task};
 use order::{EpochOrder, Item};
 use resident::{Resident, Values};
-use source::{Source, fingerprint};
+use source::{ReadError, Source, check_label, fingerprint};
 
 #[derive(Debug)]
 pub(crate) struct Splits {
@@ -78,6 +79,28 @@ impl Splits {
             images: self.train.len(),
             fingerprint: fingerprint(sets.map(|set| set.fingerprint().to_le_bytes())),
             seed: self.train.seed,
+        }
+    }
+
+    /// An error where a run would be refused for a label.
+    pub(crate) fn check_labels(&self) -> Result<(), DataError> {
+        let mut sets = std::iter::once(&self.train).chain(&self.validation);
+        sets.try_for_each(DataSet::check_labels)
+    }
+
+    /// Tells what lies among the images and is not used.
+    pub(crate) fn tell_passed_over(&self) {
+        for (folder, set) in [("train", Some(&self.train)), ("val", self.validation.as_ref())] {
+            if let Some(Images::Single(source)) = set.map(|set| &set.images) {
+                if let Some([before, after]) = out_of_order(source.classes()) {
+                    tracing::warn!(
+                        "classes are numbered by their names as text ({folder}): {before} comes before {after}, other than by number"
+                    );
+                }
+                for (why, count) in source.passed_over() {
+                    tracing::warn!("not used of the data set ({folder}): {count} {why}");
+                }
+            }
         }
     }
 
@@ -153,12 +176,7 @@ enum Images {
 /// Opens the data set; small ones are read whole, onto the device.
 pub(crate) fn load(config: &RunConfig, device: Device) -> Result<Splits, DataError> {
     let threads = decode_threads(&config.data, config.ranks_per_node);
-    let (train, validation) = open(
-        &config.data,
-        Expected::of(&config.model),
-        config.training.seed,
-        threads,
-    )?;
+    let (train, validation) = open_at_last(config, threads)?;
     let preparation = Arc::new(Preparation::new(config));
     let set = |images: Images| {
         let (images, values) = match images {
@@ -188,6 +206,27 @@ pub(crate) fn load(config: &RunConfig, device: Device) -> Result<Splits, DataErr
         train: set(train),
         validation: validation.map(set),
     })
+}
+
+/// The same as [`open`], tried again for a while where the storage fails.
+fn open_at_last(config: &RunConfig, threads: usize) -> Result<(Images, Option<Images>), DataError> {
+    let mut pauses = source::pauses(config.data.retry_seconds);
+    loop {
+        let expected = Expected::of(&config.model);
+        let opened = open(&config.data, expected, config.training.seed, threads);
+        let failed = opened
+            .as_ref()
+            .err()
+            .filter(|error| error.exit_code() == ExitCode::Storage);
+        let Some((error, pause)) = failed.and_then(|error| Some((error, pauses.next()?))) else {
+            return opened;
+        };
+        tracing::warn!(
+            "the storage fails ({error}): trying again in {} ms",
+            pause.as_millis()
+        );
+        std::thread::sleep(pause);
+    }
 }
 
 /// Threads that decode files for each of so many ranks on this machine.
@@ -236,6 +275,16 @@ fn open(
 fn files<S: Source + 'static>(train: S, validation: Option<S>) -> (Images, Option<Images>) {
     let files = |source: S| Images::Single(Arc::new(source));
     (files(train), validation.map(files))
+}
+
+/// The first two names that all are numbers and not in the order of these.
+fn out_of_order(classes: &[String]) -> Option<[&String; 2]> {
+    let numbers: Vec<u64> = classes
+        .iter()
+        .map(|name| name.parse().ok())
+        .collect::<Option<_>>()?;
+    let place = numbers.windows(2).position(|pair| pair[0] > pair[1])?;
+    Some([&classes[place], &classes[place + 1]])
 }
 
 impl DataSet {
@@ -295,6 +344,34 @@ impl DataSet {
         })
     }
 
+    fn check_labels(&self) -> Result<(), DataError> {
+        let Images::Single(source) = &self.images else {
+            return Ok(());
+        };
+        let mut left_out = 0;
+        for image in 0..source.len() {
+            let reason = match source.label(image) {
+                Ok(label) => {
+                    check_label(&**source, image, label, self.preparation.classes)?;
+                    continue;
+                }
+                Err(ReadError::Storage(error)) => {
+                    return Err(DataError::Storage {
+                        image: source.name(image),
+                        error,
+                        seconds: 0,
+                    });
+                }
+                Err(ReadError::Bad(reason)) => reason,
+            };
+            left_out += 1;
+            if left_out > self.readable().allowed() {
+                return Err(self.readable().refuse(source.name(image), reason, left_out));
+            }
+        }
+        Ok(())
+    }
+
     /// How many images may be unreadable.
     pub(crate) fn readable(&self) -> Readable {
         Readable::new(self.len(), self.preparation.config.max_corrupt_fraction)
@@ -323,6 +400,24 @@ mod tests {
     use super::batch::Targets;
     use super::fixtures::config;
     use super::*;
+
+    #[test]
+    fn names_that_are_numbers_in_another_order_are_found() {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+        let found = |given: &[&str]| out_of_order(&names(given)).map(|pair| pair.map(Clone::clone));
+        assert_eq!(
+            found(&["0", "1", "10", "2"]),
+            Some(["10".to_owned(), "2".to_owned()])
+        );
+        for fine in [
+            &["0", "1", "2"][..],
+            &["00", "01", "10"],
+            &["10", "2", "cat"],
+            &[],
+        ] {
+            assert_eq!(found(fine), None);
+        }
+    }
 
     const EVERYTHING: &str = "{format: synthetic, syntheticImages: 80, augmentation: {horizontalFlip: 0.5, \
         randAugment: rand-m9-mstd0.5-inc1, mixup: 0.8, cutmix: 1.0, randomErasing: 0.5, repeatedAugmentation: 3, ";

@@ -17,6 +17,15 @@ pub(super) enum Values {
     Floats,
 }
 
+impl Values {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Bytes => "uint8",
+            Self::Floats => "float32",
+        }
+    }
+}
+
 /// Labelled images, all of one size.
 #[derive(Debug)]
 pub(super) struct Resident {

@@ -1,8 +1,18 @@
 //! Images that are read one by one.
 
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fmt::Debug;
+use std::io::{Error, ErrorKind};
+use std::time::Duration;
 
+use backon::{BackoffBuilder as _, ExponentialBuilder};
+
+use super::DataError;
 use super::decode::{Decoded, decode};
+
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// An image as it is stored.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -11,6 +21,72 @@ pub(super) struct Stored {
     pub(super) file: Vec<u8>,
     pub(super) label: i64,
 }
+
+/// Why an image was not read.
+#[derive(Debug)]
+pub(super) enum ReadError {
+    /// The storage failed: it may answer again.
+    Storage(Error),
+    /// What is there is no image with a label, however often it is read.
+    Bad(String),
+}
+
+impl ReadError {
+    /// Of a file that was there when the data set was listed.
+    pub(super) fn of(error: Error) -> Self {
+        if is_of_storage(&error) {
+            Self::Storage(error)
+        } else {
+            // The name is told beside it.
+            Self::Bad(error.to_string())
+        }
+    }
+}
+
+impl From<String> for ReadError {
+    fn from(reason: String) -> Self {
+        Self::Bad(reason)
+    }
+}
+
+/// Whether the storage failed, and not what is stored there: a disk's error, a stale handle of NFS, a time-out, a file that is
+/// shorter for a moment than it is.
+pub(super) fn is_of_storage(error: &Error) -> bool {
+    !matches!(
+        error.kind(),
+        ErrorKind::NotFound
+            | ErrorKind::PermissionDenied
+            | ErrorKind::IsADirectory
+            | ErrorKind::NotADirectory
+            | ErrorKind::InvalidFilename
+            | ErrorKind::InvalidInput
+            | ErrorKind::InvalidData
+    )
+}
+
+/// The pauses between reads where the storage fails: each twice as long as the one before, and so many seconds in all.
+pub(super) fn pauses(seconds: u32) -> impl Iterator<Item = Duration> {
+    ExponentialBuilder::new()
+        .with_min_delay(FIRST_PAUSE)
+        .with_max_delay(LONGEST_PAUSE)
+        .without_max_times()
+        .with_total_delay(Some(Duration::from_secs(seconds.into())))
+        .build()
+}
+
+/// A name to be read by people: bytes that are no UTF-8 are in hexadecimal, as in "caf\\xe9".
+pub(super) fn shown_name(name: &OsStr) -> String {
+    name.as_encoded_bytes()
+        .utf8_chunks()
+        .flat_map(|chunk| {
+            let invalid = chunk.invalid().iter().map(|byte| format!("\\x{byte:02x}"));
+            std::iter::once(chunk.valid().to_owned()).chain(invalid)
+        })
+        .collect()
+}
+
+/// Files of a data set that are not read, by why: "files that end in .webp".
+pub(super) type PassedOver = BTreeMap<String, u64>;
 
 /// A number that differs between lists of other parts.
 pub(super) fn fingerprint<Part: AsRef<[u8]>>(parts: impl IntoIterator<Item = Part>) -> u32 {
@@ -22,12 +98,29 @@ pub(super) fn fingerprint<Part: AsRef<[u8]>>(parts: impl IntoIterator<Item = Par
     hasher.finalize()
 }
 
+/// An error where a label is none of the model's classes.
+pub(super) fn check_label(
+    source: &dyn Source,
+    image: u64,
+    label: i64,
+    classes: u32,
+) -> Result<(), DataError> {
+    if (0..i64::from(classes)).contains(&label) {
+        return Ok(());
+    }
+    Err(DataError::LabelOfImage {
+        image: source.name(image),
+        label,
+        classes,
+    })
+}
+
 /// A list of images that are made into squares one by one.
 pub(super) trait Source: Debug + Send + Sync {
     fn len(&self) -> u64;
 
-    /// Reads one. The error says what is wrong with it.
-    fn read(&self, image: u64) -> Result<Stored, String>;
+    /// Reads one.
+    fn read(&self, image: u64) -> Result<Stored, ReadError>;
 
     /// The pixels of what was read, as grey (1 channel) or red, green, blue (3). The error says what is wrong with it.
     fn decode(&self, file: Vec<u8>, channels: u32) -> Result<Decoded, String> {
@@ -40,7 +133,7 @@ pub(super) trait Source: Debug + Send + Sync {
     }
 
     /// Its class alone, as [`Self::read`] tells it.
-    fn label(&self, image: u64) -> Result<i64, String>;
+    fn label(&self, image: u64) -> Result<i64, ReadError>;
 
     /// What to call it.
     fn name(&self, image: u64) -> String;
@@ -56,5 +149,10 @@ pub(super) trait Source: Debug + Send + Sync {
     /// Names of the classes, if they have any.
     fn classes(&self) -> &[String] {
         &[]
+    }
+
+    /// What lies among the images and is not read.
+    fn passed_over(&self) -> PassedOver {
+        PassedOver::new()
     }
 }

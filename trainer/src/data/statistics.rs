@@ -1,13 +1,13 @@
 //! What a data set holds: images by class, sizes, mean and deviation, unreadable files.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use contract::DataConfig;
 use serde::Serialize;
 use tch::{Kind, Tensor};
 
 use super::resident::{Resident, Values};
-use super::source::Source;
+use super::source::{PassedOver, ReadError, Source, check_label};
 use super::{DataError, Expected, Images, decode_threads, open, part};
 
 /// Unreadable images that are named.
@@ -29,15 +29,44 @@ pub(crate) struct Split {
     /// Of pixels scaled to 0..1 (float arrays: as they are), as the model's channels.
     pub(crate) mean: Vec<f64>,
     pub(crate) std: Vec<f64>,
+    /// Of those that were examined, and all whose label cannot be read.
     pub(crate) unreadable_images: u64,
     /// The first of them.
     pub(crate) unreadable: Vec<Unreadable>,
+    /// Files that are no images of the set, by why.
+    pub(crate) passed_over: PassedOver,
+    /// Of the examined images.
+    #[serde(skip)]
+    unreadable_examined: u64,
 }
 
 impl Split {
     /// Whether training with this `data.maxCorruptFraction` goes on after as many unreadable images.
     pub(crate) fn is_usable(&self, max_corrupt_fraction: f64) -> bool {
-        self.unreadable_images <= part::whole(self.examined, max_corrupt_fraction)
+        self.unreadable_images <= part::whole(self.images, max_corrupt_fraction)
+            && self.unreadable_examined <= part::whole(self.examined, max_corrupt_fraction)
+    }
+}
+
+impl Split {
+    /// Counts an image that cannot be read. An error where that is the storage's fault.
+    fn leave_out(&mut self, source: &dyn Source, image: u64, error: ReadError) -> Result<(), DataError> {
+        let image = source.name(image);
+        let reason = match error {
+            ReadError::Storage(error) => {
+                return Err(DataError::Storage {
+                    image,
+                    error,
+                    seconds: 0,
+                });
+            }
+            ReadError::Bad(reason) => reason,
+        };
+        self.unreadable_images += 1;
+        if self.unreadable.len() < NAMED {
+            self.unreadable.push(Unreadable { image, reason });
+        }
+        Ok(())
     }
 }
 
@@ -75,10 +104,10 @@ pub(crate) fn survey(
     let threads = decode_threads(data, 1);
     let (train, validation) = open(data, expected, seed, threads)?;
     let examine = |images: Images| match images {
-        Images::Resident(images) => of_resident(&images, sample),
+        Images::Resident(images) => Ok(of_resident(&images, sample)),
         Images::Single(source) => of_files(&*source, expected, sample),
     };
-    Ok((examine(train), validation.map(examine)))
+    Ok((examine(train)?, validation.map(examine).transpose()?))
 }
 
 /// Every image's number, or `sample` of them, evenly spread.
@@ -125,14 +154,26 @@ fn of_resident(images: &Resident, sample: u64) -> Split {
     }
 }
 
-fn of_files(source: &dyn Source, expected: Expected, sample: u64) -> Split {
+/// Labels are read of all images, pixels of a sample. What a run refuses is an error.
+fn of_files(source: &dyn Source, expected: Expected, sample: u64) -> Result<Split, DataError> {
     let mut split = Split {
         images: source.len(),
+        passed_over: source.passed_over(),
         ..Split::default()
     };
+    let mut unlabelled = BTreeSet::new();
     let mut counts = BTreeMap::<i64, u64>::new();
-    for label in (0..source.len()).filter_map(|image| source.label(image).ok()) {
-        *counts.entry(label).or_default() += 1;
+    for image in 0..source.len() {
+        match source.label(image) {
+            Ok(label) => {
+                check_label(source, image, label, expected.classes)?;
+                *counts.entry(label).or_default() += 1;
+            }
+            Err(error) => {
+                split.leave_out(source, image, error)?;
+                unlabelled.insert(image);
+            }
+        }
     }
     let name = |class: i64| source.classes().get(usize::try_from(class).ok()?).cloned();
     split.classes = counts
@@ -149,9 +190,13 @@ fn of_files(source: &dyn Source, expected: Expected, sample: u64) -> Split {
     let (mut widths, mut heights) = (Vec::new(), Vec::new());
     for image in spread(source.len(), sample) {
         split.examined += 1;
+        if unlabelled.contains(&image) {
+            split.unreadable_examined += 1;
+            continue;
+        }
         let decoded = source
             .read(image)
-            .and_then(|stored| source.decode(stored.file, expected.channels));
+            .and_then(|stored| Ok(source.decode(stored.file, expected.channels)?));
         match decoded {
             Ok(decoded) => {
                 widths.push(decoded.width);
@@ -163,12 +208,9 @@ fn of_files(source: &dyn Source, expected: Expected, sample: u64) -> Split {
                     squares[place % channels] += u64::from(*value) * u64::from(*value);
                 }
             }
-            Err(reason) => {
-                split.unreadable_images += 1;
-                if split.unreadable.len() < NAMED {
-                    let image = source.name(image);
-                    split.unreadable.push(Unreadable { image, reason });
-                }
+            Err(error) => {
+                split.unreadable_examined += 1;
+                split.leave_out(source, image, error)?;
             }
         }
     }
@@ -181,7 +223,7 @@ fn of_files(source: &dyn Source, expected: Expected, sample: u64) -> Split {
         .collect();
     split.width = range(widths);
     split.height = range(heights);
-    split
+    Ok(split)
 }
 
 fn range(mut lengths: Vec<u32>) -> Range {

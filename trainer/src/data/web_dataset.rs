@@ -4,6 +4,9 @@
 //! turn it is. So no rank reads another's images, and a run continues at any place of an epoch with any number of ranks.
 
 use std::collections::VecDeque;
+use std::ffi::OsStr;
+use std::io::{Read as _, Seek as _};
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,10 +16,13 @@ use serde::Deserialize;
 
 use super::DataError;
 use super::part;
-use super::source::{Source, Stored, fingerprint};
+use super::source::{ReadError, Source, Stored, fingerprint, shown_name};
 
+/// What tar files are made of; one of zeros marks the end.
+const BLOCK: u64 = 512;
 /// Shards that are kept open.
 const OPEN_SHARDS: usize = 32;
+const EXPECTED: &str = "a shard holds key.jpg or key.png with key.cls or key.json";
 const PATTERN: &str =
     "must be a file name with at most one * or one range such as {000000..000012}, which goes up";
 
@@ -34,9 +40,31 @@ pub(super) struct WebDataset {
 #[derive(Debug)]
 struct Sample {
     shard: u32,
-    key: Box<str>,
+    /// Bytes, as the archive has them: of any encoding.
+    key: Box<[u8]>,
+    content: Content,
+}
+
+#[derive(Debug)]
+enum Content {
+    Whole {
+        image: Span,
+        label: Label,
+    },
+    /// What it lacks, and what it has instead.
+    Lacking(Box<str>),
+}
+
+/// What is found of a sample.
+#[derive(Default)]
+struct Parts {
+    key: Box<[u8]>,
     image: Option<Span>,
     label: Option<Label>,
+    /// A second image of the same key.
+    more: Option<String>,
+    /// Endings of all of it.
+    endings: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -136,10 +164,10 @@ fn matching(folder: &Path, before: &str, after: &str) -> Result<Vec<PathBuf>, Da
     for entry in entries {
         let entry = entry.map_err(DataError::Read)?;
         let name = entry.file_name();
-        if let Some(name) = name.to_str()
-            && name.len() >= before.len() + after.len()
-            && name.starts_with(before)
-            && name.ends_with(after)
+        let name = name.as_encoded_bytes();
+        if name.len() >= before.len() + after.len()
+            && name.starts_with(before.as_bytes())
+            && name.ends_with(after.as_bytes())
         {
             paths.push(entry.path());
         }
@@ -163,16 +191,16 @@ impl WebDataset {
         });
         let mut samples = Vec::new();
         let mut lengths = Vec::with_capacity(shards.len());
-        for list in lists {
+        for (list, path) in lists.into_iter().zip(&shards) {
             let list = list?;
+            if list.is_empty() {
+                return Err(DataError::NoImages {
+                    path: path.clone(),
+                    expected: EXPECTED,
+                });
+            }
             lengths.push(list.len() as u32);
             samples.extend(list);
-        }
-        if samples.is_empty() {
-            return Err(DataError::NoImages {
-                path: shards[0].clone(),
-                expected: "a shard holds key.jpg or key.png with key.cls or key.json",
-            });
         }
         Ok(Self {
             shards,
@@ -191,12 +219,20 @@ impl WebDataset {
         }
     }
 
-    fn read_span(&self, shard: u32, span: Span) -> Result<Vec<u8>, String> {
-        let file = self.file(shard).map_err(|error| error.to_string())?;
+    fn read_span(&self, shard: u32, span: Span) -> Result<Vec<u8>, ReadError> {
+        let file = self.file(shard).map_err(ReadError::of)?;
         let mut bytes = vec![0; span.bytes as usize];
-        file.read_exact_at(&mut bytes, span.offset)
-            .map_err(|error| error.to_string())?;
+        file.read_exact_at(&mut bytes, span.offset).map_err(|error| {
+            // A handle of a network file system that is stale stays so.
+            self.forget(shard);
+            ReadError::of(error)
+        })?;
         Ok(bytes)
+    }
+
+    fn forget(&self, shard: u32) {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        open.retain(|(number, _)| *number != shard);
     }
 
     fn file(&self, shard: u32) -> std::io::Result<Arc<std::fs::File>> {
@@ -212,79 +248,191 @@ impl WebDataset {
         Ok(file)
     }
 
-    fn label_of(&self, sample: &Sample) -> Result<i64, String> {
-        match sample.label.ok_or("there is neither key.cls nor key.json")? {
+    fn label_of(&self, sample: &Sample) -> Result<i64, ReadError> {
+        let label = match &sample.content {
+            Content::Whole { label, .. } => *label,
+            Content::Lacking(what) => return Err(ReadError::Bad(what.to_string())),
+        };
+        match label {
             Label::Class(span) => {
                 let bytes = self.read_span(sample.shard, span)?;
                 let text = String::from_utf8_lossy(&bytes);
-                text.trim()
+                let number = text.trim_start_matches('\u{feff}').trim();
+                number
                     .parse()
-                    .map_err(|_| format!("its .cls is {:?}, no class number", text.trim()))
+                    .map_err(|_| format!("its .cls is {number:?}, no class number").into())
             }
             Label::Json(span) => {
                 let bytes = self.read_span(sample.shard, span)?;
                 serde_json::from_slice::<JsonLabel>(&bytes)
                     .map(|json| json.label)
                     .map_err(|error| {
-                        format!("its .json has no class number in \"label\" or \"cls\": {error}")
+                        format!("its .json has no class number in \"label\" or \"cls\": {error}").into()
                     })
             }
         }
     }
 }
 
-/// Samples of one shard: files with the same name up to its first dot that follow one another.
+impl Parts {
+    /// Takes a file of the sample: where it is, or what it is instead of a file.
+    fn add(&mut self, extension: &[u8], span: Result<Span, &'static str>) {
+        let extension = shown_name(OsStr::from_bytes(extension)).to_ascii_lowercase();
+        match (extension.as_str(), span) {
+            (_, Err(what)) => {
+                self.endings.push(format!("{extension} ({what})"));
+                return;
+            }
+            ("jpg" | "jpeg" | "jfif" | "png", Ok(span)) => {
+                let earlier = self.image.replace(span);
+                if earlier.is_some() {
+                    self.more.get_or_insert_with(|| extension.clone());
+                }
+            }
+            ("cls", Ok(span)) => self.label = Some(Label::Class(span)),
+            // A .cls is the plainer word.
+            ("json", Ok(span)) if self.label.is_none() => self.label = Some(Label::Json(span)),
+            _ => {}
+        }
+        self.endings.push(extension);
+    }
+
+    fn end(self, shard: u32) -> Sample {
+        let lacking = match (&self.image, &self.label, self.more) {
+            (_, _, Some(ending)) => Some(format!("it has a second image, .{ending}")),
+            (Some(_), Some(_), None) => None,
+            (Some(_), None, None) => Some("there is neither key.cls nor key.json".into()),
+            (None, _, None) => Some("there is neither key.jpg nor key.png".into()),
+        };
+        let content = match (self.image, self.label, lacking) {
+            (Some(image), Some(label), None) => Content::Whole { image, label },
+            (_, _, lacking) => {
+                let lacking = lacking.unwrap_or_default();
+                let found = self.endings.join(", ");
+                Content::Lacking(format!("{lacking}; of this key there are: {found}").into())
+            }
+        };
+        Sample {
+            shard,
+            key: self.key,
+            content,
+        }
+    }
+}
+
+/// Samples of one shard: files with the same name up to its first dot that follow one another, as webdataset's `base_plus_ext`
+/// divides names. What has no such name is no part of a sample.
 fn list_shard(path: &Path, shard: u32) -> Listed {
     let refused = |message: String| DataError::Shard {
         path: path.into(),
         message,
     };
-    let file = fs_err::File::open(path).map_err(DataError::Read)?;
+    let mut file = fs_err::File::open(path).map_err(DataError::Read)?;
     let file_bytes = file.metadata().map_err(DataError::Read)?.len();
+    let mut begin = Vec::new();
+    (&mut file)
+        .take(6)
+        .read_to_end(&mut begin)
+        .map_err(DataError::Read)?;
+    if let Some(compression) = compression_of(&begin) {
+        return Err(refused(format!(
+            "it is compressed ({compression}): unpack it, for images to be read from their places"
+        )));
+    }
+    file.rewind().map_err(DataError::Read)?;
+    // The archive's own errors come from no system call.
+    let unreadable = |error: std::io::Error| {
+        if of_system(&error).is_some() {
+            DataError::Read(std::io::Error::new(
+                error.kind(),
+                format!("{}: {error}", path.display()),
+            ))
+        } else {
+            refused(error.to_string().escape_debug().to_string())
+        }
+    };
     let mut archive = tar::Archive::new(std::io::BufReader::new(file));
     let mut samples: Vec<Sample> = Vec::new();
-    for entry in archive
-        .entries_with_seek()
-        .map_err(|error| refused(error.to_string()))?
-    {
-        let entry = entry.map_err(|error| refused(error.to_string()))?;
-        if !entry.header().entry_type().is_file() {
+    let mut parts: Option<Parts> = None;
+    let mut end = 0;
+    for entry in archive.entries_with_seek().map_err(unreadable)? {
+        let entry = entry.map_err(unreadable)?;
+        let kind = entry.header().entry_type();
+        end = (entry.raw_file_position() + entry.size()).next_multiple_of(BLOCK);
+        if kind.is_dir() {
             continue;
         }
         let name = entry.path_bytes();
-        let name = String::from_utf8_lossy(&name);
+        let Some((key, extension)) = divide(&name) else {
+            continue;
+        };
         let span = Span {
             offset: entry.raw_file_position(),
             bytes: entry.size(),
         };
-        if span.offset + span.bytes > file_bytes {
+        let span = match kind {
+            _ if kind.is_hard_link() => Err("a hard link"),
+            _ if kind.is_symlink() => Err("a link"),
+            _ if kind.is_gnu_sparse() => Err("a sparse file"),
+            _ if kind.is_file() => Ok(span),
+            _ => Err("no file"),
+        };
+        if span.is_ok_and(|span| span.offset.saturating_add(span.bytes) > file_bytes) {
+            let name = shown_name(OsStr::from_bytes(&name));
             return Err(refused(format!(
                 "it is truncated within {name} (file of {file_bytes} bytes)"
             )));
         }
-        let base = name.rfind('/').map_or(0, |slash| slash + 1);
-        let Some(dot) = name[base..].find('.') else {
-            continue;
-        };
-        let (key, extension) = (&name[..base + dot], &name[base + dot + 1..]);
-        if samples.last().is_none_or(|sample| *sample.key != *key) {
-            samples.push(Sample {
-                shard,
-                key: key.into(),
-                image: None,
-                label: None,
-            });
+        if parts.as_ref().is_none_or(|parts| *parts.key != *key) {
+            samples.extend(parts.take().map(|parts| parts.end(shard)));
         }
-        let sample = samples.last_mut().expect("one was pushed");
-        match extension.to_ascii_lowercase().as_str() {
-            "jpg" | "jpeg" | "png" => sample.image = Some(span),
-            "cls" => sample.label = Some(Label::Class(span)),
-            // A .cls is the plainer word.
-            "json" if sample.label.is_none() => sample.label = Some(Label::Json(span)),
-            _ => {}
-        }
+        let parts = parts.get_or_insert_with(|| Parts {
+            key: key.into(),
+            ..Parts::default()
+        });
+        parts.add(extension, span);
+    }
+    samples.extend(parts.map(|parts| parts.end(shard)));
+    if !samples.is_empty() && file_bytes < end + BLOCK {
+        return Err(refused(format!(
+            "it has no mark of its end (file of {file_bytes} bytes): a part is missing, or whoever wrote it did not close it"
+        )));
     }
     Ok(samples)
+}
+
+/// The number of the system's error that an error comes from.
+fn of_system(error: &std::io::Error) -> Option<i32> {
+    let mut number = error.raw_os_error();
+    let mut source = std::error::Error::source(error);
+    while let Some(inner) = source {
+        let inner_error = inner.downcast_ref::<std::io::Error>();
+        number = number.or_else(|| inner_error?.raw_os_error());
+        source = inner.source();
+    }
+    number
+}
+
+/// The key and the rest after the first dot of a file's name; `None` where there is no key, as in the `._name` files of a Mac.
+fn divide(name: &[u8]) -> Option<(&[u8], &[u8])> {
+    let base = name
+        .iter()
+        .rposition(|byte| *byte == b'/')
+        .map_or(0, |slash| slash + 1);
+    let dot = name[base..].iter().position(|byte| *byte == b'.')?;
+    (dot > 0).then(|| (&name[..base + dot], &name[base + dot + 1..]))
+}
+
+/// How a file is compressed, by its first bytes.
+fn compression_of(begin: &[u8]) -> Option<&'static str> {
+    let known: [(&[u8], &str); 4] = [
+        (b"\x1f\x8b", "gzip"),
+        (b"BZh", "bzip2"),
+        (b"\xfd7zXZ\0", "xz"),
+        (b"\x28\xb5\x2f\xfd", "zstd"),
+    ];
+    let found = known.iter().find(|(magic, _)| begin.starts_with(magic));
+    found.map(|(_, name)| *name)
 }
 
 impl Source for WebDataset {
@@ -292,17 +440,20 @@ impl Source for WebDataset {
         self.samples.len() as u64
     }
 
-    fn read(&self, image: u64) -> Result<Stored, String> {
+    fn read(&self, image: u64) -> Result<Stored, ReadError> {
         let sample = &self.samples[image as usize];
         let label = self.label_of(sample)?;
-        let span = sample.image.ok_or("there is neither key.jpg nor key.png")?;
+        let image = match &sample.content {
+            Content::Whole { image, .. } => *image,
+            Content::Lacking(what) => return Err(ReadError::Bad(what.to_string())),
+        };
         Ok(Stored {
-            file: self.read_span(sample.shard, span)?,
+            file: self.read_span(sample.shard, image)?,
             label,
         })
     }
 
-    fn label(&self, image: u64) -> Result<i64, String> {
+    fn label(&self, image: u64) -> Result<i64, ReadError> {
         self.label_of(&self.samples[image as usize])
     }
 
@@ -314,7 +465,7 @@ impl Source for WebDataset {
         let samples = self
             .samples
             .iter()
-            .map(|sample| [&sample.shard.to_le_bytes()[..], sample.key.as_bytes()].concat());
+            .map(|sample| [&sample.shard.to_le_bytes()[..], &sample.key].concat());
         fingerprint(shards.chain(samples))
     }
 
@@ -322,7 +473,7 @@ impl Source for WebDataset {
         let sample = &self.samples[image as usize];
         format!(
             "{} of {}",
-            sample.key,
+            shown_name(OsStr::from_bytes(&sample.key)),
             self.shards[sample.shard as usize].display()
         )
     }
@@ -389,9 +540,10 @@ mod tests {
                 file: file.to_vec(),
                 label,
             };
-            assert_eq!(train.read(0), Ok(stored(b"image a", 3)));
-            assert_eq!(train.read(1), Ok(stored(b"image b", 4)));
-            assert_eq!(validation.expect("val").read(0), Ok(stored(b"image e", 1)));
+            assert_eq!(train.read(0).expect("reads"), stored(b"image a", 3));
+            assert_eq!(train.read(1).expect("reads"), stored(b"image b", 4));
+            let evaluated = validation.expect("val").read(0);
+            assert_eq!(evaluated.expect("reads"), stored(b"image e", 1));
         }
     }
 
@@ -399,15 +551,124 @@ mod tests {
     fn a_sample_that_lacks_something_is_named_when_it_is_read() {
         let folder = folder(&two_shards());
         let (train, _) = open(folder.path(), &shards("train-*.tar"), 1.0, 1).expect("opens");
+        assert_eq!(bad(train.read(2)), "its .cls is \"cat\", no class number");
         assert_eq!(
-            train.read(2).expect_err("refused"),
-            "its .cls is \"cat\", no class number"
-        );
-        assert_eq!(
-            train.read(3).expect_err("refused"),
-            "there is neither key.cls nor key.json"
+            bad(train.read(3)),
+            "there is neither key.cls nor key.json; of this key there are: jpg"
         );
         assert!(train.name(3).starts_with("d of ") && train.name(3).ends_with("train-001.tar"));
+    }
+
+    /// What is wrong with a sample.
+    fn bad<T: std::fmt::Debug>(read: Result<T, ReadError>) -> String {
+        match read.expect_err("refused") {
+            ReadError::Bad(reason) => reason,
+            ReadError::Storage(error) => panic!("the storage is sound: {error}"),
+        }
+    }
+
+    /// One shard of these files.
+    fn shard(files: &[(&[u8], &[u8])]) -> tempfile::TempDir {
+        let mut builder = tar::Builder::new(Vec::new());
+        for (name, bytes) in files {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(bytes.len() as u64);
+            header.set_mode(0o644);
+            let path = Path::new(OsStr::from_bytes(name));
+            builder.append_data(&mut header, path, *bytes).expect("appends");
+        }
+        let bytes = builder.into_inner().expect("a tar file");
+        folder(&[("train-0.tar", bytes)])
+    }
+
+    fn opened(files: &[(&[u8], &[u8])]) -> WebDataset {
+        let folder = shard(files);
+        let (train, _) = open(folder.path(), &shards("train-0.tar"), 1.0, 1).expect("opens");
+        for image in 0..train.len() {
+            // The file is open from now on.
+            let _ = train.read(image);
+        }
+        train
+    }
+
+    #[test]
+    fn keys_are_bytes_and_what_has_no_key_is_no_sample() {
+        // Of one length in GBK, which lossy conversion would make one key.
+        let train = opened(&[
+            (b"\xc3\xa8.jpg", b"cat"),
+            (b"\xc3\xa8.cls", b"0"),
+            (b"\xb9\xb7.jpg", b"dog"),
+            (b"\xb9\xb7.cls", b"1"),
+            (b"._a.cls", b"of a Mac"),
+            (b"./.DS_Store", b"of a Mac, too"),
+            (b"__MACOSX/._a.jpg", b"and this"),
+            (b"a.cls", b"\xef\xbb\xbf2"),
+            (b"._a.jpg", b"of a Mac"),
+            (b"a.jpg", b"bird"),
+        ]);
+        let found: Vec<(Vec<u8>, i64)> = (0..train.len())
+            .map(|image| train.read(image).expect("reads"))
+            .map(|stored| (stored.file, stored.label))
+            .collect();
+        assert_eq!(
+            found,
+            [(b"cat".to_vec(), 0), (b"dog".to_vec(), 1), (b"bird".to_vec(), 2)]
+        );
+        assert!(train.name(1).starts_with("\\xb9\\xb7 of "), "{}", train.name(1));
+    }
+
+    #[test]
+    fn what_a_sample_has_instead_is_told() {
+        let train = opened(&[
+            (b"0.input.jpg", b"image"),
+            (b"0.output.cls", b"1"),
+            (b"1.jpg", b"one"),
+            (b"1.png", b"another"),
+            (b"1.cls", b"1"),
+        ]);
+        let told = [
+            "there is neither key.jpg nor key.png; of this key there are: input.jpg, output.cls",
+            "it has a second image, .png; of this key there are: jpg, png, cls",
+        ];
+        for (image, told) in (0..).zip(told) {
+            assert_eq!(bad(train.read(image)), told);
+            assert_eq!(bad(train.label(image)), told);
+        }
+
+        let mut builder = tar::Builder::new(Vec::new());
+        let mut link = tar::Header::new_gnu();
+        link.set_entry_type(tar::EntryType::hard_link());
+        link.set_size(0);
+        builder.append_link(&mut link, "2.jpg", "1.jpg").expect("appends");
+        let folder = folder(&[("train-0.tar", builder.into_inner().expect("a tar file"))]);
+        let (train, _) = open(folder.path(), &shards("train-0.tar"), 1.0, 1).expect("opens");
+        assert_eq!(
+            bad(train.read(0)),
+            "there is neither key.jpg nor key.png; of this key there are: jpg (a hard link)"
+        );
+    }
+
+    #[test]
+    fn shards_that_are_empty_or_compressed_are_named() {
+        let message = |bytes: Vec<u8>| {
+            let folder = folder(&[("train-0.tar", two_shards()[0].1.clone()), ("train-1.tar", bytes)]);
+            let error = open(folder.path(), &shards("train-*.tar"), 1.0, 1).expect_err("refused");
+            error
+                .to_string()
+                .replace(folder.path().to_str().expect("a name"), "DIR")
+        };
+        assert_eq!(
+            message(tar(&[])),
+            "DIR/train-1.tar holds no images: a shard holds key.jpg or key.png with key.cls or key.json"
+        );
+        assert!(message(Vec::new()).starts_with("DIR/train-1.tar holds no images"));
+        let whole = two_shards()[0].1.clone();
+        let torn = whole[..whole.len() - 1024].to_vec();
+        assert!(message(torn).contains("it has no mark of its end"));
+        assert_eq!(
+            message(b"\x1f\x8b\x08 and so on".to_vec()),
+            "DIR/train-1.tar is no tar file of images: it is compressed (gzip): unpack it, for images to be read from their places"
+        );
     }
 
     #[test]

@@ -118,6 +118,9 @@ impl Trainer {
         // Before meeting the others: what is wrong with the data is this rank's own error, not a peer's.
         let data = crate::data::load(&config, device)?;
         data.require_a_step(config.global_batch_size())?;
+        if place.rank == 0 {
+            data.tell_passed_over();
+        }
 
         let to_agent = reporter.clone();
         let tell = move |peer| to_agent.send(&Report::LostPeer { peer });

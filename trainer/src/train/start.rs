@@ -66,6 +66,13 @@ impl Start {
                 break found;
             }
         };
+        if let Some(found) = found.filter(|found| world.is_first() && found.epoch > config.training.epochs) {
+            tracing::warn!(
+                "the checkpoint has {} epochs, and training.epochs is {}: nothing is left to train",
+                found.epoch,
+                config.training.epochs
+            );
+        }
         let writers = training_state.writers(config.checkpoint.writers, world.size);
         let folder = share(world, config, lost, writers, (folder, owner))?;
         if found.is_some() {

@@ -1,7 +1,7 @@
 //! Data sets of files, from the files to the weights.
 
 use std::io::Cursor;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::agent::{free_port, run_config};
@@ -301,4 +301,118 @@ fn inspecting_tells_what_is_there_and_what_is_broken() {
         .output()
         .expect("runs");
     assert_eq!(output.status.code(), Some(3));
+}
+
+/// A library that makes storage fail.
+fn failing_storage(folder: &Path) -> PathBuf {
+    let library = folder.join("libfailing_storage.so");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/failing_storage.c");
+    let status = Command::new("cc")
+        .args(["-shared", "-fPIC", "-O1", "-o"])
+        .arg(&library)
+        .arg(source)
+        .status();
+    assert!(status.expect("starts").success());
+    library
+}
+
+#[test]
+fn storage_that_fails_for_a_moment_on_one_rank_changes_nothing() {
+    let place = tempfile::tempdir().expect("a folder");
+    let library = failing_storage(place.path());
+    let failing = |reads: &str| {
+        let mut command = Command::new(TRAINER);
+        command.env("LD_PRELOAD", &library).envs([
+            ("FAILING_RANK", "1"),
+            ("FAILING_PATH", "/data/train"),
+            ("FAILING_READS", reads),
+        ]);
+        command
+    };
+    for (format, parallelism) in [
+        ("imageFolder", "{}"),
+        // Both ranks compute on the same images.
+        ("imageFolder", "{sequence: 2, acrossNodes: true}"),
+        ("webDataset, trainShards: 'train-{000..001}.tar'", "{}"),
+    ] {
+        let job = || {
+            let mut job = Job::new(5);
+            image_folder(&job.data(), 8);
+            web_dataset(&job.data(), 2);
+            job.data_fields = format!("format: {format}, decodeThreads: 2, maxCorruptFraction: 0.5");
+            (job.epochs, job.parallelism) = (1, parallelism);
+            job
+        };
+        let (sound, failed) = (job(), job());
+        sound.run_well();
+        let printed = failed.start_through(failing("6")).ends(0, &["the storage fails"]);
+        assert!(!printed.contains("is left out"), "{printed}");
+        assert_same_files(&sound, &failed, &["model.safetensors"], format);
+
+        let mut given_up = job();
+        given_up.data_fields += ", retrySeconds: 0";
+        given_up
+            .start_through(failing("1000000"))
+            .ends(79, &["Input/output error (os error 5)"]);
+    }
+}
+
+#[test]
+fn what_would_end_a_run_is_found_before_it() {
+    let mut job = Job::new(5);
+    web_dataset(&job.data(), 1);
+    job.data_fields = "format: webDataset".into();
+    (job.nodes, job.epochs) = (1, 1);
+    let label = |image: usize, text: &str| {
+        let mut shard = tar::Builder::new(Vec::new());
+        for number in 0..40 {
+            let class = if number == image { text } else { "1" };
+            for (extension, bytes) in [
+                ("png", file(ImageFormat::Png, 1, number as u8)),
+                ("cls", class.as_bytes().to_vec()),
+            ] {
+                let mut header = tar::Header::new_gnu();
+                header.set_size(bytes.len() as u64);
+                header.set_mode(0o644);
+                shard
+                    .append_data(&mut header, format!("{number:03}.{extension}"), bytes.as_slice())
+                    .expect("appends");
+            }
+        }
+        let bytes = shard.into_inner().expect("a tar file");
+        fs_err::write(job.data().join("train-000.tar"), bytes).expect("writes");
+    };
+    let command = |words: &[&str]| {
+        let mut command = Command::new(TRAINER);
+        let output = command
+            .args(words)
+            .arg("-f")
+            .arg(job.write_manifest())
+            .arg("--data")
+            .arg(job.data())
+            .output()
+            .expect("starts");
+        let printed = [output.stdout, output.stderr].concat();
+        (
+            output.status.code(),
+            String::from_utf8_lossy(&printed).into_owned(),
+        )
+    };
+    // Image 37 is none of those whose pixels are looked at.
+    for (image, text, told) in [
+        (37, "cat", "its .cls is \"cat\", no class number"),
+        (
+            37,
+            "10",
+            "has label 10, but model.numClasses is 10 (labels 0 to 9)",
+        ),
+    ] {
+        label(image, text);
+        for words in [&["data", "inspect", "--sample", "2"][..], &["preflight"]] {
+            let (code, printed) = command(words);
+            assert_eq!(code, Some(3), "{words:?}: {printed}");
+            assert!(printed.contains(told), "{words:?}: {printed}");
+        }
+        job.ends(3, &[told]);
+    }
 }

@@ -87,7 +87,10 @@ pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     let folder = launch::folder("bench").map_err(TrainError::system("failed to make a temporary folder"))?;
     let config = configure::configure(arguments, folder.path())?;
     let speeds = Speeds::of_arguments(&arguments.speeds, arguments.calibration.as_deref(), &config)?;
-    let trace = arguments.trace.as_deref().map(prepare_trace).transpose()?;
+    if let Some(path) = arguments.json.as_deref().filter(|path| path.as_os_str() != "-") {
+        prepare(path)?;
+    }
+    let trace = arguments.trace.as_deref().map(prepare).transpose()?;
     let plan = Plan {
         warmup_steps: arguments.warmup_steps,
         steps: arguments.steps,
@@ -152,10 +155,11 @@ fn positive(text: &str) -> Result<f64, String> {
     }
 }
 
-/// Makes the file for the trace, before minutes are spent on what could not be written. Gives its full path.
-fn prepare_trace(path: &Path) -> Result<PathBuf, TrainError> {
-    let failed = TrainError::system("failed to make the file for the trace");
-    fs_err::File::create(path).map_err(&failed)?;
+/// Makes a file, before minutes are spent on what could not be written. Gives its full path.
+fn prepare(path: &Path) -> Result<PathBuf, TrainError> {
+    let failed = TrainError::system("failed to make the file for what is measured");
+    let mut options = fs_err::OpenOptions::new();
+    options.append(true).create(true).open(path).map_err(&failed)?;
     fs_err::canonicalize(path).map_err(failed)
 }
 

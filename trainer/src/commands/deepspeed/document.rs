@@ -88,6 +88,50 @@ impl std::fmt::Display for Node {
     }
 }
 
+/// A text without the comments that Hjson, which DeepSpeed reads, has and YAML has not: `// ...` and `/* ... */`. Lines and columns
+/// stay where they are.
+pub(super) fn without_comments(text: &str) -> String {
+    let mut rest = text;
+    let mut result = String::with_capacity(text.len());
+    // Where a text in quotes began, if it has not ended.
+    let mut quote = None;
+    while let Some(first) = rest.chars().next() {
+        let length = match (quote, first) {
+            (Some('"'), '\\') => rest.chars().take(2).map(char::len_utf8).sum(),
+            (Some(open), _) => {
+                if first == open {
+                    quote = None;
+                }
+                first.len_utf8()
+            }
+            (None, '"' | '\'') => {
+                quote = Some(first);
+                1
+            }
+            (None, '#') => line_end(rest),
+            (None, _) if rest.starts_with("//") || rest.starts_with("/*") => {
+                let length = if rest.starts_with("//") {
+                    line_end(rest)
+                } else {
+                    rest.find("*/").map_or(rest.len(), |end| end + 2)
+                };
+                let blank = |character| if character == '\n' { '\n' } else { ' ' };
+                result.extend(rest[..length].chars().map(blank));
+                rest = &rest[length..];
+                continue;
+            }
+            (None, _) => first.len_utf8(),
+        };
+        result.push_str(&rest[..length]);
+        rest = &rest[length..];
+    }
+    result
+}
+
+fn line_end(text: &str) -> usize {
+    text.find('\n').unwrap_or(text.len())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -105,6 +149,20 @@ mod tests {
         assert_eq!(node.get(&["a", "on"]), Some(&Node::Bool(true)));
         assert_eq!(node.get(&["a", "x"]), Some(&Node::Text("auto".into())));
         assert!(matches!(&node, Node::Map(entries) if entries.get_index_of("b") == Some(0)));
+    }
+
+    #[test]
+    fn comments_go_and_what_is_quoted_stays() {
+        let text = "{ // batch, it's said\n\"a\": \"http://x\", /* two\nlines */ 'b': 'it''s // no comment', # // yaml's\n\"c\": 1 } // last";
+        let found = without_comments(text);
+        assert_eq!(found.lines().count(), text.lines().count());
+        let node = read(&found).expect("reads");
+        assert_eq!(node.get(&["a"]), Some(&Node::Text("http://x".into())));
+        assert_eq!(node.get(&["c"]).and_then(Node::as_count), Some(1));
+        assert!(
+            !found.contains("batch") && found.contains("// no comment"),
+            "{found}"
+        );
     }
 
     #[test]

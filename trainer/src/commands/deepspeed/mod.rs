@@ -78,7 +78,7 @@ fn import(
     arguments: &Arguments,
 ) -> Result<(String, Vec<String>), TrainError> {
     let name = arguments.file.display();
-    let mut config: Node = serde_saphyr::from_str(text)
+    let mut config: Node = serde_saphyr::from_str(&document::without_comments(text))
         .map_err(|error| TrainError::Config(format!("{name} cannot be read: {error}")))?;
     for assignment in &arguments.set {
         set(&mut config, assignment)?;

@@ -61,10 +61,12 @@ fn optimizer(root: &mut Section, findings: &mut Findings) -> Option<f64> {
     let path = |name| ["training", "optimizer", name];
     // The base's own optimizer may have parameters that this one does not know.
     findings.field(&["training", "optimizer"], Node::Map(Entries::new()), "");
-    let name = match kind.as_deref() {
-        Some("Adam" | "AdamW") => {
+    // DeepSpeed compares the names of its own optimizers in lower case; SGD is torch's, by its name.
+    let lower = kind.as_deref().map(str::to_lowercase);
+    let name = match (lower.as_deref(), kind.as_deref()) {
+        (Some("adam" | "adamw"), _) => {
             // DeepSpeed's Adam is AdamW unless adam_w_mode is false; its AdamW always is.
-            if params.flag("adam_w_mode", findings) == Some(false) && kind.as_deref() == Some("Adam") {
+            if params.flag("adam_w_mode", findings) == Some(false) && lower.as_deref() == Some("adam") {
                 findings.refuse(
                     "optimizer.params.adam_w_mode",
                     false,
@@ -73,14 +75,14 @@ fn optimizer(root: &mut Section, findings: &mut Findings) -> Option<f64> {
             }
             "adamw"
         }
-        Some("Lamb") => {
+        (Some("lamb"), _) => {
             for key in ["max_coeff", "min_coeff"] {
                 params.number(key, findings);
             }
             findings.different.push("optimizer.type: this is timm's Lamb, which scales gradients to a global norm of 1 first and does not clamp the trust ratio to min_coeff and max_coeff".into());
             "lamb"
         }
-        Some("SGD") => {
+        (_, Some("SGD")) => {
             parameter(&mut params, "momentum", "momentum", 0.0, findings);
             if let Some(nesterov) = params.flag("nesterov", findings) {
                 findings.field(
@@ -91,7 +93,7 @@ fn optimizer(root: &mut Section, findings: &mut Findings) -> Option<f64> {
             }
             "sgd"
         }
-        Some(other) => {
+        (_, Some(other)) => {
             findings.refuse(
                 "optimizer.type",
                 format!("{other:?}"),
@@ -99,7 +101,7 @@ fn optimizer(root: &mut Section, findings: &mut Findings) -> Option<f64> {
             );
             return None;
         }
-        None => {
+        (_, None) => {
             findings
                 .errors
                 .push("optimizer.type is missing: must name the optimizer".into());

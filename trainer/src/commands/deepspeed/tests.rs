@@ -42,6 +42,17 @@ fn errors(text: &str, flags: &[&str]) -> String {
 }
 
 #[test]
+fn names_of_optimizers_are_compared_as_deepspeed_does() {
+    let file =
+        |name: &str| format!(r#"{{"train_batch_size": 32, "optimizer": {{"type": "{name}"}}}} // a job"#);
+    for name in ["adamw", "ADAM", "Lamb", "SGD"] {
+        imported(&file(name), &["--nodes", "2"]).expect(name);
+    }
+    let refused = errors(&file("sgd"), &["--nodes", "2"]);
+    assert!(refused.contains("optimizer.type"), "{refused}");
+}
+
+#[test]
 fn the_studys_configuration_names_its_one_wrong_key_and_is_taken_over_without_it() {
     assert_eq!(
         errors(STUDY, &["--nodes", "2"]),

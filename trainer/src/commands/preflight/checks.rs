@@ -25,6 +25,7 @@ const STEPS: u64 = 2;
 pub(super) fn data(config: &RunConfig) -> Result<((), String), TrainError> {
     let splits = crate::data::load(config, tch::Device::Cpu)?;
     splits.require_a_step(config.global_batch_size())?;
+    splits.check_labels()?;
     let images = splits.train.len();
     let held_out = splits.validation.map_or(0, |data| data.len());
     Ok(((), format!("{images} training and {held_out} held-out images")))

@@ -81,6 +81,15 @@ fn configure(arguments: &Arguments) -> Result<RunConfig, TrainError> {
         &arguments.checkpoints,
         arguments.nodes,
     )?;
+    if let Some(folder) = config.data.path.as_ref().filter(|folder| !folder.exists())
+        && arguments.data.is_none()
+    {
+        return Err(TrainError::Config(format!(
+            "{}: spec.data.path is {}, where a volume is mounted in a pod, and this machine has no such folder: give --data DIR",
+            arguments.manifest.display(),
+            folder.display()
+        )));
+    }
     if let Some(device) = arguments.device {
         config.device = device;
     }

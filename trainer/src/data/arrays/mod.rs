@@ -102,7 +102,20 @@ pub(super) fn load(
         path: folder.join(format!("train.{}", files.endings()[0])),
         expected: files.expected(),
     })?;
-    Ok((train, split(folder, files, "val", expected)?))
+    let validation = split(folder, files, "val", expected)?;
+    if let Some(validation) = &validation
+        && validation.values() != train.values()
+    {
+        return Err(refused(
+            folder,
+            format!(
+                "images to train on are {}, and those to evaluate {}: store both alike, as the first are scaled to 0..1 and the others taken as they are",
+                train.values().name(),
+                validation.values().name()
+            ),
+        ));
+    }
+    Ok((train, validation))
 }
 
 fn split(folder: &Path, files: Files, name: &str, expected: Expected) -> Result<Option<Resident>, DataError> {

@@ -25,11 +25,18 @@ impl Npz {
     }
 
     pub(super) fn array(&mut self, name: &str) -> Result<Array<'_>, String> {
+        let names: Vec<String> = self
+            .0
+            .file_names()
+            .filter_map(Result::ok)
+            .map(|file| file.strip_suffix(".npy").unwrap_or(&file).to_owned())
+            .collect();
+        let missing = format!("it has no array {name}, but {}", names.join(", "));
         let file = self
             .0
             .by_name(&format!("{name}.npy"))
             .map_err(|error| match error {
-                ZipError::FileNotFound => format!("it has no array {name}"),
+                ZipError::FileNotFound => missing,
                 other => other.to_string(),
             })?;
         let bytes = file.size();
@@ -195,6 +202,12 @@ mod tests {
                 "it has 4 bytes of values, fewer than its shape [3, 4] of Float takes",
             ),
             ("'<f4'", "False", "(9223372036854775807,)", "fewer than its shape"),
+            (
+                "'<f4'",
+                "False",
+                "(18446744073709551615, 3)",
+                "fewer than its shape",
+            ),
         ] {
             let header = format!("{{'descr': {descr}, 'fortran_order': {order}, 'shape': {shape}, }}");
             let message = message(&file(&header, &[0; 4]));

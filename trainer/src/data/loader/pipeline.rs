@@ -10,6 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::rc::Rc;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use fast_image_resize::Resizer;
 use torch_ext::Transfer;
@@ -20,7 +21,7 @@ use crate::data::DataError;
 use crate::data::augment::{Finish, Layout, Moment, Parameters, Preparation};
 use crate::data::batch::Batch;
 use crate::data::order::Item;
-use crate::data::source::Source;
+use crate::data::source::{ReadError, Source, Stored, check_label, pauses};
 
 /// Batches that are made ahead, and bytes that they may take together. One is always made.
 const AHEAD: usize = 4;
@@ -325,18 +326,11 @@ impl Shared {
         item: Item,
         resizer: &mut Resizer,
     ) -> Result<Result<(Vec<u8>, i64), String>, DataError> {
-        let stored = match self.stages.time(Stage::Read, || self.source.read(image)) {
+        let stored = match self.stages.time(Stage::Read, || self.stored(image))? {
             Ok(stored) => stored,
             Err(reason) => return Ok(Err(reason)),
         };
-        let classes = self.preparation.classes;
-        if !(0..i64::from(classes)).contains(&stored.label) {
-            return Err(DataError::LabelOfImage {
-                image: self.source.name(image),
-                label: stored.label,
-                classes,
-            });
-        }
+        check_label(&*self.source, image, stored.label, self.preparation.classes)?;
         let stages = &self.stages;
         let channels = self.preparation.channels;
         let decoded = stages.time(Stage::Decode, || self.source.decode(stored.file, channels));
@@ -353,6 +347,41 @@ impl Shared {
             }
             (square, stored.label)
         }))
+    }
+
+    /// An image as it is stored. Where the storage fails this tries again for a while, as an image that is there must be neither
+    /// left out nor replaced; the inner error says what is wrong with the image.
+    fn stored(&self, image: u64) -> Result<Result<Stored, String>, DataError> {
+        let seconds = self.preparation.config.retry_seconds;
+        let mut pauses = pauses(seconds).enumerate();
+        loop {
+            let error = match self.source.read(image) {
+                Ok(stored) => return Ok(Ok(stored)),
+                Err(ReadError::Bad(reason)) => return Ok(Err(reason)),
+                Err(ReadError::Storage(error)) => error,
+            };
+            let pause = pauses.next();
+            if let Some((0, _)) = pause {
+                let name = self.source.name(image);
+                tracing::warn!(
+                    "the storage fails, and {name} is not read ({error}): trying again for {seconds} s"
+                );
+            }
+            if pause.is_none_or(|(_, pause)| self.pause(pause)) {
+                return Err(DataError::Storage {
+                    image: self.source.name(image),
+                    error,
+                    seconds,
+                });
+            }
+        }
+    }
+
+    /// Waits, and gives whether nobody needs this thread any more.
+    fn pause(&self, time: Duration) -> bool {
+        let is_open = |state: &mut State| !state.closed;
+        let waited = self.room.wait_timeout_while(self.lock(), time, is_open);
+        waited.unwrap_or_else(PoisonError::into_inner).0.closed
     }
 
     fn leave_out(&self, image: u64, reason: &str) -> Result<(), DataError> {
@@ -424,8 +453,10 @@ impl Shared {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering};
-    use std::time::Duration;
 
+    use std::io::Error;
+
+    use contract::ExitCode;
     use image::ImageFormat;
     use tch::{Device, Kind, Tensor};
 
@@ -434,7 +465,7 @@ mod tests {
     use crate::data::batch::Readable;
     use crate::data::fixtures::{config, image_file as file};
     use crate::data::resident::Values;
-    use crate::data::source::Stored;
+    use crate::error::Failure as _;
 
     /// Longer than any wait in these tests.
     const DEADLINE: Duration = Duration::from_secs(60);
@@ -447,6 +478,8 @@ mod tests {
         /// Above the label of every image.
         first_label: i64,
         reads: AtomicU64,
+        /// Reads that the storage fails from now on.
+        failures: AtomicU64,
     }
 
     impl Source for Numbered {
@@ -454,8 +487,16 @@ mod tests {
             self.len
         }
 
-        fn read(&self, image: u64) -> Result<Stored, String> {
+        fn read(&self, image: u64) -> Result<Stored, ReadError> {
             self.reads.fetch_add(1, Ordering::SeqCst);
+            let fails = |left: u64| left.checked_sub(1);
+            if self
+                .failures
+                .fetch_update(Ordering::SeqCst, Ordering::SeqCst, fails)
+                .is_ok()
+            {
+                return Err(ReadError::Storage(Error::from_raw_os_error(5)));
+            }
             let file = if self.corrupt.contains(&image) {
                 b"no image".to_vec()
             } else {
@@ -465,7 +506,7 @@ mod tests {
             Ok(Stored { file, label })
         }
 
-        fn label(&self, image: u64) -> Result<i64, String> {
+        fn label(&self, image: u64) -> Result<i64, ReadError> {
             Ok(self.first_label + image.cast_signed() % 10)
         }
 
@@ -490,6 +531,7 @@ mod tests {
             corrupt: corrupt.to_vec(),
             first_label: 0,
             reads: AtomicU64::default(),
+            failures: AtomicU64::default(),
         });
         let config = config(&format!(
             "{{format: imageFolder, volume: {{hostPath: {{path: /x}}}}, {data}}}"
@@ -590,12 +632,49 @@ mod tests {
     }
 
     #[test]
+    fn storage_that_fails_for_a_while_changes_nothing() {
+        for epoch in [Some(0), None] {
+            let (sound, labels) = all(start(AUGMENTED, &[], epoch, 4, 2).0).expect("reads");
+            let (mut pipeline, source) = start(AUGMENTED, &[], epoch, 4, 2);
+            let first = pipeline.next().expect("reads").expect("a batch");
+            source.failures.store(7, Ordering::SeqCst);
+            let (rest, rest_labels) = all(pipeline).expect("reads");
+            assert_eq!(source.failures.load(Ordering::SeqCst), 0, "all failures came");
+            assert!(Tensor::cat(&[first.images, rest], 0).equal(&sound));
+            assert_eq!(rest_labels, labels[4..]);
+        }
+    }
+
+    #[test]
+    fn storage_that_goes_on_failing_ends_the_attempt_and_blames_no_image() {
+        for seconds in [0, 1] {
+            let data = format!("maxCorruptFraction: 0.9, retrySeconds: {seconds}");
+            let (mut pipeline, source) = start(&data, &[], Some(0), 4, 2);
+            let _ = pipeline.next().expect("reads");
+            source.failures.store(u64::MAX, Ordering::SeqCst);
+            let error = all(pipeline).expect_err("fails");
+            assert_eq!(error.exit_code(), ExitCode::Storage);
+            let told = format!(
+                "cannot be read: Input/output error (os error 5) (tried for {seconds} s, data.retrySeconds)"
+            );
+            assert!(error.to_string().contains(&told), "{error}");
+        }
+        // A thread that waits for the storage ends with the pipeline.
+        let (mut pipeline, source) = start("retrySeconds: 86400", &[], Some(0), 4, 2);
+        let _ = pipeline.next().expect("reads");
+        source.failures.store(u64::MAX, Ordering::SeqCst);
+        drop(pipeline);
+        assert_eq!(Arc::strong_count(&source), 1, "all threads have ended");
+    }
+
+    #[test]
     fn a_label_beyond_the_classes_is_named() {
         let source = Arc::new(Numbered {
             len: 4,
             corrupt: Vec::new(),
             first_label: 8,
             reads: AtomicU64::default(),
+            failures: AtomicU64::default(),
         });
         let config = config("{format: imageFolder, volume: {hostPath: {path: /x}}}");
         let preparation = Arc::new(Preparation::new(&config));

@@ -146,6 +146,22 @@ impl Fitter<'_> {
     }
 
     fn missing(&self, name: &str, expected: Vec<i64>) -> WeightsError {
+        let path = self.file.path.clone();
+        let mut names = self.file.tensors.keys();
+        if let Some(prefix) = names.find_map(|found| found.strip_suffix(name)?.strip_suffix('.')) {
+            return WeightsError::Prefixed {
+                path,
+                name: name.into(),
+                prefix: format!("{prefix}."),
+            };
+        }
+        let is_of_hugging_face = |found: &String| found.contains("embeddings.patch_embeddings");
+        if let Some(found) = self.file.tensors.keys().find(|found| is_of_hugging_face(found)) {
+            return WeightsError::HuggingFace {
+                path,
+                name: found.clone(),
+            };
+        }
         WeightsError::Missing {
             path: self.file.path.clone(),
             name: name.into(),
@@ -167,12 +183,15 @@ fn hint(name: &str) -> &'static str {
         "head.weight" | "head.bias" => ": see model.numClasses and model.hiddenSize",
         PATCH_WEIGHT => ": see model.hiddenSize, model.channels and model.patchSize",
         POSITION => {
-            ": see model.imageSize, model.patchSize and model.pooling; without register tokens it covers the class token too, unlike timm's no_embed_class models (DeiT-3)"
+            ": see model.imageSize, model.patchSize and model.pooling; without register tokens it covers the class token too, unlike timm's no_embed_class models (DeiT-3); a class token beside model.pooling average is not supported"
         }
         name if name.ends_with("qkv.bias") => {
             ": see model.hiddenSize; models without it (timm's qkv_bias=False) are not supported"
         }
         name if name.contains(".ls") => ": see model.layerScale",
+        name if name.contains("attn.q_norm") || name.contains("attn.k_norm") => {
+            ": norms of queries and keys (timm's qk_norm) are not supported"
+        }
         name if name.starts_with("blocks.") => ": see model.hiddenSize, model.mlpSize and model.depth",
         _ => "",
     }

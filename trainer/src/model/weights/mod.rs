@@ -94,6 +94,18 @@ pub(crate) enum WeightsError {
         found: u32,
         expected: u32,
     },
+    #[error(
+        "{path} has {prefix}{name} in the place of {name}, as files of a model within DDP or torch.compile have: save the state of the model within"
+    )]
+    Prefixed {
+        path: PathBuf,
+        name: String,
+        prefix: String,
+    },
+    #[error(
+        "{path} has {name}, a name of Hugging Face's transformers: give a file with the names of timm or torchvision"
+    )]
+    HuggingFace { path: PathBuf, name: String },
     #[error("{path}: {name} has shape {found:?} in the file and {expected:?} in the model{hint}")]
     Shape {
         path: PathBuf,
