@@ -80,6 +80,11 @@ pub(crate) fn read(path: &Path) -> Result<ViTTrainingJob, TrainError> {
     read_resource(path, "ViTTrainingJob")
 }
 
+/// What is wrong with a file of YAML or JSON, without advice for programmers.
+pub(crate) fn in_words(error: &serde_saphyr::Error) -> String {
+    error.render_with_formatter(&serde_saphyr::UserMessageFormatter)
+}
+
 /// The one document of this kind of a file that may have others, such as claims, with empty lines in the place of the others. The
 /// error tells how many there are.
 fn only_document(text: &str, expected: &str) -> Result<String, String> {
@@ -120,13 +125,14 @@ pub(crate) fn read_resource<R: DeserializeOwned>(path: &Path, expected: &str) ->
         TrainError::Config(format!("{} is no {expected}: {reason}", path.display()))
     };
     // The resource's own type leaves these two to the API server.
-    let TypeMeta { api_version, kind } = serde_saphyr::from_str(&text).map_err(|error| wrong(&error))?;
+    let TypeMeta { api_version, kind } =
+        serde_saphyr::from_str(&text).map_err(|error| wrong(&in_words(&error)))?;
     if (api_version.as_str(), kind.as_str()) != (API_VERSION, expected) {
         let found =
             format!("apiVersion is {api_version} and kind is {kind}: must be {API_VERSION} and {expected}");
         return Err(wrong(&found));
     }
-    serde_saphyr::from_str(&text).map_err(|error| wrong(&error))
+    serde_saphyr::from_str(&text).map_err(|error| wrong(&in_words(&error)))
 }
 
 #[cfg(test)]

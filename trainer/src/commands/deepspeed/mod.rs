@@ -18,6 +18,7 @@ use contract::ExitCode;
 use crds::ViTTrainingJob;
 
 use crate::error::TrainError;
+use crate::manifest::in_words;
 use crate::output::write_line;
 use batch::Batch;
 use document::Node;
@@ -79,7 +80,7 @@ fn import(
 ) -> Result<(String, Vec<String>), TrainError> {
     let name = arguments.file.display();
     let mut config: Node = serde_saphyr::from_str(&document::without_comments(text))
-        .map_err(|error| TrainError::Config(format!("{name} cannot be read: {error}")))?;
+        .map_err(|error| TrainError::Config(format!("{name} cannot be read: {}", in_words(&error))))?;
     for assignment in &arguments.set {
         set(&mut config, assignment)?;
     }
@@ -89,7 +90,7 @@ fn import(
     let base_name = arguments.base.as_ref().map(|path| path.display().to_string());
     let mut manifest: Node = serde_saphyr::from_str(base.unwrap_or(BASE)).map_err(|error| {
         let base = base_name.as_deref().unwrap_or("the template");
-        TrainError::Config(format!("{base} cannot be read: {error}"))
+        TrainError::Config(format!("{base} cannot be read: {}", in_words(&error)))
     })?;
     for (path, value) in [
         ("nodes", arguments.nodes),
