@@ -1,10 +1,10 @@
 //! What can be wrong with a data set.
 
+use std::io::{Error, ErrorKind};
 use std::path::PathBuf;
 
 use contract::{ExitCode, Memory};
 
-use super::source::is_of_storage;
 use crate::error::{Failure, memory_of_kind, of_kind};
 
 /// What is wrong with a data set; no retry helps but where its storage failed.
@@ -33,12 +33,12 @@ pub(crate) enum DataError {
         label: u8,
         classes: usize,
     },
-    #[error("{path} has {found} classes, more than model.numClasses ({classes}): {}{}", .first.join(", "), if *.found > .first.len() { ", ..." } else { "" })]
+    #[error("{path} has {found} classes, more than model.numClasses ({classes}): {first}")]
     Classes {
         path: PathBuf,
         found: usize,
         /// Names of the first ones.
-        first: Vec<String>,
+        first: String,
         classes: u32,
     },
     #[error(
@@ -120,4 +120,19 @@ impl Failure for DataError {
             _ => None,
         }
     }
+}
+
+/// Whether the storage failed, and not what is stored there: a disk's error, a stale handle of NFS, a time-out, a file that is
+/// shorter for a moment than it is.
+pub(super) fn is_of_storage(error: &Error) -> bool {
+    !matches!(
+        error.kind(),
+        ErrorKind::NotFound
+            | ErrorKind::PermissionDenied
+            | ErrorKind::IsADirectory
+            | ErrorKind::NotADirectory
+            | ErrorKind::InvalidFilename
+            | ErrorKind::InvalidInput
+            | ErrorKind::InvalidData
+    )
 }

@@ -39,7 +39,7 @@ pub(super) fn open(
         return Err(DataError::Classes {
             path: train,
             found: names.len(),
-            first: shown(&names).iter().take(TOLD_CLASSES).cloned().collect(),
+            first: shown(&names[..names.len().min(TOLD_CLASSES)]).join(", "),
             classes,
         });
     }

@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fmt::Debug;
-use std::io::{Error, ErrorKind};
+use std::io::Error;
 use std::time::Duration;
 
 use backon::{BackoffBuilder as _, ExponentialBuilder};
 
-use super::DataError;
 use super::decode::{Decoded, decode};
+use super::error::{DataError, is_of_storage};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -47,21 +47,6 @@ impl From<String> for ReadError {
     fn from(reason: String) -> Self {
         Self::Bad(reason)
     }
-}
-
-/// Whether the storage failed, and not what is stored there: a disk's error, a stale handle of NFS, a time-out, a file that is
-/// shorter for a moment than it is.
-pub(super) fn is_of_storage(error: &Error) -> bool {
-    !matches!(
-        error.kind(),
-        ErrorKind::NotFound
-            | ErrorKind::PermissionDenied
-            | ErrorKind::IsADirectory
-            | ErrorKind::NotADirectory
-            | ErrorKind::InvalidFilename
-            | ErrorKind::InvalidInput
-            | ErrorKind::InvalidData
-    )
 }
 
 /// The pauses between reads where the storage fails: each twice as long as the one before, and so many seconds in all.
