@@ -164,6 +164,8 @@ mod tests {
         let files = [("train.bin", record(2, 99, 1)), ("test.bin", record(2, 0, 2))];
         let (train, _) = load(folder(&files).path(), &CIFAR_100).expect("reads");
         assert_eq!(train.stored().1, [99]);
+        let (_, validation) = load(folder(&files[..1]).path(), &CIFAR_100).expect("reads");
+        assert!(validation.is_none(), "without a test file there is no evaluation");
     }
 
     #[test]

@@ -103,11 +103,19 @@ mod tests {
     use super::*;
 
     fn configured(manifest: &str, nodes: Option<u32>) -> Result<RunConfig, TrainError> {
+        configured_with(manifest, nodes, Some("here".into()))
+    }
+
+    fn configured_with(
+        manifest: &str,
+        nodes: Option<u32>,
+        data: Option<PathBuf>,
+    ) -> Result<RunConfig, TrainError> {
         let file = tempfile::NamedTempFile::new().expect("a file");
         fs_err::write(file.path(), manifest).expect("writes");
         configure(&Arguments {
             manifest: file.path().into(),
-            data: Some("here".into()),
+            data,
             pretrained: Some("weights.safetensors".into()),
             checkpoints: "there".into(),
             nodes,
@@ -130,6 +138,18 @@ mod tests {
             Some(Path::new("weights.safetensors"))
         );
         assert_eq!(config.job.namespace, "local");
+    }
+
+    #[test]
+    fn a_volume_that_is_not_here_is_told_with_the_flag_for_it() {
+        let manifest = DIGITS.replace("  data:\n", "  data:\n    path: /no/such/folder\n");
+        let message = configured_with(&manifest, None, None)
+            .expect_err("refused")
+            .to_string();
+        assert!(
+            message.contains("spec.data.path is /no/such/folder") && message.ends_with("give --data DIR"),
+            "{message}"
+        );
     }
 
     #[test]
