@@ -85,7 +85,8 @@ pub fn footprint(config: &RunConfig) -> Footprint {
         1 if training.gradient_accumulation_steps > 1 => weight * all,
         _ => weight * two_units,
     };
-    // In half precision the micro-batches before the last are summed in 32 bits, where there is no room for whole gradients already.
+    // In half precision, gradients of several micro-batches are summed in 32 bits: in a buffer of their own, unless there is one for
+    // whole gradients in 32 bits.
     let is_summed_apart =
         is_half && training.gradient_accumulation_steps > 2 && (stage == 1 || stage == 0 && is_offloaded);
     let summed = if is_summed_apart { FULL * all } else { 0.0 };

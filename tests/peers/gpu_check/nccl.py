@@ -1,6 +1,6 @@
 """Several ranks on one GPU, over NCCL: each strategy against one rank, checkpoints from one to another, and a killed rank.
 
-NCCL refuses two ranks on one GPU of a host by the host's identity, so each rank is told another one (`NCCL_HOSTID`), and they
+NCCL refuses two ranks of one host on the same GPU. It identifies hosts by `NCCL_HOSTID`, so each rank gets its own, and they
 talk over sockets. Upstream calls this unsupported and does not test it; NCCL 2.28.9 compares host and bus alone
 (src/init.cc). It proves NCCL's groups themselves: connecting, order of collectives on the device, the allocator's use,
 abort and who is blamed. It does not prove NVLink or P2P, overlap, speed, or ranks of one node (`shardWithinNode`): those need

@@ -45,14 +45,14 @@ pub(crate) fn gang_trains_on_through_lost_ranks_and_gpus_and_too_little_memory(
     // divide the optimizer's state.
     let status = namespace.wait_attempt("digits", 2)?;
     check_attempts(&status, 2, 1)?;
-    let failure = status.last_failure.as_ref().context("the failure is told")?;
+    let failure = status.last_failure.as_ref().context("no lastFailure")?;
     ensure!(
         failure.class == "OutOfMemory" && failure.message.contains("GPU"),
         "{failure:?}"
     );
-    let failed = status.out_of_memory.as_ref().context("its strategy is told")?;
-    let placement = status.placement.as_ref().context("the placement is told")?;
-    let strategy = placement.strategy.as_ref().context("the strategy is told")?;
+    let failed = status.out_of_memory.as_ref().context("no outOfMemory")?;
+    let placement = status.placement.as_ref().context("no placement")?;
+    let strategy = placement.strategy.as_ref().context("no placement.strategy")?;
     ensure!(
         failed.zero_stage == 0 && strategy.zero_stage > 0,
         "after {failed:?} follows {strategy:?}"
@@ -62,7 +62,7 @@ pub(crate) fn gang_trains_on_through_lost_ranks_and_gpus_and_too_little_memory(
     namespace.signal_rank("digits", 1, Signal::KILL)?;
     let resumed = saved_step(&namespace.wait_attempt("digits", 3)?)?;
     let status = namespace.wait_checkpoint_after("digits", resumed)?;
-    let failure = status.last_failure.as_ref().context("the failure is told")?;
+    let failure = status.last_failure.as_ref().context("no lastFailure")?;
     ensure!(
         failure.class == "Killed" && matches!(failure.rank, Some(2 | 3)),
         "the killed rank is blamed, not one that waited for it: {failure:?}"
@@ -73,7 +73,7 @@ pub(crate) fn gang_trains_on_through_lost_ranks_and_gpus_and_too_little_memory(
     namespace.wait("digits", "is on its fourth attempt", |status| status.attempt == 4)?;
     let status = namespace.wait_phase("digits", Phase::Succeeded)?;
     check_attempts(&status, 4, 3)?;
-    let failure = status.last_failure.as_ref().context("the failure is told")?;
+    let failure = status.last_failure.as_ref().context("no lastFailure")?;
     ensure!(
         failure.class == "DeviceFault"
             && failure.node.as_ref() == Some(&broken)
@@ -88,7 +88,7 @@ pub(crate) fn gang_trains_on_through_lost_ranks_and_gpus_and_too_little_memory(
         avoided.is_some_and(|avoided| avoided.node == broken) && !nodes_of(&status)?.contains(&broken),
         "{broken} has a broken GPU: {status:?}"
     );
-    let progress = status.progress.as_ref().context("progress is told")?;
+    let progress = status.progress.as_ref().context("no progress")?;
     ensure!(
         progress.validation_accuracy > Some(0.8) && progress.total_steps == 20 * (1442 / 64),
         "{progress:?}"

@@ -94,7 +94,7 @@ pub(crate) fn job_in_the_folder_of_another_namespace_is_refused_and_changes_noth
     other.create("digits", job)?;
     let status = other.wait_phase("digits", Phase::Failed)?;
     check_attempts(&status, 1, 0)?;
-    let failure = status.last_failure.context("the failure is told")?;
+    let failure = status.last_failure.context("no lastFailure")?;
     ensure!(
         failure.class == "BadConfig" && failure.message.contains("a job of namespace same-folder"),
         "{failure:?}"

@@ -250,7 +250,7 @@ impl Gang {
                     )
                 }
                 _ if told_to_stop && is_stuck(&heartbeat) => format!(
-                    "rank {number} was told to stop and could not: it has waited for another rank, or for storage, for {:.0} s",
+                    "rank {number} was told to stop and could not: it has been waiting for another rank or for storage for {:.0} s",
                     heartbeat.idle_seconds
                 ),
                 _ => continue,

@@ -227,5 +227,13 @@ mod tests {
         ] {
             assert!(text.contains(part), "{part} is not in {text}");
         }
+        let split = Split {
+            images: 100,
+            examined: 100,
+            unreadable_images: 29,
+            unreadable_examined: 29,
+            ..split
+        };
+        assert!(split.is_usable(0.29), "100 times 0.29 is a little less than 29");
     }
 }

@@ -84,24 +84,20 @@ pub(super) fn open(
 
 fn list(folder: PathBuf, classes: &Arc<[OsString]>, fraction: f64) -> Result<ImageFolder, DataError> {
     let mut images = Vec::new();
-    let mut passed_over = PassedOver::new();
+    let mut files = Files::default();
     for (class, name) in (0_u32..).zip(classes.iter()) {
         let path = folder.join(name);
         if !path.is_dir() {
             continue;
         }
-        let mut files = Files::default();
         files.find(&path, Path::new(""))?;
-        let mut found = files.images;
+        let mut found = std::mem::take(&mut files.images);
         found.sort_unstable();
         found.truncate(part::around(found.len() as u64, fraction) as usize);
         images.extend(found.into_iter().map(|(inner, file)| {
             let path = Path::new(&inner).join(file);
             (class, path.into_os_string().into())
         }));
-        for (why, count) in files.passed_over {
-            *passed_over.entry(why).or_default() += count;
-        }
     }
     if images.is_empty() {
         return Err(DataError::NoImages {
@@ -114,7 +110,7 @@ fn list(folder: PathBuf, classes: &Arc<[OsString]>, fraction: f64) -> Result<Ima
         shown: shown(classes).into(),
         classes: Arc::clone(classes),
         images,
-        passed_over,
+        passed_over: files.passed_over,
     })
 }
 

@@ -51,7 +51,7 @@ use in_memory::InMemory;
 use loader::{Batching, Pipeline, ResidentBatches, Task};
 use order::{EpochOrder, Item};
 use resident::{Resident, Values};
-use source::{ReadError, Source, check_label, fingerprint};
+use source::{Source, fingerprint, label_of};
 
 #[derive(Debug)]
 pub(crate) struct Splits {
@@ -176,7 +176,7 @@ enum Images {
 /// Opens the data set; small ones are read whole, onto the device.
 pub(crate) fn load(config: &RunConfig, device: Device) -> Result<Splits, DataError> {
     let threads = decode_threads(&config.data, config.ranks_per_node);
-    let (train, validation) = open_at_last(config, threads)?;
+    let (train, validation) = open_with_retries(config, threads)?;
     let preparation = Arc::new(Preparation::new(config));
     let set = |images: Images| {
         let (images, values) = match images {
@@ -209,7 +209,7 @@ pub(crate) fn load(config: &RunConfig, device: Device) -> Result<Splits, DataErr
 }
 
 /// The same as [`open`], tried again for a while where the storage fails.
-fn open_at_last(config: &RunConfig, threads: usize) -> Result<(Images, Option<Images>), DataError> {
+fn open_with_retries(config: &RunConfig, threads: usize) -> Result<(Images, Option<Images>), DataError> {
     let mut pauses = source::pauses(config.data.retry_seconds);
     loop {
         let expected = Expected::of(&config.model);
@@ -350,19 +350,8 @@ impl DataSet {
         };
         let mut left_out = 0;
         for image in 0..source.len() {
-            let reason = match source.label(image) {
-                Ok(label) => {
-                    check_label(&**source, image, label, self.preparation.classes)?;
-                    continue;
-                }
-                Err(ReadError::Storage(error)) => {
-                    return Err(DataError::Storage {
-                        image: source.name(image),
-                        error,
-                        seconds: 0,
-                    });
-                }
-                Err(ReadError::Bad(reason)) => reason,
+            let Err(reason) = label_of(&**source, image, self.preparation.classes)? else {
+                continue;
             };
             left_out += 1;
             if left_out > self.readable().allowed() {

@@ -43,6 +43,20 @@ impl ReadError {
     }
 }
 
+impl ReadError {
+    /// What is wrong with an image that was read once. An error where that is the storage's fault.
+    pub(super) fn reason(self, source: &dyn Source, image: u64) -> Result<String, DataError> {
+        match self {
+            Self::Bad(reason) => Ok(reason),
+            Self::Storage(error) => Err(DataError::Storage {
+                image: source.name(image),
+                error,
+                seconds: 0,
+            }),
+        }
+    }
+}
+
 impl From<String> for ReadError {
     fn from(reason: String) -> Self {
         Self::Bad(reason)
@@ -81,6 +95,19 @@ pub(super) fn fingerprint<Part: AsRef<[u8]>>(parts: impl IntoIterator<Item = Par
         hasher.update(part.as_ref());
     }
     hasher.finalize()
+}
+
+/// The label of an image where it is looked at once, before a run: one that the model has no class for is an error, and so is storage
+/// that fails. The inner error says what is wrong with the image.
+pub(super) fn label_of(
+    source: &dyn Source,
+    image: u64,
+    classes: u32,
+) -> Result<Result<i64, String>, DataError> {
+    match source.label(image) {
+        Ok(label) => check_label(source, image, label, classes).map(|()| Ok(label)),
+        Err(error) => error.reason(source, image).map(Err),
+    }
 }
 
 /// An error where a label is none of the model's classes.

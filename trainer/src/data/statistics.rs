@@ -7,7 +7,7 @@ use serde::Serialize;
 use tch::{Kind, Tensor};
 
 use super::resident::{Resident, Values};
-use super::source::{PassedOver, ReadError, Source, check_label};
+use super::source::{PassedOver, Source, label_of};
 use super::{DataError, Expected, Images, decode_threads, open, part};
 
 /// Unreadable images that are named.
@@ -37,7 +37,7 @@ pub(crate) struct Split {
     pub(crate) passed_over: PassedOver,
     /// Of the examined images.
     #[serde(skip)]
-    unreadable_examined: u64,
+    pub(crate) unreadable_examined: u64,
 }
 
 impl Split {
@@ -49,24 +49,12 @@ impl Split {
 }
 
 impl Split {
-    /// Counts an image that cannot be read. An error where that is the storage's fault.
-    fn leave_out(&mut self, source: &dyn Source, image: u64, error: ReadError) -> Result<(), DataError> {
-        let image = source.name(image);
-        let reason = match error {
-            ReadError::Storage(error) => {
-                return Err(DataError::Storage {
-                    image,
-                    error,
-                    seconds: 0,
-                });
-            }
-            ReadError::Bad(reason) => reason,
-        };
+    /// Counts an image that cannot be read.
+    fn leave_out(&mut self, image: String, reason: String) {
         self.unreadable_images += 1;
         if self.unreadable.len() < NAMED {
             self.unreadable.push(Unreadable { image, reason });
         }
-        Ok(())
     }
 }
 
@@ -164,13 +152,10 @@ fn of_files(source: &dyn Source, expected: Expected, sample: u64) -> Result<Spli
     let mut unlabelled = BTreeSet::new();
     let mut counts = BTreeMap::<i64, u64>::new();
     for image in 0..source.len() {
-        match source.label(image) {
-            Ok(label) => {
-                check_label(source, image, label, expected.classes)?;
-                *counts.entry(label).or_default() += 1;
-            }
-            Err(error) => {
-                split.leave_out(source, image, error)?;
+        match label_of(source, image, expected.classes)? {
+            Ok(label) => *counts.entry(label).or_default() += 1,
+            Err(reason) => {
+                split.leave_out(source.name(image), reason);
                 unlabelled.insert(image);
             }
         }
@@ -210,7 +195,7 @@ fn of_files(source: &dyn Source, expected: Expected, sample: u64) -> Result<Spli
             }
             Err(error) => {
                 split.unreadable_examined += 1;
-                split.leave_out(source, image, error)?;
+                split.leave_out(source.name(image), error.reason(source, image)?);
             }
         }
     }

@@ -249,11 +249,7 @@ impl WebDataset {
     }
 
     fn label_of(&self, sample: &Sample) -> Result<i64, ReadError> {
-        let label = match &sample.content {
-            Content::Whole { label, .. } => *label,
-            Content::Lacking(what) => return Err(ReadError::Bad(what.to_string())),
-        };
-        match label {
+        match sample.parts()?.1 {
             Label::Class(span) => {
                 let bytes = self.read_span(sample.shard, span)?;
                 let text = String::from_utf8_lossy(&bytes);
@@ -270,6 +266,15 @@ impl WebDataset {
                         format!("its .json has no class number in \"label\" or \"cls\": {error}").into()
                     })
             }
+        }
+    }
+}
+
+impl Sample {
+    fn parts(&self) -> Result<(Span, Label), ReadError> {
+        match &self.content {
+            Content::Whole { image, label } => Ok((*image, *label)),
+            Content::Lacking(what) => Err(ReadError::Bad(what.to_string())),
         }
     }
 }
@@ -298,16 +303,14 @@ impl Parts {
     }
 
     fn end(self, shard: u32) -> Sample {
-        let lacking = match (&self.image, &self.label, self.more) {
-            (_, _, Some(ending)) => Some(format!("it has a second image, .{ending}")),
-            (Some(_), Some(_), None) => None,
-            (Some(_), None, None) => Some("there is neither key.cls nor key.json".into()),
-            (None, _, None) => Some("there is neither key.jpg nor key.png".into()),
-        };
-        let content = match (self.image, self.label, lacking) {
+        let content = match (self.image, self.label, self.more) {
             (Some(image), Some(label), None) => Content::Whole { image, label },
-            (_, _, lacking) => {
-                let lacking = lacking.unwrap_or_default();
+            (image, _, more) => {
+                let lacking = match (more, image) {
+                    (Some(ending), _) => format!("it has a second image, .{ending}"),
+                    (None, Some(_)) => "there is neither key.cls nor key.json".into(),
+                    (None, None) => "there is neither key.jpg nor key.png".into(),
+                };
                 let found = self.endings.join(", ");
                 Content::Lacking(format!("{lacking}; of this key there are: {found}").into())
             }
@@ -443,10 +446,7 @@ impl Source for WebDataset {
     fn read(&self, image: u64) -> Result<Stored, ReadError> {
         let sample = &self.samples[image as usize];
         let label = self.label_of(sample)?;
-        let image = match &sample.content {
-            Content::Whole { image, .. } => *image,
-            Content::Lacking(what) => return Err(ReadError::Bad(what.to_string())),
-        };
+        let (image, _) = sample.parts()?;
         Ok(Stored {
             file: self.read_span(sample.shard, image)?,
             label,
@@ -488,12 +488,13 @@ mod tests {
     use super::*;
     use crate::data::fixtures::folder;
 
-    fn tar(files: &[(&str, &[u8])]) -> Vec<u8> {
+    fn tar<Name: AsRef<[u8]>>(files: &[(Name, &[u8])]) -> Vec<u8> {
         let mut builder = tar::Builder::new(Vec::new());
         for (name, bytes) in files {
             let mut header = tar::Header::new_gnu();
             header.set_size(bytes.len() as u64);
             header.set_mode(0o644);
+            let name = Path::new(OsStr::from_bytes(name.as_ref()));
             builder.append_data(&mut header, name, *bytes).expect("appends");
         }
         builder.into_inner().expect("a tar file")
@@ -568,21 +569,8 @@ mod tests {
     }
 
     /// One shard of these files.
-    fn shard(files: &[(&[u8], &[u8])]) -> tempfile::TempDir {
-        let mut builder = tar::Builder::new(Vec::new());
-        for (name, bytes) in files {
-            let mut header = tar::Header::new_gnu();
-            header.set_size(bytes.len() as u64);
-            header.set_mode(0o644);
-            let path = Path::new(OsStr::from_bytes(name));
-            builder.append_data(&mut header, path, *bytes).expect("appends");
-        }
-        let bytes = builder.into_inner().expect("a tar file");
-        folder(&[("train-0.tar", bytes)])
-    }
-
     fn opened(files: &[(&[u8], &[u8])]) -> WebDataset {
-        let folder = shard(files);
+        let folder = folder(&[("train-0.tar", tar(files))]);
         let (train, _) = open(folder.path(), &shards("train-0.tar"), 1.0, 1).expect("opens");
         for image in 0..train.len() {
             // The file is open from now on.
@@ -658,7 +646,7 @@ mod tests {
                 .replace(folder.path().to_str().expect("a name"), "DIR")
         };
         assert_eq!(
-            message(tar(&[])),
+            message(tar::<&str>(&[])),
             "DIR/train-1.tar holds no images: a shard holds key.jpg or key.png with key.cls or key.json"
         );
         assert!(message(Vec::new()).starts_with("DIR/train-1.tar holds no images"));
