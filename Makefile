@@ -105,6 +105,12 @@ goldens: peers ## Make anew what PyTorch and timm compute, which the trainer's t
 	"$$(tests/peers/setup)/bin/python" tests/peers/optimizer_losses.py > tests/peers/goldens/optimizer_losses.json
 	PYTHONPATH=contenders "$$(tests/peers/setup)/bin/python" tests/peers/divided_training.py
 	"$$(tests/peers/setup)/bin/python" tests/peers/hdf5_files.py
+	"$$(tests/peers/setup)/bin/python" tests/peers/pillow_images.py
+
+.PHONY: check-images
+check-images: libtorch ## Check that 2,000 image files of all kinds have Pillow's pixels
+	"$$(tests/peers/setup)/bin/python" tests/peers/pillow_images.py --count 2000 --side 130 --seed 1 --output target/images
+	VIT_PILLOW_IMAGES=$(CURDIR)/target/images $(CARGO) test --workspace --locked --lib -- pixels_are_pillows
 
 .PHONY: check-export
 check-export: release ## Check that timm and torchvision load exported weights and compute the same with them

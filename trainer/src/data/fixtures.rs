@@ -25,12 +25,22 @@ spec:
 }
 
 /// A file of an image in one colour.
-pub(crate) fn image_file(format: ImageFormat, width: u32, height: u32, color: [u8; 3]) -> Vec<u8> {
+pub(crate) fn png(width: u32, height: u32, color: [u8; 3]) -> Vec<u8> {
     let mut bytes = Cursor::new(Vec::new());
     RgbImage::from_pixel(width, height, Rgb(color))
-        .write_to(&mut bytes, format)
+        .write_to(&mut bytes, ImageFormat::Png)
         .expect("encodes");
     bytes.into_inner()
+}
+
+/// A file of an image in one colour.
+pub(crate) fn jpeg(width: usize, height: usize, color: [u8; 3]) -> Vec<u8> {
+    let mut file = mozjpeg::Compress::new(mozjpeg::ColorSpace::JCS_RGB);
+    file.set_size(width, height);
+    let mut file = file.start_compress(Vec::new()).expect("starts");
+    file.write_scanlines(&color.repeat(width * height))
+        .expect("encodes");
+    file.finish().expect("ends")
 }
 
 pub(crate) fn folder(files: &[(&str, impl AsRef<[u8]>)]) -> tempfile::TempDir {

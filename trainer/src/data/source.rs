@@ -17,7 +17,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// An image as it is stored.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Stored {
-    /// What [`Source::decode`] takes: bytes of a JPEG or PNG file, but for images in memory.
+    /// What [`Source::decode`] takes: bytes of an image file, but for images in memory.
     pub(super) file: Vec<u8>,
     pub(super) label: i64,
 }

@@ -1,4 +1,4 @@
-//! `WebDataset`: tar files (shards) in which `key.jpg` or `key.png` and `key.cls` or `key.json` follow one another.
+//! `WebDataset`: tar files (shards) in which `key.jpg` (or another image) and `key.cls` or `key.json` follow one another.
 //!
 //! The files are listed once, from their headers alone; then every image is read from its place, by whichever rank's
 //! turn it is. So no rank reads another's images, and a run continues at any place of an epoch with any number of ranks.
@@ -15,6 +15,7 @@ use contract::Shards;
 use serde::Deserialize;
 
 use super::DataError;
+use super::decode::ENDINGS;
 use super::part;
 use super::source::{ReadError, Source, Stored, fingerprint, shown_name};
 
@@ -22,7 +23,10 @@ use super::source::{ReadError, Source, Stored, fingerprint, shown_name};
 const BLOCK: u64 = 512;
 /// Shards that are kept open.
 const OPEN_SHARDS: usize = 32;
-const EXPECTED: &str = "a shard holds key.jpg or key.png with key.cls or key.json";
+const EXPECTED: &str = "a shard holds key.jpg, key.png, key.webp or key.tif with key.cls or key.json";
+const UNPACK: &str = "unpack it, for images to be read from their places";
+/// What names of compressed shards have behind them.
+const PACKED: [&str; 5] = [".gz", ".zst", ".bz2", ".xz", ".lz4"];
 const PATTERN: &str =
     "must be a file name with at most one * or one range such as {000000..000012}, which goes up";
 
@@ -154,6 +158,7 @@ fn matching(folder: &Path, before: &str, after: &str) -> Result<Vec<PathBuf>, Da
     let (inner, before) = before.rsplit_once('/').unwrap_or(("", before));
     let folder = folder.join(inner);
     let mut paths = Vec::new();
+    let mut compressed = None;
     let entries = fs_err::read_dir(&folder).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => DataError::Missing {
             path: folder.clone(),
@@ -170,9 +175,22 @@ fn matching(folder: &Path, before: &str, after: &str) -> Result<Vec<PathBuf>, Da
             && name.ends_with(after.as_bytes())
         {
             paths.push(entry.path());
+        } else if name.starts_with(before.as_bytes())
+            && PACKED.iter().any(|ending| {
+                name.strip_suffix(ending.as_bytes())
+                    .is_some_and(|name| name.ends_with(after.as_bytes()))
+            })
+        {
+            compressed = Some(entry.path());
         }
     }
     paths.sort_unstable();
+    if let (true, Some(path)) = (paths.is_empty(), compressed) {
+        return Err(DataError::Shard {
+            path,
+            message: format!("it is the only one, and compressed: {UNPACK}"),
+        });
+    }
     Ok(paths)
 }
 
@@ -288,7 +306,7 @@ impl Parts {
                 self.endings.push(format!("{extension} ({what})"));
                 return;
             }
-            ("jpg" | "jpeg" | "jfif" | "png", Ok(span)) => {
+            (image, Ok(span)) if ENDINGS.contains(&image) => {
                 let earlier = self.image.replace(span);
                 if earlier.is_some() {
                     self.more.get_or_insert_with(|| extension.clone());
@@ -309,7 +327,7 @@ impl Parts {
                 let lacking = match (more, image) {
                     (Some(ending), _) => format!("it has a second image, .{ending}"),
                     (None, Some(_)) => "there is neither key.cls nor key.json".into(),
-                    (None, None) => "there is neither key.jpg nor key.png".into(),
+                    (None, None) => "there is no key.jpg, key.png, key.webp or key.tif".into(),
                 };
                 let found = self.endings.join(", ");
                 Content::Lacking(format!("{lacking}; of this key there are: {found}").into())
@@ -338,9 +356,7 @@ fn list_shard(path: &Path, shard: u32) -> Listed {
         .read_to_end(&mut begin)
         .map_err(DataError::Read)?;
     if let Some(compression) = compression_of(&begin) {
-        return Err(refused(format!(
-            "it is compressed ({compression}): unpack it, for images to be read from their places"
-        )));
+        return Err(refused(format!("it is compressed ({compression}): {UNPACK}")));
     }
     file.rewind().map_err(DataError::Read)?;
     // The archive's own errors come from no system call.
@@ -615,7 +631,7 @@ mod tests {
             (b"1.cls", b"1"),
         ]);
         let told = [
-            "there is neither key.jpg nor key.png; of this key there are: input.jpg, output.cls",
+            "there is no key.jpg, key.png, key.webp or key.tif; of this key there are: input.jpg, output.cls",
             "it has a second image, .png; of this key there are: jpg, png, cls",
         ];
         for (image, told) in (0..).zip(told) {
@@ -632,7 +648,7 @@ mod tests {
         let (train, _) = open(folder.path(), &shards("train-0.tar"), 1.0, 1).expect("opens");
         assert_eq!(
             bad(train.read(0)),
-            "there is neither key.jpg nor key.png; of this key there are: jpg (a hard link)"
+            "there is no key.jpg, key.png, key.webp or key.tif; of this key there are: jpg (a hard link)"
         );
     }
 
@@ -647,7 +663,7 @@ mod tests {
         };
         assert_eq!(
             message(tar::<&str>(&[])),
-            "DIR/train-1.tar holds no images: a shard holds key.jpg or key.png with key.cls or key.json"
+            "DIR/train-1.tar holds no images: a shard holds key.jpg, key.png, key.webp or key.tif with key.cls or key.json"
         );
         assert!(message(Vec::new()).starts_with("DIR/train-1.tar holds no images"));
         let whole = two_shards()[0].1.clone();
@@ -685,6 +701,12 @@ mod tests {
         );
         assert!(message("train-{001..002}.tar").starts_with("DIR/train-002.tar does not exist"));
         assert!(message("other-*.tar").starts_with("DIR/other-*.tar holds no images"));
+        fs_err::write(folder.path().join("more-0.tar.gz"), b"\x1f\x8b").expect("writes");
+        assert_eq!(
+            message("more-*.tar"),
+            "DIR/more-0.tar.gz is no tar file of images: it is the only one, and compressed: unpack it, for images to be read from \
+             their places"
+        );
         for pattern in ["train-{3..1}.tar", "train-{a..b}.tar", "{0..1}*", "*-*"] {
             assert!(
                 message(pattern).starts_with(&format!("data.trainShards is {pattern}: must be a file name")),

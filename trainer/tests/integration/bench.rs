@@ -9,7 +9,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Map, Value, json};
 
-use crate::common::{DEADLINE, TRAINER, await_condition, descendants};
+use crate::common::{DEADLINE, TRAINER, await_condition, descendants, jpeg};
 use crate::device::on_each_device;
 
 on_each_device!(two_ranks_measure_their_steps, no_step_makes_the_host_wait,);
@@ -358,9 +358,7 @@ fn image_folder(folder: &Path) {
         fs_err::create_dir_all(&folder).expect("a folder");
         for number in 0..6_u8 {
             let picture = RgbImage::from_fn(150, 120, |x, y| Rgb([class * 90, (x as u8) ^ number, y as u8]));
-            picture
-                .save(folder.join(format!("{number}.jpg")))
-                .expect("writes");
+            fs_err::write(folder.join(format!("{number}.jpg")), jpeg(&picture)).expect("writes");
         }
     }
 }

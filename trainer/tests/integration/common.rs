@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use image::RgbImage;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use safetensors::SafeTensors;
@@ -480,4 +481,13 @@ pub(crate) fn bytes(folder: &Path, file: &str) -> Vec<u8> {
 
 pub(crate) fn text(path: &Path) -> &str {
     path.to_str().expect("a path of plain letters")
+}
+
+/// A picture as a JPEG file.
+pub(crate) fn jpeg(picture: &RgbImage) -> Vec<u8> {
+    let mut file = mozjpeg::Compress::new(mozjpeg::ColorSpace::JCS_RGB);
+    file.set_size(picture.width() as usize, picture.height() as usize);
+    let mut file = file.start_compress(Vec::new()).expect("starts");
+    file.write_scanlines(picture).expect("encodes");
+    file.finish().expect("ends")
 }

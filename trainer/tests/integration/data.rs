@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use crate::agent::{free_port, run_config};
-use crate::common::{Job, TRAINER, assert_same_files, distance};
+use crate::common::{Job, TRAINER, assert_same_files, distance, jpeg};
 use crate::rank::Rank;
 use image::{ImageFormat, Rgb, RgbImage};
 use serde_json::{Value, json};
@@ -19,10 +19,10 @@ fn picture(class: u8, image: u8) -> RgbImage {
     })
 }
 
-fn file(format: ImageFormat, class: u8, image: u8) -> Vec<u8> {
+fn png(class: u8, image: u8) -> Vec<u8> {
     let mut bytes = Cursor::new(Vec::new());
     picture(class, image)
-        .write_to(&mut bytes, format)
+        .write_to(&mut bytes, ImageFormat::Png)
         .expect("encodes");
     bytes.into_inner()
 }
@@ -34,13 +34,13 @@ fn image_folder(folder: &Path, images: u8) {
             let folder = folder.join(split).join(format!("class-{class}"));
             fs_err::create_dir_all(&folder).expect("a folder");
             for image in 0..count {
-                let (format, extension) = if image % 2 == 0 {
-                    (ImageFormat::Jpeg, "jpg")
+                let (bytes, extension) = if image % 2 == 0 {
+                    (jpeg(&picture(class, image)), "jpg")
                 } else {
-                    (ImageFormat::Png, "png")
+                    (png(class, image), "png")
                 };
                 let path = folder.join(format!("{image:03}.{extension}"));
-                fs_err::write(path, file(format, class, image)).expect("writes");
+                fs_err::write(path, bytes).expect("writes");
             }
         }
     }
@@ -54,7 +54,7 @@ fn web_dataset(folder: &Path, shards: u8) {
         for image in 0..20 {
             let class = image % CLASSES;
             for (extension, bytes) in [
-                ("png", file(ImageFormat::Png, class, shard * 20 + image)),
+                ("png", png(class, shard * 20 + image)),
                 ("cls", class.to_string().into_bytes()),
             ] {
                 let mut header = tar::Header::new_gnu();
@@ -367,10 +367,7 @@ fn what_would_end_a_run_is_found_before_it() {
         let mut shard = tar::Builder::new(Vec::new());
         for number in 0..40 {
             let class = if number == image { text } else { "1" };
-            for (extension, bytes) in [
-                ("png", file(ImageFormat::Png, 1, number as u8)),
-                ("cls", class.as_bytes().to_vec()),
-            ] {
+            for (extension, bytes) in [("png", png(1, number as u8)), ("cls", class.as_bytes().to_vec())] {
                 let mut header = tar::Header::new_gnu();
                 header.set_size(bytes.len() as u64);
                 header.set_mode(0o644);

@@ -457,13 +457,12 @@ mod tests {
     use std::io::Error;
 
     use contract::ExitCode;
-    use image::ImageFormat;
     use tch::{Device, Kind, Tensor};
 
     use super::super::Batching;
     use super::*;
     use crate::data::batch::Readable;
-    use crate::data::fixtures::{config, image_file as file};
+    use crate::data::fixtures::{config, png};
     use crate::data::resident::Values;
     use crate::error::Failure as _;
 
@@ -500,7 +499,7 @@ mod tests {
             let file = if self.corrupt.contains(&image) {
                 b"no image".to_vec()
             } else {
-                file(ImageFormat::Png, 30 + image as u32, 40, [image as u8, 7, 100])
+                png(30 + image as u32, 40, [image as u8, 7, 100])
             };
             let label = self.label(image)?;
             Ok(Stored { file, label })
@@ -622,7 +621,7 @@ mod tests {
             let error = all(start("fraction: 1.0", &[9], epoch, 4, 2).0).expect_err("refused");
             assert_eq!(
                 error.to_string(),
-                "image 9 cannot be read: it is neither JPEG nor PNG (of 24 images 1 cannot, by this rank's count; data.maxCorruptFraction of 0 allows 0)"
+                "image 9 cannot be read: it is no JPEG, PNG, WebP or TIFF file (of 24 images 1 cannot, by this rank's count; data.maxCorruptFraction of 0 allows 0)"
             );
         }
         let all_corrupt: Vec<u64> = (0..24).collect();

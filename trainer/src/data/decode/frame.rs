@@ -1,35 +1,20 @@
-//! From the bytes of a JPEG or PNG file to a square of pixels.
-
-use std::io::Cursor;
+//! From an image of any size to a square of pixels.
 
 use contract::{Interpolation, RandomResizedCrop};
 use fast_image_resize::images::{CroppedImage, Image, ImageRef};
 use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
-use image::{ImageFormat, ImageReader, Limits};
 
-use super::draws::Draws;
-use super::window::{Window, random_offset, random_window};
+use super::Decoded;
+use crate::data::draws::Draws;
+use crate::data::window::{Window, random_offset, random_window};
 
 /// Of an image that is longer than so many times its width, or wider than so many times its height, only the middle part is used:
 /// scaled by its shorter side, a thin one would take any memory.
 const MOST_ASPECT: u32 = 64;
-/// No image is decoded that takes more memory than this: a small file can claim any size.
-const LARGEST_IMAGE_BYTES: u64 = 1 << 30;
-
-/// Pixels of one image, row by row, channels together.
-#[derive(Debug)]
-pub(super) struct Decoded {
-    pub(super) width: u32,
-    pub(super) height: u32,
-    pub(super) channels: u32,
-    /// Channels in the file.
-    pub(super) stored_channels: u8,
-    pub(super) pixels: Vec<u8>,
-}
 
 /// Which part of an image is taken.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Framing<'a> {
+pub(in crate::data) enum Framing<'a> {
     /// The middle: the shorter side becomes the square's over `crop_fraction`, then a square is cut out.
     Centre {
         crop_fraction: f64,
@@ -49,109 +34,9 @@ pub(super) enum Framing<'a> {
     },
 }
 
-/// Decodes a file to grey (1 channel) or red, green, blue (3). The error says what is wrong with it.
-pub(super) fn decode(bytes: &[u8], channels: u32) -> Result<Decoded, String> {
-    let mut reader = ImageReader::new(Cursor::new(bytes))
-        .with_guessed_format()
-        .map_err(|error| error.to_string())?;
-    match reader.format() {
-        Some(ImageFormat::Jpeg) if is_truncated_jpeg(bytes) => {
-            return Err(format!("the JPEG file is truncated after {} bytes", bytes.len()));
-        }
-        Some(ImageFormat::Jpeg | ImageFormat::Png) => {}
-        _ => return Err(format!("it is neither JPEG nor PNG{}", guess(bytes))),
-    }
-    let mut limits = Limits::default();
-    limits.max_alloc = Some(LARGEST_IMAGE_BYTES);
-    reader.limits(limits);
-    let image = reader
-        .decode()
-        .map_err(|error| error.to_string().trim().to_owned())?;
-    let (width, height) = (image.width(), image.height());
-    let stored_channels = image.color().channel_count();
-    let pixels = match channels {
-        1 if image.color().has_color() => {
-            let pixels = image.into_rgb8();
-            pixels.pixels().map(|pixel| luma(pixel.0)).collect()
-        }
-        1 => image.into_luma8().into_raw(),
-        _ => image.into_rgb8().into_raw(),
-    };
-    Ok(Decoded {
-        width,
-        height,
-        channels,
-        stored_channels,
-        pixels,
-    })
-}
-
-/// Weights of red, green and blue in Pillow's grey: luma of ITU-R 601 in 16 bits of fixed point.
-const LUMA: [u16; 3] = [19595, 38470, 7471];
-
-/// Pillow's grey of red, green and blue.
-pub(super) fn luma(pixel: [u8; 3]) -> u8 {
-    let sum: u32 = pixel
-        .iter()
-        .zip(LUMA)
-        .map(|(value, weight)| u32::from(*value) * u32::from(weight))
-        .sum();
-    ((sum + 0x8000) >> 16) as u8
-}
-
-/// What bytes that are no image of a known format are instead.
-fn guess(bytes: &[u8]) -> &'static str {
-    match bytes {
-        [] => ": it is empty",
-        [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => ": it is WebP",
-        [b'G', b'I', b'F', b'8', ..] => ": it is GIF",
-        [b'B', b'M', ..] => ": it is BMP",
-        [b'I', b'I', 42, 0, ..] | [b'M', b'M', 0, 42, ..] => ": it is TIFF",
-        _ if bytes.starts_with(b"version https://git-lfs") => {
-            ": it is a pointer of Git LFS, whose file was not fetched"
-        }
-        _ => "",
-    }
-}
-
-/// Whether a JPEG file ends before its image does; decoders fill up what is missing with grey. Segments are followed to the end of
-/// the image (ISO/IEC 10918-1, B.1): what comes after it, as the video of a phone's photo, is no part of it.
-fn is_truncated_jpeg(bytes: &[u8]) -> bool {
-    let mut rest = bytes;
-    loop {
-        // A marker: 0xff, repeated at will, and a byte that is neither that nor 0.
-        let Some(place) = rest.iter().position(|byte| *byte == 0xff) else {
-            return true;
-        };
-        rest = &rest[place..];
-        let Some(place) = rest.iter().position(|byte| *byte != 0xff) else {
-            return true;
-        };
-        let marker = rest[place];
-        rest = &rest[place + 1..];
-        match marker {
-            0xd9 => return false,
-            // Data of a scan, and markers without a segment.
-            0x00 | 0x01 | 0xd0..=0xd8 => {}
-            _ => {
-                let Some(length) = rest
-                    .first_chunk()
-                    .map(|length| usize::from(u16::from_be_bytes(*length)))
-                else {
-                    return true;
-                };
-                let Some(after) = rest.get(length.max(2)..) else {
-                    return true;
-                };
-                rest = after;
-            }
-        }
-    }
-}
-
 impl Decoded {
     /// The square that is trained on or evaluated, `side` x `side`.
-    pub(super) fn frame(
+    pub(in crate::data) fn frame(
         &self,
         framing: Framing<'_>,
         side: u32,
@@ -302,7 +187,6 @@ impl Decoded {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::fixtures::image_file as file;
     use crate::random::Stream;
 
     /// Each pixel tells where it is.
@@ -324,40 +208,6 @@ mod tests {
     }
 
     #[test]
-    fn files_are_decoded_to_the_channels_of_the_model() {
-        for format in [ImageFormat::Jpeg, ImageFormat::Png] {
-            let bytes = file(format, 20, 10, [200, 100, 50]);
-            let color = decode(&bytes, 3).expect("decodes");
-            assert_eq!((color.width, color.height, color.pixels.len()), (20, 10, 600));
-            for (found, expected) in color.pixels.iter().zip([200_u8, 100, 50]) {
-                assert!(found.abs_diff(expected) <= 3, "{format:?}: {found}");
-            }
-            assert_eq!(decode(&bytes, 1).expect("decodes").pixels.len(), 200);
-        }
-    }
-
-    #[test]
-    fn grey_is_pillows() {
-        // By Pillow's own formula, (19595 R + 38470 G + 7471 B + 0x8000) >> 16.
-        for (color, grey) in [
-            ([255, 0, 0], 76),
-            ([0, 255, 0], 150),
-            ([0, 0, 255], 29),
-            ([200, 100, 50], 124),
-            ([12, 200, 77], 130),
-            ([255, 255, 255], 255),
-        ] {
-            let decoded = decode(&file(ImageFormat::Png, 2, 1, color), 1).expect("decodes");
-            assert_eq!(decoded.pixels, [grey, grey], "{color:?}");
-        }
-        let mut stored = Cursor::new(Vec::new());
-        let image = image::GrayImage::from_raw(3, 1, vec![0, 77, 255]).expect("pixels");
-        image.write_to(&mut stored, ImageFormat::Png).expect("encodes");
-        let decoded = decode(stored.get_ref(), 1).expect("decodes");
-        assert_eq!(decoded.pixels, [0, 77, 255], "grey stays as it is");
-    }
-
-    #[test]
     fn the_centre_begins_where_torchvisions_does() {
         // torchvision's center_crop: int(round((width - side) / 2.0)), in which Python rounds halves to even.
         for (width, left) in [(16, 0), (17, 0), (18, 1), (19, 2), (20, 2), (21, 2), (23, 4)] {
@@ -370,46 +220,6 @@ mod tests {
                 .expect("frames");
             assert_eq!(square[1], left, "{width} pixels wide");
         }
-    }
-
-    #[test]
-    fn what_is_no_whole_image_is_refused() {
-        // The end marker of the one; the end chunk and what is left of the pixels' checksum of the other.
-        for (format, end) in [(ImageFormat::Jpeg, 2), (ImageFormat::Png, 14)] {
-            let bytes = file(format, 64, 64, [1, 2, 3]);
-            for length in [2, 30, bytes.len() / 2, bytes.len() - end] {
-                let error = decode(&bytes[..length], 3);
-                assert!(error.is_err(), "{format:?} of {length} bytes");
-            }
-        }
-        for (bytes, told) in [
-            (&b"GIF89a and more"[..], ": it is GIF"),
-            (b"", ": it is empty"),
-            (b"RIFF\x10\0\0\0WEBPVP8 ", ": it is WebP"),
-            (
-                b"version https://git-lfs.github.com/spec/v1\noid",
-                ": it is a pointer of Git LFS, whose file was not fetched",
-            ),
-            (b"no image", ""),
-        ] {
-            let error = decode(bytes, 3).expect_err("refused");
-            assert_eq!(error, format!("it is neither JPEG nor PNG{told}"));
-        }
-    }
-
-    #[test]
-    fn what_follows_a_jpeg_file_is_no_part_of_it() {
-        let mut bytes = file(ImageFormat::Jpeg, 64, 64, [1, 2, 3]);
-        // A start of a scan in the video of a phone's photo.
-        bytes.extend(b"\0\0\0\x18ftypmp42\xff\xda and more");
-        assert_eq!(decode(&bytes, 3).expect("decodes").width, 64);
-        // A thumbnail in a segment has an end of its own.
-        let thumbnail = b"\xff\xd8\xff\xd9";
-        let mut segment = vec![0xff, 0xe1, 0, 2 + thumbnail.len() as u8];
-        segment.extend(thumbnail);
-        let plain = file(ImageFormat::Jpeg, 64, 64, [1, 2, 3]);
-        let bytes = [&plain[..2], &segment, &plain[2..plain.len() - 20]].concat();
-        assert!(decode(&bytes, 3).expect_err("refused").contains("is truncated"));
     }
 
     #[test]
