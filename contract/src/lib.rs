@@ -36,9 +36,9 @@ pub use preset::ModelPreset;
 pub use progress::{CheckpointRecord, FailureRecord, Progress, SlowRank, Spent, TerminationRecord};
 pub use run_config::{
     ActivationCheckpointing, AttentionBackend, Augmentation, Balance, BatchShare, CheckpointConfig,
-    CheckpointWriters, ConfigError, Course, DataConfig, DataFormat, Device, Ema, GradientCompression,
-    Interpolation, JobIdentity, LearningRateScaling, LossScaleConfig, MeasureConfig, ModelConfig,
-    NoRandAugment, Normalization, Offload, OffloadTo, Optimizer, Parallelism, Pooling, Precision,
-    RandAugment, RandomCrop, RandomResizedCrop, Resume, RunConfig, ScalingRule, Schedule, Shards,
+    CheckpointWriters, ClassOrder, ConfigError, Course, DataConfig, DataFormat, Device, Ema,
+    GradientCompression, Interpolation, JobIdentity, LearningRateScaling, LossScaleConfig, MeasureConfig,
+    ModelConfig, NoRandAugment, Normalization, Offload, OffloadTo, Optimizer, Parallelism, Pooling,
+    Precision, RandAugment, RandomCrop, RandomResizedCrop, Resume, RunConfig, ScalingRule, Schedule, Shards,
     TrainingConfig,
 };

@@ -22,6 +22,9 @@ pub struct DataConfig {
     /// File names of [`DataFormat::WebDataset`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shards: Option<Shards>,
+    /// How classes of [`DataFormat::ImageFolder`] are numbered.
+    #[serde(default)]
+    pub class_order: ClassOrder,
     /// Share of the training images that is used, above 0 and at most 1.
     pub fraction: f64,
     /// Threads of each rank that decode files; an equal share of the processors if not set.
@@ -51,7 +54,7 @@ pub enum DataFormat {
     Cifar10,
     /// CIFAR-100 binary version: `train.bin` and `test.bin`, records of 3,074 bytes (coarse label, fine label, pixels).
     Cifar100,
-    /// Folders of JPEG and PNG files: `train/<class>/` and `val/<class>/`, classes numbered by their sorted names.
+    /// Folders of image files: `train/<class>/` and `val/<class>/`, classes numbered by their sorted names.
     ImageFolder,
     /// Tar files (shards) of `key.jpg` or `key.png` with `key.cls` or `key.json` beside it.
     WebDataset,
@@ -61,6 +64,18 @@ pub enum DataFormat {
     Hdf5,
     /// Random images with random labels, made in memory: to measure, not to learn from.
     Synthetic,
+}
+
+/// How folders of classes are sorted, and so numbered.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum ClassOrder {
+    /// As bytes, like torchvision: 1, 10, 2.
+    #[default]
+    Name,
+    /// Numbers in names by their value, like timm: 1, 2, 10.
+    Natural,
 }
 
 /// File names of a [`DataFormat::WebDataset`], in its folder: one `{first..last}` range or one `*`.
@@ -102,6 +117,7 @@ impl DataConfig {
             path: None,
             synthetic_images: None,
             shards: None,
+            class_order: ClassOrder::Name,
             fraction: 1.0,
             decode_threads: None,
             max_corrupt_fraction: 0.0,
@@ -162,7 +178,7 @@ impl DataConfig {
                 [1, 3].contains(&model.channels),
                 "model.channels",
                 model.channels,
-                "must be 1 (grey) or 3 (red, green, blue) for JPEG and PNG files; formats numpy and hdf5 take any number",
+                "must be 1 (grey) or 3 (red, green, blue) for image files; formats numpy and hdf5 take any number",
             ),
             DataFormat::Numpy | DataFormat::Hdf5 => {}
             DataFormat::Synthetic => rules.require(

@@ -23,7 +23,7 @@ pub use augmentation::{
     Augmentation, Interpolation, NoRandAugment, RandAugment, RandomCrop, RandomResizedCrop,
 };
 pub use checkpoint::{CheckpointConfig, CheckpointWriters, Resume};
-pub use data::{DataConfig, DataFormat, Normalization, Shards};
+pub use data::{ClassOrder, DataConfig, DataFormat, Normalization, Shards};
 pub use elastic::BatchShare;
 pub use measure::MeasureConfig;
 pub use model::{ModelConfig, Pooling};
@@ -292,7 +292,7 @@ model.channels = 5
   model.channels is 5: must be 3 for colorJitter, randAugment and threeAugment of data.augmentation
 data.format = "imageFolder"
 model.channels = 4
-  model.channels is 4: must be 1 (grey) or 3 (red, green, blue) for JPEG and PNG files; formats numpy and hdf5 take any number
+  model.channels is 4: must be 1 (grey) or 3 (red, green, blue) for image files; formats numpy and hdf5 take any number
 "#;
 
     #[test]

@@ -2,7 +2,7 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Augmentation, DataFormat, Interpolation, Volume};
+use super::{Augmentation, ClassOrder, DataFormat, Interpolation, Volume};
 
 /// Data is the data set.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -10,11 +10,12 @@ use super::{Augmentation, DataFormat, Interpolation, Volume};
 #[x_kube(
     validation = Rule::new("(self.format == 'synthetic') != has(self.volume)").message("volume must be given for every format but synthetic, which has no files"),
     validation = Rule::new("(self.format == 'synthetic') == has(self.syntheticImages)").message("syntheticImages must be given for format synthetic, and for no other"),
-    validation = Rule::new("self.format == 'webDataset' || (!has(self.trainShards) && !has(self.validationShards))").message("trainShards and validationShards are for format webDataset")
+    validation = Rule::new("self.format == 'webDataset' || (!has(self.trainShards) && !has(self.validationShards))").message("trainShards and validationShards are for format webDataset"),
+    validation = Rule::new("self.format == 'imageFolder' || !has(self.classOrder) || self.classOrder == 'name'").message("classOrder is for format imageFolder")
 )]
 pub struct Data {
-    /// format is the layout of the files: cifar10 or cifar100 (binary version); imageFolder (train/CLASS/*.jpg or png,
-    /// and val/CLASS/..., classes numbered by their sorted names); webDataset (tar files of key.jpg or key.png with
+    /// format is the layout of the files: cifar10 or cifar100 (binary version); imageFolder (train/CLASS/*.jpg, png, webp or tif,
+    /// and val/CLASS/..., classes numbered by their sorted names); webDataset (tar files of key.jpg, key.png, key.webp or key.tif with
     /// key.cls or key.json); numpy (train.npz and val.npz with images and labels, or train_images.npy,
     /// train_labels.npy, val_images.npy and val_labels.npy; images of uint8 or float32, with channels first or last);
     /// hdf5 (the same in train.h5 and val.h5, or train_images.h5, train_labels.h5, val_images.h5 and val_labels.h5);
@@ -41,6 +42,10 @@ pub struct Data {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 256))]
     pub validation_shards: Option<String>,
+    /// classOrder is how the folders of an imageFolder are sorted, and so classes numbered: name (as bytes, like torchvision: 1, 10,
+    /// 2) or natural (numbers in names by their value, like timm: 1, 2, 10).
+    #[serde(default)]
+    pub class_order: ClassOrder,
     /// fraction is the share of the training images that is used: the first ones in the order of the files; of an
     /// imageFolder the first ones of every class.
     #[serde(default = "default_fraction")]

@@ -25,7 +25,7 @@ use kube::core::{Message, Rule};
 pub use augmentation::{Augmentation, RandomCrop, RandomResizedCrop};
 pub use checkpoint::{Checkpoint, Resume};
 pub use contract::{
-    ActivationCheckpointing, AttentionBackend, Balance, DataFormat, Device, GradientCompression,
+    ActivationCheckpointing, AttentionBackend, Balance, ClassOrder, DataFormat, Device, GradientCompression,
     Interpolation, OffloadTo, Pooling, Precision, ScalingRule,
 };
 pub use data::{Data, Normalization};

@@ -28,11 +28,20 @@ pub(super) fn data(data: &spec::Data, errors: &mut Vec<ConfigError>) -> DataConf
         let expected = "is only for format synthetic";
         refuse(errors, "data.syntheticImages", images.to_string(), expected);
     }
+    if data.class_order != contract::ClassOrder::Name && format != contract::DataFormat::ImageFolder {
+        refuse(
+            errors,
+            "data.classOrder",
+            "natural",
+            "is only for format imageFolder",
+        );
+    }
     DataConfig {
         format,
         path: format.has_files().then(|| data.path.clone().into()),
         synthetic_images: data.synthetic_images.map(|images| images.try_into().unwrap_or(0)),
         shards: shards(data, format, errors),
+        class_order: data.class_order,
         fraction: data.fraction,
         decode_threads: data.decode_threads.map(count),
         max_corrupt_fraction: data.max_corrupt_fraction,

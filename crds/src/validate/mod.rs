@@ -740,14 +740,16 @@ spec:
     }
 
     #[test]
-    fn an_unknown_policy_and_a_pattern_without_shards_are_refused() {
+    fn an_unknown_policy_and_what_is_for_other_formats_are_refused() {
         let message = errors(|job| {
             job.spec.data.augmentation.rand_augment = Some("v0".into());
             job.spec.data.train_shards = Some("*.tar".into());
+            job.spec.data.class_order = contract::ClassOrder::Natural;
         });
         for part in [
             "spec.data.augmentation.randAugment is v0: must be rand, then any of -mN",
             "spec.data.trainShards is *.tar: is only for format webDataset",
+            "spec.data.classOrder is natural: is only for format imageFolder",
         ] {
             assert!(message.contains(part), "{part} is not in: {message}");
         }

@@ -1,16 +1,22 @@
 //! `train/<class>/*.jpg` and `val/<class>/*.jpg`, as torchvision's `ImageFolder` reads them.
 
+use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use contract::ClassOrder;
+
 use super::DataError;
+use super::decode::ENDINGS;
 use super::part;
 use super::source::{PassedOver, ReadError, Source, Stored, fingerprint, shown_name};
 
 const EXPECTED: &str =
-    "an imageFolder has train/<class>/ with JPEG or PNG files, and val/<class>/ to evaluate";
+    "an imageFolder has train/<class>/ with JPEG, PNG, WebP or TIFF files, and val/<class>/ to evaluate";
+/// Folders of images to evaluate: the first that is there.
+const EVALUATED: [&str; 4] = ["val", "valid", "validation", "test"];
 /// So many names of classes are told where there are too many.
 const TOLD_CLASSES: usize = 5;
 
@@ -32,9 +38,14 @@ pub(super) fn open(
     folder: &Path,
     classes: u32,
     fraction: f64,
+    order: ClassOrder,
 ) -> Result<(ImageFolder, Option<ImageFolder>), DataError> {
     let train = folder.join("train");
-    let names: Arc<[OsString]> = folder_names(&train)?.into();
+    let mut names = folder_names(&train)?;
+    if order == ClassOrder::Natural {
+        names.sort_by_cached_key(|name| natural(name));
+    }
+    let names: Arc<[OsString]> = names.into();
     if names.len() > classes as usize {
         return Err(DataError::Classes {
             path: train,
@@ -43,19 +54,24 @@ pub(super) fn open(
             classes,
         });
     }
-    let validation = folder.join("val");
-    let validation = if validation.is_dir() {
-        for name in folder_names(&validation)? {
-            if names.binary_search(&name).is_err() {
+    let beside = folder_names(folder)?;
+    let evaluated = EVALUATED
+        .into_iter()
+        .find(|known| beside.iter().any(|name| name == known));
+    let known: HashSet<&OsString> = names.iter().collect();
+    let validation = match evaluated.map(|name| folder.join(name)) {
+        Some(path) => {
+            let mut found = folder_names(&path)?;
+            found.retain(|name| !known.contains(name));
+            if let Some(name) = found.pop() {
                 return Err(DataError::UnknownClass {
-                    path: validation.join(name),
+                    path: path.join(name),
                     classes: names.len(),
                 });
             }
+            Some(list(path, &names, 1.0)?)
         }
-        Some(list(validation, &names, 1.0)?)
-    } else {
-        None
+        None => None,
     };
     let mut set = list(train.clone(), &names, fraction)?;
     let empty: Vec<String> = (0_u32..)
@@ -69,15 +85,12 @@ pub(super) fn open(
             classes: empty,
         });
     }
-    let beside: Vec<OsString> = folder_names(folder)?
-        .into_iter()
-        .filter(|name| name != "train" && name != "val")
-        .collect();
+    let evaluated = evaluated.unwrap_or("val");
     for name in shown(&beside) {
-        set.passed_over.insert(
-            format!("folder {name} beside train/ (val/ is what is evaluated)"),
-            1,
-        );
+        if name != "train" && name != evaluated {
+            set.passed_over
+                .insert(format!("folder {name} beside train/ and {evaluated}/"), 1);
+        }
     }
     Ok((set, validation))
 }
@@ -170,6 +183,28 @@ impl Files {
     }
 }
 
+/// What names are sorted by for numbers in them to count as such: in small letters, and each number as its length without leading
+/// zeros, then its digits. As timm's `natural_key`, of which "a2" comes before "a10".
+fn natural(name: &OsStr) -> Vec<(Vec<u8>, usize, Vec<u8>)> {
+    let bytes = name.as_encoded_bytes().to_ascii_lowercase();
+    let mut rest = bytes.as_slice();
+    let mut parts = Vec::new();
+    while !rest.is_empty() {
+        let count = |is_digit: bool, bytes: &[u8]| {
+            bytes
+                .iter()
+                .take_while(|byte| byte.is_ascii_digit() == is_digit)
+                .count()
+        };
+        let (text, after) = rest.split_at(count(false, rest));
+        let (digits, after) = after.split_at(count(true, after));
+        let zeros = digits.iter().take_while(|digit| **digit == b'0').count();
+        parts.push((text.to_vec(), digits.len() - zeros, digits[zeros..].to_vec()));
+        rest = after;
+    }
+    parts
+}
+
 /// Names of the folders in a folder, sorted.
 fn folder_names(folder: &Path) -> Result<Vec<OsString>, DataError> {
     let entries = fs_err::read_dir(folder).map_err(|error| match error.kind() {
@@ -197,11 +232,7 @@ fn is_hidden(name: &OsStr) -> bool {
 
 fn is_image(name: &OsStr) -> bool {
     let extension = Path::new(name).extension();
-    extension.is_some_and(|extension| {
-        ["jpg", "jpeg", "jfif", "png"]
-            .iter()
-            .any(|known| extension.eq_ignore_ascii_case(known))
-    })
+    extension.is_some_and(|extension| ENDINGS.iter().any(|known| extension.eq_ignore_ascii_case(known)))
 }
 
 /// Names to be read by people: what is no UTF-8 has its bytes in hexadecimal, as "caf\xe9".
@@ -269,7 +300,7 @@ mod tests {
 
     fn message(files: &[&str], classes: u32) -> String {
         let folder = folder(files);
-        let error = open(folder.path(), classes, 1.0)
+        let error = open(folder.path(), classes, 1.0, ClassOrder::Name)
             .expect_err("refused")
             .to_string();
         error.replace(folder.path().to_str().expect("a name"), "DIR")
@@ -289,7 +320,7 @@ mod tests {
     #[test]
     fn classes_are_numbered_by_their_sorted_names() {
         let folder = folder(&FILES);
-        let (train, validation) = open(folder.path(), 2, 1.0).expect("opens");
+        let (train, validation) = open(folder.path(), 2, 1.0, ClassOrder::Name).expect("opens");
         let list = |split: &ImageFolder| -> Vec<(String, i64)> {
             (0..split.len())
                 .map(|image| split.read(image).expect("reads"))
@@ -325,7 +356,7 @@ mod tests {
         fs_err::write(odd(b"a/ni\xf1o.jpg"), "5").expect("writes");
         // Back to where it came from.
         std::os::unix::fs::symlink("..", odd(b"a/z/up")).expect("links");
-        let (train, _) = open(folder.path(), 2, 1.0).expect("opens");
+        let (train, _) = open(folder.path(), 2, 1.0, ClassOrder::Name).expect("opens");
         let names: Vec<String> = (0..train.len())
             .map(|image| train.name(image))
             .map(|name| name.rsplit_once("train/").expect("below train").1.to_owned())
@@ -348,23 +379,24 @@ mod tests {
     fn what_is_passed_over_is_counted() {
         let folder = folder(&[
             "train/a/1.jpg",
-            "train/a/1.webp",
-            "train/a/2.WEBP",
+            "train/a/1.bmp",
+            "train/a/2.BMP",
             "train/b/3.png",
             "train/b/README",
             "train/b/.hidden.tif",
-            "valid/a/1.jpg",
+            "val/a/1.jpg",
+            "test/a/1.jpg",
         ]);
         let status = std::process::Command::new("mkfifo")
             .arg(folder.path().join("train/b/pipe.jpg"))
             .status();
         assert!(status.expect("starts").success());
-        let (train, _) = open(folder.path(), 2, 1.0).expect("opens");
+        let (train, _) = open(folder.path(), 2, 1.0, ClassOrder::Name).expect("opens");
         let told: Vec<(String, u64)> = train.passed_over().into_iter().collect();
         let expected = [
-            ("files that end in .webp", 2),
+            ("files that end in .bmp", 2),
             ("files without an ending", 1),
-            ("folder valid beside train/ (val/ is what is evaluated)", 1),
+            ("folder test beside train/ and val/", 1),
             ("hidden files and folders", 1),
             ("pipes, sockets and devices", 1),
         ];
@@ -373,9 +405,47 @@ mod tests {
     }
 
     #[test]
+    fn other_names_for_what_is_evaluated_are_known() {
+        for (name, beside) in [("valid", "tests"), ("validation", "eval"), ("test", "other")] {
+            let evaluated = format!("{name}/a/2.jpg");
+            let folder = folder(&["train/a/1.jpg", &evaluated, &format!("{beside}/a/3.jpg")]);
+            let (train, validation) = open(folder.path(), 1, 1.0, ClassOrder::Name).expect("opens");
+            assert_eq!(
+                validation
+                    .expect("some are evaluated")
+                    .read(0)
+                    .expect("reads")
+                    .file,
+                evaluated.as_bytes()
+            );
+            let told: Vec<String> = train.passed_over().into_keys().collect();
+            assert_eq!(told, [format!("folder {beside} beside train/ and {name}/")]);
+        }
+    }
+
+    #[test]
+    fn numbers_in_names_of_classes_count_where_that_is_asked_for() {
+        let folder = folder(&["train/10/a.jpg", "train/9/b.jpg", "train/1/c.jpg", "val/10/d.jpg"]);
+        for (order, classes, label) in [
+            (ClassOrder::Name, ["1", "10", "9"], 1),
+            (ClassOrder::Natural, ["1", "9", "10"], 2),
+        ] {
+            let (train, validation) = open(folder.path(), 3, 1.0, order).expect("opens");
+            assert_eq!(train.classes(), classes);
+            assert_eq!(validation.expect("val").label(0).expect("a label"), label);
+        }
+        let mut names = ["b", "a10b2", "A2", "a10b10", "a", "a02c"].map(OsString::from);
+        names.sort_by_cached_key(|name| natural(name));
+        assert_eq!(
+            names,
+            ["a", "A2", "a02c", "a10b2", "a10b10", "b"].map(OsString::from)
+        );
+    }
+
+    #[test]
     fn a_fraction_keeps_the_first_images_of_every_class() {
         let folder = folder(&FILES);
-        let (train, validation) = open(folder.path(), 2, 0.4).expect("opens");
+        let (train, validation) = open(folder.path(), 2, 0.4, ClassOrder::Name).expect("opens");
         let labels: Vec<i64> = (0..train.len())
             .map(|image| train.read(image).expect("reads").label)
             .collect();

@@ -94,7 +94,7 @@ impl Splits {
             if let Some(Images::Single(source)) = set.map(|set| &set.images) {
                 if let Some([before, after]) = out_of_order(source.classes()) {
                     tracing::warn!(
-                        "classes are numbered by their names as text ({folder}): {before} comes before {after}, other than by number"
+                        "classes are numbered by their names as text ({folder}): {before} comes before {after}; data.classOrder: natural sorts by number"
                     );
                 }
                 for (why, count) in source.passed_over() {
@@ -253,7 +253,8 @@ fn open(
             (synthetic::generate(images, expected, seed), None)
         }
         DataFormat::ImageFolder => {
-            let (train, validation) = image_folder::open(folder, expected.classes, data.fraction)?;
+            let (train, validation) =
+                image_folder::open(folder, expected.classes, data.fraction, data.class_order)?;
             return Ok(files(train, validation));
         }
         DataFormat::WebDataset => {
