@@ -106,6 +106,7 @@ goldens: peers ## Make anew what PyTorch and timm compute, which the trainer's t
 	PYTHONPATH=contenders "$$(tests/peers/setup)/bin/python" tests/peers/divided_training.py
 	"$$(tests/peers/setup)/bin/python" tests/peers/hdf5_files.py
 	"$$(tests/peers/setup)/bin/python" tests/peers/pillow_images.py
+	"$$(tests/peers/setup)/bin/python" tests/peers/parquet_files.py
 
 .PHONY: check-images
 check-images: libtorch ## Check that 2,000 image files of all kinds have Pillow's pixels

@@ -186,7 +186,7 @@ mod tests {
             "| `spec.training.epochs` (required) | integer | 1 to 100000 |",
             "| `spec.workers.env` | list of EnvVar of core/v1 | at most 64 items |",
             "hiddenSize must be a multiple of heads",
-            "`\"cifar10\"`, `\"cifar100\"`, `\"imageFolder\"`, `\"webDataset\"`, `\"numpy\"`, `\"hdf5\"`, `\"synthetic\"`",
+            "`\"cifar10\"`, `\"cifar100\"`, `\"imageFolder\"`, `\"webDataset\"`, `\"parquet\"`, `\"numpy\"`, `\"hdf5\"`, `\"synthetic\"`",
         ] {
             assert!(page.contains(part), "{part} is not in:\n{page}");
         }

@@ -22,6 +22,12 @@ pub struct DataConfig {
     /// File names of [`DataFormat::WebDataset`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub shards: Option<Shards>,
+    /// Column of images of [`DataFormat::Parquet`]; the only one if not set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image_column: Option<String>,
+    /// Column of class numbers of [`DataFormat::Parquet`]; the only one if not set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label_column: Option<String>,
     /// How classes of [`DataFormat::ImageFolder`] are numbered.
     #[serde(default)]
     pub class_order: ClassOrder,
@@ -58,6 +64,8 @@ pub enum DataFormat {
     ImageFolder,
     /// Tar files (shards) of `key.jpg` or `key.png` with `key.cls` or `key.json` beside it.
     WebDataset,
+    /// Parquet files, as Hugging Face's `datasets` writes them: a column of image files, and one of class numbers.
+    Parquet,
     /// `NumPy` arrays: `train.npz` and `val.npz` with `images` and `labels`, or each array in a file of its own.
     Numpy,
     /// HDF5 files: `train.h5` and `val.h5` with `images` and `labels`, or each dataset in a file of its own.
@@ -117,6 +125,8 @@ impl DataConfig {
             path: None,
             synthetic_images: None,
             shards: None,
+            image_column: None,
+            label_column: None,
             class_order: ClassOrder::Name,
             fraction: 1.0,
             decode_threads: None,
@@ -174,7 +184,7 @@ impl DataConfig {
                     format!("must be at least {classes}, the classes of the data set"),
                 );
             }
-            DataFormat::ImageFolder | DataFormat::WebDataset => rules.require(
+            DataFormat::ImageFolder | DataFormat::Parquet | DataFormat::WebDataset => rules.require(
                 [1, 3].contains(&model.channels),
                 "model.channels",
                 model.channels,

@@ -11,12 +11,13 @@ use super::{Augmentation, ClassOrder, DataFormat, Interpolation, Volume};
     validation = Rule::new("(self.format == 'synthetic') != has(self.volume)").message("volume must be given for every format but synthetic, which has no files"),
     validation = Rule::new("(self.format == 'synthetic') == has(self.syntheticImages)").message("syntheticImages must be given for format synthetic, and for no other"),
     validation = Rule::new("self.format == 'webDataset' || (!has(self.trainShards) && !has(self.validationShards))").message("trainShards and validationShards are for format webDataset"),
+    validation = Rule::new("self.format == 'parquet' || (!has(self.imageColumn) && !has(self.labelColumn))").message("imageColumn and labelColumn are for format parquet"),
     validation = Rule::new("self.format == 'imageFolder' || !has(self.classOrder) || self.classOrder == 'name'").message("classOrder is for format imageFolder")
 )]
 pub struct Data {
     /// format is the layout of the files: cifar10 or cifar100 (binary version); imageFolder (train/CLASS/*.jpg, png, webp or tif,
     /// and val/CLASS/..., classes numbered by their sorted names); webDataset (tar files of key.jpg, key.png, key.webp or key.tif with
-    /// key.cls or key.json); numpy (train.npz and val.npz with images and labels, or train_images.npy,
+    /// key.cls or key.json); parquet (as Hugging Face's datasets are: files with train, validation or test in their names); numpy (train.npz and val.npz with images and labels, or train_images.npy,
     /// train_labels.npy, val_images.npy and val_labels.npy; images of uint8 or float32, with channels first or last);
     /// hdf5 (the same in train.h5 and val.h5, or train_images.h5, train_labels.h5, val_images.h5 and val_labels.h5);
     /// or synthetic (random images made in memory: to measure, not to learn from).
@@ -42,6 +43,16 @@ pub struct Data {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 256))]
     pub validation_shards: Option<String>,
+    /// imageColumn is the column of format parquet with image files, as bytes or as a struct with a field bytes. If not set, it is the
+    /// only one that Hugging Face's metadata call an image, else image, img or jpg.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 256))]
+    pub image_column: Option<String>,
+    /// labelColumn is the column of format parquet with class numbers. If not set, it is the only one that Hugging Face's metadata
+    /// call a class label, else label, labels or cls.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 256))]
+    pub label_column: Option<String>,
     /// classOrder is how the folders of an imageFolder are sorted, and so classes numbered: name (as bytes, like torchvision: 1, 10,
     /// 2) or natural (numbers in names by their value, like timm: 1, 2, 10).
     #[serde(default)]

@@ -1,6 +1,6 @@
 //! `spec.data`.
 
-use contract::{ConfigError, DataConfig};
+use contract::{ConfigError, DataConfig, DataFormat};
 
 use super::{count, refuse, volume};
 use crate::spec;
@@ -28,7 +28,27 @@ pub(super) fn data(data: &spec::Data, errors: &mut Vec<ConfigError>) -> DataConf
         let expected = "is only for format synthetic";
         refuse(errors, "data.syntheticImages", images.to_string(), expected);
     }
-    if data.class_order != contract::ClassOrder::Name && format != contract::DataFormat::ImageFolder {
+    let others = [
+        (DataFormat::WebDataset, "data.trainShards", &data.train_shards),
+        (
+            DataFormat::WebDataset,
+            "data.validationShards",
+            &data.validation_shards,
+        ),
+        (DataFormat::Parquet, "data.imageColumn", &data.image_column),
+        (DataFormat::Parquet, "data.labelColumn", &data.label_column),
+    ];
+    for (needed, field, given) in others {
+        if let Some(given) = given.as_ref().filter(|_| format != needed) {
+            let name = if needed == DataFormat::Parquet {
+                "parquet"
+            } else {
+                "webDataset"
+            };
+            refuse(errors, field, given, format!("is only for format {name}"));
+        }
+    }
+    if data.class_order != contract::ClassOrder::Name && format != DataFormat::ImageFolder {
         refuse(
             errors,
             "data.classOrder",
@@ -40,7 +60,9 @@ pub(super) fn data(data: &spec::Data, errors: &mut Vec<ConfigError>) -> DataConf
         format,
         path: format.has_files().then(|| data.path.clone().into()),
         synthetic_images: data.synthetic_images.map(|images| images.try_into().unwrap_or(0)),
-        shards: shards(data, format, errors),
+        shards: shards(data, format),
+        image_column: data.image_column.clone(),
+        label_column: data.label_column.clone(),
         class_order: data.class_order,
         fraction: data.fraction,
         decode_threads: data.decode_threads.map(count),
@@ -56,25 +78,13 @@ pub(super) fn data(data: &spec::Data, errors: &mut Vec<ConfigError>) -> DataConf
     }
 }
 
-fn shards(
-    data: &spec::Data,
-    format: contract::DataFormat,
-    errors: &mut Vec<ConfigError>,
-) -> Option<contract::Shards> {
-    if format == contract::DataFormat::WebDataset {
+fn shards(data: &spec::Data, format: DataFormat) -> Option<contract::Shards> {
+    if format == DataFormat::WebDataset {
         let pattern = |given: &Option<String>, default: &str| given.clone().unwrap_or_else(|| default.into());
         return Some(contract::Shards {
             train: pattern(&data.train_shards, "train-*.tar"),
             validation: pattern(&data.validation_shards, "val-*.tar"),
         });
-    }
-    for (field, given) in [
-        ("data.trainShards", &data.train_shards),
-        ("data.validationShards", &data.validation_shards),
-    ] {
-        if let Some(pattern) = given {
-            refuse(errors, field, pattern, "is only for format webDataset");
-        }
     }
     None
 }

@@ -18,7 +18,9 @@ pub(crate) mod fixtures;
 mod image_folder;
 mod in_memory;
 mod loader;
+mod open_files;
 mod order;
+mod parquet;
 mod part;
 mod resident;
 mod source;
@@ -126,6 +128,9 @@ impl Splits {
                 DataFormat::Numpy => "numpy has them in val.npz, or val_images.npy and val_labels.npy",
                 DataFormat::Hdf5 => "hdf5 has them in val.h5, or val_images.h5 and val_labels.h5",
                 DataFormat::ImageFolder => "an imageFolder has them in val/<class>/",
+                DataFormat::Parquet => {
+                    "files of format parquet to evaluate have validation, val or test in their names"
+                }
                 DataFormat::WebDataset => {
                     "a webDataset has them in the files that data.validationShards names"
                 }
@@ -257,6 +262,14 @@ fn open(
                 image_folder::open(folder, expected.classes, data.fraction, data.class_order)?;
             return Ok(files(train, validation));
         }
+        DataFormat::Parquet => {
+            let columns = parquet::Named {
+                image: data.image_column.as_deref(),
+                label: data.label_column.as_deref(),
+            };
+            let (train, validation) = parquet::open(folder, columns, data.fraction, threads)?;
+            return Ok(files(train, validation));
+        }
         DataFormat::WebDataset => {
             let shards = data.shards.as_ref().expect("checked with the configuration");
             let (train, validation) = web_dataset::open(folder, shards, data.fraction, threads)?;
@@ -319,7 +332,7 @@ impl DataSet {
             Images::Single(source) => source.shards(),
         };
         let order = match shards {
-            Some(lengths) => EpochOrder::of_shards(self.seed, epoch, lengths, self.repeats),
+            Some(shards) => EpochOrder::of_shards(self.seed, epoch, shards, self.repeats),
             None => EpochOrder::new(self.seed, epoch, self.len(), self.repeats),
         };
         let places = share.places(done..self.len());

@@ -8,13 +8,12 @@
 
 use std::ops::Range;
 
+use super::source::Shards;
 use crate::random::{SplitMix64, Stream, derive};
 
 /// Repeated augmentation repeats runs of this many images: variants of an image are then in the same global batch or
 /// the next, and neighbours, which mixup pairs, are different images.
 const REPEATED_RUN: u64 = 16;
-/// Shards that are read at the same time: their images are shuffled with one another.
-const SHARDS_AT_ONCE: usize = 8;
 
 /// An image, and the place in the epoch's order that it is at.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -68,9 +67,10 @@ impl EpochOrder {
         }
     }
 
-    /// As [`Self::new`], for images that lie in shards, of which `lengths` are known: shards come in random order, and
-    /// the images of a few shards in a row are shuffled. So few files are read at a time, each once.
-    pub(crate) fn of_shards(seed: u64, epoch: u32, lengths: &[u32], repeats: u32) -> Self {
+    /// As [`Self::new`], for images that lie in shards: these come in random order, and the images of a few in a row are shuffled. So
+    /// few are read at a time, each once.
+    pub(super) fn of_shards(seed: u64, epoch: u32, shards: Shards<'_>, repeats: u32) -> Self {
+        let Shards { lengths, at_once } = shards;
         let mut random = random(seed, epoch);
         let mut shards = Vec::with_capacity(lengths.len());
         let mut start = 0;
@@ -80,7 +80,7 @@ impl EpochOrder {
         }
         shuffle(&mut shards, &mut random);
         let mut images = Vec::with_capacity(start as usize);
-        for window in shards.chunks(SHARDS_AT_ONCE) {
+        for window in shards.chunks(at_once) {
             let first = images.len();
             images.extend(window.iter().cloned().flatten());
             shuffle(&mut images[first..], &mut random);
@@ -141,7 +141,11 @@ mod tests {
     #[test]
     fn few_shards_are_read_at_a_time_and_every_image_once() {
         let lengths: Vec<u32> = (1..=20).collect();
-        let order = all(&EpochOrder::of_shards(1, 0, &lengths, 1), 210);
+        let shards = Shards {
+            lengths: &lengths,
+            at_once: 8,
+        };
+        let order = all(&EpochOrder::of_shards(1, 0, shards, 1), 210);
         let shard_of = |image: u64| {
             lengths
                 .iter()
@@ -162,7 +166,7 @@ mod tests {
                 .values()
                 .filter(|(first, last)| (*first..=*last).contains(&place))
                 .count();
-            assert!(at_once <= SHARDS_AT_ONCE, "{at_once} shards at place {place}");
+            assert!(at_once <= 8, "{at_once} shards at place {place}");
         }
         let mut sorted = order.clone();
         sorted.sort_unstable();

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fmt::Debug;
 use std::io::Error;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use backon::{BackoffBuilder as _, ExponentialBuilder};
@@ -127,6 +128,33 @@ pub(super) fn check_label(
     })
 }
 
+/// What `list` finds in each file, several at a time.
+pub(super) fn list_each<Found: Send>(
+    paths: &[PathBuf],
+    threads: usize,
+    list: impl Fn(u32, &Path) -> Found + Sync,
+) -> Vec<Found> {
+    let numbered: Vec<(u32, &PathBuf)> = (0..).zip(paths).collect();
+    let list = |(number, path): &(u32, &PathBuf)| list(*number, path);
+    std::thread::scope(|scope| {
+        let parts = numbered.chunks(paths.len().div_ceil(threads).max(1));
+        let running: Vec<_> = parts
+            .map(|part| scope.spawn(move || part.iter().map(list).collect::<Vec<_>>()))
+            .collect();
+        let found = running.into_iter().map(|part| part.join().expect("no panic"));
+        found.flatten().collect()
+    })
+}
+
+/// Parts of files that are read as a whole, or at least one after the other.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Shards<'a> {
+    /// Images of each.
+    pub(super) lengths: &'a [u32],
+    /// How many are read at the same time: their images are shuffled with one another.
+    pub(super) at_once: usize,
+}
+
 /// A list of images that are made into squares one by one.
 pub(super) trait Source: Debug + Send + Sync {
     fn len(&self) -> u64;
@@ -153,8 +181,8 @@ pub(super) trait Source: Debug + Send + Sync {
     /// [`fingerprint`] of the images' names within the folder, wherever that is mounted.
     fn fingerprint(&self) -> u32;
 
-    /// Images of each shard, if they lie in shards one after the other.
-    fn shards(&self) -> Option<&[u32]> {
+    /// If images lie in shards one after the other.
+    fn shards(&self) -> Option<Shards<'_>> {
         None
     }
 

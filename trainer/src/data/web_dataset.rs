@@ -3,26 +3,23 @@
 //! The files are listed once, from their headers alone; then every image is read from its place, by whichever rank's
 //! turn it is. So no rank reads another's images, and a run continues at any place of an epoch with any number of ranks.
 
-use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::io::{Read as _, Seek as _};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
 
-use contract::Shards;
 use serde::Deserialize;
 
 use super::DataError;
 use super::decode::ENDINGS;
+use super::open_files::OpenFiles;
 use super::part;
-use super::source::{ReadError, Source, Stored, fingerprint, shown_name};
+use super::source::{ReadError, Shards, Source, Stored, fingerprint, list_each, shown_name};
 
 /// What tar files are made of; one of zeros marks the end.
 const BLOCK: u64 = 512;
-/// Shards that are kept open.
-const OPEN_SHARDS: usize = 32;
+/// Shards whose images are shuffled with one another.
+const SHARDS_AT_ONCE: usize = 8;
 const EXPECTED: &str = "a shard holds key.jpg, key.png, key.webp or key.tif with key.cls or key.json";
 const UNPACK: &str = "unpack it, for images to be read from their places";
 /// What names of compressed shards have behind them.
@@ -33,11 +30,10 @@ const PATTERN: &str =
 /// Images of one split.
 #[derive(Debug)]
 pub(super) struct WebDataset {
-    shards: Vec<PathBuf>,
+    shards: OpenFiles,
     /// Images of each shard.
     lengths: Vec<u32>,
     samples: Vec<Sample>,
-    open: Mutex<VecDeque<(u32, Arc<std::fs::File>)>>,
 }
 
 /// Where an image and its label are.
@@ -96,7 +92,7 @@ struct JsonLabel {
 /// The images to train on, the first `fraction` of them, and those to evaluate.
 pub(super) fn open(
     folder: &Path,
-    shards: &Shards,
+    shards: &contract::Shards,
     fraction: f64,
     threads: usize,
 ) -> Result<(WebDataset, Option<WebDataset>), DataError> {
@@ -197,16 +193,7 @@ fn matching(folder: &Path, before: &str, after: &str) -> Result<Vec<PathBuf>, Da
 impl WebDataset {
     /// Lists what the shards hold, several at a time.
     fn list(shards: Vec<PathBuf>, threads: usize) -> Result<Self, DataError> {
-        let indexed: Vec<(usize, &PathBuf)> = shards.iter().enumerate().collect();
-        let lists: Vec<Listed> = std::thread::scope(|scope| {
-            let parts = indexed.chunks(shards.len().div_ceil(threads).max(1));
-            let list = |(index, path): &(usize, &PathBuf)| list_shard(path, *index as u32);
-            let running: Vec<_> = parts
-                .map(|part| scope.spawn(move || part.iter().map(list).collect::<Vec<_>>()))
-                .collect();
-            let lists = running.into_iter().map(|part| part.join().expect("no panic"));
-            lists.flatten().collect()
-        });
+        let lists = list_each(&shards, threads, |number, path| list_shard(path, number));
         let mut samples = Vec::new();
         let mut lengths = Vec::with_capacity(shards.len());
         for (list, path) in lists.into_iter().zip(&shards) {
@@ -221,10 +208,9 @@ impl WebDataset {
             samples.extend(list);
         }
         Ok(Self {
-            shards,
+            shards: OpenFiles::new(shards),
             lengths,
             samples,
-            open: Mutex::default(),
         })
     }
 
@@ -238,32 +224,8 @@ impl WebDataset {
     }
 
     fn read_span(&self, shard: u32, span: Span) -> Result<Vec<u8>, ReadError> {
-        let file = self.file(shard).map_err(ReadError::of)?;
-        let mut bytes = vec![0; span.bytes as usize];
-        file.read_exact_at(&mut bytes, span.offset).map_err(|error| {
-            // A handle of a network file system that is stale stays so.
-            self.forget(shard);
-            ReadError::of(error)
-        })?;
-        Ok(bytes)
-    }
-
-    fn forget(&self, shard: u32) {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.retain(|(number, _)| *number != shard);
-    }
-
-    fn file(&self, shard: u32) -> std::io::Result<Arc<std::fs::File>> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, file)) = open.iter().find(|(number, _)| *number == shard) {
-            return Ok(Arc::clone(file));
-        }
-        let file = Arc::new(std::fs::File::open(&self.shards[shard as usize])?);
-        if open.len() == OPEN_SHARDS {
-            open.pop_front();
-        }
-        open.push_back((shard, Arc::clone(&file)));
-        Ok(file)
+        let bytes = self.shards.read(shard, span.offset, span.bytes as usize);
+        bytes.map_err(ReadError::of)
     }
 
     fn label_of(&self, sample: &Sample) -> Result<i64, ReadError> {
@@ -474,7 +436,7 @@ impl Source for WebDataset {
     }
 
     fn fingerprint(&self) -> u32 {
-        let shards = self.shards.iter().map(|shard| {
+        let shards = self.shards.paths().iter().map(|shard| {
             let name = shard.file_name().unwrap_or_default();
             name.as_encoded_bytes().to_vec()
         });
@@ -490,12 +452,15 @@ impl Source for WebDataset {
         format!(
             "{} of {}",
             shown_name(OsStr::from_bytes(&sample.key)),
-            self.shards[sample.shard as usize].display()
+            self.shards.path(sample.shard).display()
         )
     }
 
-    fn shards(&self) -> Option<&[u32]> {
-        Some(&self.lengths)
+    fn shards(&self) -> Option<Shards<'_>> {
+        Some(Shards {
+            lengths: &self.lengths,
+            at_once: SHARDS_AT_ONCE,
+        })
     }
 }
 
@@ -516,8 +481,8 @@ mod tests {
         builder.into_inner().expect("a tar file")
     }
 
-    fn shards(train: &str) -> Shards {
-        Shards {
+    fn shards(train: &str) -> contract::Shards {
+        contract::Shards {
             train: train.into(),
             validation: "val-*.tar".into(),
         }
@@ -552,7 +517,10 @@ mod tests {
         let folder = folder(&two_shards());
         for pattern in ["train-{000..001}.tar", "train-*.tar"] {
             let (train, validation) = open(folder.path(), &shards(pattern), 1.0, 2).expect("opens");
-            assert_eq!((train.len(), train.shards()), (4, Some([2, 2].as_slice())));
+            assert_eq!(
+                (train.len(), train.shards().map(|shards| shards.lengths)),
+                (4, Some([2, 2].as_slice()))
+            );
             let stored = |file: &[u8], label| Stored {
                 file: file.to_vec(),
                 label,
@@ -679,7 +647,10 @@ mod tests {
     fn a_fraction_is_the_first_samples() {
         let folder = folder(&two_shards());
         let (train, _) = open(folder.path(), &shards("train-*.tar"), 0.75, 1).expect("opens");
-        assert_eq!((train.len(), train.shards()), (3, Some([2, 1].as_slice())));
+        assert_eq!(
+            (train.len(), train.shards().map(|shards| shards.lengths)),
+            (3, Some([2, 1].as_slice()))
+        );
     }
 
     #[test]

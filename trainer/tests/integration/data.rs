@@ -69,6 +69,15 @@ fn web_dataset(folder: &Path, shards: u8) {
     }
 }
 
+/// Files that Hugging Face's `datasets` wrote: 90 images to train on, 9 to evaluate.
+fn parquet(folder: &Path) {
+    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/peers/goldens/parquet/hub/data");
+    for file in fs_err::read_dir(goldens).expect("a folder") {
+        let file = file.expect("a file");
+        fs_err::copy(file.path(), folder.join(file.file_name())).expect("copies");
+    }
+}
+
 const AUGMENTATION: &str = "augmentation: {randomResizedCrop: {}, horizontalFlip: 0.5, threeAugment: true, \
     colorJitter: 0.3, mixup: 0.8, cutmix: 1.0, randomErasing: 0.25, repeatedAugmentation: 2}";
 
@@ -144,9 +153,9 @@ fn unreadable_images_are_counted_over_all_ranks() {
     damage("train/class-2/002.jpg");
     let parts = [
         "3 of 40 images cannot be read, by the count of all ranks; data.maxCorruptFraction of 0.05 allows 2",
-        "class-0/000.jpg cannot be read and is left out: it is neither",
-        "class-1/001.png cannot be read and is left out: it is neither",
-        "class-2/002.jpg cannot be read and is left out: it is neither",
+        "class-0/000.jpg cannot be read and is left out: it is no JPEG",
+        "class-1/001.png cannot be read and is left out: it is no JPEG",
+        "class-2/002.jpg cannot be read and is left out: it is no JPEG",
     ];
     job.ends(3, &parts);
 }
@@ -288,7 +297,7 @@ fn inspecting_tells_what_is_there_and_what_is_broken() {
     assert_eq!(report["validation"]["unreadableImages"], 1);
     assert_eq!(
         report["validation"]["unreadable"][0]["reason"],
-        "it is neither JPEG nor PNG"
+        "it is no JPEG, PNG, WebP or TIFF file"
     );
 
     let output = Command::new(TRAINER)
@@ -334,11 +343,13 @@ fn storage_that_fails_for_a_moment_on_one_rank_changes_nothing() {
         // Both ranks compute on the same images.
         ("imageFolder", "{sequence: 2, acrossNodes: true}"),
         ("webDataset, trainShards: 'train-{000..001}.tar'", "{}"),
+        ("parquet", "{}"),
     ] {
         let job = || {
             let mut job = Job::new(5);
             image_folder(&job.data(), 8);
             web_dataset(&job.data(), 2);
+            parquet(&job.data());
             job.data_fields = format!("format: {format}, decodeThreads: 2, maxCorruptFraction: 0.5");
             (job.epochs, job.parallelism) = (1, parallelism);
             job

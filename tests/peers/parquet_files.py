@@ -1,0 +1,71 @@
+"""Writes the Parquet files that the trainer's tests read, with Hugging Face's `datasets` and with pyarrow.
+
+    make goldens
+
+Row r of a file has a picture of 8 x 8 pixels in one colour, (5 x r, 40 x class, file), and class r % 3.
+"""
+
+import io
+import pathlib
+import shutil
+
+import datasets
+import pyarrow
+import pyarrow.parquet
+from PIL import Image
+
+FOLDER = pathlib.Path(__file__).resolve().parent / "goldens" / "parquet"
+
+
+def picture(row, file):
+    content = io.BytesIO()
+    Image.new("RGB", (8, 8), (5 * row % 256, 40 * (row % 3), file)).save(content, "PNG")
+    return content.getvalue()
+
+
+def rows(count, file):
+    return {"image": [picture(row, file) for row in range(count)], "label": [row % 3 for row in range(count)]}
+
+
+def of_datasets(count, file):
+    names = ["cat", "dog", "bird"]
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=names)})
+    return datasets.Dataset.from_dict(rows(count, file)).cast(features)
+
+
+def write(name, table, **options):
+    path = FOLDER / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pyarrow.parquet.write_table(table, path, **options)
+
+
+def main():
+    shutil.rmtree(FOLDER, ignore_errors=True)
+    # As the Hub has them: written by `datasets` itself.
+    for split, number, count in [("train", 0, 60), ("train", 1, 30), ("validation", 2, 9), ("test", 3, 3)]:
+        path = FOLDER / "hub" / "data" / f"{split}-{number:05}-of-00004.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        of_datasets(count, number).to_parquet(path, batch_size=25)
+    # Pages of a few rows, of each version of the format and kind of compression, with a dictionary and without.
+    table = pyarrow.table(rows(40, 0))
+    for number, options in enumerate(
+        [
+            {"compression": "snappy"},
+            {"compression": "zstd", "data_page_version": "2.0", "use_dictionary": False},
+            {"compression": "none", "dictionary_pagesize_limit": 1000, "write_page_index": True},
+        ]
+    ):
+        write(f"pages/train/{number:04}.parquet", table, row_group_size=25, data_page_size=500, write_batch_size=4, **options)
+    # What is missing, and what is of another kind.
+    names = {"train-null": {"image": [picture(0, 0), None], "label": [None, 1]}}
+    names["train-text"] = {"image": [picture(0, 0)], "label": ["cat"]}
+    names["train-list"] = {"image": [picture(0, 0)], "label": [[0, 1]]}
+    names["train-path"] = {"image": ["a.png"], "label": [0]}
+    names["train-names"] = {"picture": [picture(0, 0)], "class": [0]}
+    names["train-empty"] = {"image": pyarrow.array([], pyarrow.binary()), "label": pyarrow.array([], pyarrow.int64())}
+    for name, columns in names.items():
+        write(f"{name}/{name}.parquet", pyarrow.table(columns))
+
+
+if __name__ == "__main__":
+    main()

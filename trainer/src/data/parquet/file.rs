@@ -1,0 +1,415 @@
+//! One Parquet file: its columns, its labels, and where the pages with images lie.
+
+use std::io::{BufReader, Read};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use parquet::basic::{LogicalType, Type};
+use parquet::column::page::PageReader as _;
+use parquet::column::reader::ColumnReaderImpl;
+use parquet::data_type::{ByteArray, ByteArrayType, DataType, Int32Type, Int64Type};
+use parquet::errors::ParquetError;
+use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData, ParquetMetaDataReader};
+use parquet::file::page_index::offset_index::PageLocation;
+use parquet::file::reader::{ChunkReader, Length};
+use parquet::file::serialized_reader::SerializedPageReader;
+use parquet::schema::types::{ColumnDescPtr, SchemaDescriptor};
+use serde::Deserialize;
+
+use crate::data::open_files::OpenFiles;
+
+/// Bytes of a header that are read at once.
+const HEADER_BYTES: usize = 4096;
+
+/// A file, for the reader of the format.
+#[derive(Clone, Debug)]
+pub(super) struct ParquetFile {
+    pub(super) files: Arc<OpenFiles>,
+    pub(super) number: u32,
+    pub(super) bytes: u64,
+}
+
+/// Where images and labels are.
+#[derive(Clone, Debug)]
+pub(super) struct Columns {
+    pub(super) image: usize,
+    label: usize,
+    /// Names of the classes, where Hugging Face's metadata has them.
+    pub(super) classes: Vec<String>,
+}
+
+/// A column chunk of images.
+#[derive(Debug)]
+pub(super) struct Chunk {
+    pub(super) file: ParquetFile,
+    pub(super) column: ColumnChunkMetaData,
+    rows: usize,
+    /// Of its pages with values; a page of other values (a dictionary) may come before.
+    pub(super) pages: Vec<PageLocation>,
+}
+
+/// The columns that a manifest names, if it does.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::data) struct Named<'a> {
+    pub(in crate::data) image: Option<&'a str>,
+    pub(in crate::data) label: Option<&'a str>,
+}
+
+/// What Hugging Face's `datasets` writes beside the schema.
+#[derive(Default, Deserialize)]
+struct HuggingFace {
+    #[serde(default)]
+    info: Info,
+}
+
+#[derive(Default, Deserialize)]
+struct Info {
+    #[serde(default)]
+    features: serde_json::Map<String, serde_json::Value>,
+}
+
+impl ParquetFile {
+    pub(super) fn path(&self) -> &Path {
+        self.files.path(self.number)
+    }
+
+    pub(super) fn metadata(&self) -> Result<ParquetMetaData, ParquetError> {
+        ParquetMetaDataReader::new().parse_and_finish(self)
+    }
+
+    /// The column chunks of images, with the places of their pages.
+    pub(super) fn chunks(
+        &self,
+        metadata: &ParquetMetaData,
+        columns: &Columns,
+    ) -> Result<Vec<Chunk>, ParquetError> {
+        let groups = metadata.row_groups().iter();
+        let chunk = groups.map(|group| {
+            let column = group.column(columns.image).clone();
+            let rows = group.num_rows() as usize;
+            Ok(Chunk {
+                file: self.clone(),
+                pages: pages(self, &column, rows)?,
+                column,
+                rows,
+            })
+        });
+        chunk.collect()
+    }
+
+    /// The label of each row; none where it has none.
+    pub(super) fn labels(
+        &self,
+        metadata: &ParquetMetaData,
+        columns: &Columns,
+    ) -> Result<Vec<Option<i64>>, ParquetError> {
+        let mut labels = Vec::new();
+        for group in metadata.row_groups() {
+            let column = group.column(columns.label);
+            let rows = group.num_rows() as usize;
+            let reader = SerializedPageReader::new(Arc::new(self.clone()), column, rows, None)?;
+            let description = column.column_descr_ptr();
+            labels.extend(if column.column_type() == Type::INT32 {
+                let values = values::<Int32Type>(description, reader, 0, rows)?;
+                values.into_iter().map(|value| value.map(i64::from)).collect()
+            } else {
+                values::<Int64Type>(description, reader, 0, rows)?
+            });
+        }
+        Ok(labels)
+    }
+}
+
+impl Chunk {
+    /// The images of a page; none where a row has none.
+    pub(super) fn images(&self, page: usize) -> Result<Vec<Option<ByteArray>>, ParquetError> {
+        let first = self.pages[0].clone();
+        let this = self.pages[page].clone();
+        let before = this.first_row_index as usize;
+        // The reader takes what comes before the first page for a dictionary, and skips the first page without reading it.
+        let pages = if page == 0 { vec![this] } else { vec![first, this] };
+        let rows = self.rows_until(page);
+        let reader = SerializedPageReader::new(Arc::new(self.file.clone()), &self.column, rows, Some(pages))?;
+        values::<ByteArrayType>(self.column.column_descr_ptr(), reader, before, rows - before)
+    }
+
+    /// Rows of the chunk to the end of a page.
+    fn rows_until(&self, page: usize) -> usize {
+        let after = self.pages.get(page + 1);
+        after.map_or(self.rows, |after| after.first_row_index as usize)
+    }
+
+    pub(super) fn rows_of(&self, page: usize) -> usize {
+        self.rows_until(page) - self.pages[page].first_row_index as usize
+    }
+}
+
+/// So many values of a column without lists, after others.
+fn values<T: DataType>(
+    description: ColumnDescPtr,
+    pages: SerializedPageReader<ParquetFile>,
+    skipped: usize,
+    rows: usize,
+) -> Result<Vec<Option<T::T>>, ParquetError> {
+    let most = description.max_def_level();
+    let mut column = ColumnReaderImpl::<T>::new(description, Box::new(pages));
+    let (mut found, mut levels) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
+    let mut read = column.skip_records(skipped)?;
+    while read < skipped + rows {
+        let (records, _, _) =
+            column.read_records(skipped + rows - read, Some(&mut levels), None, &mut found)?;
+        if records == 0 {
+            return Err(ParquetError::EOF(format!(
+                "it has {read} rows where its metadata tells of {}",
+                skipped + rows
+            )));
+        }
+        read += records;
+    }
+    if most == 0 {
+        return Ok(found.into_iter().map(Some).collect());
+    }
+    let mut found = found.into_iter();
+    Ok(levels
+        .into_iter()
+        .map(|level| if level == most { found.next() } else { None })
+        .collect())
+}
+
+/// The reader of pages tells of a page how many rows it has, but not where it lies: it asks for bytes from there on.
+struct Asked {
+    file: ParquetFile,
+    last: Mutex<u64>,
+}
+
+impl Length for Asked {
+    fn len(&self) -> u64 {
+        self.file.len()
+    }
+}
+
+impl ChunkReader for Asked {
+    type T = BufReader<Part>;
+
+    fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = start;
+        self.file.get_read(start)
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
+        self.file.get_bytes(start, length)
+    }
+}
+
+/// The pages of a column chunk, by the headers before them.
+fn pages(
+    file: &ParquetFile,
+    column: &ColumnChunkMetaData,
+    rows: usize,
+) -> Result<Vec<PageLocation>, ParquetError> {
+    let asked = Arc::new(Asked {
+        file: file.clone(),
+        last: Mutex::default(),
+    });
+    let mut reader = SerializedPageReader::new(Arc::clone(&asked), column, rows, None)?;
+    let mut pages: Vec<PageLocation> = Vec::new();
+    let mut row = 0;
+    while let Some(page) = reader.peek_next_page()? {
+        let offset = *asked.last.lock().unwrap_or_else(PoisonError::into_inner);
+        reader.skip_next_page()?;
+        if page.is_dict {
+            continue;
+        }
+        pages.push(PageLocation {
+            offset: offset as i64,
+            compressed_page_size: 0,
+            first_row_index: row as i64,
+        });
+        row += page.num_rows.or(page.num_levels).unwrap_or(0);
+    }
+    if row != rows {
+        return Err(ParquetError::General(format!(
+            "its pages have {row} rows, where its metadata tells of {rows}"
+        )));
+    }
+    let (start, bytes) = column.byte_range();
+    let mut end = (start + bytes) as i64;
+    for page in pages.iter_mut().rev() {
+        page.compressed_page_size = (end - page.offset) as i32;
+        end = page.offset;
+    }
+    Ok(pages)
+}
+
+impl Columns {
+    /// Those that are named, or else the only ones that can be meant. An error says what there is.
+    pub(super) fn find(metadata: &ParquetMetaData, named: Named<'_>) -> Result<Self, String> {
+        let file = metadata.file_metadata();
+        let text = file
+            .key_value_metadata()
+            .and_then(|pairs| pairs.iter().find(|pair| pair.key == "huggingface"))
+            .and_then(|pair| pair.value.as_deref());
+        let features = text.map_or_else(Default::default, |text| {
+            serde_json::from_str::<HuggingFace>(text)
+                .unwrap_or_default()
+                .info
+                .features
+        });
+        let of_kind = |kind: &str| -> Vec<&str> {
+            let is_kind =
+                |feature: &serde_json::Value| feature.get("_type").is_some_and(|found| found == kind);
+            features
+                .iter()
+                .filter(|(_, feature)| is_kind(feature))
+                .map(|(name, _)| name.as_str())
+                .collect()
+        };
+        let schema = file.schema_descr();
+        let pick =
+            |field: &str, named: Option<&str>, marked: Vec<&str>, usual: &[&str]| -> Result<String, String> {
+                if let Some(name) = named {
+                    return Ok(name.to_owned());
+                }
+                match marked.as_slice() {
+                    [name] => Ok((*name).to_owned()),
+                    [] => usual
+                        .iter()
+                        .find(|name| find(schema, name).is_some())
+                        .map(|name| (*name).to_owned())
+                        .ok_or_else(|| {
+                            format!(
+                                "no column is called {}: name it in data.{field}; it has {}",
+                                usual.join(" or "),
+                                names(schema)
+                            )
+                        }),
+                    several => Err(format!(
+                        "data.{field} must name one of its columns {}",
+                        several.join(", ")
+                    )),
+                }
+            };
+        let image_name = pick(
+            "imageColumn",
+            named.image,
+            of_kind("Image"),
+            &["image", "img", "jpg"],
+        )?;
+        let label_name = pick(
+            "labelColumn",
+            named.label,
+            of_kind("ClassLabel"),
+            &["label", "labels", "cls"],
+        )?;
+        let missing = |field: &str, name: &str| {
+            format!("it has no column {name} (data.{field}), but {}", names(schema))
+        };
+        let image = find(schema, &image_name).ok_or_else(|| missing("imageColumn", &image_name))?;
+        let label = find(schema, &label_name).ok_or_else(|| missing("labelColumn", &label_name))?;
+        let column = schema.column(image);
+        if column.physical_type() != Type::BYTE_ARRAY
+            || column.max_rep_level() > 0
+            || column.logical_type_ref() == Some(&LogicalType::String)
+        {
+            return Err(format!(
+                "column {image_name} has no image files: they are bytes, or a struct with such a field `bytes`"
+            ));
+        }
+        let column = schema.column(label);
+        if !matches!(column.physical_type(), Type::INT32 | Type::INT64) || column.max_rep_level() > 0 {
+            return Err(format!(
+                "column {label_name} has no class numbers, one in each row: it is {}",
+                described(&column)
+            ));
+        }
+        let classes = features
+            .get(&label_name)
+            .and_then(|feature| feature.get("names"))
+            .map(|names| serde_json::from_value(names.clone()).unwrap_or_default())
+            .unwrap_or_default();
+        Ok(Self {
+            image,
+            label,
+            classes,
+        })
+    }
+}
+
+/// The column of this name, or its field `bytes`, or else what there is in it.
+fn find(schema: &SchemaDescriptor, name: &str) -> Option<usize> {
+    let wanted = [name.to_owned(), format!("{name}.bytes")];
+    let mut columns = schema.columns().iter();
+    let place = columns.position(|column| wanted.contains(&column.path().string()));
+    let inside = |column: &ColumnDescPtr| column.path().parts().first().is_some_and(|first| first == name);
+    place.or_else(|| schema.columns().iter().position(inside))
+}
+
+fn names(schema: &SchemaDescriptor) -> String {
+    let names: Vec<&str> = schema
+        .root_schema()
+        .get_fields()
+        .iter()
+        .map(|field| field.name())
+        .collect();
+    names.join(", ")
+}
+
+fn described(column: &ColumnDescPtr) -> String {
+    let list = if column.max_rep_level() > 0 {
+        "a list of "
+    } else {
+        ""
+    };
+    let kind = match column.logical_type_ref() {
+        Some(LogicalType::String) => "text".to_owned(),
+        _ => column.physical_type().to_string(),
+    };
+    format!("{list}{kind}")
+}
+
+impl Length for ParquetFile {
+    fn len(&self) -> u64 {
+        self.bytes
+    }
+}
+
+/// Bytes from some place of a file on.
+pub(super) struct Part {
+    file: ParquetFile,
+    offset: u64,
+}
+
+impl Read for Part {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let rest = self.file.bytes.saturating_sub(self.offset);
+        let count = (buffer.len() as u64).min(rest) as usize;
+        let bytes = self.file.files.read(self.file.number, self.offset, count)?;
+        buffer[..count].copy_from_slice(&bytes);
+        self.offset += count as u64;
+        Ok(count)
+    }
+}
+
+impl ChunkReader for ParquetFile {
+    type T = BufReader<Part>;
+
+    fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
+        let part = Part {
+            file: self.clone(),
+            offset: start,
+        };
+        Ok(BufReader::with_capacity(HEADER_BYTES, part))
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
+        let end = start.checked_add(length as u64);
+        if end.is_none_or(|end| end > self.bytes) {
+            return Err(ParquetError::EOF(format!(
+                "it ends at byte {}, before {length} bytes at {start}",
+                self.bytes
+            )));
+        }
+        Ok(self.files.read(self.number, start, length)?.into())
+    }
+}

@@ -1,0 +1,582 @@
+//! Parquet files as Hugging Face's `datasets` writes them: a column with image files and one with class numbers.
+//!
+//! Pages, of about a megabyte, are what is read of a file. They are found once, by their headers; an epoch goes through them in random
+//! order and mixes the images of so many as are kept, so that each is read once an epoch.
+
+mod file;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use parquet::data_type::ByteArray;
+use parquet::errors::ParquetError;
+
+use super::DataError;
+use super::error::is_of_storage;
+use super::open_files::OpenFiles;
+use super::part;
+use super::source::{PassedOver, ReadError, Shards, Source, Stored, fingerprint, list_each, shown_name};
+pub(super) use file::Named;
+use file::{Chunk, Columns, ParquetFile};
+
+const EXPECTED: &str =
+    "a folder of Parquet files has some ending in .parquet, whose names or folders have the word train";
+/// Images that are mixed with one another take about so many bytes, and those that are kept twice as many.
+const MIXED_BYTES: u64 = 128 << 20;
+/// What each split is called, as a word in the name of a file or its folder: as `datasets` has them.
+const SPLITS: [(Split, &[&str]); 3] = [
+    (Split::Train, &["train", "training"]),
+    (Split::Validation, &["validation", "valid", "val", "dev"]),
+    (Split::Test, &["test", "testing", "eval", "evaluation"]),
+];
+
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+enum Split {
+    Train,
+    Validation,
+    Test,
+}
+
+/// Images of one split.
+#[derive(Debug)]
+pub(super) struct Parquet {
+    folder: PathBuf,
+    chunks: Vec<Chunk>,
+    pages: Vec<Page>,
+    /// Rows of each page, of which the first are used.
+    lengths: Vec<u32>,
+    labels: Vec<Option<i64>>,
+    classes: Vec<String>,
+    mixed_pages: usize,
+    kept: Mutex<Kept>,
+    passed_over: PassedOver,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Page {
+    chunk: u32,
+    /// Within the chunk.
+    number: u32,
+    /// Image of its first row.
+    first: u32,
+}
+
+/// What is found in a file.
+struct Listed {
+    columns: Columns,
+    chunks: Vec<Chunk>,
+    labels: Vec<Option<i64>>,
+}
+
+type Images = Arc<Vec<Option<ByteArray>>>;
+
+/// Pages that were read last.
+#[derive(Debug, Default)]
+struct Kept {
+    pages: VecDeque<(usize, u64, Images)>,
+    bytes: u64,
+}
+
+/// The images to train on, the first `fraction` of them, and those to evaluate.
+pub(super) fn open(
+    folder: &Path,
+    named: Named<'_>,
+    fraction: f64,
+    threads: usize,
+) -> Result<(Parquet, Option<Parquet>), DataError> {
+    let mut splits = BTreeMap::<Option<Split>, Vec<PathBuf>>::new();
+    for path in parquet_files(folder)? {
+        let inner = path.strip_prefix(folder).unwrap_or(&path);
+        splits.entry(split_of(inner)).or_default().push(path);
+    }
+    let unnamed = splits.remove(&None);
+    let mut passed_over = PassedOver::new();
+    if splits.is_empty() {
+        // As `datasets`: files that tell of no split are for training.
+        splits.extend(unnamed.map(|paths| (Some(Split::Train), paths)));
+    } else if let Some(paths) = unnamed {
+        passed_over.insert("Parquet files that name no split".into(), paths.len() as u64);
+    }
+    let mut take = |split| splits.remove(&Some(split));
+    let Some(train) = take(Split::Train) else {
+        return Err(DataError::NoImages {
+            path: folder.into(),
+            expected: EXPECTED,
+        });
+    };
+    let validation = take(Split::Validation).or_else(|| take(Split::Test));
+    if let Some(rest) = take(Split::Test) {
+        passed_over.insert("Parquet files of split test".into(), rest.len() as u64);
+    }
+    let mut train = Parquet::list(folder, train, named, threads)?;
+    train.keep_first(fraction);
+    train.passed_over = passed_over;
+    let validation = validation
+        .map(|paths| Parquet::list(folder, paths, named, threads))
+        .transpose()?;
+    if let Some(validation) = &validation
+        && validation.classes != train.classes
+    {
+        return Err(DataError::Parquet {
+            path: folder.into(),
+            message: "its files to evaluate have other names of classes than those to train on".into(),
+        });
+    }
+    Ok((train, validation))
+}
+
+/// Which split the words of a file's name tell, or else those of the folders that it lies in.
+fn split_of(path: &Path) -> Option<Split> {
+    let names = path
+        .iter()
+        .rev()
+        .map(|name| shown_name(name).to_ascii_lowercase());
+    names
+        .map(|name| {
+            let words: Vec<&str> = name.split(|letter: char| !letter.is_ascii_alphabetic()).collect();
+            let mut known = SPLITS
+                .iter()
+                .filter(|(_, called)| called.iter().any(|word| words.contains(word)));
+            known.next().map(|(split, _)| *split)
+        })
+        .find_map(|split| split)
+}
+
+/// All that end in `.parquet`, sorted.
+fn parquet_files(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
+    let mut files = Vec::new();
+    let entries = fs_err::read_dir(folder).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => DataError::Missing {
+            path: folder.into(),
+            expected: EXPECTED,
+        },
+        _ => DataError::Read(error),
+    })?;
+    for entry in entries {
+        let entry = entry.map_err(DataError::Read)?;
+        let path = entry.path();
+        if entry.file_name().as_encoded_bytes().starts_with(b".") {
+            continue;
+        }
+        if path.is_dir() {
+            files.extend(parquet_files(&path)?);
+        } else if path.extension().is_some_and(|ending| ending == "parquet") {
+            files.push(path);
+        }
+    }
+    files.sort_unstable();
+    Ok(files)
+}
+
+impl Parquet {
+    /// Lists what the files hold, several at a time.
+    fn list(folder: &Path, paths: Vec<PathBuf>, named: Named<'_>, threads: usize) -> Result<Self, DataError> {
+        let files = Arc::new(OpenFiles::new(paths));
+        let lists = list_each(files.paths(), threads, |number, _| {
+            list_file(&files, number, named)
+        });
+        let mut set = Self {
+            folder: folder.into(),
+            chunks: Vec::new(),
+            pages: Vec::new(),
+            lengths: Vec::new(),
+            labels: Vec::new(),
+            classes: Vec::new(),
+            mixed_pages: 1,
+            kept: Mutex::default(),
+            passed_over: PassedOver::new(),
+        };
+        let (mut bytes, mut first) = (0, 0);
+        for (list, path) in lists.into_iter().zip(files.paths()) {
+            let Listed {
+                columns,
+                chunks,
+                labels,
+            } = list?;
+            if set.labels.is_empty() {
+                set.classes = columns.classes;
+            } else if set.classes != columns.classes {
+                return Err(DataError::Parquet {
+                    path: path.clone(),
+                    message: format!("it has other names of classes than {}", files.path(0).display()),
+                });
+            }
+            if labels.is_empty() {
+                return Err(DataError::Parquet {
+                    path: path.clone(),
+                    message: "it has no rows".into(),
+                });
+            }
+            set.labels.extend(labels);
+            for chunk in chunks {
+                bytes += chunk.column.uncompressed_size().unsigned_abs();
+                for number in 0..chunk.pages.len() {
+                    let rows = chunk.rows_of(number) as u32;
+                    set.pages.push(Page {
+                        chunk: set.chunks.len() as u32,
+                        number: number as u32,
+                        first,
+                    });
+                    set.lengths.push(rows);
+                    first += rows;
+                }
+                set.chunks.push(chunk);
+            }
+        }
+        let page_bytes = (bytes / set.pages.len().max(1) as u64).max(1);
+        set.mixed_pages = (MIXED_BYTES / page_bytes).max(8) as usize;
+        Ok(set)
+    }
+
+    fn keep_first(&mut self, fraction: f64) {
+        let kept = (part::whole(self.labels.len() as u64, fraction) as usize).max(1);
+        self.labels.truncate(kept);
+        let mut rest = kept as u32;
+        for length in &mut self.lengths {
+            *length = (*length).min(rest);
+            rest -= *length;
+        }
+    }
+
+    /// The page that an image is in.
+    fn page_of(&self, image: u64) -> usize {
+        self.pages.partition_point(|page| u64::from(page.first) <= image) - 1
+    }
+
+    fn images_of(&self, number: usize) -> Result<Images, ParquetError> {
+        let lock = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(images) = lock().get(number) {
+            return Ok(images);
+        }
+        let page = self.pages[number];
+        let images = Arc::new(self.chunks[page.chunk as usize].images(page.number as usize)?);
+        lock().keep(number, Arc::clone(&images));
+        Ok(images)
+    }
+}
+
+impl Kept {
+    fn get(&mut self, number: usize) -> Option<Images> {
+        let place = self.pages.iter().position(|(known, _, _)| *known == number)?;
+        let page = self.pages.remove(place)?;
+        let images = Arc::clone(&page.2);
+        self.pages.push_back(page);
+        Some(images)
+    }
+
+    fn keep(&mut self, number: usize, images: Images) {
+        let bytes = images.iter().flatten().map(|image| image.len() as u64).sum();
+        self.pages.push_back((number, bytes, images));
+        self.bytes += bytes;
+        while self.bytes > 2 * MIXED_BYTES && self.pages.len() > 1 {
+            self.bytes -= self.pages.pop_front().map_or(0, |(_, bytes, _)| bytes);
+        }
+    }
+}
+
+fn list_file(files: &Arc<OpenFiles>, number: u32, named: Named<'_>) -> Result<Listed, DataError> {
+    let path = files.path(number);
+    let file = ParquetFile {
+        files: Arc::clone(files),
+        number,
+        bytes: fs_err::metadata(path).map_err(DataError::Read)?.len(),
+    };
+    let refused = |message: String| DataError::Parquet {
+        path: path.into(),
+        message,
+    };
+    let unreadable = |error| match of_storage(error) {
+        ReadError::Storage(error) => DataError::Read(std::io::Error::new(
+            error.kind(),
+            format!("{}: {error}", path.display()),
+        )),
+        ReadError::Bad(message) => refused(message),
+    };
+    let metadata = file.metadata().map_err(unreadable)?;
+    let columns = Columns::find(&metadata, named).map_err(refused)?;
+    let chunks = file.chunks(&metadata, &columns).map_err(unreadable)?;
+    let labels = file.labels(&metadata, &columns).map_err(unreadable)?;
+    Ok(Listed {
+        columns,
+        chunks,
+        labels,
+    })
+}
+
+/// Whether the storage failed, or the file is no good.
+fn of_storage(error: ParquetError) -> ReadError {
+    match error {
+        ParquetError::External(inner) => match inner.downcast::<std::io::Error>() {
+            Ok(error) if is_of_storage(&error) => ReadError::Storage(*error),
+            Ok(error) => ReadError::Bad(error.to_string()),
+            Err(error) => ReadError::Bad(error.to_string()),
+        },
+        error => ReadError::Bad(error.to_string()),
+    }
+}
+
+impl Source for Parquet {
+    fn len(&self) -> u64 {
+        self.labels.len() as u64
+    }
+
+    fn read(&self, image: u64) -> Result<Stored, ReadError> {
+        let label = self.label(image)?;
+        let page = self.page_of(image);
+        let images = self.images_of(page).map_err(of_storage)?;
+        let row = image - u64::from(self.pages[page].first);
+        let file = images.get(row as usize).and_then(Option::as_ref);
+        let file = file.ok_or_else(|| "its row has no bytes of an image".to_owned())?;
+        Ok(Stored {
+            file: file.data().to_vec(),
+            label,
+        })
+    }
+
+    fn label(&self, image: u64) -> Result<i64, ReadError> {
+        let label = self.labels[image as usize];
+        label.ok_or_else(|| "its row has no label".to_owned().into())
+    }
+
+    fn fingerprint(&self) -> u32 {
+        let files = self.chunks.iter().map(|chunk| {
+            let path = chunk.file.path();
+            let path = path.strip_prefix(&self.folder).unwrap_or(path);
+            path.as_os_str().as_encoded_bytes().to_vec()
+        });
+        let labels = self
+            .labels
+            .iter()
+            .map(|label| label.unwrap_or(-1).to_le_bytes().to_vec());
+        fingerprint(files.chain(labels))
+    }
+
+    fn name(&self, image: u64) -> String {
+        let page = self.pages[self.page_of(image)];
+        let chunk = &self.chunks[page.chunk as usize];
+        // Rows are counted from the beginning of the file.
+        let number = chunk.file.number;
+        let first = self
+            .pages
+            .iter()
+            .find(|page| self.chunks[page.chunk as usize].file.number == number);
+        let row = image - first.map_or(0, |page| u64::from(page.first));
+        format!("row {row} of {}", chunk.file.path().display())
+    }
+
+    fn shards(&self) -> Option<Shards<'_>> {
+        Some(Shards {
+            lengths: &self.lengths,
+            at_once: self.mixed_pages,
+        })
+    }
+
+    fn classes(&self) -> &[String] {
+        &self.classes
+    }
+
+    fn passed_over(&self) -> PassedOver {
+        self.passed_over.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::data::decode::decode;
+    use crate::data::fixtures;
+
+    /// Files that `tests/peers/parquet_files.py` made.
+    fn goldens(folder: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../tests/peers/goldens/parquet")
+            .join(folder)
+    }
+
+    fn opened(folder: &str) -> (Parquet, Option<Parquet>) {
+        open(&goldens(folder), Named::default(), 1.0, 2).expect("opens")
+    }
+
+    fn refused(folder: &Path, columns: Named<'_>) -> String {
+        let error = open(folder, columns, 1.0, 1).expect_err("refused").to_string();
+        error.replace(folder.to_str().expect("a name"), "DIR")
+    }
+
+    /// Colour and class of each image, as the files were made.
+    fn made(rows: u64, file: u8) -> Vec<([u8; 3], i64)> {
+        (0..rows)
+            .map(|row| {
+                (
+                    [(5 * row % 256) as u8, 40 * (row % 3) as u8, file],
+                    (row % 3).cast_signed(),
+                )
+            })
+            .collect()
+    }
+
+    fn seen(set: &Parquet, image: u64) -> ([u8; 3], i64) {
+        let stored = set.read(image).expect("reads");
+        let pixels = decode(&stored.file, 3).expect("an image").pixels;
+        assert_eq!(pixels.len(), 8 * 8 * 3);
+        ([pixels[0], pixels[1], pixels[2]], stored.label)
+    }
+
+    #[test]
+    fn files_of_the_hub_are_read_by_split() {
+        let (train, validation) = opened("hub");
+        let found: Vec<_> = (0..train.len()).map(|image| seen(&train, image)).collect();
+        assert_eq!(found, [made(60, 0), made(30, 1)].concat());
+        assert_eq!(train.classes(), ["cat", "dog", "bird"]);
+        assert_eq!(
+            train.passed_over().into_iter().collect::<Vec<_>>(),
+            [("Parquet files of split test".to_owned(), 1)]
+        );
+        assert!(
+            train.name(61).starts_with("row 1 of ")
+                && train.name(61).ends_with("train-00001-of-00004.parquet")
+        );
+        let validation = validation.expect("some are evaluated");
+        assert_eq!((validation.len(), seen(&validation, 4)), (9, made(5, 2)[4]));
+    }
+
+    #[test]
+    fn pages_of_every_kind_are_read_in_any_order() {
+        let (train, _) = opened("pages");
+        let expected = [made(40, 0), made(40, 0), made(40, 0)].concat();
+        let pages = train.shards().expect("pages").lengths;
+        assert!(pages.len() > 10, "several to a column chunk: {pages:?}");
+        // Backwards: what an earlier page left behind helps nobody.
+        for image in (0..120).rev() {
+            *train.kept.lock().expect("no panic") = Kept::default();
+            assert_eq!(seen(&train, image), expected[image as usize], "image {image}");
+        }
+    }
+
+    #[test]
+    fn what_is_kept_of_the_files_is_bounded() {
+        let page = |bytes: u64| Arc::new(vec![Some(ByteArray::from(vec![0; bytes as usize]))]);
+        let mut kept = Kept::default();
+        kept.keep(0, page(MIXED_BYTES));
+        kept.keep(1, page(MIXED_BYTES));
+        assert!(kept.get(0).is_some(), "the one that was read last is 0 now");
+        kept.keep(2, page(1));
+        let held: Vec<usize> = kept.pages.iter().map(|(number, _, _)| *number).collect();
+        assert_eq!((held, kept.bytes), (vec![0, 2], MIXED_BYTES + 1));
+    }
+
+    #[test]
+    fn a_fraction_is_the_first_rows() {
+        let (train, _) = open(&goldens("hub"), Named::default(), 0.5, 1).expect("opens");
+        assert_eq!(train.len(), 45);
+        assert_eq!(train.shards().expect("pages").lengths.iter().sum::<u32>(), 45);
+    }
+
+    #[test]
+    fn splits_are_told_by_words_of_names_and_of_folders() {
+        for (path, split) in [
+            ("data/train-00000-of-00002.parquet", Some(Split::Train)),
+            ("default/validation/0000.parquet", Some(Split::Validation)),
+            ("val.parquet", Some(Split::Validation)),
+            ("train/test_0.parquet", Some(Split::Test)),
+            ("constrain.parquet", None),
+            ("0000.parquet", None),
+        ] {
+            assert_eq!(split_of(Path::new(path)), split, "{path}");
+        }
+    }
+
+    #[test]
+    fn a_row_without_image_or_label_is_named_when_it_is_read() {
+        let (set, _) = opened("train-null");
+        let reason = |error| match error {
+            ReadError::Bad(reason) => reason,
+            ReadError::Storage(error) => panic!("the storage is sound: {error}"),
+        };
+        assert_eq!(reason(set.read(0).expect_err("no label")), "its row has no label");
+        assert_eq!(
+            reason(set.read(1).expect_err("no image")),
+            "its row has no bytes of an image"
+        );
+    }
+
+    #[test]
+    fn columns_of_another_kind_are_named() {
+        let message = |folder, columns| refused(&goldens(folder), columns);
+        let of = |image, label| Named {
+            image: Some(image),
+            label: Some(label),
+        };
+        for (folder, columns, told) in [
+            (
+                "train-text",
+                Named::default(),
+                "column label has no class numbers, one in each row: it is text",
+            ),
+            (
+                "train-list",
+                Named::default(),
+                "column label has no class numbers, one in each row: it is a list of INT64",
+            ),
+            (
+                "train-path",
+                Named::default(),
+                "column image has no image files: they are bytes, or a struct with such a field `bytes`",
+            ),
+            (
+                "train-names",
+                Named::default(),
+                "no column is called image or img or jpg: name it in data.imageColumn; it has picture, class",
+            ),
+            (
+                "train-names",
+                of("picture", "kind"),
+                "it has no column kind (data.labelColumn), but picture, class",
+            ),
+            ("train-empty", Named::default(), "it has no rows"),
+        ] {
+            assert_eq!(
+                message(folder, columns),
+                format!("DIR/{folder}.parquet is no Parquet file of images: {told}")
+            );
+        }
+        let (set, _) = open(&goldens("train-names"), of("picture", "class"), 1.0, 1).expect("opens");
+        assert_eq!(seen(&set, 0), made(1, 0)[0]);
+    }
+
+    #[test]
+    fn what_is_torn_is_an_error_with_its_name() {
+        let whole = fs_err::read(goldens("pages/train/0000.parquet")).expect("a file");
+        let torn = |name: &str, bytes: &[u8]| fixtures::folder(&[(name, bytes)]);
+        for length in [0, 3, whole.len() / 2, whole.len() - 1] {
+            let folder = torn("train.parquet", &whole[..length]);
+            let message = refused(folder.path(), Named::default());
+            assert!(
+                message.starts_with("DIR/train.parquet is no Parquet file of images: "),
+                "{message}"
+            );
+        }
+        let folder = torn("notes.txt", b"text");
+        assert!(
+            refused(folder.path(), Named::default()).starts_with("DIR holds no images: a folder of Parquet")
+        );
+        assert!(refused(&folder.path().join("none"), Named::default()).contains("does not exist"));
+
+        // A file that is shorter than it was, for a moment or for good, is the storage's fault.
+        let folder = torn("train.parquet", &whole);
+        let (set, _) = open(folder.path(), Named::default(), 1.0, 1).expect("opens");
+        fs_err::write(folder.path().join("train.parquet"), &whole[..100]).expect("writes");
+        assert!(matches!(set.read(39), Err(ReadError::Storage(_))));
+        // Pixels that are others than were written are found by Snappy or by the decoder, or not at all; none end the process.
+        for place in (0..whole.len()).step_by(7) {
+            let mut bytes = whole.clone();
+            bytes[place] ^= 0x55;
+            let folder = torn("train.parquet", &bytes);
+            if let Ok((set, _)) = open(folder.path(), Named::default(), 1.0, 1) {
+                for image in 0..set.len() {
+                    let _ = set.read(image);
+                }
+            }
+        }
+    }
+}
