@@ -63,6 +63,19 @@ def main():
     images = pixels((4, 3, 8, 8), "uint8")
     write("lzf.h5", {"images": (images, {"compression": "lzf"}), "labels": (labels(4), {})})
     write("complex.h5", {"images": (images.astype("complex64"), {}), "labels": (labels(4), {})})
+    write("bool.h5", {"images": (images, {}), "labels": (labels(4).astype(bool), {})})
+    with h5py.File(FOLDER / "group.h5", "w") as file:
+        file["train/images"], file["train/labels"] = images, labels(4)
+    with h5py.File(FOLDER / "link.h5", "w") as file:
+        file["images"], file["labels"] = h5py.ExternalLink("lzf.h5", "images"), labels(4)
+    with h5py.File(FOLDER / "virtual.h5", "w") as file:
+        layout = h5py.VirtualLayout(images.shape, "uint8")
+        layout[:] = h5py.VirtualSource("lzf.h5", "images", images.shape)
+        file.create_virtual_dataset("images", layout)
+        file["labels"] = labels(4)
+    with h5py.File(FOLDER / "variable.h5", "w") as file:
+        file.create_dataset("images", (4,), dtype=h5py.vlen_dtype("uint8"))[0] = [1, 2]
+        file["labels"] = labels(4)
     with h5py.File(FOLDER / "huge.h5", "w") as file:
         file.create_dataset("images", shape=(1 << 40, 3, 64, 64), dtype="uint8", chunks=(1, 3, 64, 64))
         file.create_dataset("labels", data=labels(4))

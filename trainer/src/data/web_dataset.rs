@@ -85,8 +85,20 @@ type Listed = Result<Vec<Sample>, DataError>;
 
 #[derive(Deserialize)]
 struct JsonLabel {
-    #[serde(alias = "cls")]
-    label: i64,
+    cls: Option<i64>,
+    label: Option<i64>,
+}
+
+impl JsonLabel {
+    /// Either of both, which must be one number where there are both.
+    fn class(&self) -> Result<i64, String> {
+        match (self.cls, self.label) {
+            (Some(cls), Some(label)) if cls != label => Err(format!(
+                "it has the labels {cls} in \"cls\" and {label} in \"label\""
+            )),
+            (cls, label) => cls.or(label).ok_or_else(|| "it has neither".to_owned()),
+        }
+    }
 }
 
 /// The images to train on, the first `fraction` of them, and those to evaluate.
@@ -241,7 +253,8 @@ impl WebDataset {
             Label::Json(span) => {
                 let bytes = self.read_span(sample.shard, span)?;
                 serde_json::from_slice::<JsonLabel>(&bytes)
-                    .map(|json| json.label)
+                    .map_err(|error| error.to_string())
+                    .and_then(|json| json.class())
                     .map_err(|error| {
                         format!("its .json has no class number in \"label\" or \"cls\": {error}").into()
                     })
@@ -587,6 +600,25 @@ mod tests {
             [(b"cat".to_vec(), 0), (b"dog".to_vec(), 1), (b"bird".to_vec(), 2)]
         );
         assert!(train.name(1).starts_with("\\xb9\\xb7 of "), "{}", train.name(1));
+    }
+
+    #[test]
+    fn a_label_stands_in_json_by_either_name() {
+        let train = opened(&[
+            (b"0.jpg", b"image"),
+            (b"0.json", br#"{"cls": 4, "label": 4}"#),
+            (b"1.jpg", b"image"),
+            (b"1.json", br#"{"cls": 4, "label": 5}"#),
+            (b"2.jpg", b"image"),
+            (b"2.json", br#"{"class": 4}"#),
+        ]);
+        assert_eq!(train.label(0).expect("a label"), 4);
+        let none = "its .json has no class number in \"label\" or \"cls\": ";
+        assert_eq!(
+            bad(train.label(1)),
+            format!("{none}it has the labels 4 in \"cls\" and 5 in \"label\"")
+        );
+        assert_eq!(bad(train.label(2)), format!("{none}it has neither"));
     }
 
     #[test]

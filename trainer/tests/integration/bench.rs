@@ -450,9 +450,12 @@ fn a_trace_holds_one_step_of_rank_0() {
 }
 
 #[test]
-fn a_trace_that_cannot_be_written_is_refused_before_anything_is_measured() {
-    let output = bench(&["--trace", "/nowhere/trace.json"]);
-    let told = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(1), "{told}");
-    assert!(told.contains("/nowhere/trace.json"), "{told}");
+fn what_cannot_be_written_is_refused_before_anything_is_measured() {
+    for option in ["--trace", "--json"] {
+        let output = bench(&[option, "/nowhere/bench.json"]);
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert!(told.contains("/nowhere/bench.json"), "{told}");
+        assert!(output.stdout.is_empty(), "{option}: nothing was measured");
+    }
 }

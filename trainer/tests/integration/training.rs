@@ -99,8 +99,13 @@ fn a_run_continues_with_another_number_of_ranks() {
     job.run_well();
     let state: serde_json::Value = serde_json::from_slice(&bytes(&job.newest(), "state.json")).expect("JSON");
     assert_eq!(state["position"]["epoch"], 15);
-    // A finished run has nothing left to do.
+    // A finished run has nothing left to do, and fewer epochs than it has are most likely a mistake.
     job.run_well();
+    job.epochs = 14;
+    job.ends(
+        0,
+        &["the checkpoint has 15 epochs, and training.epochs is 14: nothing is left to train"],
+    );
 }
 
 #[test]

@@ -46,26 +46,37 @@ impl Hdf5 {
     }
 
     pub(super) fn array(&self, name: &str) -> Result<Array<'static>, String> {
-        let names = self.names()?;
+        let (groups, names) = self.names()?;
         if !names.iter().any(|known| known == name) {
-            return Err(format!("it has no dataset {name}, but {}", listed(&names)));
+            let groups = groups.into_iter().map(|group| format!("group {group}"));
+            let found: Vec<String> = names.into_iter().chain(groups).collect();
+            return Err(format!(
+                "it has no dataset {name} (a link to another file is none), but {}",
+                listed(&found)
+            ));
         }
         self.dataset(name)
     }
 
     /// The only dataset.
     pub(super) fn single(&self) -> Result<Array<'static>, String> {
-        match &self.names()?[..] {
+        match &self.names()?.1[..] {
             [name] => self.dataset(name),
             names => Err(format!("it must have one dataset, but has {}", listed(names))),
         }
     }
 
-    fn names(&self) -> Result<Vec<String>, String> {
+    /// Of groups, and of datasets.
+    fn names(&self) -> Result<(Vec<String>, Vec<String>), String> {
         let names = self.0.root_group().and_then(|root| root.member_names());
-        names
-            .map(|(_, datasets)| datasets)
-            .map_err(|error| error.to_string())
+        names.map_err(|error| {
+            let text = error.to_string();
+            if text.contains("unsupported layout class 3") {
+                format!("a virtual dataset is not read, copy its values into this file ({text})")
+            } else {
+                text
+            }
+        })
     }
 
     fn dataset(&self, name: &str) -> Result<Array<'static>, String> {
@@ -186,8 +197,9 @@ fn named(found: &Datatype) -> String {
             let fields: Vec<&str> = fields.iter().map(|field| &*field.name).collect();
             format!("compound of {}", fields.join(", "))
         }
-        Datatype::Enum { .. } => "enum".into(),
-        Datatype::String { .. } | Datatype::VarLen { .. } => "string".into(),
+        Datatype::Enum { .. } => "bool or another enum (write them with .astype(int))".into(),
+        Datatype::String { .. } => "string".into(),
+        Datatype::VarLen { .. } => "variable length".into(),
         _ => "another class".into(),
     }
 }
@@ -326,8 +338,33 @@ mod tests {
         );
         assert_eq!(
             train("patches_x.h5"),
-            "DIR/train.h5: it has no dataset images, but x"
+            "DIR/train.h5: it has no dataset images (a link to another file is none), but x"
         );
+        for (name, told) in [
+            (
+                "group.h5",
+                "it has no dataset images (a link to another file is none), but group train",
+            ),
+            (
+                "link.h5",
+                "it has no dataset images (a link to another file is none), but labels",
+            ),
+            (
+                "virtual.h5",
+                "a virtual dataset is not read, copy its values into this file (child 'images' at 0x320: unsupported layout class 3)",
+            ),
+            (
+                "bool.h5",
+                "labels: its numbers are of type bool or another enum (write them with .astype(int)), but must be uint8, int8, \
+                 int16, int32, int64, float32 or float64",
+            ),
+            (
+                "variable.h5",
+                "images: its numbers are of type variable length, but must be uint8, int8, int16, int32, int64, float32 or float64",
+            ),
+        ] {
+            assert_eq!(train(name), format!("DIR/train.h5: {told}"));
+        }
         assert_eq!(
             train("lzf.h5"),
             "DIR/train.h5: it is compressed in a way that is not read (unsupported filter: filter id 32000): write it with compression=\"gzip\""

@@ -316,6 +316,43 @@ mod tests {
     }
 
     #[test]
+    fn both_parts_hold_bytes_or_both_floats() {
+        let split = |name: &str, kind| {
+            [
+                (format!("{name}_images.npy"), array(kind, &[4, 3, 8, 8])),
+                (format!("{name}_labels.npy"), array(Kind::Int64, &[4])),
+            ]
+        };
+        let [train, validation] = [split("train", Kind::Uint8), split("val", Kind::Float)];
+        let arrays: Vec<(&str, Tensor)> = train
+            .iter()
+            .chain(&validation)
+            .map(|(name, array)| (name.as_str(), array.shallow_clone()))
+            .collect();
+        let error = load(files(&arrays).path(), Files::Numpy, expected(3)).expect_err("refused");
+        assert!(
+            error
+                .to_string()
+                .contains("images to train on are uint8, and those to evaluate float32"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_file_with_other_names_tells_them() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let arrays = [("train_images", &array(Kind::Uint8, &[4, 3, 8, 8]))];
+        Tensor::write_npz(&arrays, folder.path().join("train.npz")).expect("writes");
+        let error = load(folder.path(), Files::Numpy, expected(3)).expect_err("refused");
+        assert!(
+            error
+                .to_string()
+                .ends_with("train.npz: it has no array images, but train_images"),
+            "{error}"
+        );
+    }
+
+    #[test]
     fn arrays_that_do_not_fit_are_named_with_what_would() {
         let labels = || array(Kind::Int64, &[4]);
         assert_eq!(

@@ -1,7 +1,7 @@
 //! Files written and read again, beside those that timm and torchvision wrote (`tests/peers/make_goldens.py`).
 
 use contract::{ModelConfig, Pooling};
-use tch::Device;
+use tch::{Device, Kind, Tensor};
 
 use super::*;
 use crate::model::VisionTransformer;
@@ -77,6 +77,71 @@ fn heads_that_a_file_tells_must_be_the_models() {
     assert!(
         message.ends_with("is for 4 attention heads by its metadata, and model.heads is 3: set it to 4, or give another file"),
         "{message}"
+    );
+}
+
+/// Weights of other libraries and programs, by what their tensors are called.
+#[test]
+fn what_a_file_is_of_is_told_where_it_does_not_fit() {
+    let config = small(Pooling::Token);
+    let model = VisionTransformer::new(&config, 0, Device::Cpu);
+    let own: Vec<(String, Tensor)> = model
+        .parameters()
+        .iter()
+        .map(|own| (own.name.clone(), own.tensor.detach()))
+        .collect();
+    let message = |tensors: &[(String, Tensor)], model: &VisionTransformer| {
+        let file = tempfile::NamedTempFile::new().expect("a file").into_temp_path();
+        tensor_file::save(&file, tensors, &Metadata::new(), Existing::Replace).expect("writes");
+        let weights = Weights::read(&file).expect("reads");
+        weights
+            .load_into(model, Fit::Adapted)
+            .expect_err("refused")
+            .to_string()
+    };
+    for prefix in ["module.", "_orig_mod.", "model."] {
+        let tensors: Vec<_> = own
+            .iter()
+            .map(|(name, tensor)| (format!("{prefix}{name}"), tensor.shallow_clone()))
+            .collect();
+        let told = message(&tensors, &model);
+        assert!(told.contains(&format!(" has {prefix}")), "{told}");
+        assert!(!told.contains("model.pooling"), "{told}");
+    }
+    let zeros = |shape: &[i64]| Tensor::zeros(shape, (Kind::Float, Device::Cpu));
+    let hugging_face = [(
+        "vit.embeddings.patch_embeddings.projection.weight".to_owned(),
+        zeros(&[4]),
+    )];
+    let told = message(&hugging_face, &model);
+    assert!(told.contains("Hugging Face"), "{told}");
+    // A query's norm, which this model has none of.
+    let mut with_norms = own;
+    with_norms.push(("blocks.0.attn.q_norm.weight".to_owned(), zeros(&[4])));
+    let told = message(&with_norms, &model);
+    assert!(
+        told.contains("norms of queries and keys (timm's qk_norm) are not supported"),
+        "{told}"
+    );
+    // A class token, where the model averages and has none.
+    let averaging = VisionTransformer::new(&small(Pooling::Average), 0, Device::Cpu);
+    let mut tensors: Vec<(String, Tensor)> = averaging
+        .parameters()
+        .iter()
+        .map(|own| (own.name.clone(), own.tensor.detach()))
+        .collect();
+    for (name, tensor) in &mut tensors {
+        if name == "pos_embed" {
+            let [one, tokens, width] = tensor.size()[..] else {
+                panic!("three dimensions");
+            };
+            *tensor = zeros(&[one, tokens + 1, width]);
+        }
+    }
+    let told = message(&tensors, &averaging);
+    assert!(
+        told.contains("a class token beside model.pooling average is not supported"),
+        "{told}"
     );
 }
 
