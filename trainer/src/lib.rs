@@ -1,7 +1,7 @@
 //! Trains Vision Transformers data-parallel, and measures what synchronisation costs.
 //!
 //! ```text
-//!   commands/      run, study, plan, eval, export, preflight, bench, data inspect, import-deepspeed, completions
+//!   commands/      run, study, plan, eval, export, preflight, bench, fetch, data inspect, import-deepspeed, completions
 //!     launch/      a job's agents as local processes
 //!       agent/     what a pod runs
 //!         rank     one worker process

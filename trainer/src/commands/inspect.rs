@@ -30,7 +30,7 @@ pub(crate) struct Arguments {
     /// Folder of the data set, in place of the manifest's volume
     #[arg(long, value_name = "DIR", conflicts_with = "path")]
     data: Option<PathBuf>,
-    /// Format of a data set without a manifest: cifar10, cifar100, imageFolder, webDataset, numpy or hdf5
+    /// Format of a data set without a manifest: cifar10, cifar100, imageFolder, webDataset, parquet, numpy or hdf5
     #[arg(long, value_parser = format, requires = "path")]
     format: Option<DataFormat>,
     /// Folder of a data set without a manifest
@@ -51,7 +51,7 @@ fn format(name: &str) -> Result<DataFormat, String> {
     let format = serde_json::from_value(name.into()).ok();
     format
         .filter(|format: &DataFormat| format.has_files())
-        .ok_or_else(|| "must be cifar10, cifar100, imageFolder, webDataset, numpy or hdf5".into())
+        .ok_or_else(|| "must be cifar10, cifar100, imageFolder, webDataset, parquet, numpy or hdf5".into())
 }
 
 #[derive(Debug, Serialize)]

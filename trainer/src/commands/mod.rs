@@ -5,6 +5,7 @@ mod completions;
 mod deepspeed;
 mod eval;
 mod export;
+mod fetch;
 mod inspect;
 mod plan;
 mod preflight;
@@ -45,6 +46,8 @@ enum Command {
     Bench(bench::Arguments),
     /// Measure the points of a ViTScalingStudy on this machine, and write the report on them
     Study(Box<study::Arguments>),
+    /// Fetch a data set from a bucket, the Hugging Face Hub or a web server into a folder
+    Fetch(fetch::Arguments),
     /// Look into data sets
     #[command(subcommand)]
     Data(inspect::Command),
@@ -80,6 +83,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Completions(arguments) => Ok(completions::main(&arguments, &mut CommandLine::command())),
         Command::Bench(arguments) => bench::main(&arguments),
         Command::Study(arguments) => study::main(&arguments),
+        Command::Fetch(arguments) => fetch::main(&arguments),
         Command::Data(command) => inspect::main(&command),
         Command::Agent {
             output,

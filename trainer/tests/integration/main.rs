@@ -10,6 +10,7 @@ mod device;
 mod eval;
 mod export;
 mod faults;
+mod fetch;
 mod gpus;
 mod machine;
 mod model_parallel;

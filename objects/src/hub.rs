@@ -1,0 +1,206 @@
+//! The Hugging Face Hub: its list of a data set's files. The files themselves are read as from any web server.
+//!
+//! The Hub's own crate, hf-hub, brings 60 others for uploads and its chunked storage, and answers to neither ranges nor resumption.
+//! The protocol is that of <https://huggingface.co/docs/hub/api>.
+
+use std::time::Duration;
+
+use http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
+use reqwest::{Certificate, Client, Response, StatusCode, Url};
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+use crate::Error;
+use crate::error::innermost;
+
+const ENDPOINT: &str = "https://huggingface.co";
+const TIMEOUT: Duration = Duration::from_secs(30);
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(20);
+
+/// A data set at one commit.
+#[derive(Debug)]
+pub(crate) struct Hub {
+    client: Client,
+    endpoint: String,
+    dataset: String,
+    commit: String,
+    token: Option<HeaderValue>,
+    patience: Duration,
+}
+
+/// A file of a data set.
+#[derive(Debug)]
+pub(crate) struct HubFile {
+    pub(crate) path: String,
+    pub(crate) bytes: u64,
+    pub(crate) tag: String,
+}
+
+#[derive(Deserialize)]
+struct Revision {
+    sha: String,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    #[serde(rename = "type")]
+    kind: String,
+    path: String,
+    oid: String,
+    #[serde(default)]
+    size: u64,
+    lfs: Option<Lfs>,
+}
+
+/// A large file, which Git keeps a pointer to.
+#[derive(Deserialize)]
+struct Lfs {
+    oid: String,
+    size: u64,
+}
+
+impl Hub {
+    /// A data set, at the commit that a revision is now: what is read later is of the same one.
+    pub(crate) async fn open(dataset: &str, revision: &str, patience: Duration) -> Result<Self, Error> {
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let token = variable("HF_TOKEN").and_then(|token| {
+            let mut value = HeaderValue::from_str(&format!("Bearer {}", token.trim())).ok()?;
+            value.set_sensitive(true);
+            Some(value)
+        });
+        let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into());
+        let mut hub = Self {
+            client: Client::builder()
+                .timeout(TIMEOUT)
+                .tls_certs_merge(roots())
+                .build()
+                .map_err(|error| Error::Unavailable {
+                    place: endpoint.clone(),
+                    reason: innermost(&error),
+                })?,
+            endpoint: endpoint.trim_end_matches('/').to_owned(),
+            dataset: dataset.into(),
+            commit: String::new(),
+            token,
+            patience,
+        };
+        let (found, _) = hub.ask::<Revision>(&format!("revision/{revision}")).await?;
+        hub.commit = found.sha;
+        Ok(hub)
+    }
+
+    /// Where files are.
+    pub(crate) fn files_url(&self) -> String {
+        format!(
+            "{}/datasets/{}/resolve/{}",
+            self.endpoint, self.dataset, self.commit
+        )
+    }
+
+    /// What every question must have.
+    pub(crate) fn headers(&self) -> HeaderMap {
+        self.token
+            .iter()
+            .map(|token| (AUTHORIZATION, token.clone()))
+            .collect()
+    }
+
+    /// All files in a folder and below.
+    pub(crate) async fn list(&self, folder: &str) -> Result<Vec<HubFile>, Error> {
+        let mut next = Some(format!("tree/{}/{folder}?recursive=true", self.commit));
+        let mut files = Vec::new();
+        while let Some(page) = next {
+            let (entries, after) = self.ask::<Vec<Entry>>(&page).await?;
+            files.extend(
+                entries
+                    .into_iter()
+                    .filter(|entry| entry.kind == "file")
+                    .map(|entry| {
+                        let (tag, bytes) = entry
+                            .lfs
+                            .map_or((entry.oid, entry.size), |lfs| (lfs.oid, lfs.size));
+                        HubFile {
+                            path: entry.path,
+                            bytes,
+                            tag,
+                        }
+                    }),
+            );
+            next = after;
+        }
+        Ok(files)
+    }
+
+    /// An answer, and where the next page is. What may pass is tried again for a while.
+    async fn ask<Answer: DeserializeOwned>(&self, question: &str) -> Result<(Answer, Option<String>), Error> {
+        // Pages that follow are told by their whole address.
+        let address = if question.starts_with("http") {
+            question.to_owned()
+        } else {
+            format!("{}/api/datasets/{}/{question}", self.endpoint, self.dataset)
+        };
+        let place = format!("{} of the Hub", self.dataset);
+        let url = Url::parse(&address).map_err(|error| Error::Location {
+            text: address.clone(),
+            expected: error.to_string(),
+        })?;
+        let (mut waited, mut pause) = (Duration::ZERO, FIRST_PAUSE);
+        loop {
+            let sent = self.client.get(url.clone()).headers(self.headers()).send().await;
+            let (reason, wanted) = match sent {
+                Ok(response) if response.status().is_success() => {
+                    let after = next_page(&response);
+                    match response.json().await {
+                        Ok(answer) => return Ok((answer, after)),
+                        Err(error) => (innermost(&error), None),
+                    }
+                }
+                Ok(response) => match response.status() {
+                    StatusCode::NOT_FOUND => return Err(Error::Missing { place }),
+                    status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
+                        return Err(Error::Denied {
+                            place,
+                            reason: status.to_string(),
+                            how: "as HF_TOKEN",
+                        });
+                    }
+                    status => (status.to_string(), retry_after(&response)),
+                },
+                Err(error) => (innermost(&error), None),
+            };
+            if waited >= self.patience {
+                return Err(Error::Unavailable { place, reason });
+            }
+            tracing::warn!("{place} does not answer ({reason}): asking again");
+            let rest = wanted
+                .unwrap_or(pause)
+                .clamp(pause, self.patience.saturating_sub(waited).max(pause));
+            tokio::time::sleep(rest).await;
+            waited += rest;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+}
+
+/// Mozilla's certificates, beside those of the system.
+fn roots() -> Vec<Certificate> {
+    let roots = webpki_root_certs::TLS_SERVER_ROOT_CERTS.iter();
+    roots
+        .filter_map(|root| Certificate::from_der(root).ok())
+        .collect()
+}
+
+/// How long a server asks to wait.
+fn retry_after(response: &Response) -> Option<Duration> {
+    let seconds = response.headers().get(http::header::RETRY_AFTER)?.to_str().ok()?;
+    seconds.parse().ok().map(Duration::from_secs)
+}
+
+/// The address in a header such as `Link: <https://...>; rel="next"`.
+fn next_page(response: &Response) -> Option<String> {
+    let link = response.headers().get(http::header::LINK)?.to_str().ok()?;
+    let next = link.split(',').find(|part| part.contains("rel=\"next\""))?;
+    let (address, _) = next.trim().strip_prefix('<')?.split_once('>')?;
+    Some(address.to_owned())
+}

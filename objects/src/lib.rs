@@ -1,0 +1,19 @@
+//! Files in object stores and on the Hugging Face Hub: listed, and fetched into a folder.
+//!
+//! ```text
+//!   "s3://bucket/train-{000..127}.tar" -> Location -> Store -> files -> fetch -> folder
+//! ```
+#![forbid(unsafe_code)]
+
+mod error;
+mod fetch;
+mod hub;
+mod location;
+mod lock;
+mod record;
+mod store;
+
+pub use error::Error;
+pub use fetch::{Fetched, Plan, Progress};
+pub use location::Location;
+pub use store::{RemoteFile, Store};

@@ -1,0 +1,247 @@
+//! The names of places.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::Error;
+
+/// Most files that a range names.
+const MOST_FILES: u32 = 1_000_000;
+const EXPECTED: &str = "must be s3://BUCKET/PATH, gs://BUCKET/PATH, hf://datasets/OWNER/NAME[@REVISION][/PATH], or https://HOST/PATH";
+
+const UNLISTED: &str = "a web server does not list files: name one, or a range such as train-{000..127}.tar";
+
+/// A place with files, and which of them.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Location {
+    text: String,
+    pub(crate) place: Place,
+    /// Folder below the place, without slashes around it; empty for the place itself.
+    pub(crate) folder: String,
+    pub(crate) files: Files,
+}
+
+/// Where files are.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) enum Place {
+    S3 {
+        bucket: String,
+    },
+    Gcs {
+        bucket: String,
+    },
+    /// Scheme, host and port.
+    Http {
+        origin: String,
+    },
+    /// A data set of the Hugging Face Hub.
+    Hub {
+        dataset: String,
+        revision: String,
+    },
+}
+
+/// Which files of a folder.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) enum Files {
+    /// All below it, or if there is nothing below it: the file of this name.
+    All,
+    /// Those in it, and not in folders below, that begin and end so.
+    Between(String, String),
+    /// These.
+    Named(Vec<String>),
+}
+
+impl FromStr for Location {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let refused = |expected: &str| Error::Location {
+            text: text.into(),
+            expected: expected.into(),
+        };
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| refused(EXPECTED))?;
+        let (place, path) = match scheme {
+            "s3" | "gs" => {
+                let (bucket, path) = rest.split_once('/').unwrap_or((rest, ""));
+                let bucket = bucket.to_owned();
+                (
+                    if scheme == "s3" {
+                        Place::S3 { bucket }
+                    } else {
+                        Place::Gcs { bucket }
+                    },
+                    path,
+                )
+            }
+            "http" | "https" => {
+                let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+                let origin = format!("{scheme}://{host}");
+                (Place::Http { origin }, path)
+            }
+            "hf" => {
+                let path = rest.strip_prefix("datasets/").ok_or_else(|| refused(EXPECTED))?;
+                let mut parts = path.splitn(3, '/');
+                let (Some(owner), Some(name)) = (parts.next(), parts.next()) else {
+                    return Err(refused(EXPECTED));
+                };
+                let (name, revision) = name.split_once('@').unwrap_or((name, "main"));
+                if owner.is_empty() || name.is_empty() || revision.is_empty() {
+                    return Err(refused(EXPECTED));
+                }
+                let dataset = format!("{owner}/{name}");
+                let revision = revision.to_owned();
+                (Place::Hub { dataset, revision }, parts.next().unwrap_or(""))
+            }
+            _ => return Err(refused(EXPECTED)),
+        };
+        if let Place::S3 { bucket } | Place::Gcs { bucket } = &place
+            && bucket.is_empty()
+        {
+            return Err(refused(EXPECTED));
+        }
+        let path = path.trim_matches('/');
+        if path.split('/').any(|part| part == "..") || text.contains(['?', '#']) {
+            return Err(refused("a path without .., ? and #"));
+        }
+        let (folder, last) = path.rsplit_once('/').unwrap_or(("", path));
+        if folder.contains(['*', '{']) {
+            return Err(refused(
+                "* and {FIRST..LAST} may be in the last part of the path alone",
+            ));
+        }
+        let files = files(last).map_err(|expected| refused(&expected))?;
+        let (folder, files) = match (&place, files) {
+            (Place::Http { .. }, Some(Files::Named(names))) => (folder, Files::Named(names)),
+            (Place::Http { .. }, None) if !last.is_empty() && !text.ends_with('/') => {
+                (folder, Files::Named(vec![last.to_owned()]))
+            }
+            (Place::Http { .. }, _) => return Err(refused(UNLISTED)),
+            (_, Some(files)) => (folder, files),
+            (_, None) => (path, Files::All),
+        };
+        Ok(Self {
+            text: text.into(),
+            place,
+            folder: folder.into(),
+            files,
+        })
+    }
+}
+
+/// What `*` or a range in a name stands for; none where there is neither.
+fn files(name: &str) -> Result<Option<Files>, String> {
+    let malformed = || "a name has at most one * or one range such as {000..127}, which goes up".to_owned();
+    let marks = name.matches(['*', '{', '}']).count();
+    if let Some((before, after)) = name.split_once('*') {
+        return if marks == 1 {
+            Ok(Some(Files::Between(before.into(), after.into())))
+        } else {
+            Err(malformed())
+        };
+    }
+    if marks == 0 {
+        return Ok(None);
+    }
+    let (before, rest) = name.split_once('{').ok_or_else(malformed)?;
+    let (range, after) = rest.split_once('}').ok_or_else(malformed)?;
+    let (first, last) = range.split_once("..").ok_or_else(malformed)?;
+    let number = |digits: &str| digits.parse::<u32>().map_err(|_| malformed());
+    let (from, to) = (number(first)?, number(last)?);
+    if marks != 2 || from > to || to - from >= MOST_FILES {
+        return Err(malformed());
+    }
+    let digits = first.len();
+    let names = (from..=to).map(|number| format!("{before}{number:0digits$}{after}"));
+    Ok(Some(Files::Named(names.collect())))
+}
+
+impl fmt::Display for Location {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_read_from_its_name() {
+        let s3 = |bucket: &str| Place::S3 {
+            bucket: bucket.into(),
+        };
+        let named = |names: &[&str]| Files::Named(names.iter().map(|name| (*name).to_owned()).collect());
+        let hub = |revision: &str| Place::Hub {
+            dataset: "uoft-cs/cifar10".into(),
+            revision: revision.into(),
+        };
+        let http = Place::Http {
+            origin: "https://a.example:8443".into(),
+        };
+        for (text, place, folder, files) in [
+            ("s3://images", s3("images"), "", Files::All),
+            ("s3://images/a/b/", s3("images"), "a/b", Files::All),
+            (
+                "s3://images/a/x-*.tar",
+                s3("images"),
+                "a",
+                Files::Between("x-".into(), ".tar".into()),
+            ),
+            (
+                "gs://images/x-{08..10}.tar",
+                Place::Gcs {
+                    bucket: "images".into(),
+                },
+                "",
+                named(&["x-08.tar", "x-09.tar", "x-10.tar"]),
+            ),
+            ("https://a.example:8443/a/x.tar", http, "a", named(&["x.tar"])),
+            ("hf://datasets/uoft-cs/cifar10", hub("main"), "", Files::All),
+            (
+                "hf://datasets/uoft-cs/cifar10@1f2e/plain_text",
+                hub("1f2e"),
+                "plain_text",
+                Files::All,
+            ),
+        ] {
+            let found: Location = text.parse().expect(text);
+            assert_eq!(
+                (&found.place, found.folder.as_str(), &found.files),
+                (&place, folder, &files),
+                "{text}"
+            );
+            assert_eq!(found.to_string(), text);
+        }
+    }
+
+    #[test]
+    fn what_names_no_place_is_refused_with_what_would() {
+        for (text, expected) in [
+            ("/data", EXPECTED),
+            ("ftp://a/b", EXPECTED),
+            ("s3:///a", EXPECTED),
+            ("hf://uoft-cs/cifar10", EXPECTED),
+            ("hf://datasets/cifar10", EXPECTED),
+            ("s3://images/../a", "a path without .., ? and #"),
+            ("https://a/b?c", "a path without .., ? and #"),
+            (
+                "s3://images/*/a.tar",
+                "* and {FIRST..LAST} may be in the last part of the path alone",
+            ),
+            (
+                "s3://images/a-{3..1}.tar",
+                "a name has at most one * or one range such as {000..127}, which goes up",
+            ),
+            (
+                "s3://images/a-{1..2}*",
+                "a name has at most one * or one range such as {000..127}, which goes up",
+            ),
+            ("https://a/b/", UNLISTED),
+            ("https://a/b/*.tar", UNLISTED),
+        ] {
+            let error = text.parse::<Location>().expect_err(text);
+            assert_eq!(error.to_string(), format!("{text} names no files: {expected}"));
+        }
+    }
+}

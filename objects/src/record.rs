@@ -1,0 +1,70 @@
+//! What was fetched into a folder: a line of JSON for each file, appended when it is whole.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::Write as _;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Error;
+
+/// Hidden, as readers of data sets pass over such files.
+const NAME: &str = ".fetched.jsonl";
+
+/// A file that was fetched.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct Line {
+    pub(crate) name: String,
+    pub(crate) tag: String,
+    /// What it was fetched from.
+    pub(crate) from: String,
+}
+
+#[derive(Debug)]
+pub(crate) struct Record {
+    file: File,
+    pub(crate) lines: BTreeMap<String, Line>,
+}
+
+impl Record {
+    pub(crate) fn open(folder: &Path) -> Result<Self, Error> {
+        let path = folder.join(NAME);
+        let failed = |error| Error::Write {
+            path: path.clone(),
+            error,
+        };
+        let mut lines = BTreeMap::new();
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(failed(error)),
+        };
+        // The last line is torn where a machine stopped: its file is fetched again.
+        for line in text
+            .lines()
+            .filter_map(|line| serde_json::from_str::<Line>(line).ok())
+        {
+            lines.insert(line.name.clone(), line);
+        }
+        let mut file = OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(&path)
+            .map_err(failed)?;
+        if !text.is_empty() && !text.ends_with('\n') {
+            file.write_all(b"\n").map_err(failed)?;
+        }
+        Ok(Self { file, lines })
+    }
+
+    pub(crate) fn add(&mut self, folder: &Path, line: &Line) -> Result<(), Error> {
+        let text = serde_json::to_string(line).unwrap_or_default() + "\n";
+        self.file
+            .write_all(text.as_bytes())
+            .map_err(|error| Error::Write {
+                path: folder.join(NAME),
+                error,
+            })
+    }
+}

@@ -1,0 +1,551 @@
+//! `vit-trainer fetch`, from an S3 server, a web server and the Hub's interface, which fail as such do.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::error_handling::HandleError;
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::http::header::{AUTHORIZATION, CONTENT_LENGTH, LINK, LOCATION, RANGE, RETRY_AFTER};
+use axum::middleware::{Next, from_fn_with_state};
+use axum::response::{IntoResponse as _, Response};
+use axum::routing::{any, get};
+use futures::stream;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use s3s::auth::SimpleAuth;
+use s3s::service::S3ServiceBuilder;
+use serde_json::json;
+use tokio::runtime::Runtime;
+use tower_http::services::ServeDir;
+
+use crate::common::{TRAINER, await_condition};
+
+const TOKEN: &str = "hf_of_the_test";
+
+/// What a server does next, and what it was asked.
+#[derive(Debug, Default)]
+struct Faults {
+    /// Questions that are answered with 429.
+    refused: AtomicU32,
+    /// Answers that break off in the middle.
+    cut: AtomicU32,
+    /// Milliseconds before an answer begins.
+    late: AtomicU32,
+    /// Milliseconds between the parts of an answer, of which there are sixteen.
+    slow: AtomicU32,
+    /// Whether parts of files are not known, and whole ones are answered.
+    whole: AtomicBool,
+    /// Paths that were asked for, with the range.
+    asked: Mutex<Vec<String>>,
+}
+
+/// A server of files in a folder, in this process.
+struct Server {
+    files: tempfile::TempDir,
+    faults: Arc<Faults>,
+    address: String,
+    /// Ends with it.
+    _runtime: Runtime,
+}
+
+fn takes(count: &AtomicU32) -> bool {
+    count
+        .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1))
+        .is_ok()
+}
+
+/// What lies between a server and who asks it.
+async fn fail(State(faults): State<Arc<Faults>>, mut request: Request, next: Next) -> Response {
+    let range = request
+        .headers()
+        .get(RANGE)
+        .map_or("", |range| range.to_str().expect("text"));
+    let asked = format!("{} {} {range}", request.method(), request.uri().path());
+    faults
+        .asked
+        .lock()
+        .expect("no panic")
+        .push(asked.trim_end().to_owned());
+    if takes(&faults.refused) {
+        return (StatusCode::TOO_MANY_REQUESTS, [(RETRY_AFTER, "0")]).into_response();
+    }
+    if faults.whole.load(Ordering::SeqCst) {
+        request.headers_mut().remove(RANGE);
+    }
+    tokio::time::sleep(Duration::from_millis(faults.late.load(Ordering::SeqCst).into())).await;
+    let is_file = request.method() == "GET"
+        && request.uri().query().is_none()
+        && !request.uri().path().starts_with("/api");
+    let (mut parts, body) = next.run(request).await.into_parts();
+    if !is_file || !parts.status.is_success() {
+        return Response::from_parts(parts, body);
+    }
+    let bytes = to_bytes(body, usize::MAX).await.expect("a file");
+    parts.headers.insert(CONTENT_LENGTH, bytes.len().into());
+    let cut = takes(&faults.cut);
+    let pause = Duration::from_millis(faults.slow.load(Ordering::SeqCst).into());
+    let size = bytes.len().div_ceil(16).max(1);
+    let pieces: Vec<_> = bytes.chunks(size).map(|piece| bytes.slice_ref(piece)).collect();
+    let pieces = stream::unfold(pieces.into_iter().enumerate(), move |mut pieces| async move {
+        let (number, piece) = pieces.next()?;
+        tokio::time::sleep(pause).await;
+        let broken = cut && number == 8;
+        let piece = if broken {
+            Err(std::io::Error::other("the connection breaks"))
+        } else {
+            Ok(piece)
+        };
+        Some((piece, pieces))
+    });
+    Response::from_parts(parts, Body::from_stream(pieces))
+}
+
+impl Server {
+    fn start(router: impl FnOnce(&Path) -> Router) -> Self {
+        let files = tempfile::tempdir().expect("a folder");
+        let faults = Arc::new(Faults::default());
+        let router = router(files.path()).layer(from_fn_with_state(Arc::clone(&faults), fail));
+        let runtime = Runtime::new().expect("threads");
+        let listener = runtime
+            .block_on(tokio::net::TcpListener::bind("127.0.0.1:0"))
+            .expect("a port");
+        let address = format!("http://{}", listener.local_addr().expect("an address"));
+        runtime.spawn(async { axum::serve(listener, router).await });
+        Self {
+            files,
+            faults,
+            address,
+            _runtime: runtime,
+        }
+    }
+
+    /// A bucket `images`, for whoever has the key.
+    fn s3() -> Self {
+        Self::start(|files| {
+            fs_err::create_dir(files.join("images")).expect("a bucket");
+            let mut builder = S3ServiceBuilder::new(s3s_fs::FileSystem::new(files).expect("a folder"));
+            builder.set_auth(SimpleAuth::from_single("key", "secret"));
+            let failed = |_| async { StatusCode::INTERNAL_SERVER_ERROR };
+            Router::new().fallback_service(HandleError::new(builder.build(), failed))
+        })
+    }
+
+    fn web() -> Self {
+        Self::start(|files| Router::new().fallback_service(ServeDir::new(files)))
+    }
+
+    /// One data set of the Hub, `owner/name`, whose list of files has two pages.
+    fn hub() -> Self {
+        Self::start(|files| {
+            let folder = files.to_owned();
+            let tree = move |request: Request| {
+                let folder = folder.clone();
+                async move { page(&folder, &request) }
+            };
+            Router::new()
+                .route("/api/datasets/owner/name/revision/main", get(revision))
+                .route("/api/datasets/owner/name/tree/c0ffee/", get(tree))
+                .route("/datasets/owner/name/resolve/c0ffee/{*path}", any(redirect))
+                .nest_service("/cdn", ServeDir::new(files))
+        })
+    }
+
+    fn write(&self, files: &BTreeMap<String, Vec<u8>>, below: &str) {
+        for (name, bytes) in files {
+            let path = self.files.path().join(below).join(name);
+            fs_err::create_dir_all(path.parent().expect("a folder")).expect("creates");
+            fs_err::write(path, bytes).expect("writes");
+        }
+    }
+
+    fn asked(&self) -> Vec<String> {
+        std::mem::take(&mut self.faults.asked.lock().expect("no panic"))
+    }
+
+    fn command(&self, locations: &[&str], folder: &Path) -> Command {
+        let mut command = Command::new(TRAINER);
+        command
+            .arg("fetch")
+            .args(
+                locations
+                    .iter()
+                    .map(|location| location.replace("SERVER", &self.address)),
+            )
+            .arg("--to")
+            .arg(folder)
+            .env_clear()
+            .envs([
+                (
+                    "LD_LIBRARY_PATH",
+                    std::env::var("LD_LIBRARY_PATH").unwrap_or_default().as_str(),
+                ),
+                ("AWS_ENDPOINT_URL", &self.address),
+                ("AWS_ALLOW_HTTP", "true"),
+                ("AWS_REGION", "us-east-1"),
+                ("AWS_ACCESS_KEY_ID", "key"),
+                ("AWS_SECRET_ACCESS_KEY", "secret"),
+                ("HF_ENDPOINT", &self.address),
+                ("HF_TOKEN", TOKEN),
+            ]);
+        command
+    }
+
+    /// Its exit code, and what it printed.
+    fn fetch(&self, locations: &[&str], folder: &Path) -> (Option<i32>, String) {
+        ended(self.command(locations, folder).output().expect("starts"))
+    }
+}
+
+async fn revision(request: Request) -> Response {
+    let known = request
+        .headers()
+        .get(AUTHORIZATION)
+        .is_some_and(|value| *value == format!("Bearer {TOKEN}"));
+    if known {
+        axum::Json(json!({"sha": "c0ffee"})).into_response()
+    } else {
+        StatusCode::UNAUTHORIZED.into_response()
+    }
+}
+
+/// The first file, and where the list of the others is; or that one.
+fn page(folder: &Path, request: &Request) -> Response {
+    let files = tree(folder);
+    let entry = |(name, bytes): (&String, &Vec<u8>)| json!({"type": "file", "path": name, "oid": "0a1b", "size": bytes.len()});
+    let directory = json!({"type": "directory", "path": "data", "oid": "0"});
+    if request
+        .uri()
+        .query()
+        .is_some_and(|query| query.contains("cursor"))
+    {
+        let entries: Vec<_> = files.iter().skip(1).map(entry).chain([directory]).collect();
+        return axum::Json(entries).into_response();
+    }
+    let host = request.headers()["host"].to_str().expect("text");
+    let next = format!(
+        "<http://{host}{}?recursive=true&cursor=1>; rel=\"next\"",
+        request.uri().path()
+    );
+    let entries: Vec<_> = files.iter().take(1).map(entry).collect();
+    ([(LINK, next)], axum::Json(entries)).into_response()
+}
+
+/// As the Hub sends who asks for a file to where it lies.
+async fn redirect(axum::extract::Path(path): axum::extract::Path<String>) -> Response {
+    (StatusCode::FOUND, [(LOCATION, format!("/cdn/{path}"))]).into_response()
+}
+
+fn ended(output: Output) -> (Option<i32>, String) {
+    let printed = [output.stdout, output.stderr].concat();
+    (
+        output.status.code(),
+        String::from_utf8_lossy(&printed).into_owned(),
+    )
+}
+
+/// Files in a folder and below, by name; hidden ones are the fetcher's own.
+fn tree(folder: &Path) -> BTreeMap<String, Vec<u8>> {
+    let mut found = BTreeMap::new();
+    let mut folders = vec![folder.to_owned()];
+    while let Some(inner) = folders.pop() {
+        for entry in fs_err::read_dir(inner).expect("a folder") {
+            let path = entry.expect("an entry").path();
+            let name = path
+                .strip_prefix(folder)
+                .expect("below")
+                .to_str()
+                .expect("UTF-8")
+                .to_owned();
+            if path.is_dir() {
+                folders.push(path);
+            } else if !path
+                .file_name()
+                .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
+            {
+                found.insert(name, fs_err::read(path).expect("reads"));
+            }
+        }
+    }
+    found
+}
+
+fn files() -> BTreeMap<String, Vec<u8>> {
+    let content = |number: usize, size: usize| {
+        (0..size)
+            .map(|place| (place * (number + 3) % 251) as u8)
+            .collect()
+    };
+    let sizes = [
+        ("train-000.tar", 400_000),
+        ("train-001.tar", 70_000),
+        ("sub/val 0.tar", 5),
+        ("empty.txt", 0),
+    ];
+    sizes
+        .into_iter()
+        .enumerate()
+        .map(|(number, (name, size))| (name.to_owned(), content(number, size)))
+        .collect()
+}
+
+/// Each kind of store, with the same files, and what names them all.
+fn stores() -> [(Server, Vec<&'static str>); 3] {
+    let [s3, web, hub] = [Server::s3(), Server::web(), Server::hub()];
+    s3.write(&files(), "images/set");
+    web.write(&files(), "set");
+    hub.write(&files(), "");
+    // A web server lists nothing, and what it tells of a file's name is what was asked for.
+    let of_web = vec!["SERVER/set/train-{000..001}.tar", "SERVER/set/empty.txt"];
+    [
+        (s3, vec!["s3://images/set"]),
+        (web, of_web),
+        (hub, vec!["hf://datasets/owner/name"]),
+    ]
+}
+
+#[test]
+fn files_come_whole_and_once_whatever_a_server_does() {
+    for (server, locations) in stores() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut expected = files();
+        if locations.len() > 1 {
+            expected.remove("sub/val 0.tar");
+        }
+        server.faults.refused.store(3, Ordering::SeqCst);
+        server.faults.cut.store(2, Ordering::SeqCst);
+        server.faults.late.store(30, Ordering::SeqCst);
+        let (code, printed) = server.fetch(&locations, folder.path());
+        assert_eq!(code, Some(0), "{locations:?}: {printed}");
+        assert!(
+            tree(folder.path()) == expected,
+            "{locations:?}: {:?}",
+            tree(folder.path()).keys()
+        );
+        let count = expected.len();
+        assert!(
+            printed.contains(&format!("{count} files, {count} of them fetched")),
+            "{printed}"
+        );
+        assert_eq!(server.faults.cut.load(Ordering::SeqCst), 0, "answers broke off");
+
+        server.asked();
+        let (code, printed) = server.fetch(&locations, folder.path());
+        assert_eq!(code, Some(0), "{printed}");
+        assert!(
+            printed.contains(&format!("{count} files, 0 of them fetched")),
+            "{printed}"
+        );
+        let read: Vec<String> = server
+            .asked()
+            .into_iter()
+            .filter(|asked| asked.starts_with("GET ") && asked.contains("train-"))
+            .collect();
+        assert_eq!(read, [] as [&str; 0], "{locations:?}");
+    }
+}
+
+#[test]
+fn what_was_stopped_goes_on_where_it_was() {
+    for (server, locations) in stores() {
+        let folder = tempfile::tempdir().expect("a folder");
+        server.faults.slow.store(200, Ordering::SeqCst);
+        let part = || {
+            let entries = fs_err::read_dir(folder.path()).expect("a folder");
+            let names = entries.map(|entry| entry.expect("an entry"));
+            let part = names.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b".train-000"));
+            part.map(|entry| entry.metadata().map_or(0, |about| about.len()))
+                .max()
+                .unwrap_or(0)
+        };
+        for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+            let before = part();
+            let mut child = server
+                .command(&locations, folder.path())
+                .stderr(Stdio::null())
+                .stdout(Stdio::null())
+                .spawn()
+                .expect("starts");
+            await_condition("more of the first file", || part() > before);
+            kill(Pid::from_raw(child.id().cast_signed()), signal).expect("is told");
+            let code = child.wait().expect("ends").code();
+            assert_eq!(code, (signal == Signal::SIGTERM).then_some(143));
+            assert!(!folder.path().join("train-000.tar").exists());
+        }
+        // Killed, it has left its lock, which nobody touches any more.
+        fs_err::remove_file(folder.path().join(".fetch.lock")).expect("removes");
+        server.faults.slow.store(0, Ordering::SeqCst);
+        let present = part();
+        server.faults.whole.store(locations.len() > 1, Ordering::SeqCst);
+        server.asked();
+        let (code, printed) = server.fetch(&locations, folder.path());
+        assert_eq!(code, Some(0), "{printed}");
+        let asked = server.asked();
+        let rest = format!("bytes={present}-");
+        assert!(
+            asked
+                .iter()
+                .any(|asked| asked.contains("train-000") && asked.ends_with(&rest)),
+            "{present}: {asked:?}"
+        );
+        assert!(
+            tree(folder.path())["train-000.tar"] == files()["train-000.tar"],
+            "{locations:?}"
+        );
+    }
+}
+
+#[test]
+fn two_that_fetch_into_one_folder_share_the_work() {
+    let server = Server::s3();
+    server.write(&files(), "images");
+    server.faults.slow.store(20, Ordering::SeqCst);
+    let folder = tempfile::tempdir().expect("a folder");
+    let both = [0, 1].map(|_| {
+        let mut command = server.command(&["s3://images/train-*.tar"], folder.path());
+        command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("starts")
+    });
+    let ends = both.map(|child| ended(child.wait_with_output().expect("ends")));
+    assert!(ends.iter().all(|(code, _)| *code == Some(0)), "{ends:?}");
+    let read = server
+        .asked()
+        .iter()
+        .filter(|asked| asked.starts_with("GET ") && asked.contains(".tar"))
+        .count();
+    assert_eq!(read, 2, "each file once");
+    let names: Vec<String> = tree(folder.path()).into_keys().collect();
+    assert_eq!(names, ["train-000.tar", "train-001.tar"]);
+}
+
+#[test]
+fn what_cannot_be_fetched_is_told_with_what_can_be_done() {
+    let (s3, web, hub) = (Server::s3(), Server::web(), Server::hub());
+    s3.write(&files(), "images");
+    let folder = tempfile::tempdir().expect("a folder");
+    let told = |server: &Server, location: &str, code: i32, expected: &str| {
+        let (found, printed) = server.fetch(&[location], folder.path());
+        assert_eq!(found, Some(code), "{location}: {printed}");
+        let expected = expected.replace("SERVER", &server.address);
+        assert!(printed.contains(&expected), "{location}: {printed}");
+    };
+    told(
+        &s3,
+        "s3://images/none/",
+        2,
+        "none of s3://images/none/ is not there, or holds no files",
+    );
+    told(&s3, "s3://other/a.tar", 2, "is not there, or holds no files");
+    told(
+        &web,
+        "SERVER/a-{0..1}.tar",
+        2,
+        "a-0.tar of SERVER/a-{0..1}.tar is not there, or holds no files",
+    );
+    told(
+        &hub,
+        "hf://datasets/owner/other",
+        2,
+        "owner/other of the Hub is not there, or holds no files",
+    );
+    let mut stranger = hub.command(&["hf://datasets/owner/name"], folder.path());
+    let (code, printed) = ended(stranger.env_remove("HF_TOKEN").output().expect("starts"));
+    assert_eq!(code, Some(2), "{printed}");
+    assert!(
+        printed.contains(
+            "owner/name of the Hub may not be read (401 Unauthorized): give credentials, as HF_TOKEN"
+        ),
+        "{printed}"
+    );
+    let mut stranger = s3.command(&["s3://images"], folder.path());
+    let (code, printed) = ended(
+        stranger
+            .env("AWS_SECRET_ACCESS_KEY", "wrong")
+            .output()
+            .expect("starts"),
+    );
+    assert_eq!(code, Some(2), "{printed}");
+    assert!(
+        printed.contains("give credentials, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+        "{printed}"
+    );
+    for (server, location) in [(&s3, "s3://images"), (&hub, "hf://datasets/owner/name")] {
+        server.faults.refused.store(u32::MAX, Ordering::SeqCst);
+        let mut command = server.command(&[location], folder.path());
+        let (code, printed) = ended(command.args(["--retry-seconds", "1"]).output().expect("starts"));
+        assert_eq!(code, Some(79), "{location}: {printed}");
+        assert!(printed.contains("429"), "{location}: {printed}");
+        server.faults.refused.store(0, Ordering::SeqCst);
+    }
+    let huge = fs_err::File::create(web.files.path().join("huge.tar")).expect("creates");
+    huge.set_len(1 << 43).expect("has no blocks");
+    told(
+        &web,
+        "SERVER/huge.tar",
+        79,
+        "bytes free, and 8796093022208 are to be fetched",
+    );
+    assert_eq!(tree(folder.path()).len(), 0, "nothing is left");
+}
+
+#[test]
+fn a_file_that_is_another_one_is_never_mixed_with_what_is_there() {
+    let server = Server::s3();
+    server.write(&files(), "images");
+    let folder = tempfile::tempdir().expect("a folder");
+    let location = "s3://images/train-*.tar";
+    let own = folder.path().join("train-000.tar");
+    fs_err::write(&own, "of somebody else").expect("writes");
+    let (code, printed) = server.fetch(&[location], folder.path());
+    assert_eq!(code, Some(2), "{printed}");
+    assert!(
+        printed.contains(
+            "train-000.tar has 16 bytes, and the file to fetch 400000: it was not fetched from there"
+        ),
+        "{printed}"
+    );
+    assert_eq!(fs_err::read(&own).expect("reads"), b"of somebody else");
+    fs_err::remove_file(&own).expect("removes");
+    let part = folder.path().join(".train-000.tar.0a1b.part");
+    fs_err::write(&part, "of what the file was before").expect("writes");
+    assert_eq!(server.fetch(&[location], folder.path()).0, Some(0));
+    assert!(!part.exists());
+
+    // Of the same size, so that only its tag tells.
+    let other = vec![7; 400_000];
+    server.write(
+        &BTreeMap::from([("train-000.tar".to_owned(), other.clone())]),
+        "images",
+    );
+    let (code, printed) = server.fetch(&[location], folder.path());
+    assert!(printed.contains("2 files, 1 of them fetched"), "{printed}");
+    assert_eq!(
+        (code, fs_err::read(&own).expect("reads") == other),
+        (Some(0), true)
+    );
+
+    fs_err::remove_file(server.files.path().join("images/train-001.tar")).expect("removes");
+    let (code, printed) = server.fetch(&[location], folder.path());
+    assert_eq!(code, Some(2), "{printed}");
+    assert!(
+        printed.contains("train-001.tar was fetched, and is not there any more"),
+        "{printed}"
+    );
+    let (_, printed) = server.fetch(
+        &["s3://images/train-*.tar", "s3://images/train-000.tar"],
+        folder.path(),
+    );
+    assert!(
+        printed.contains("train-000.tar is at several of the places that are fetched"),
+        "{printed}"
+    );
+}
