@@ -31,6 +31,14 @@ pub enum Error {
         /// Which variables of the environment hold credentials.
         how: &'static str,
     },
+    /// The store does not take the question.
+    #[error("{place} cannot be read as it is asked for: {reason}")]
+    Refused {
+        /// What was asked for.
+        place: String,
+        /// The store's words.
+        reason: String,
+    },
     /// The store did not answer, or not in time, or told to come back later, until patience ended.
     #[error("{place} could not be read: {reason}")]
     Unavailable {
@@ -109,6 +117,10 @@ impl Error {
     pub(crate) fn of_store(place: String, how: &'static str, error: &StoreError) -> Self {
         match error {
             StoreError::NotFound { .. } => Self::Missing { place },
+            StoreError::InvalidPath { .. } => Self::Refused {
+                place,
+                reason: innermost(error),
+            },
             StoreError::Precondition { .. } => Self::Changed { place },
             StoreError::Unauthenticated { .. } | StoreError::PermissionDenied { .. } => Self::Denied {
                 place,
@@ -117,11 +129,14 @@ impl Error {
             },
             _ => {
                 let reason = innermost(error);
+                let tells = |texts: &[&str]| texts.iter().any(|text| reason.contains(text));
                 // Questions about a bucket have no errors of their own.
-                if reason.contains("404 Not Found") {
+                if tells(&["404 Not Found"]) {
                     Self::Missing { place }
-                } else if reason.contains("403 Forbidden") || reason.contains("401 Unauthorized") {
+                } else if tells(&["403 Forbidden", "401 Unauthorized"]) {
                     Self::Denied { place, reason, how }
+                } else if tells(&["400 Bad Request", "redirect without LOCATION"]) {
+                    Self::Refused { place, reason }
                 } else {
                     Self::Unavailable { place, reason }
                 }

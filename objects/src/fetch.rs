@@ -1,26 +1,39 @@
 //! Files of a store, fetched into a folder: whole or not at all, and each once.
+//!
+//! A file grows in the fetcher's own folder beside the others, under a name that tells what it is and of which version. Bytes are
+//! written at their own places, so that two processes that both believe to be alone write the same. When it is whole it is recorded,
+//! and then gets its name.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read as _, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::{StreamExt as _, TryStreamExt as _};
-use tokio::io::AsyncWriteExt as _;
+use sha2::{Digest as _, Sha256};
+use tokio::fs::File;
+use tokio::io::{AsyncSeekExt as _, AsyncWriteExt as _};
 
 use crate::lock::Lock;
 use crate::record::{Line, Record};
+use crate::store::OWN;
 use crate::{Error, Location, RemoteFile, Store};
 
 /// Files at the same time.
 const AT_ONCE: usize = 8;
+/// Of a file that another process has left half there, so many of the last bytes are fetched again: where a machine stopped, they
+/// may never have got to the disk.
+const DISTRUSTED: u64 = 8 << 20;
+const FIRST_PAUSE: Duration = Duration::from_millis(200);
+const LONGEST_PAUSE: Duration = Duration::from_secs(20);
 
 /// What is to be fetched into a folder, which no other process fetches into meanwhile.
 #[derive(Debug)]
 pub struct Plan {
     folder: PathBuf,
+    patience: Duration,
     record: Record,
     tasks: Vec<Task>,
     files: usize,
@@ -33,7 +46,9 @@ struct Task {
     store: Arc<Store>,
     from: String,
     file: RemoteFile,
-    /// Bytes of it that are.
+    /// Where it grows.
+    part: PathBuf,
+    /// Bytes of it that are there.
     present: u64,
 }
 
@@ -63,66 +78,73 @@ impl Plan {
     /// # Errors
     /// Where files cannot be listed, are in the way, or do not fit.
     pub async fn new(locations: &[Location], folder: &Path, patience: Duration) -> Result<Self, Error> {
+        let own = folder.join(OWN);
         let failed = |error| Error::Write {
-            path: folder.into(),
+            path: own.clone(),
             error,
         };
-        std::fs::create_dir_all(folder).map_err(failed)?;
-        let lock = Lock::take(folder).await?;
-        let record = Record::open(folder)?;
+        std::fs::create_dir_all(&own).map_err(failed)?;
+        let lock = Lock::take(&own).await?;
+        let record = Record::open(&own)?;
         let mut found = BTreeMap::new();
         for location in locations {
             let store = Arc::new(Store::open(location.clone(), patience).await?);
             for file in store.list().await? {
                 let name = file.name.clone();
-                if found
-                    .insert(name.clone(), (Arc::clone(&store), location.to_string(), file))
-                    .is_some()
-                {
+                let place = (Arc::clone(&store), location.to_string(), file);
+                if found.insert(name.clone(), place).is_some() {
                     return Err(Error::Twice { name });
                 }
             }
         }
-        for name in record.lines.keys() {
+        for (name, line) in &record.lines {
+            let is_of_these = locations.iter().any(|location| location.to_string() == line.from);
             let path = folder.join(name);
-            if !found.contains_key(name) && path.exists() {
+            if is_of_these && !found.contains_key(name) && path.exists() {
                 return Err(Error::Leftover { path });
             }
         }
         let files = found.len();
-        remove_other_parts(folder, found.values().map(|(_, _, file)| file)).map_err(failed)?;
-        let mut tasks = Vec::new();
+        let (mut tasks, mut parts) = (Vec::new(), BTreeSet::new());
         for (name, (store, from, file)) in found {
             let path = folder.join(&name);
-            let present = match std::fs::metadata(&path) {
-                Ok(about) => {
-                    let known = record.lines.get(&name);
-                    if about.len() == file.bytes && known.is_none_or(|line| line.tag == file.tag) {
-                        continue;
-                    }
-                    if known.is_none() {
-                        return Err(Error::InTheWay {
-                            path,
-                            found: about.len(),
-                            expected: file.bytes,
-                        });
-                    }
-                    0
+            let known = record.lines.get(&name);
+            match std::fs::metadata(&path) {
+                Ok(about) if known.is_none() => {
+                    return Err(Error::InTheWay {
+                        path,
+                        found: about.len(),
+                        expected: file.bytes,
+                    });
                 }
-                Err(error) if error.kind() == ErrorKind::NotFound => {
-                    std::fs::metadata(part_of(&path, &file)).map_or(0, |about| about.len().min(file.bytes))
+                Ok(about) if about.len() == file.bytes && known.is_some_and(|line| line.tag == file.tag) => {
+                    continue;
                 }
-                Err(error) => return Err(Error::Write { path, error }),
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    return Err(Error::Write { path, error });
+                }
+                _ => {}
+            }
+            let part = own.join(part_name(&file));
+            parts.insert(part.clone());
+            // What has no tag may be of another version.
+            let present = if file.tag.is_empty() {
+                0
+            } else {
+                std::fs::metadata(&part).map_or(0, |about| about.len())
             };
             tasks.push(Task {
+                present: present.min(file.bytes).saturating_sub(DISTRUSTED),
                 store,
                 from,
                 file,
-                present,
+                part,
             });
         }
+        remove_other_parts(&own, &parts).map_err(failed)?;
         let plan = Self {
             folder: folder.into(),
+            patience,
             record,
             tasks,
             files,
@@ -151,23 +173,17 @@ impl Plan {
     /// # Errors
     /// At the first file that cannot be fetched or written.
     pub async fn carry_out(mut self, progress: &Progress) -> Result<Fetched, Error> {
-        let fetched = self.tasks.len();
-        let folder = self.folder.clone();
-        let done = futures::stream::iter(std::mem::take(&mut self.tasks))
-            .map(|task| {
-                let folder = &folder;
-                async move {
-                    task.carry_out(folder, progress).await?;
-                    Ok::<_, Error>(Line {
-                        name: task.file.name.clone(),
-                        tag: task.file.tag.clone(),
-                        from: task.from.clone(),
-                    })
-                }
+        let (fetched, patience) = (self.tasks.len(), self.patience);
+        let tasks = std::mem::take(&mut self.tasks);
+        let whole = futures::stream::iter(tasks)
+            .map(|task| async move {
+                task.fetch(patience, progress).await?;
+                Ok::<_, Error>(task)
             })
             .buffer_unordered(AT_ONCE);
-        let record = &mut self.record;
-        done.try_for_each(|line| std::future::ready(record.add(&folder, &line)))
+        let (record, folder) = (&mut self.record, &self.folder);
+        whole
+            .try_for_each(|task| std::future::ready(task.name(record, folder)))
             .await?;
         Ok(Fetched {
             files: self.files,
@@ -177,87 +193,124 @@ impl Plan {
 }
 
 impl Task {
-    async fn carry_out(&self, folder: &Path, progress: &Progress) -> Result<(), Error> {
-        let path = folder.join(&self.file.name);
-        let part = part_of(&path, &self.file);
-        let failed = |error| Error::Write {
-            path: part.clone(),
-            error,
-        };
-        if let Some(parent) = path.parent() {
-            std::fs::create_dir_all(parent).map_err(failed)?;
-        }
-        let mut output = tokio::fs::OpenOptions::new()
-            .append(true)
+    /// All of its content.
+    async fn fetch(&self, patience: Duration, progress: &Progress) -> Result<(), Error> {
+        let failed = |error| self.failed(error);
+        let mut options = tokio::fs::OpenOptions::new();
+        let mut output = options
+            .write(true)
             .create(true)
-            .open(&part)
+            .truncate(false)
+            .open(&self.part)
             .await
             .map_err(failed)?;
-        let mut present = output.metadata().await.map_err(failed)?.len();
-        if present > self.file.bytes {
-            output.set_len(0).await.map_err(failed)?;
-            present = 0;
-        }
+        let mut present = self.present;
+        // The most that was ever there, and since when: a server that breaks off at the same place each time has an end, too.
+        let (mut most, mut since, mut pause) = (present, Instant::now(), FIRST_PAUSE);
         while present < self.file.bytes {
-            let before = present;
-            match self.append(&mut output, &mut present, progress).await {
+            let ended = self.append(&mut output, &mut present).await;
+            if present > most {
+                progress.0.fetch_add(present - most, Ordering::Relaxed);
+                (most, since, pause) = (present, Instant::now(), FIRST_PAUSE);
+            }
+            match ended {
                 Ok(()) => {}
                 Err(Append::Write(error)) => return Err(failed(error)),
                 // A server that knows no ranges: from the beginning, which is asked for without one.
-                Err(Append::Whole) => {
-                    output.set_len(0).await.map_err(failed)?;
-                    present = 0;
-                }
-                // What broke off is asked for again as long as anything came.
-                Err(Append::Read(error @ Error::Unavailable { .. })) if present > before => {
+                Err(Append::Whole) => present = 0,
+                Err(Append::Read(error @ Error::Unavailable { .. })) if since.elapsed() < patience => {
                     tracing::warn!("{error}: going on at byte {present}");
+                    tokio::time::sleep(pause).await;
+                    pause = (pause * 2).min(LONGEST_PAUSE);
+                    if self.file.tag.is_empty() {
+                        present = 0;
+                    }
                 }
                 Err(Append::Read(error)) => return Err(error),
             }
         }
+        output.set_len(self.file.bytes).await.map_err(failed)?;
         output.sync_all().await.map_err(failed)?;
-        std::fs::rename(&part, &path).map_err(|error| Error::Write { path, error })
+        let (part, expected) = (self.part.clone(), self.file.sha256.clone());
+        let Some(expected) = expected else { return Ok(()) };
+        let sum = tokio::task::spawn_blocking(move || sha256(&part)).await;
+        let sum = sum
+            .map_err(std::io::Error::other)
+            .and_then(|sum| sum)
+            .map_err(failed)?;
+        if sum == expected {
+            return Ok(());
+        }
+        std::fs::remove_file(&self.part).map_err(failed)?;
+        Err(Error::Unavailable {
+            place: self.place(),
+            reason: format!("what came has SHA-256 {sum}, and the store tells {expected}"),
+        })
     }
 
     /// The rest of the file, as much as comes.
-    async fn append(
-        &self,
-        output: &mut tokio::fs::File,
-        present: &mut u64,
-        progress: &Progress,
-    ) -> Result<(), Append> {
-        let place = || format!("{} of {}", self.file.name, self.from);
+    async fn append(&self, output: &mut File, present: &mut u64) -> Result<(), Append> {
+        let unavailable = |reason: String| {
+            Append::Read(Error::Unavailable {
+                place: self.place(),
+                reason,
+            })
+        };
         let answer = self.store.get(&self.file, *present).await.map_err(Append::Read)?;
         let Some(answer) = answer else {
             return Err(Append::Whole);
         };
-        let is_other = answer.meta.size != self.file.bytes
-            || (self.file.e_tag.is_some() && answer.meta.e_tag != self.file.e_tag);
-        if is_other {
-            return Err(Append::Read(Error::Changed { place: place() }));
+        if !self.file.is_of(&answer.meta) {
+            return Err(Append::Read(Error::Changed { place: self.place() }));
         }
         if answer.range.start != *present {
-            return Err(Append::Read(Error::Unavailable {
-                place: place(),
-                reason: "the server sent another part of the file than the one asked for".into(),
-            }));
+            return Err(unavailable(
+                "the server sent another part of the file than the one asked for".into(),
+            ));
         }
+        output
+            .seek(SeekFrom::Start(*present))
+            .await
+            .map_err(Append::Write)?;
         let mut pieces = answer.into_stream();
         while let Some(piece) = pieces.next().await {
             let piece =
                 piece.map_err(|error| Append::Read(self.store.refused(Some(&self.file.name), &error)))?;
             output.write_all(&piece).await.map_err(Append::Write)?;
             *present += piece.len() as u64;
-            progress.0.fetch_add(piece.len() as u64, Ordering::Relaxed);
         }
         output.flush().await.map_err(Append::Write)?;
         if *present < self.file.bytes {
-            return Err(Append::Read(Error::Unavailable {
-                place: place(),
-                reason: format!("it ended after {present} of {} bytes", self.file.bytes),
-            }));
+            return Err(unavailable(format!(
+                "it ended after {present} of {} bytes",
+                self.file.bytes
+            )));
         }
         Ok(())
+    }
+
+    /// Records that it is whole, and gives it its name.
+    fn name(&self, record: &mut Record, folder: &Path) -> Result<(), Error> {
+        record.add(&Line {
+            name: self.file.name.clone(),
+            tag: self.file.tag.clone(),
+            from: self.from.clone(),
+        })?;
+        let path = folder.join(&self.file.name);
+        let parent = path.parent().unwrap_or(folder);
+        let renamed = std::fs::create_dir_all(parent).and_then(|()| std::fs::rename(&self.part, &path));
+        renamed.map_err(|error| Error::Write { path, error })
+    }
+
+    fn place(&self) -> String {
+        format!("{} of {}", self.file.name, self.from)
+    }
+
+    fn failed(&self, error: std::io::Error) -> Error {
+        Error::Write {
+            path: self.part.clone(),
+            error,
+        }
     }
 }
 
@@ -268,37 +321,66 @@ enum Append {
     Write(std::io::Error),
 }
 
-/// Removes what is half there of files that are others by now.
-fn remove_other_parts<'a>(folder: &Path, files: impl Iterator<Item = &'a RemoteFile>) -> std::io::Result<()> {
-    let mut wanted = BTreeMap::<PathBuf, BTreeSet<PathBuf>>::new();
-    for file in files {
-        let part = part_of(&folder.join(&file.name), file);
-        let parent = part.parent().unwrap_or(folder).to_owned();
-        wanted.entry(parent).or_default().insert(part);
-    }
-    for (parent, parts) in wanted.into_iter().filter(|(parent, _)| parent.is_dir()) {
-        for entry in std::fs::read_dir(parent)? {
-            let path = entry?.path();
-            let name = path.file_name().unwrap_or_default().as_encoded_bytes();
-            if name.starts_with(b".") && name.ends_with(b".part") && !parts.contains(&path) {
-                std::fs::remove_file(path)?;
-            }
+/// What a file is called while it is not whole: by its name and its version.
+fn part_name(file: &RemoteFile) -> String {
+    let hash = |text: &str| {
+        Sha256::digest(text)[..8]
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect::<String>()
+    };
+    format!("{}-{}.part", hash(&file.name), hash(&file.tag))
+}
+
+/// Removes what is half there of other versions of these files.
+fn remove_other_parts(own: &Path, parts: &BTreeSet<PathBuf>) -> std::io::Result<()> {
+    // The name of a file comes first.
+    let file_of = |part: &Path| {
+        let name = part.file_name()?.to_str()?.strip_suffix(".part")?;
+        Some(name.split_once('-')?.0.to_owned())
+    };
+    let files: BTreeSet<String> = parts.iter().filter_map(|part| file_of(part)).collect();
+    for entry in std::fs::read_dir(own)? {
+        let path = entry?.path();
+        if !parts.contains(&path) && file_of(&path).is_some_and(|file| files.contains(&file)) {
+            std::fs::remove_file(path)?;
         }
     }
     Ok(())
 }
 
-/// The name of a file that is not whole: hidden, and another one for another content.
-fn part_of(path: &Path, file: &RemoteFile) -> PathBuf {
-    let name = path
-        .file_name()
-        .map(|name| name.to_string_lossy().into_owned())
-        .unwrap_or_default();
-    let tag: String = file
-        .tag
-        .chars()
-        .filter(char::is_ascii_alphanumeric)
-        .take(40)
-        .collect();
-    path.with_file_name(format!(".{name}.{tag}.part"))
+/// In hexadecimal digits.
+fn sha256(path: &Path) -> std::io::Result<String> {
+    let mut file = std::fs::File::open(path)?;
+    let mut hasher = Sha256::new();
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        let count = file.read(&mut buffer)?;
+        if count == 0 {
+            let digest = hasher.finalize();
+            return Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect());
+        }
+        hasher.update(&buffer[..count]);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_versions_of_a_file_that_are_half_there_go() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let part = |name: &str| folder.path().join(name);
+        for name in ["01-aa.part", "01-bb.part", "02-aa.part", "lock", "01-aa"] {
+            std::fs::write(part(name), "").expect("writes");
+        }
+        remove_other_parts(folder.path(), &BTreeSet::from([part("01-bb.part")])).expect("removes");
+        let mut left: Vec<_> = std::fs::read_dir(folder.path())
+            .expect("a folder")
+            .map(|entry| entry.expect("an entry").file_name())
+            .collect();
+        left.sort();
+        assert_eq!(left, ["01-aa", "01-bb.part", "02-aa.part", "lock"]);
+    }
 }

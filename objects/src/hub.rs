@@ -3,7 +3,8 @@
 //! The Hub's own crate, hf-hub, brings 60 others for uploads and its chunked storage, and answers to neither ranges nor resumption.
 //! The protocol is that of <https://huggingface.co/docs/hub/api>.
 
-use std::time::Duration;
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
 
 use http::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use reqwest::{Certificate, Client, Response, StatusCode, Url};
@@ -35,6 +36,8 @@ pub(crate) struct HubFile {
     pub(crate) path: String,
     pub(crate) bytes: u64,
     pub(crate) tag: String,
+    /// Of the content, of large files alone.
+    pub(crate) sha256: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -85,6 +88,7 @@ impl Hub {
             token,
             patience,
         };
+        let revision = revision.replace('/', "%2F");
         let (found, _) = hub.ask::<Revision>(&format!("revision/{revision}")).await?;
         hub.commit = found.sha;
         Ok(hub)
@@ -108,26 +112,27 @@ impl Hub {
 
     /// All files in a folder and below.
     pub(crate) async fn list(&self, folder: &str) -> Result<Vec<HubFile>, Error> {
-        let mut next = Some(format!("tree/{}/{folder}?recursive=true", self.commit));
-        let mut files = Vec::new();
+        let mut next = Some(format!("tree/{}/{}?recursive=true", self.commit, escaped(folder)));
+        let (mut files, mut seen) = (Vec::new(), HashSet::new());
         while let Some(page) = next {
             let (entries, after) = self.ask::<Vec<Entry>>(&page).await?;
-            files.extend(
-                entries
-                    .into_iter()
-                    .filter(|entry| entry.kind == "file")
-                    .map(|entry| {
-                        let (tag, bytes) = entry
-                            .lfs
-                            .map_or((entry.oid, entry.size), |lfs| (lfs.oid, lfs.size));
-                        HubFile {
-                            path: entry.path,
-                            bytes,
-                            tag,
-                        }
-                    }),
-            );
-            next = after;
+            let entries = entries.into_iter().filter(|entry| entry.kind == "file");
+            files.extend(entries.map(|entry| match entry.lfs {
+                Some(Lfs { oid, size }) => HubFile {
+                    path: entry.path,
+                    bytes: size,
+                    sha256: Some(oid.clone()),
+                    tag: oid,
+                },
+                None => HubFile {
+                    path: entry.path,
+                    bytes: entry.size,
+                    sha256: None,
+                    tag: entry.oid,
+                },
+            }));
+            // A page that leads back would have no end.
+            next = after.filter(|after| seen.insert(after.clone()));
         }
         Ok(files)
     }
@@ -145,42 +150,68 @@ impl Hub {
             text: address.clone(),
             expected: error.to_string(),
         })?;
-        let (mut waited, mut pause) = (Duration::ZERO, FIRST_PAUSE);
+        let start = Instant::now();
+        let mut pause = FIRST_PAUSE;
         loop {
             let sent = self.client.get(url.clone()).headers(self.headers()).send().await;
             let (reason, wanted) = match sent {
                 Ok(response) if response.status().is_success() => {
                     let after = next_page(&response);
-                    match response.json().await {
-                        Ok(answer) => return Ok((answer, after)),
+                    match response.bytes().await {
+                        Ok(answer) => {
+                            let answer = serde_json::from_slice(&answer).map(|answer| (answer, after));
+                            return answer.map_err(|error| Error::Refused {
+                                place,
+                                reason: format!("{} gives no answer of the Hub: {error}", self.endpoint),
+                            });
+                        }
                         Err(error) => (innermost(&error), None),
                     }
                 }
-                Ok(response) => match response.status() {
-                    StatusCode::NOT_FOUND => return Err(Error::Missing { place }),
-                    status @ (StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
-                        return Err(Error::Denied {
-                            place,
-                            reason: status.to_string(),
-                            how: "as HF_TOKEN",
-                        });
+                Ok(response) => {
+                    let status = response.status();
+                    match status {
+                        StatusCode::NOT_FOUND => return Err(Error::Missing { place }),
+                        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                            return Err(Error::Denied {
+                                place,
+                                reason: status.to_string(),
+                                how: "as HF_TOKEN",
+                            });
+                        }
+                        StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => {}
+                        _ if status.is_server_error() => {}
+                        _ => {
+                            return Err(Error::Refused {
+                                place,
+                                reason: status.to_string(),
+                            });
+                        }
                     }
-                    status => (status.to_string(), retry_after(&response)),
-                },
+                    (status.to_string(), retry_after(&response))
+                }
                 Err(error) => (innermost(&error), None),
             };
-            if waited >= self.patience {
+            let left = self.patience.saturating_sub(start.elapsed());
+            if left.is_zero() {
                 return Err(Error::Unavailable { place, reason });
             }
             tracing::warn!("{place} does not answer ({reason}): asking again");
-            let rest = wanted
-                .unwrap_or(pause)
-                .clamp(pause, self.patience.saturating_sub(waited).max(pause));
-            tokio::time::sleep(rest).await;
-            waited += rest;
+            tokio::time::sleep(wanted.unwrap_or(pause).max(pause).min(left)).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
+}
+
+/// A path as a part of an address.
+fn escaped(path: &str) -> String {
+    let mut url = Url::parse("http://host").expect("an address");
+    if let Ok(mut segments) = url.path_segments_mut() {
+        segments
+            .clear()
+            .extend(path.split('/').filter(|part| !part.is_empty()));
+    }
+    url.path().trim_start_matches('/').to_owned()
 }
 
 /// Mozilla's certificates, beside those of the system.

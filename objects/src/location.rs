@@ -3,7 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
+use object_store::path::Path;
+
 use crate::Error;
+use crate::error::innermost;
 
 /// Most files that a range names.
 const MOST_FILES: u32 = 1_000_000;
@@ -39,6 +42,22 @@ pub(crate) enum Place {
         dataset: String,
         revision: String,
     },
+}
+
+impl Place {
+    /// How credentials are given.
+    pub(crate) fn credentials(&self) -> &'static str {
+        match self {
+            Self::S3 { .. } => {
+                "as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or set AWS_SKIP_SIGNATURE to true for a public bucket"
+            }
+            Self::Gcs { .. } => {
+                "as GOOGLE_SERVICE_ACCOUNT_KEY, or set GOOGLE_SKIP_SIGNATURE to true for a public bucket"
+            }
+            Self::Http { .. } => "or take a server that asks for none",
+            Self::Hub { .. } => "as HF_TOKEN",
+        }
+    }
 }
 
 /// Which files of a folder.
@@ -86,12 +105,22 @@ impl FromStr for Location {
                     return Err(refused(EXPECTED));
                 };
                 let (name, revision) = name.split_once('@').unwrap_or((name, "main"));
+                let mut inner = parts.next().unwrap_or("");
+                let mut revision = revision.to_owned();
+                // Branches of the Hub's own, as refs/convert/parquet.
+                if revision == "refs" {
+                    let mut rest = inner.splitn(3, '/');
+                    let (Some(kind), Some(branch)) = (rest.next(), rest.next()) else {
+                        return Err(refused(EXPECTED));
+                    };
+                    revision = format!("refs/{kind}/{branch}");
+                    inner = rest.next().unwrap_or("");
+                }
                 if owner.is_empty() || name.is_empty() || revision.is_empty() {
                     return Err(refused(EXPECTED));
                 }
                 let dataset = format!("{owner}/{name}");
-                let revision = revision.to_owned();
-                (Place::Hub { dataset, revision }, parts.next().unwrap_or(""))
+                (Place::Hub { dataset, revision }, inner)
             }
             _ => return Err(refused(EXPECTED)),
         };
@@ -100,9 +129,15 @@ impl FromStr for Location {
         {
             return Err(refused(EXPECTED));
         }
-        let path = path.trim_matches('/');
-        if path.split('/').any(|part| part == "..") || text.contains(['?', '#']) {
-            return Err(refused("a path without .., ? and #"));
+        // Keys of buckets are as they are; addresses of the web have %20 for a space.
+        let decoded = match place {
+            Place::Http { .. } => Path::from_url_path(path),
+            Place::S3 { .. } | Place::Gcs { .. } | Place::Hub { .. } => Path::parse(path),
+        };
+        let decoded = decoded.map_err(|error| refused(&innermost(&error)))?;
+        let path = decoded.as_ref();
+        if matches!(place, Place::Http { .. }) && text.contains(['?', '#']) {
+            return Err(refused("an address without ? and #"));
         }
         let (folder, last) = path.rsplit_once('/').unwrap_or(("", path));
         if folder.contains(['*', '{']) {
@@ -196,7 +231,24 @@ mod tests {
                 "",
                 named(&["x-08.tar", "x-09.tar", "x-10.tar"]),
             ),
-            ("https://a.example:8443/a/x.tar", http, "a", named(&["x.tar"])),
+            (
+                "https://a.example:8443/~a/%C3%A9%20b/x%25.tar",
+                http,
+                "~a/é b",
+                named(&["x%.tar"]),
+            ),
+            (
+                "s3://images/caf\u{e9}/50%",
+                s3("images"),
+                "caf\u{e9}/50%",
+                Files::All,
+            ),
+            (
+                "hf://datasets/uoft-cs/cifar10@refs/convert/parquet/plain_text",
+                hub("refs/convert/parquet"),
+                "plain_text",
+                Files::All,
+            ),
             ("hf://datasets/uoft-cs/cifar10", hub("main"), "", Files::All),
             (
                 "hf://datasets/uoft-cs/cifar10@1f2e/plain_text",
@@ -223,8 +275,7 @@ mod tests {
             ("s3:///a", EXPECTED),
             ("hf://uoft-cs/cifar10", EXPECTED),
             ("hf://datasets/cifar10", EXPECTED),
-            ("s3://images/../a", "a path without .., ? and #"),
-            ("https://a/b?c", "a path without .., ? and #"),
+            ("https://a/b?c", "an address without ? and #"),
             (
                 "s3://images/*/a.tar",
                 "* and {FIRST..LAST} may be in the last part of the path alone",

@@ -1,15 +1,17 @@
 //! One process at a time fetches into a folder, also where several machines share it.
+//!
+//! It spares work and is no safeguard: two that fetch the same file write the same bytes at the same places.
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::time::Instant;
 
 use crate::Error;
 
-const NAME: &str = ".fetch.lock";
+const NAME: &str = "lock";
 const BEAT: Duration = Duration::from_secs(5);
 /// A lock that nobody has touched for so long is of a process that is gone.
 const ABANDONED: Duration = Duration::from_secs(60);
@@ -19,6 +21,7 @@ const LOOK: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(crate) struct Lock {
     path: PathBuf,
+    token: String,
     beats: tokio::task::JoinHandle<()>,
 }
 
@@ -30,16 +33,21 @@ impl Lock {
 
     async fn take_after(folder: &Path, abandoned: Duration) -> Result<Self, Error> {
         let path = folder.join(NAME);
+        let token = token();
+        let failed = |error| Error::Write {
+            path: path.clone(),
+            error,
+        };
         // Its time by its own clock, and when that was seen by ours: clocks of machines differ.
         let mut seen: Option<(SystemTime, Instant)> = None;
         loop {
             match OpenOptions::new().write(true).create_new(true).open(&path) {
                 Ok(mut file) => {
-                    let _ = writeln!(file, "{}", std::process::id());
+                    file.write_all(token.as_bytes()).map_err(failed)?;
                     break;
                 }
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(Error::Write { path, error }),
+                Err(error) => return Err(failed(error)),
             }
             let changed = std::fs::metadata(&path).and_then(|about| about.modified()).ok();
             match (changed, seen) {
@@ -49,9 +57,12 @@ impl Lock {
                             "whoever fetched into {} is gone: going on in its place",
                             folder.display()
                         );
-                        let _ = std::fs::remove_file(&path);
+                        // Under a name of our own, so that of two who do this one succeeds.
+                        let aside = folder.join(&token);
+                        if std::fs::rename(&path, &aside).is_ok() {
+                            std::fs::remove_file(&aside).map_err(failed)?;
+                        }
                         seen = None;
-                        continue;
                     }
                 }
                 (Some(changed), _) => {
@@ -63,27 +74,46 @@ impl Lock {
                     }
                     seen = Some((changed, Instant::now()));
                 }
-                (None, _) => continue,
+                (None, _) => {}
             }
             tokio::time::sleep(LOOK.min(abandoned)).await;
         }
-        let beaten = path.clone();
+        let (beaten, own) = (path.clone(), token.clone());
         let beats = tokio::spawn(async move {
-            loop {
-                tokio::time::sleep(BEAT).await;
+            while is_own(&beaten, &own) {
                 let touched = OpenOptions::new().write(true).open(&beaten);
                 let _ = touched.and_then(|file| file.set_modified(SystemTime::now()));
+                tokio::time::sleep(BEAT).await;
             }
         });
-        Ok(Self { path, beats })
+        Ok(Self { path, token, beats })
     }
 }
 
 impl Drop for Lock {
     fn drop(&mut self) {
         self.beats.abort();
-        let _ = std::fs::remove_file(&self.path);
+        if is_own(&self.path, &self.token) {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
+}
+
+fn is_own(path: &Path, token: &str) -> bool {
+    std::fs::read_to_string(path).is_ok_and(|found| found == token)
+}
+
+/// Of no other process, on any machine.
+fn token() -> String {
+    let host = nix::sys::utsname::uname().map(|names| names.nodename().to_string_lossy().into_owned());
+    let host = host.unwrap_or_default();
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    format!(
+        "{}-{}-{}",
+        host.replace('/', "-"),
+        std::process::id(),
+        since.as_nanos()
+    )
 }
 
 #[cfg(test)]
@@ -102,14 +132,15 @@ mod tests {
         assert!(waits.await.is_err(), "it is held");
         drop(first);
         let second = Lock::take(folder.path()).await.expect("free again");
-        // Its process ends without a word.
+        // It hangs, and is taken for gone.
         second.beats.abort();
-        std::mem::forget(second);
-        let taken = tokio::time::timeout(
-            Duration::from_secs(5),
-            Lock::take_after(folder.path(), Duration::from_millis(100)),
-        );
-        taken.await.expect("in time").expect("is taken over");
+        let hasty = Lock::take_after(folder.path(), Duration::from_millis(100));
+        let third = tokio::time::timeout(Duration::from_secs(5), hasty);
+        let third = third.await.expect("in time").expect("is taken over");
+        // Back again, it does not take the lock of who has replaced it with it.
+        drop(second);
+        assert!(is_own(&folder.path().join(NAME), &third.token));
+        drop(third);
         assert!(!folder.path().join(NAME).exists());
     }
 }

@@ -1,28 +1,28 @@
-//! What was fetched into a folder: a line of JSON for each file, appended when it is whole.
+//! What was fetched into a folder: a line of JSON for each file, appended when its content is whole and before it has its name.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
-/// Hidden, as readers of data sets pass over such files.
-const NAME: &str = ".fetched.jsonl";
+const NAME: &str = "fetched.jsonl";
 
 /// A file that was fetched.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct Line {
     pub(crate) name: String,
     pub(crate) tag: String,
-    /// What it was fetched from.
+    /// The location that named it.
     pub(crate) from: String,
 }
 
 #[derive(Debug)]
 pub(crate) struct Record {
+    path: PathBuf,
     file: File,
     pub(crate) lines: BTreeMap<String, Line>,
 }
@@ -40,7 +40,7 @@ impl Record {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
             Err(error) => return Err(failed(error)),
         };
-        // The last line is torn where a machine stopped: its file is fetched again.
+        // The last line is torn where a machine stopped: its file has no name yet.
         for line in text
             .lines()
             .filter_map(|line| serde_json::from_str::<Line>(line).ok())
@@ -55,15 +55,17 @@ impl Record {
         if !text.is_empty() && !text.ends_with('\n') {
             file.write_all(b"\n").map_err(failed)?;
         }
-        Ok(Self { file, lines })
+        Ok(Self { path, file, lines })
     }
 
-    pub(crate) fn add(&mut self, folder: &Path, line: &Line) -> Result<(), Error> {
+    /// Adds a line, which is there after a crash, too.
+    pub(crate) fn add(&mut self, line: &Line) -> Result<(), Error> {
         let text = serde_json::to_string(line).unwrap_or_default() + "\n";
-        self.file
-            .write_all(text.as_bytes())
+        let written = self.file.write_all(text.as_bytes());
+        written
+            .and_then(|()| self.file.sync_data())
             .map_err(|error| Error::Write {
-                path: folder.join(NAME),
+                path: self.path.clone(),
                 error,
             })
     }

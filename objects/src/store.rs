@@ -1,5 +1,6 @@
 //! Stores of all kinds, by one interface.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,12 +10,12 @@ use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::http::HttpBuilder;
 use object_store::path::Path;
 use object_store::{
-    Certificate, ClientOptions, GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore,
-    ObjectStoreExt as _, RetryConfig,
+    Certificate, ClientOptions, Error as StoreError, GetOptions, GetRange, GetResult, ObjectMeta,
+    ObjectStore, ObjectStoreExt as _, RetryConfig,
 };
 
 use crate::error::innermost;
-use crate::hub::Hub;
+use crate::hub::{Hub, HubFile};
 use crate::location::{Files, Place};
 use crate::{Error, Location};
 
@@ -22,9 +23,13 @@ use crate::{Error, Location};
 const AT_ONCE: usize = 16;
 /// A connection that carries nothing for so long is given up, and the rest is asked for anew.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// For credentials, which come from this machine or one beside it.
+const CREDENTIALS_TIMEOUT: Duration = Duration::from_secs(10);
 /// More than there is patience for.
 const MOST_RETRIES: usize = 1000;
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Where the fetcher keeps what is its own in a folder; hidden, as readers of data sets pass over such.
+pub(crate) const OWN: &str = ".fetch";
 
 /// A file of a store.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -35,9 +40,33 @@ pub struct RemoteFile {
     pub bytes: u64,
     /// Another one if the content is another one: the store's entity tag, or its time of change; empty if the store tells neither.
     pub tag: String,
-    /// The entity tag that an answer with its content must have.
-    pub(crate) e_tag: Option<String>,
+    /// Of its content, where the store tells it.
+    pub(crate) sha256: Option<String>,
+    /// By what an answer is known to be of the file that was listed.
+    version: Version,
     path: Path,
+}
+
+#[derive(Clone, Debug, Eq, PartialEq)]
+enum Version {
+    /// The entity tag.
+    Tag(String),
+    /// The time of change, in seconds: answers with content tell no parts of them.
+    Time(i64),
+    /// A commit, which is in the address; or nothing at all.
+    Any,
+}
+
+impl RemoteFile {
+    /// Whether an answer is of this file as it was listed.
+    pub(crate) fn is_of(&self, answer: &ObjectMeta) -> bool {
+        let is_same = match &self.version {
+            Version::Tag(tag) => answer.e_tag.as_ref() == Some(tag),
+            Version::Time(time) => answer.last_modified.timestamp() == *time,
+            Version::Any => true,
+        };
+        is_same && answer.size == self.bytes
+    }
 }
 
 /// The store of a location.
@@ -53,7 +82,7 @@ impl Store {
     /// is tried again for `patience`.
     ///
     /// # Errors
-    /// Where the environment's settings are no good, or the Hub does not know the data set.
+    /// Where the environment's settings are no good, there are no credentials, or the Hub does not know the data set.
     pub async fn open(location: Location, patience: Duration) -> Result<Self, Error> {
         // Another part of the process may have chosen the same one already.
         let _ = rustls::crypto::ring::default_provider().install_default();
@@ -69,41 +98,51 @@ impl Store {
             .with_connect_timeout(CONNECT_TIMEOUT)
             .with_timeout_disabled()
             .with_read_timeout(READ_TIMEOUT);
-        let mut hub = None;
-        let objects: Result<Arc<dyn ObjectStore>, object_store::Error> = match &location.place {
-            Place::S3 { bucket } => AmazonS3Builder::from_env()
-                .with_bucket_name(bucket)
-                .with_client_options(options)
-                .with_retry(retries)
-                .build()
-                .map(|store| Arc::new(store) as _),
-            Place::Gcs { bucket } => GoogleCloudStorageBuilder::from_env()
-                .with_bucket_name(bucket)
-                .with_client_options(options)
-                .with_retry(retries)
-                .build()
-                .map(|store| Arc::new(store) as _),
-            Place::Http { origin } => HttpBuilder::new()
-                .with_url(origin)
-                .with_client_options(options)
-                .with_retry(retries)
-                .build()
-                .map(|store| Arc::new(store) as _),
-            Place::Hub { dataset, revision } => {
-                let known = Hub::open(dataset, revision, patience).await?;
-                let built = HttpBuilder::new()
-                    .with_url(known.files_url())
-                    .with_client_options(options.with_default_headers(known.headers()))
-                    .with_retry(retries)
-                    .build();
-                hub = Some(known);
-                built.map(|store| Arc::new(store) as _)
-            }
-        };
-        let objects = objects.map_err(|error| Error::Location {
+        let unusable = |error: StoreError| Error::Location {
             text: location.to_string(),
             expected: innermost(&error),
-        })?;
+        };
+        let mut hub = None;
+        let objects: Arc<dyn ObjectStore> = match &location.place {
+            Place::S3 { bucket } => {
+                let store = AmazonS3Builder::from_env()
+                    .with_bucket_name(bucket)
+                    .with_client_options(options)
+                    .with_retry(retries)
+                    .build()
+                    .map_err(unusable)?;
+                if !is_set("AWS_SKIP_SIGNATURE") {
+                    in_time(&location, store.credentials().get_credential()).await?;
+                }
+                Arc::new(store)
+            }
+            Place::Gcs { bucket } => {
+                let store = GoogleCloudStorageBuilder::from_env()
+                    .with_bucket_name(bucket)
+                    .with_client_options(options)
+                    .with_retry(retries)
+                    .build()
+                    .map_err(unusable)?;
+                if !is_set("GOOGLE_SKIP_SIGNATURE") {
+                    in_time(&location, store.credentials().get_credential()).await?;
+                }
+                Arc::new(store)
+            }
+            Place::Http { origin } => {
+                let builder = HttpBuilder::new().with_url(origin);
+                let builder = builder.with_client_options(options).with_retry(retries);
+                Arc::new(builder.build().map_err(unusable)?)
+            }
+            Place::Hub { dataset, revision } => {
+                let known = Hub::open(dataset, revision, patience).await?;
+                let builder = HttpBuilder::new()
+                    .with_url(known.files_url())
+                    .with_client_options(options.with_default_headers(known.headers()))
+                    .with_retry(retries);
+                hub = Some(known);
+                Arc::new(builder.build().map_err(unusable)?)
+            }
+        };
         Ok(Self {
             location,
             objects,
@@ -116,20 +155,19 @@ impl Store {
     /// # Errors
     /// Where there are none, or they cannot be listed.
     pub async fn list(&self) -> Result<Vec<RemoteFile>, Error> {
+        let folder = &self.location.folder;
         let mut files = match &self.location.files {
             Files::Named(names) => {
                 let heads = futures::stream::iter(names).map(|name| self.head(name));
                 heads.buffered(AT_ONCE).try_collect().await?
             }
-            Files::All => {
-                let mut files = self.listed().await?;
-                if files.is_empty() && self.hub.is_none() && !self.location.folder.is_empty() {
-                    files = vec![self.head("").await?];
-                }
-                files
-            }
+            Files::All => match self.listed(folder).await {
+                Err(Error::Missing { .. }) if !folder.is_empty() => vec![self.single().await?],
+                Ok(files) if files.is_empty() && !folder.is_empty() => vec![self.single().await?],
+                files => files?,
+            },
             Files::Between(before, after) => {
-                let mut files = self.listed().await?;
+                let mut files = self.listed(folder).await?;
                 files.retain(|file| {
                     let rest = file.name.strip_prefix(before.as_str());
                     rest.is_some_and(|rest| rest.ends_with(after.as_str())) && !file.name.contains('/')
@@ -137,88 +175,109 @@ impl Store {
                 files
             }
         };
+        leave_out_folders(&mut files);
         if files.is_empty() {
             return Err(Error::Missing {
                 place: self.location.to_string(),
             });
         }
-        for file in &files {
-            if file
-                .name
-                .split('/')
-                .any(|part| part.is_empty() || part == "." || part == "..")
-            {
-                return Err(Error::Name {
-                    name: file.name.clone(),
-                });
-            }
+        let is_part = |part: &str| !part.is_empty() && part != "." && part != "..";
+        let is_good = |name: &str| name.split('/').all(is_part) && name.split('/').next() != Some(OWN);
+        if let Some(file) = files.iter().find(|file| !is_good(&file.name)) {
+            return Err(Error::Name {
+                name: file.name.clone(),
+            });
         }
         files.sort_unstable_by(|left, right| left.name.cmp(&right.name));
         Ok(files)
     }
 
-    /// All files below the folder.
-    async fn listed(&self) -> Result<Vec<RemoteFile>, Error> {
-        let folder = &self.location.folder;
+    /// All files below a folder.
+    async fn listed(&self, folder: &str) -> Result<Vec<RemoteFile>, Error> {
         if let Some(hub) = &self.hub {
-            let files = hub.list(folder).await?;
-            return Ok(files
-                .into_iter()
-                .map(|file| RemoteFile {
-                    path: Path::from(file.path.as_str()),
-                    name: below(folder, &file.path),
+            let files = hub.list(folder).await?.into_iter();
+            let file = |file: HubFile| {
+                Ok(RemoteFile {
+                    path: self.key(&file.path)?,
+                    name: self.below(&file.path),
                     bytes: file.bytes,
                     tag: file.tag,
-                    // Files of one commit, which come from servers with tags of their own.
-                    e_tag: None,
+                    sha256: file.sha256,
+                    version: Version::Any,
                 })
-                .collect());
+            };
+            return files.map(file).collect();
         }
-        let prefix = Path::from(folder.as_str());
+        let prefix = self.key(folder)?;
         let found: Vec<ObjectMeta> = self
             .objects
             .list((!folder.is_empty()).then_some(&prefix))
             .try_collect()
             .await
             .map_err(|error| self.refused(None, &error))?;
-        // Tools write empty objects for folders, whose names end in a slash, which the library leaves out.
         let files = found.into_iter().filter(|object| object.location != prefix);
         Ok(files.map(|object| self.file(object)).collect())
     }
 
+    /// The file whose name the location's folder is.
+    async fn single(&self) -> Result<RemoteFile, Error> {
+        let path = &self.location.folder;
+        let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
+        let mut file = if self.hub.is_some() {
+            let files = self.listed(parent).await?.into_iter();
+            let mut found = files.filter(|file| file.path.as_ref() == path);
+            found.next().ok_or_else(|| Error::Missing {
+                place: self.location.to_string(),
+            })?
+        } else {
+            self.head("").await?
+        };
+        name.clone_into(&mut file.name);
+        Ok(file)
+    }
+
     /// A file of the location's folder, or the folder itself, which is a file then.
     async fn head(&self, name: &str) -> Result<RemoteFile, Error> {
-        let folder = &self.location.folder;
-        let path = [folder.as_str(), name]
-            .into_iter()
-            .filter(|part| !part.is_empty());
-        let path = Path::from(path.collect::<Vec<_>>().join("/"));
+        let parts = [self.location.folder.as_str(), name];
+        let parts = parts.into_iter().filter(|part| !part.is_empty());
+        let path = self.key(&parts.collect::<Vec<_>>().join("/"))?;
         let object = self
             .objects
             .head(&path)
             .await
             .map_err(|error| self.refused(Some(path.as_ref()), &error))?;
-        let mut file = self.file(object);
-        if name.is_empty() {
-            file.name = file.path.filename().unwrap_or_default().to_owned();
-        }
-        Ok(file)
+        Ok(self.file(object))
+    }
+
+    /// A key as it is: nothing in it is escaped.
+    fn key(&self, path: &str) -> Result<Path, Error> {
+        Path::parse(path).map_err(|error| self.refused(Some(path), &error.into()))
     }
 
     fn file(&self, object: ObjectMeta) -> RemoteFile {
-        let time = object.last_modified.timestamp_millis();
-        let time = if time == 0 {
-            String::new()
-        } else {
-            time.to_string()
+        let version = match (object.e_tag, object.last_modified.timestamp()) {
+            (Some(tag), _) => Version::Tag(tag),
+            (None, 0) => Version::Any,
+            (None, time) => Version::Time(time),
         };
         RemoteFile {
-            name: below(&self.location.folder, object.location.as_ref()),
+            name: self.below(object.location.as_ref()),
             bytes: object.size,
-            tag: object.e_tag.clone().unwrap_or(time),
-            e_tag: object.e_tag,
+            tag: match &version {
+                Version::Tag(tag) => tag.clone(),
+                Version::Time(time) => time.to_string(),
+                Version::Any => String::new(),
+            },
+            sha256: None,
+            version,
             path: object.location,
         }
+    }
+
+    /// A path without the location's folder before it.
+    fn below(&self, path: &str) -> String {
+        let inner = path.strip_prefix(&self.location.folder).unwrap_or(path);
+        inner.trim_start_matches('/').to_owned()
     }
 
     /// The content of a file, from a place on; none where the server sends whole files only. What breaks off is asked for again, if
@@ -229,7 +288,7 @@ impl Store {
             ..GetOptions::default()
         };
         match self.objects.get_opts(&file.path, options).await {
-            Err(object_store::Error::NotSupported { .. }) if start > 0 => Ok(None),
+            Err(StoreError::NotSupported { .. }) if start > 0 => Ok(None),
             answer => answer
                 .map(Some)
                 .map_err(|error| self.refused(Some(&file.name), &error)),
@@ -237,21 +296,47 @@ impl Store {
     }
 
     /// What a store's error about one of its files, or about all, means.
-    pub(crate) fn refused(&self, name: Option<&str>, error: &object_store::Error) -> Error {
-        let how = match self.location.place {
-            Place::S3 { .. } => {
-                "as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or set AWS_SKIP_SIGNATURE to true for a public bucket"
-            }
-            Place::Gcs { .. } => {
-                "as GOOGLE_SERVICE_ACCOUNT_KEY, or set GOOGLE_SKIP_SIGNATURE to true for a public bucket"
-            }
-            Place::Http { .. } => "or a server that asks for none",
-            Place::Hub { .. } => "as HF_TOKEN",
-        };
+    pub(crate) fn refused(&self, name: Option<&str>, error: &StoreError) -> Error {
         let place = self.location.to_string();
         let place = name.map_or(place.clone(), |name| format!("{name} of {place}"));
-        Error::of_store(place, how, error)
+        Error::of_store(place, self.location.place.credentials(), error)
     }
+}
+
+/// Leaves out the empty objects that tools write for folders.
+fn leave_out_folders(files: &mut Vec<RemoteFile>) {
+    let folders: HashSet<String> = files
+        .iter()
+        .flat_map(|file| {
+            let ends = file.name.match_indices('/');
+            ends.map(|(end, _)| file.name[..end].to_owned())
+        })
+        .collect();
+    files.retain(|file| file.bytes > 0 || !folders.contains(&file.name));
+}
+
+/// Whether a variable of the environment says yes.
+fn is_set(variable: &str) -> bool {
+    std::env::var(variable)
+        .is_ok_and(|value| ["1", "true", "on", "yes"].contains(&value.to_lowercase().as_str()))
+}
+
+/// An error where credentials do not come soon: the library asks the machine's own service for them, which a machine that is in no
+/// cloud has not, until all patience is at its end.
+async fn in_time<T>(
+    location: &Location,
+    credentials: impl Future<Output = Result<T, StoreError>>,
+) -> Result<(), Error> {
+    let reason = match tokio::time::timeout(CREDENTIALS_TIMEOUT, credentials).await {
+        Ok(Ok(_)) => return Ok(()),
+        Ok(Err(error)) => innermost(&error),
+        Err(_) => "there are none, neither in the environment nor of this machine".to_owned(),
+    };
+    Err(Error::Denied {
+        place: location.to_string(),
+        reason,
+        how: location.place.credentials(),
+    })
 }
 
 /// Mozilla's certificates, beside those of the system: images have none.
@@ -262,8 +347,30 @@ fn roots() -> Vec<Certificate> {
         .collect()
 }
 
-/// A path without the folder before it.
-fn below(folder: &str, path: &str) -> String {
-    let inner = path.strip_prefix(folder).unwrap_or(path);
-    inner.trim_start_matches('/').to_owned()
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn empty_objects_that_stand_for_folders_are_left_out() {
+        let file = |name: &str, bytes| RemoteFile {
+            name: name.into(),
+            bytes,
+            tag: String::new(),
+            sha256: None,
+            version: Version::Any,
+            path: Path::from(name),
+        };
+        let mut files = vec![
+            file("a", 0),
+            file("a/b", 0),
+            file("a/b/c.tar", 9),
+            file("d", 0),
+            file("e", 1),
+            file("e/f", 1),
+        ];
+        leave_out_folders(&mut files);
+        let names: Vec<&str> = files.iter().map(|file| file.name.as_str()).collect();
+        assert_eq!(names, ["a/b/c.tar", "d", "e", "e/f"]);
+    }
 }

@@ -22,6 +22,7 @@ use nix::unistd::Pid;
 use s3s::auth::SimpleAuth;
 use s3s::service::S3ServiceBuilder;
 use serde_json::json;
+use sha2::{Digest as _, Sha256};
 use tokio::runtime::Runtime;
 use tower_http::services::ServeDir;
 
@@ -218,7 +219,20 @@ async fn revision(request: Request) -> Response {
 /// The first file, and where the list of the others is; or that one.
 fn page(folder: &Path, request: &Request) -> Response {
     let files = tree(folder);
-    let entry = |(name, bytes): (&String, &Vec<u8>)| json!({"type": "file", "path": name, "oid": "0a1b", "size": bytes.len()});
+    let entry = |(name, bytes): (&String, &Vec<u8>)| {
+        let mut entry = json!({"type": "file", "path": name, "oid": "0a1b", "size": bytes.len()});
+        // Large files are told by the checksum of their content.
+        if bytes.len() > 1000 {
+            let sum = if name == "wrong.bin" {
+                Sha256::digest(b"other")
+            } else {
+                Sha256::digest(bytes)
+            };
+            let digits: String = sum.iter().map(|byte| format!("{byte:02x}")).collect();
+            entry["lfs"] = json!({"oid": digits, "size": bytes.len()});
+        }
+        entry
+    };
     let directory = json!({"type": "directory", "path": "data", "oid": "0"});
     if request
         .uri()
@@ -238,8 +252,12 @@ fn page(folder: &Path, request: &Request) -> Response {
 }
 
 /// As the Hub sends who asks for a file to where it lies.
-async fn redirect(axum::extract::Path(path): axum::extract::Path<String>) -> Response {
-    (StatusCode::FOUND, [(LOCATION, format!("/cdn/{path}"))]).into_response()
+async fn redirect(request: Request) -> Response {
+    let path = request
+        .uri()
+        .path()
+        .trim_start_matches("/datasets/owner/name/resolve/c0ffee");
+    (StatusCode::FOUND, [(LOCATION, format!("/cdn{path}"))]).into_response()
 }
 
 fn ended(output: Output) -> (Option<i32>, String) {
@@ -263,18 +281,21 @@ fn tree(folder: &Path) -> BTreeMap<String, Vec<u8>> {
                 .to_str()
                 .expect("UTF-8")
                 .to_owned();
+            if name.split('/').any(|part| part.starts_with('.')) {
+                continue;
+            }
             if path.is_dir() {
                 folders.push(path);
-            } else if !path
-                .file_name()
-                .is_some_and(|name| name.as_encoded_bytes().starts_with(b"."))
-            {
+            } else {
                 found.insert(name, fs_err::read(path).expect("reads"));
             }
         }
     }
     found
 }
+
+/// A name of which much must be escaped in an address.
+const ODD: &str = "sub/caf\u{e9} 50%~[1].tar";
 
 fn files() -> BTreeMap<String, Vec<u8>> {
     let content = |number: usize, size: usize| {
@@ -285,7 +306,7 @@ fn files() -> BTreeMap<String, Vec<u8>> {
     let sizes = [
         ("train-000.tar", 400_000),
         ("train-001.tar", 70_000),
-        ("sub/val 0.tar", 5),
+        (ODD, 5),
         ("empty.txt", 0),
     ];
     sizes
@@ -301,8 +322,12 @@ fn stores() -> [(Server, Vec<&'static str>); 3] {
     s3.write(&files(), "images/set");
     web.write(&files(), "set");
     hub.write(&files(), "");
-    // A web server lists nothing, and what it tells of a file's name is what was asked for.
-    let of_web = vec!["SERVER/set/train-{000..001}.tar", "SERVER/set/empty.txt"];
+    // A web server lists nothing.
+    let of_web = vec![
+        "SERVER/set/train-{000..001}.tar",
+        "SERVER/set/empty.txt",
+        "SERVER/set/sub/caf%C3%A9%2050%25~%5B1%5D.tar",
+    ];
     [
         (s3, vec!["s3://images/set"]),
         (web, of_web),
@@ -316,7 +341,9 @@ fn files_come_whole_and_once_whatever_a_server_does() {
         let folder = tempfile::tempdir().expect("a folder");
         let mut expected = files();
         if locations.len() > 1 {
-            expected.remove("sub/val 0.tar");
+            // Its folder is in the address.
+            let odd = expected.remove(ODD).expect("is there");
+            expected.insert(ODD.trim_start_matches("sub/").to_owned(), odd);
         }
         server.faults.refused.store(3, Ordering::SeqCst);
         server.faults.cut.store(2, Ordering::SeqCst);
@@ -353,33 +380,47 @@ fn files_come_whole_and_once_whatever_a_server_does() {
 
 #[test]
 fn what_was_stopped_goes_on_where_it_was() {
+    /// The last of what is half there is fetched again.
+    const DISTRUSTED: u64 = 8 << 20;
+    let large: Vec<u8> = (0..10_000_000_u32)
+        .flat_map(|place| [(place % 251) as u8])
+        .collect();
+    let large = BTreeMap::from([("train-000.tar".to_owned(), large)]);
     for (server, locations) in stores() {
+        server.write(&large, if locations.len() > 1 { "set" } else { "" });
+        server.write(&large, "images/set");
         let folder = tempfile::tempdir().expect("a folder");
-        server.faults.slow.store(200, Ordering::SeqCst);
+        server.faults.slow.store(100, Ordering::SeqCst);
         let part = || {
-            let entries = fs_err::read_dir(folder.path()).expect("a folder");
-            let names = entries.map(|entry| entry.expect("an entry"));
-            let part = names.filter(|entry| entry.file_name().as_encoded_bytes().starts_with(b".train-000"));
-            part.map(|entry| entry.metadata().map_or(0, |about| about.len()))
+            let entries = fs_err::read_dir(folder.path().join(".fetch"))
+                .into_iter()
+                .flatten();
+            let entries = entries.map(|entry| entry.expect("an entry"));
+            let parts =
+                entries.filter(|entry| entry.path().extension().is_some_and(|ending| ending == "part"));
+            parts
+                .map(|entry| entry.metadata().map_or(0, |about| about.len()))
                 .max()
                 .unwrap_or(0)
         };
         for signal in [Signal::SIGTERM, Signal::SIGKILL] {
-            let before = part();
+            server.asked();
             let mut child = server
                 .command(&locations, folder.path())
                 .stderr(Stdio::null())
                 .stdout(Stdio::null())
                 .spawn()
                 .expect("starts");
-            await_condition("more of the first file", || part() > before);
+            await_condition("most of the large file", || {
+                part() > DISTRUSTED && !server.asked().is_empty()
+            });
             kill(Pid::from_raw(child.id().cast_signed()), signal).expect("is told");
             let code = child.wait().expect("ends").code();
             assert_eq!(code, (signal == Signal::SIGTERM).then_some(143));
             assert!(!folder.path().join("train-000.tar").exists());
         }
         // Killed, it has left its lock, which nobody touches any more.
-        fs_err::remove_file(folder.path().join(".fetch.lock")).expect("removes");
+        fs_err::remove_file(folder.path().join(".fetch/lock")).expect("removes");
         server.faults.slow.store(0, Ordering::SeqCst);
         let present = part();
         server.faults.whole.store(locations.len() > 1, Ordering::SeqCst);
@@ -387,7 +428,7 @@ fn what_was_stopped_goes_on_where_it_was() {
         let (code, printed) = server.fetch(&locations, folder.path());
         assert_eq!(code, Some(0), "{printed}");
         let asked = server.asked();
-        let rest = format!("bytes={present}-");
+        let rest = format!("bytes={}-", present - DISTRUSTED);
         assert!(
             asked
                 .iter()
@@ -395,7 +436,7 @@ fn what_was_stopped_goes_on_where_it_was() {
             "{present}: {asked:?}"
         );
         assert!(
-            tree(folder.path())["train-000.tar"] == files()["train-000.tar"],
+            tree(folder.path())["train-000.tar"] == large["train-000.tar"],
             "{locations:?}"
         );
     }
@@ -486,6 +527,35 @@ fn what_cannot_be_fetched_is_told_with_what_can_be_done() {
         assert!(printed.contains("429"), "{location}: {printed}");
         server.faults.refused.store(0, Ordering::SeqCst);
     }
+    // It knows no ranges, and breaks off each time.
+    web.write(&files(), "");
+    web.faults.whole.store(true, Ordering::SeqCst);
+    web.faults.cut.store(u32::MAX, Ordering::SeqCst);
+    let address = format!("{}/train-000.tar", web.address);
+    let mut command = web.command(&[&address], folder.path());
+    let (code, printed) = ended(command.args(["--retry-seconds", "2"]).output().expect("starts"));
+    assert_eq!(code, Some(79), "{printed}");
+    web.faults.cut.store(0, Ordering::SeqCst);
+    // What the store says of its content is not so.
+    hub.write(&BTreeMap::from([("wrong.bin".to_owned(), vec![1; 2000])]), "");
+    told(
+        &hub,
+        "hf://datasets/owner/name/wrong.bin",
+        79,
+        "what came has SHA-256 ",
+    );
+    let mut unsigned = s3.command(&["s3://images"], folder.path());
+    unsigned
+        .env_remove("AWS_ACCESS_KEY_ID")
+        .env_remove("AWS_SECRET_ACCESS_KEY");
+    // A service of credentials that is not there, as on a machine that is in no cloud.
+    unsigned.env("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1");
+    let (code, printed) = ended(unsigned.output().expect("starts"));
+    assert_eq!(code, Some(2), "{printed}");
+    assert!(
+        printed.contains("set AWS_SKIP_SIGNATURE to true for a public bucket"),
+        "{printed}"
+    );
     let huge = fs_err::File::create(web.files.path().join("huge.tar")).expect("creates");
     huge.set_len(1 << 43).expect("has no blocks");
     told(
@@ -515,10 +585,14 @@ fn a_file_that_is_another_one_is_never_mixed_with_what_is_there() {
     );
     assert_eq!(fs_err::read(&own).expect("reads"), b"of somebody else");
     fs_err::remove_file(&own).expect("removes");
-    let part = folder.path().join(".train-000.tar.0a1b.part");
-    fs_err::write(&part, "of what the file was before").expect("writes");
+    // Nobody knows what it holds, though it has the size.
+    fs_err::write(&own, vec![0; 400_000]).expect("writes");
+    assert_eq!(server.fetch(&[location], folder.path()).0, Some(2));
+    fs_err::remove_file(&own).expect("removes");
     assert_eq!(server.fetch(&[location], folder.path()).0, Some(0));
-    assert!(!part.exists());
+    // Other files may come beside them.
+    let (code, printed) = server.fetch(&["s3://images/empty.txt"], folder.path());
+    assert_eq!(code, Some(0), "{printed}");
 
     // Of the same size, so that only its tag tells.
     let other = vec![7; 400_000];
