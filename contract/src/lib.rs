@@ -36,7 +36,7 @@ pub use preset::ModelPreset;
 pub use progress::{CheckpointRecord, FailureRecord, Progress, SlowRank, Spent, TerminationRecord};
 pub use run_config::{
     ActivationCheckpointing, AttentionBackend, Augmentation, Balance, BatchShare, CheckpointConfig,
-    CheckpointWriters, ClassOrder, ConfigError, Course, DataConfig, DataFormat, Device, Ema,
+    CheckpointWriters, ClassOrder, ClassWeights, ConfigError, Course, DataConfig, DataFormat, Device, Ema,
     GradientCompression, Interpolation, JobIdentity, LearningRateScaling, LossScaleConfig, MeasureConfig,
     ModelConfig, NoRandAugment, Normalization, Offload, OffloadTo, Optimizer, Parallelism, Pooling,
     Precision, RandAugment, RandomCrop, RandomResizedCrop, Resume, RunConfig, ScalingRule, Schedule, Shards,

@@ -31,7 +31,7 @@ pub use optimizer::{Course, LearningRateScaling, Optimizer, ScalingRule, Schedul
 pub use parallelism::{Device, GradientCompression, Offload, OffloadTo, Parallelism};
 pub use precision::{Ema, LossScaleConfig, Precision};
 pub use rules::ConfigError;
-pub use training::{ActivationCheckpointing, AttentionBackend, Balance, TrainingConfig};
+pub use training::{ActivationCheckpointing, AttentionBackend, Balance, ClassWeights, TrainingConfig};
 
 /// Everything the agents and ranks of one job need to know, but for what differs by pod or attempt (that is in the
 /// environment, see [`crate::environment`]).
@@ -96,7 +96,8 @@ impl RunConfig {
     pub fn errors(&self) -> Vec<ConfigError> {
         let mut rules = Rules::default();
         self.model.check(&mut rules);
-        self.training.check(self.global_batch_size(), &mut rules);
+        self.training
+            .check(self.global_batch_size(), self.model.num_classes, &mut rules);
         self.parallelism
             .check(&self.model, (self.nodes, self.ranks_per_node), &mut rules);
         rules.require(
@@ -263,6 +264,10 @@ training.lossScale.hysteresis = 0
   training.lossScale.hysteresis is 0: must be at least 1
 training.lossScale.lossScaleWindow = 0
   training.lossScale.lossScaleWindow is 0: must be at least 1
+training.classWeights = {"values": [1.0, 2.0]}
+  training.classWeights.values is a list of 2: must have one for each of model.numClasses (10)
+training.classWeights = {"values": [1, 1, 1, 1, 1, 1, 1, 1, 1, -1]}
+  training.classWeights.values is [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, -1.0]: must be at least 0, and one above it
 training.ema = {"decay": 1.0, "warmup": false}
   training.ema.decay is 1: must be at least 0 and below 1
 training.optimizer = {"name": "sgd", "learningRate": 0.1, "weightDecay": 0.0, "momentum": 0.0, "nesterov": true}

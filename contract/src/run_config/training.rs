@@ -30,6 +30,9 @@ pub struct TrainingConfig {
     pub schedule: Schedule,
     /// Weight of the uniform distribution in the target, 0..1.
     pub label_smoothing: f64,
+    /// How much each class counts in the loss; all the same if not set.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub class_weights: Option<ClassWeights>,
     /// Largest global norm of the gradients; larger ones are scaled down to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clip_grad_norm: Option<f64>,
@@ -54,6 +57,17 @@ pub struct TrainingConfig {
     /// What the backward pass computes again in place of keeping it.
     #[serde(default)]
     pub activation_checkpointing: ActivationCheckpointing,
+}
+
+/// How much each class counts in the loss of training: the mean over images of the weight times the cross-entropy.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub enum ClassWeights {
+    /// All classes together the same: a weight is the number of training images over that of classes and over that of images of the
+    /// class (scikit-learn's `balanced`).
+    Balanced,
+    /// These, in the order of class numbers.
+    Values(Vec<f64>),
 }
 
 /// How the images of an optimizer step are shared among the ranks. The global batch is the same either way.
@@ -99,7 +113,7 @@ impl TrainingConfig {
         self.optimizer.learning_rate() * self.learning_rate_scaling.factor(global_batch_size)
     }
 
-    pub(super) fn check(&self, global_batch_size: u64, rules: &mut Rules) {
+    pub(super) fn check(&self, global_batch_size: u64, classes: u32, rules: &mut Rules) {
         rules.positive("training.epochs", self.epochs);
         rules.positive("training.microBatchSize", self.micro_batch_size);
         rules.positive(
@@ -107,6 +121,21 @@ impl TrainingConfig {
             self.gradient_accumulation_steps,
         );
         rules.below_one("training.labelSmoothing", self.label_smoothing);
+        if let Some(ClassWeights::Values(values)) = &self.class_weights {
+            rules.require(
+                values.len() == classes as usize,
+                "training.classWeights.values",
+                format!("a list of {}", values.len()),
+                format!("must have one for each of model.numClasses ({classes})"),
+            );
+            let is_weight = |value: &f64| value.is_finite() && *value >= 0.0;
+            rules.require(
+                values.iter().all(is_weight) && values.iter().any(|value| *value > 0.0),
+                "training.classWeights.values",
+                format!("{values:?}"),
+                "must be at least 0, and one above it",
+            );
+        }
         if let Some(norm) = self.clip_grad_norm {
             rules.above_zero("training.clipGradNorm", norm);
         }

@@ -38,7 +38,8 @@ pub use job::{
 pub use model::{Model, Pretrained};
 pub use placement::{GpuRequirements, Homogeneity, Placement, Topology};
 pub use training::{
-    Ema, LearningRateScaling, LossScale, Optimizer, OptimizerName, Schedule, ScheduleName, Training,
+    ClassWeights, Ema, LearningRateScaling, LossScale, Optimizer, OptimizerName, Schedule, ScheduleName,
+    Training,
 };
 pub use volume::{HostPath, PersistentVolumeClaim, Volume};
 pub use workers::{DEFAULT_GPU_RESOURCE, ImagePullPolicy, ImagePullSecret, Workers};

@@ -55,6 +55,9 @@ pub struct Training {
     #[serde(default)]
     #[schemars(range(min = 0.0, max = 0.999))]
     pub label_smoothing: f64,
+    /// classWeights is how much each class counts in the loss of training; all the same if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub class_weights: Option<ClassWeights>,
     /// clipGradNorm is the largest global norm of the gradients; larger ones are scaled down to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1e-6, max = 1e6))]
@@ -220,6 +223,23 @@ impl Default for LossScale {
             min_loss_scale: 1,
         }
     }
+}
+
+/// ClassWeights is how much each class counts in the loss of training: the mean over images of the weight times the cross-entropy.
+#[derive(KubeSchema, Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+#[x_kube(
+    validation = Rule::new("self.balanced != has(self.values)").message("either balanced must be true or values given, not both")
+)]
+pub struct ClassWeights {
+    /// balanced makes all classes together count the same: the weight is the number of training images over that of classes and over
+    /// that of images of the class, as scikit-learn's balanced. The labels of all training images are read before the first step.
+    #[serde(default)]
+    pub balanced: bool,
+    /// values has the weight of each class, by its number.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 100_000), inner(range(min = 0.0, max = 1e9)))]
+    pub values: Option<Vec<f64>>,
 }
 
 /// Ema is an exponential moving average of the weights, as timm's ModelEmaV3.

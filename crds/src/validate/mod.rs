@@ -746,11 +746,13 @@ spec:
             job.spec.data.train_shards = Some("*.tar".into());
             job.spec.data.class_order = contract::ClassOrder::Natural;
             job.spec.data.label_column = Some("fine_label".into());
+            job.spec.training.class_weights = Some(spec::ClassWeights::default());
         });
         for part in [
             "spec.data.augmentation.randAugment is v0: must be rand, then any of -mN",
             "spec.data.trainShards is *.tar: is only for format webDataset",
             "spec.data.labelColumn is fine_label: is only for format parquet",
+            "spec.training.classWeights is empty: either balanced must be true or values given, not both",
             "spec.data.classOrder is natural: is only for format imageFolder",
         ] {
             assert!(message.contains(part), "{part} is not in: {message}");

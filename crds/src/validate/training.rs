@@ -1,6 +1,6 @@
 //! `spec.training`.
 
-use contract::{ConfigError, Course, LossScaleConfig, TrainingConfig};
+use contract::{ClassWeights, ConfigError, Course, LossScaleConfig, TrainingConfig};
 
 use super::{count, refuse};
 use crate::spec;
@@ -30,6 +30,10 @@ pub(super) fn training(training: &spec::Training, errors: &mut Vec<ConfigError>)
         layer_decay: training.layer_decay.unwrap_or(1.0),
         schedule: schedule(&training.schedule, errors),
         label_smoothing: training.label_smoothing,
+        class_weights: training
+            .class_weights
+            .as_ref()
+            .and_then(|weights| class_weights(weights, errors)),
         clip_grad_norm: training.clip_grad_norm,
         wall_clock_breakdown: training.wall_clock_breakdown,
         precision: training.precision,
@@ -43,6 +47,19 @@ pub(super) fn training(training: &spec::Training, errors: &mut Vec<ConfigError>)
         }),
         balance: training.balance,
         activation_checkpointing: training.activation_checkpointing,
+    }
+}
+
+fn class_weights(weights: &spec::ClassWeights, errors: &mut Vec<ConfigError>) -> Option<ClassWeights> {
+    match (weights.balanced, &weights.values) {
+        (true, None) => Some(ClassWeights::Balanced),
+        (false, Some(values)) => Some(ClassWeights::Values(values.clone())),
+        (balanced, _) => {
+            let given = if balanced { "balanced with values" } else { "empty" };
+            let expected = "either balanced must be true or values given, not both";
+            refuse(errors, "training.classWeights", given, expected);
+            None
+        }
     }
 }
 

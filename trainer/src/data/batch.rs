@@ -15,6 +15,8 @@ pub(crate) struct Batch {
     pub(crate) labels: Tensor,
     /// What the loss compares with.
     pub(crate) targets: Targets,
+    /// How much each class counts in the loss, [classes]; all the same if there are none.
+    pub(crate) class_weights: Option<Tensor>,
     /// Of the images' numbers: ranks that have the same images compare it. 0 of images that all are in memory.
     pub(crate) digest: u32,
 }
@@ -36,6 +38,7 @@ impl Batch {
             images: Tensor::f_zeros(shape, (Kind::Float, device))?,
             labels: Tensor::f_zeros([0], (Kind::Int64, device))?,
             targets: Targets::Classes,
+            class_weights: None,
             digest: 0,
         })
     }
@@ -45,7 +48,7 @@ impl Batch {
         self.labels.size()[0].cast_unsigned()
     }
 
-    /// Mean cross-entropy of logits, 0 of no image; `label_smoothing` is for targets without it.
+    /// Mean over images of the cross-entropy of logits, times the weights of classes, 0 of no image; `label_smoothing` is for targets without it.
     pub(crate) fn loss(&self, logits_bk: &Tensor, label_smoothing: f64) -> Result<Tensor, TchError> {
         if self.len() == 0 {
             return logits_bk.f_sum(Kind::Float);
@@ -54,7 +57,19 @@ impl Batch {
             Targets::Classes => (&self.labels, label_smoothing),
             Targets::Distribution(targets) => (targets, 0.0),
         };
-        logits_bk.f_cross_entropy_loss(targets, None::<&Tensor>, Reduction::Mean, -100, label_smoothing)
+        let Some(weights) = &self.class_weights else {
+            return logits_bk.f_cross_entropy_loss(
+                targets,
+                None::<&Tensor>,
+                Reduction::Mean,
+                -100,
+                label_smoothing,
+            );
+        };
+        // PyTorch's mean of class numbers is over the sum of their weights, which would make it depend on how a step is divided.
+        let sum =
+            logits_bk.f_cross_entropy_loss(targets, Some(weights), Reduction::Sum, -100, label_smoothing)?;
+        sum.f_div_scalar(self.len() as f64)
     }
 }
 
@@ -101,5 +116,76 @@ impl Readable {
 
     pub(super) fn allowed(self) -> u64 {
         part::whole(self.images, self.fraction)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOGITS: [[f64; 3]; 4] = [
+        [1.0, 0.5, -1.0],
+        [0.0, 2.0, 0.1],
+        [-0.3, 0.2, 0.9],
+        [1.5, -0.5, 0.5],
+    ];
+    const WEIGHTS: [f64; 3] = [0.5, 2.0, 4.0];
+
+    fn batch(images: std::ops::Range<usize>, targets: impl Fn(Tensor) -> Targets) -> (Batch, Tensor) {
+        let labels = Tensor::from_slice(&[0_i64, 1, 2, 1][images.clone()]);
+        let weights = Tensor::from_slice(&WEIGHTS.map(|weight| weight as f32));
+        let logits = Tensor::from_slice2(&LOGITS[images]).to_kind(Kind::Float);
+        let batch = Batch {
+            images: Tensor::zeros([0], (Kind::Float, Device::Cpu)),
+            targets: targets(labels.shallow_clone()),
+            labels,
+            class_weights: Some(weights),
+            digest: 0,
+        };
+        (batch, logits)
+    }
+
+    /// Weights of the classes times their targets times what the logits say of them, over the images.
+    fn expected(images: std::ops::Range<usize>, targets: &[[f64; 3]]) -> f64 {
+        let count = images.len() as f64;
+        let sum: f64 = images
+            .map(|image| {
+                let all: f64 = LOGITS[image].iter().map(|logit| logit.exp()).sum();
+                (0..3)
+                    .map(|class| WEIGHTS[class] * targets[image][class] * (all.ln() - LOGITS[image][class]))
+                    .sum::<f64>()
+            })
+            .sum();
+        sum / count
+    }
+
+    #[test]
+    fn classes_count_by_their_weights_however_a_step_is_divided() {
+        let smooth = |label: usize| {
+            let mut target = [0.1 / 3.0; 3];
+            target[label] += 0.9;
+            target
+        };
+        let targets = [0, 1, 2, 1].map(smooth);
+        let soft = |labels: Tensor| {
+            let rows: Vec<Tensor> = Vec::<i64>::try_from(labels)
+                .expect("numbers")
+                .into_iter()
+                .map(|label| Tensor::from_slice(&targets[label as usize].map(|share| share as f32)))
+                .collect();
+            Targets::Distribution(Tensor::stack(&rows, 0))
+        };
+        for images in [0..4, 0..1, 1..4] {
+            let expected = expected(images.clone(), &targets);
+            let (classes, logits) = batch(images.clone(), |_| Targets::Classes);
+            let (distributions, _) = batch(images.clone(), soft);
+            for batch in [classes, distributions] {
+                let found = batch.loss(&logits, 0.1).expect("a loss").double_value(&[]);
+                assert!(
+                    (found - expected).abs() < 1e-5,
+                    "{images:?}: {found}, not {expected}"
+                );
+            }
+        }
     }
 }

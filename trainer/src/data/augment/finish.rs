@@ -19,6 +19,8 @@ pub(in crate::data) struct Finish {
     channels: i64,
     classes: i64,
     label_smoothing: f64,
+    /// Of the loss of training, [classes].
+    class_weights: Option<Tensor>,
     values: Values,
     /// How images that the device holds become the model's size.
     resized_crop: Option<RandomResizedCrop>,
@@ -33,7 +35,12 @@ pub(in crate::data) struct Finish {
 }
 
 impl Finish {
-    pub(in crate::data) fn new(config: &RunConfig, values: Values, device: Device) -> Self {
+    pub(in crate::data) fn new(
+        config: &RunConfig,
+        values: Values,
+        class_weights: Option<&[f32]>,
+        device: Device,
+    ) -> Self {
         let RunConfig {
             model,
             data,
@@ -59,6 +66,7 @@ impl Finish {
             channels: i64::from(model.channels),
             classes: i64::from(model.num_classes),
             label_smoothing: training.label_smoothing,
+            class_weights: class_weights.map(|weights| Tensor::from_slice(weights).to_device(device)),
             values,
             resized_crop: augmentation.random_resized_crop.clone(),
             shift: augmentation.random_crop,
@@ -151,11 +159,13 @@ impl Finish {
             erase(&mut images, columns, parameters.erased, noise);
         }
         let labels = columns.integers(Column::Label).contiguous();
+        let class_weights = self.class_weights.as_ref().map(Tensor::shallow_clone);
         if !parameters.mixed {
             return Batch {
                 images,
                 labels,
                 targets: Targets::Classes,
+                class_weights,
                 digest: 0,
             };
         }
@@ -163,6 +173,7 @@ impl Finish {
             images: mix_images(&images, columns, parameters.cut),
             labels,
             targets: Targets::Distribution(mix_targets(columns, self.classes, self.label_smoothing)),
+            class_weights,
             digest: 0,
         }
     }

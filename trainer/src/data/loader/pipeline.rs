@@ -546,7 +546,7 @@ mod tests {
             readable: Readable::new(24, config.data.max_corrupt_fraction),
         };
         let preparation = Arc::new(Preparation::new(&config));
-        let finish = Rc::new(Finish::new(&config, Values::Bytes, Device::Cpu));
+        let finish = Rc::new(Finish::new(&config, Values::Bytes, None, Device::Cpu));
         let shared: Arc<dyn Source> = Arc::clone(&source) as Arc<dyn Source>;
         let pipeline = Pipeline::start(shared, preparation, finish, task, threads).expect("starts");
         (pipeline, source)
@@ -677,7 +677,7 @@ mod tests {
         });
         let config = config("{format: imageFolder, volume: {hostPath: {path: /x}}}");
         let preparation = Arc::new(Preparation::new(&config));
-        let finish = Rc::new(Finish::new(&config, Values::Bytes, Device::Cpu));
+        let finish = Rc::new(Finish::new(&config, Values::Bytes, None, Device::Cpu));
         let items = (0..4).map(|place| Item { image: place, place });
         let task = Task {
             items: items.collect(),

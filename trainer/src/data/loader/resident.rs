@@ -103,7 +103,7 @@ mod tests {
         ));
         let labels = Tensor::from_slice(&[0_i64, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
         let resident = Resident::new(images.shallow_clone(), &labels, 10);
-        let finish = Finish::new(&config, resident.values(), Device::Cpu);
+        let finish = Finish::new(&config, resident.values(), None, Device::Cpu);
         let items = (0..10).map(|place| Item {
             image: 9 - place,
             place,
