@@ -16,7 +16,9 @@ use super::source::{PassedOver, ReadError, Source, Stored, fingerprint, shown_na
 const EXPECTED: &str =
     "an imageFolder has train/<class>/ with JPEG, PNG, WebP or TIFF files, and val/<class>/ to evaluate";
 /// Folders of images to evaluate: the first that is there.
-const EVALUATED: [&str; 4] = ["val", "valid", "validation", "test"];
+const EVALUATED: [&str; 3] = ["val", "valid", "validation"];
+/// Or else this one, if it has the same classes.
+const TEST: &str = "test";
 /// So many names of classes are told where there are too many.
 const TOLD_CLASSES: usize = 5;
 
@@ -55,10 +57,15 @@ pub(super) fn open(
         });
     }
     let beside = folder_names(folder)?;
-    let evaluated = EVALUATED
-        .into_iter()
-        .find(|known| beside.iter().any(|name| name == known));
     let known: HashSet<&OsString> = names.iter().collect();
+    let is_there = |name: &str| beside.iter().any(|found| found == name);
+    let mut evaluated = EVALUATED.into_iter().find(|name| is_there(name));
+    if evaluated.is_none() && is_there(TEST) {
+        // That of a contest has images without classes.
+        let found = folder_names(&folder.join(TEST))?;
+        let is_labelled = !found.is_empty() && found.iter().all(|name| known.contains(name));
+        evaluated = is_labelled.then_some(TEST);
+    }
     let validation = match evaluated.map(|name| folder.join(name)) {
         Some(path) => {
             let mut found = folder_names(&path)?;
@@ -420,6 +427,17 @@ mod tests {
             );
             let told: Vec<String> = train.passed_over().into_keys().collect();
             assert_eq!(told, [format!("folder {beside} beside train/ and {name}/")]);
+        }
+    }
+
+    #[test]
+    fn a_test_folder_without_classes_is_passed_over() {
+        for test in ["test/1.jpg", "test/images/1.jpg"] {
+            let folder = folder(&["train/a/1.jpg", test]);
+            let (train, validation) = open(folder.path(), 1, 1.0, ClassOrder::Name).expect("opens");
+            assert!(validation.is_none());
+            let told: Vec<String> = train.passed_over().into_keys().collect();
+            assert_eq!(told, ["folder test beside train/ and val/"]);
         }
     }
 

@@ -34,7 +34,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use contract::{DataConfig, DataFormat, ExitCode, ModelConfig, RunConfig};
+use contract::{ClassWeights, DataConfig, DataFormat, ExitCode, ModelConfig, RunConfig};
 use serde::{Deserialize, Serialize};
 use tch::Device;
 
@@ -94,7 +94,8 @@ impl Splits {
     pub(crate) fn tell_passed_over(&self) {
         for (folder, set) in [("train", Some(&self.train)), ("val", self.validation.as_ref())] {
             if let Some(Images::Single(source)) = set.map(|set| &set.images) {
-                if let Some([before, after]) = out_of_order(source.classes()) {
+                let are_folders = self.train.preparation.config.format == DataFormat::ImageFolder;
+                if let Some([before, after]) = out_of_order(source.classes()).filter(|_| are_folders) {
                     tracing::warn!(
                         "classes are numbered by their names as text ({folder}): {before} comes before {after}; data.classOrder: natural sorts by number"
                     );
@@ -181,7 +182,24 @@ enum Images {
 /// Opens the data set; small ones are read whole, onto the device.
 pub(crate) fn load(config: &RunConfig, device: Device) -> Result<Splits, DataError> {
     let threads = decode_threads(&config.data, config.ranks_per_node);
-    let (train, validation) = open_with_retries(config, threads)?;
+    let (train, validation) = with_retries(config, || {
+        open(
+            &config.data,
+            Expected::of(&config.model),
+            config.training.seed,
+            threads,
+        )
+    })?;
+    let class_weights = match &config.training.class_weights {
+        None => None,
+        Some(ClassWeights::Values(values)) => Some(values.iter().map(|value| *value as f32).collect()),
+        Some(ClassWeights::Balanced) => {
+            let counts = with_retries(config, || {
+                count_classes(&train, config.model.num_classes, threads)
+            })?;
+            Some(balanced(&counts))
+        }
+    };
     let preparation = Arc::new(Preparation::new(config));
     let set = |images: Images| {
         let (images, values) = match images {
@@ -195,7 +213,7 @@ pub(crate) fn load(config: &RunConfig, device: Device) -> Result<Splits, DataErr
         DataSet {
             images,
             preparation: Arc::clone(&preparation),
-            finish: Rc::new(Finish::new(config, values, device)),
+            finish: Rc::new(Finish::new(config, values, class_weights.as_deref(), device)),
             seed: config.training.seed,
             repeats: config.data.augmentation.repeated_augmentation,
             threads,
@@ -213,18 +231,17 @@ pub(crate) fn load(config: &RunConfig, device: Device) -> Result<Splits, DataErr
     })
 }
 
-/// The same as [`open`], tried again for a while where the storage fails.
-fn open_with_retries(config: &RunConfig, threads: usize) -> Result<(Images, Option<Images>), DataError> {
+/// What `read` gives, tried again for a while where the storage fails.
+fn with_retries<T>(config: &RunConfig, read: impl Fn() -> Result<T, DataError>) -> Result<T, DataError> {
     let mut pauses = source::pauses(config.data.retry_seconds);
     loop {
-        let expected = Expected::of(&config.model);
-        let opened = open(&config.data, expected, config.training.seed, threads);
-        let failed = opened
+        let found = read();
+        let failed = found
             .as_ref()
             .err()
             .filter(|error| error.exit_code() == ExitCode::Storage);
         let Some((error, pause)) = failed.and_then(|error| Some((error, pauses.next()?))) else {
-            return opened;
+            return found;
         };
         tracing::warn!(
             "the storage fails ({error}): trying again in {} ms",
@@ -232,6 +249,65 @@ fn open_with_retries(config: &RunConfig, threads: usize) -> Result<(Images, Opti
         );
         std::thread::sleep(pause);
     }
+}
+
+/// Images of each class, by several threads. Those whose label cannot be read are told of when their turn comes.
+fn count_classes(images: &Images, classes: u32, threads: usize) -> Result<Vec<u64>, DataError> {
+    let count = |labels: &mut dyn Iterator<Item = Result<Option<i64>, DataError>>| {
+        let mut counts = vec![0_u64; classes as usize];
+        for label in labels {
+            let class = label?.and_then(|label| usize::try_from(label).ok());
+            if let Some(count) = class.and_then(|class| counts.get_mut(class)) {
+                *count += 1;
+            }
+        }
+        Ok::<_, DataError>(counts)
+    };
+    let source = match images {
+        Images::Resident(images) => {
+            let labels = images.stored().1.iter().take(images.len() as usize);
+            return count(&mut labels.map(|label| Ok(Some(*label))));
+        }
+        Images::Single(source) => source,
+    };
+    let len = source.len();
+    let share = len.div_ceil(threads as u64).max(1);
+    let parts: Vec<_> = std::thread::scope(|scope| {
+        let starts = (0..len).step_by(share as usize);
+        let running: Vec<_> = starts
+            .map(|start| {
+                let images = start..len.min(start + share);
+                scope.spawn(move || {
+                    let mut labels = images.map(|image| Ok(label_of(&**source, image, classes)?.ok()));
+                    count(&mut labels)
+                })
+            })
+            .collect();
+        running
+            .into_iter()
+            .map(|part| part.join().expect("no panic"))
+            .collect()
+    });
+    parts
+        .into_iter()
+        .try_fold(vec![0; classes as usize], |sums, part| {
+            Ok(sums
+                .into_iter()
+                .zip(part?)
+                .map(|(sum, count)| sum + count)
+                .collect())
+        })
+}
+
+/// Weights with which all classes that have images count the same together, and an image 1 on average.
+fn balanced(counts: &[u64]) -> Vec<f32> {
+    let images: u64 = counts.iter().sum();
+    let present = counts.iter().filter(|count| **count > 0).count();
+    let weight = |count: &u64| images as f64 / (present as f64 * *count as f64);
+    counts
+        .iter()
+        .map(|count| if *count > 0 { weight(count) as f32 } else { 0.0 })
+        .collect()
 }
 
 /// Threads that decode files for each of so many ranks on this machine.
@@ -419,6 +495,29 @@ mod tests {
             &[],
         ] {
             assert_eq!(found(fine), None);
+        }
+    }
+
+    #[test]
+    fn all_classes_with_images_count_the_same_together() {
+        let files = ["a/1", "a/2", "a/3", "a/4", "a/5", "a/6", "b/1", "b/2", "c/1"];
+        let files: Vec<(String, &str)> = files
+            .iter()
+            .map(|name| (format!("train/{name}.jpg"), ""))
+            .collect();
+        let files: Vec<(&str, &str)> = files.iter().map(|(name, text)| (name.as_str(), *text)).collect();
+        let folder = fixtures::folder(&files);
+        let (train, _) =
+            image_folder::open(folder.path(), 4, 1.0, contract::ClassOrder::Name).expect("opens");
+        let files = Images::Single(Arc::new(train));
+        let labels = Tensor::from_slice(&[0_i64, 0, 0, 0, 0, 0, 1, 1, 2]);
+        let pixels = Tensor::zeros([9, 1, 2, 2], (tch::Kind::Uint8, Device::Cpu));
+        let arrays = Images::Resident(Rc::new(Resident::new(pixels, &labels, 9)));
+        for (images, threads) in [(files, 4), (arrays, 1)] {
+            let counts = count_classes(&images, 4, threads).expect("counts");
+            assert_eq!(counts, [6, 2, 1, 0]);
+            // As scikit-learn's compute_class_weight("balanced", ...) has it of three classes.
+            assert_eq!(balanced(&counts), [0.5, 1.5, 3.0, 0.0]);
         }
     }
 

@@ -6,8 +6,8 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Files that are held open.
-const OPEN: usize = 32;
+/// Files that are held open: those that were read last.
+const OPEN: usize = 128;
 
 #[derive(Debug)]
 pub(super) struct OpenFiles {
@@ -44,11 +44,19 @@ impl OpenFiles {
     }
 
     fn file(&self, number: u32) -> std::io::Result<Arc<File>> {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, file)) = open.iter().find(|(known, _)| *known == number) {
-            return Ok(Arc::clone(file));
-        }
-        let file = Arc::new(File::open(self.path(number))?);
+        let lock = || self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        let take = |open: &mut VecDeque<(u32, Arc<File>)>| {
+            let place = open.iter().position(|(known, _)| *known == number)?;
+            open.remove(place)
+        };
+        let known = take(&mut lock());
+        // Other threads go on reading meanwhile.
+        let (_, file) = match known {
+            Some(known) => known,
+            None => (number, Arc::new(File::open(self.path(number))?)),
+        };
+        let mut open = lock();
+        take(&mut open);
         if open.len() == OPEN {
             open.pop_front();
         }

@@ -233,6 +233,9 @@ impl WebDataset {
             *length = (*length).min(rest as u32);
             rest -= *length as usize;
         }
+        // Shards without images would leave the others that are mixed with them few.
+        let used = self.lengths.iter().rposition(|length| *length > 0);
+        self.lengths.truncate(used.map_or(0, |last| last + 1));
     }
 
     fn read_span(&self, shard: u32, span: Span) -> Result<Vec<u8>, ReadError> {

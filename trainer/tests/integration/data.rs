@@ -86,13 +86,19 @@ fn neither_ranks_nor_threads_change_what_is_learned_from_files() {
     let train = |nodes: u32, threads: u32| {
         let mut job = Job::new(5);
         image_folder(&job.data(), 8);
+        // Classes of unlike size, which have unlike weights.
+        for image in 0..8 {
+            let path = job.data().join(format!("train/class-0/more-{image}.png"));
+            fs_err::write(path, png(0, 50 + image)).expect("writes");
+        }
         job.data_fields = format!("format: imageFolder, decodeThreads: {threads}, {AUGMENTATION}");
+        job.training = "classWeights: {balanced: true}";
         (job.nodes, job.micro_batch) = (nodes, 8 / nodes);
         job.run_well();
         let evaluation = job.log("evaluation").last().cloned().expect("an evaluation");
         assert_eq!(evaluation["images"], u64::from(CLASSES) * 2);
-        // 40 images are 5 steps of 8 an epoch.
-        assert_eq!(job.log("train").last().expect("a line")["step"], 10);
+        // 48 images are 6 steps of 8 an epoch.
+        assert_eq!(job.log("train").last().expect("a line")["step"], 12);
         job.weights()
     };
     let distance = distance(&train(1, 1), &train(2, 3));

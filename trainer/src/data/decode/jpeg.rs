@@ -25,11 +25,8 @@ fn decompress(bytes: &[u8], scans: usize) -> Result<(DynamicImage, u8), String> 
     let components = file.components().len() as u8;
     // Where there are several scans, the library keeps two bytes of each value until the last.
     let value_bytes = if scans > 1 { 3 } else { 1 };
-    check_size(
-        file.width() as u64,
-        file.height() as u64,
-        u64::from(components) * value_bytes,
-    )?;
+    let (width, height) = (file.width() as u32, file.height() as u32);
+    check_size(width, height, u64::from(components) * value_bytes)?;
     let mut image = match file.color_space() {
         ColorSpace::JCS_GRAYSCALE => file.grayscale(),
         ColorSpace::JCS_CMYK | ColorSpace::JCS_YCCK => file.to_colorspace(ColorSpace::JCS_CMYK),

@@ -9,7 +9,10 @@ mod tiff;
 
 use std::io::Cursor;
 
-use image::{DynamicImage, GrayAlphaImage, GrayImage, ImageFormat, ImageReader, Limits, RgbImage, RgbaImage};
+use image::{
+    DynamicImage, GrayAlphaImage, GrayImage, ImageDecoder as _, ImageError, ImageFormat, ImageReader, Limits,
+    RgbImage, RgbaImage,
+};
 
 pub(super) use frame::Framing;
 
@@ -18,6 +21,8 @@ pub(super) const ENDINGS: [&str; 7] = ["jpg", "jpeg", "jfif", "png", "webp", "ti
 
 /// No image is decoded that takes more memory than this: a small file can claim any size.
 const LARGEST_IMAGE_BYTES: u64 = 1 << 30;
+/// Of a pixel as it is used: red, green and blue.
+const COLOR_BYTES: u64 = 3;
 
 /// Pixels of one image, row by row, channels together.
 #[derive(Debug)]
@@ -38,13 +43,15 @@ pub(super) fn decode(bytes: &[u8], channels: u32) -> Result<Decoded, String> {
         Ok(ImageFormat::Tiff) => tiff::decode(bytes)?,
         _ if is_big_tiff => tiff::decode(bytes)?,
         Ok(format @ (ImageFormat::Png | ImageFormat::WebP)) => {
+            let words = |error: ImageError| error.to_string().trim().to_owned();
             let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
             let mut limits = Limits::default();
             limits.max_alloc = Some(LARGEST_IMAGE_BYTES);
             reader.limits(limits);
-            let image = reader
-                .decode()
-                .map_err(|error| error.to_string().trim().to_owned())?;
+            let decoder = reader.into_decoder().map_err(words)?;
+            let (width, height) = decoder.dimensions();
+            check_size(width, height, decoder.color_type().bytes_per_pixel().into())?;
+            let image = DynamicImage::from_decoder(decoder).map_err(words)?;
             let channels = image.color().channel_count();
             (of_eight_bits(image), channels)
         }
@@ -112,9 +119,10 @@ fn guess(bytes: &[u8], format: Option<ImageFormat>) -> String {
     }
 }
 
-/// An error where an image of this size, with so many bytes for each of its pixels, is not decoded.
-fn check_size(width: u64, height: u64, pixel_bytes: u64) -> Result<(), String> {
-    if width.saturating_mul(height).saturating_mul(pixel_bytes) > LARGEST_IMAGE_BYTES {
+/// An error where an image of this size, of which the decoder needs so many bytes for each pixel, takes too much, with its colours.
+fn check_size(width: u32, height: u32, pixel_bytes: u64) -> Result<(), String> {
+    let pixels = u64::from(width) * u64::from(height);
+    if pixels.saturating_mul(pixel_bytes + COLOR_BYTES) > LARGEST_IMAGE_BYTES {
         return Err(format!(
             "its {width} x {height} pixels take more than {} MiB to decode",
             LARGEST_IMAGE_BYTES >> 20
@@ -183,6 +191,23 @@ mod tests {
         image.write_to(&mut stored, ImageFormat::Png).expect("encodes");
         let decoded = decode(stored.get_ref(), 1).expect("decodes");
         assert_eq!(decoded.pixels, [0, 77, 255], "grey stays as it is");
+    }
+
+    #[test]
+    fn an_image_that_would_take_much_memory_is_refused_before_it_is_decoded() {
+        // Grey: one byte for each pixel is within the bound, with red, green and blue it is not.
+        let mut stored = Cursor::new(Vec::new());
+        let image = image::GrayImage::new(1, 1);
+        image.write_to(&mut stored, ImageFormat::Png).expect("encodes");
+        let mut bytes = stored.into_inner();
+        bytes[16..24].copy_from_slice(&[20_000_u32.to_be_bytes(); 2].concat());
+        let checksum = crc32fast::hash(&bytes[12..29]);
+        bytes[29..33].copy_from_slice(&checksum.to_be_bytes());
+        let error = decode(&bytes, 3).expect_err("refused");
+        assert_eq!(
+            error,
+            "its 20000 x 20000 pixels take more than 1024 MiB to decode"
+        );
     }
 
     #[test]

@@ -20,11 +20,9 @@ pub(super) fn decode(bytes: &[u8]) -> Result<(DynamicImage, u8), String> {
         .with_limits(limits);
     let (width, height) = file.dimensions().map_err(words)?;
     let color = file.colortype().map_err(words)?;
-    check_size(
-        width.into(),
-        height.into(),
-        u64::from(color.num_samples()) * u64::from(color.bit_depth().div_ceil(8)),
-    )?;
+    // Planes are put together, and values of 16 bits made ones of 8, in another piece of memory.
+    let value_bytes = u64::from(color.bit_depth().div_ceil(8)) + 1;
+    check_size(width, height, u64::from(color.num_samples()) * value_bytes)?;
     let extra: Option<Vec<u16>> = file.find_tag_unsigned_vec(Tag::ExtraSamples).map_err(words)?;
     if extra.is_some_and(|extra| extra.contains(&ExtraSamples::AssociatedAlpha.to_u16())) {
         return Err("its colours are multiplied by alpha (ExtraSamples 1), which is not read".to_owned());

@@ -10,7 +10,10 @@ use parquet::column::page::PageReader as _;
 use parquet::column::reader::ColumnReaderImpl;
 use parquet::data_type::{ByteArray, ByteArrayType, DataType, Int32Type, Int64Type};
 use parquet::errors::ParquetError;
-use parquet::file::metadata::{ColumnChunkMetaData, ParquetMetaData, ParquetMetaDataReader};
+use parquet::file::metadata::{
+    ColumnChunkMetaData, ParquetMetaData, ParquetMetaDataOptions, ParquetMetaDataReader,
+    ParquetStatisticsPolicy,
+};
 use parquet::file::page_index::offset_index::PageLocation;
 use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::serialized_reader::SerializedPageReader;
@@ -21,6 +24,9 @@ use crate::data::open_files::OpenFiles;
 
 /// Bytes of a header that are read at once.
 const HEADER_BYTES: usize = 4096;
+
+/// The label of a row that has none.
+pub(super) const NO_LABEL: i32 = i32::MIN;
 
 /// A file, for the reader of the format.
 #[derive(Clone, Debug)]
@@ -75,7 +81,11 @@ impl ParquetFile {
     }
 
     pub(super) fn metadata(&self) -> Result<ParquetMetaData, ParquetError> {
-        ParquetMetaDataReader::new().parse_and_finish(self)
+        // The least and the largest image of each row group are of no use.
+        let options =
+            ParquetMetaDataOptions::new().with_column_stats_policy(ParquetStatisticsPolicy::SkipAll);
+        let reader = ParquetMetaDataReader::new().with_metadata_options(Some(options));
+        reader.parse_and_finish(self)
     }
 
     /// The column chunks of images, with the places of their pages.
@@ -98,24 +108,31 @@ impl ParquetFile {
         chunk.collect()
     }
 
-    /// The label of each row; none where it has none.
+    /// The label of each row.
     pub(super) fn labels(
         &self,
         metadata: &ParquetMetaData,
         columns: &Columns,
-    ) -> Result<Vec<Option<i64>>, ParquetError> {
+    ) -> Result<Vec<i32>, ParquetError> {
         let mut labels = Vec::new();
         for group in metadata.row_groups() {
             let column = group.column(columns.label);
             let rows = group.num_rows() as usize;
             let reader = SerializedPageReader::new(Arc::new(self.clone()), column, rows, None)?;
             let description = column.column_descr_ptr();
-            labels.extend(if column.column_type() == Type::INT32 {
+            let found: Vec<Option<i64>> = if column.column_type() == Type::INT32 {
                 let values = values::<Int32Type>(description, reader, 0, rows)?;
                 values.into_iter().map(|value| value.map(i64::from)).collect()
             } else {
                 values::<Int64Type>(description, reader, 0, rows)?
-            });
+            };
+            for label in found {
+                // Beyond what any model has as classes.
+                let number = i32::try_from(label.unwrap_or(NO_LABEL.into())).map_err(|_| {
+                    ParquetError::General(format!("it has the label {}", label.unwrap_or_default()))
+                })?;
+                labels.push(number);
+            }
         }
         Ok(labels)
     }
@@ -138,6 +155,10 @@ impl Chunk {
     fn rows_until(&self, page: usize) -> usize {
         let after = self.pages.get(page + 1);
         after.map_or(self.rows, |after| after.first_row_index as usize)
+    }
+
+    pub(super) fn rows(&self) -> usize {
+        self.rows
     }
 
     pub(super) fn rows_of(&self, page: usize) -> usize {

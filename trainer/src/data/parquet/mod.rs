@@ -1,14 +1,18 @@
 //! Parquet files as Hugging Face's `datasets` writes them: a column with image files and one with class numbers.
 //!
-//! Pages, of about a megabyte, are what is read of a file. They are found once, by their headers; an epoch goes through them in random
+//! Pages are what is read of a file; `datasets` writes them of about a megabyte. They are found once, by their headers; an epoch goes through them in random
 //! order and mixes the images of so many as are kept, so that each is read once an epoch.
 
 mod file;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ffi::OsStr;
+use std::os::unix::fs::MetadataExt as _;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use bytesize::ByteSize;
 use parquet::data_type::ByteArray;
 use parquet::errors::ParquetError;
 
@@ -18,12 +22,15 @@ use super::open_files::OpenFiles;
 use super::part;
 use super::source::{PassedOver, ReadError, Shards, Source, Stored, fingerprint, list_each, shown_name};
 pub(super) use file::Named;
-use file::{Chunk, Columns, ParquetFile};
+use file::{Chunk, Columns, NO_LABEL, ParquetFile};
 
 const EXPECTED: &str =
     "a folder of Parquet files has some ending in .parquet, whose names or folders have the word train";
 /// Images that are mixed with one another take about so many bytes, and those that are kept twice as many.
 const MIXED_BYTES: u64 = 128 << 20;
+/// Pages that are larger on average are told of.
+const LARGE_PAGE_BYTES: u64 = 32 << 20;
+const DAMAGED: &str = "it is damaged: what it says of itself contradicts itself";
 /// What each split is called, as a word in the name of a file or its folder: as `datasets` has them.
 const SPLITS: [(Split, &[&str]); 3] = [
     (Split::Train, &["train", "training"]),
@@ -46,7 +53,8 @@ pub(super) struct Parquet {
     pages: Vec<Page>,
     /// Rows of each page, of which the first are used.
     lengths: Vec<u32>,
-    labels: Vec<Option<i64>>,
+    /// [`NO_LABEL`] where a row has none.
+    labels: Vec<i32>,
     classes: Vec<String>,
     mixed_pages: usize,
     kept: Mutex<Kept>,
@@ -66,15 +74,19 @@ struct Page {
 struct Listed {
     columns: Columns,
     chunks: Vec<Chunk>,
-    labels: Vec<Option<i64>>,
+    /// [`NO_LABEL`] where a row has none.
+    labels: Vec<i32>,
 }
 
 type Images = Arc<Vec<Option<ByteArray>>>;
 
-/// Pages that were read last.
+/// A page, once it has been read.
+type Slot = Arc<Mutex<Option<Images>>>;
+
+/// Pages that were asked for last.
 #[derive(Debug, Default)]
 struct Kept {
-    pages: VecDeque<(usize, u64, Images)>,
+    pages: VecDeque<(usize, u64, Slot)>,
     bytes: u64,
 }
 
@@ -86,9 +98,25 @@ pub(super) fn open(
     threads: usize,
 ) -> Result<(Parquet, Option<Parquet>), DataError> {
     let mut splits = BTreeMap::<Option<Split>, Vec<PathBuf>>::new();
+    let mut configurations = BTreeSet::new();
     for path in parquet_files(folder)? {
         let inner = path.strip_prefix(folder).unwrap_or(&path);
-        splits.entry(split_of(inner)).or_default().push(path);
+        let (split, before) = split_of(inner).unzip();
+        configurations.extend(before);
+        splits.entry(split).or_default().push(path);
+    }
+    if configurations.len() > 1 {
+        let names = configurations.iter().map(|name| shown_name(name.as_os_str()));
+        return Err(DataError::Parquet {
+            path: folder.into(),
+            message: format!(
+                "its files are of several sets, in the folders {}: give the folder of one",
+                names
+                    .map(|name| format!("{name}/"))
+                    .collect::<Vec<_>>()
+                    .join(", ")
+            ),
+        });
     }
     let unnamed = splits.remove(&None);
     let mut passed_over = PassedOver::new();
@@ -105,16 +133,35 @@ pub(super) fn open(
             expected: EXPECTED,
         });
     };
-    let validation = take(Split::Validation).or_else(|| take(Split::Test));
-    if let Some(rest) = take(Split::Test) {
-        passed_over.insert("Parquet files of split test".into(), rest.len() as u64);
-    }
-    let mut train = Parquet::list(folder, train, named, threads)?;
+    let list = |paths| Parquet::list(folder, paths, named, threads);
+    let mut train = list(train)?;
     train.keep_first(fraction);
+    let test = take(Split::Test);
+    let mut not_used = |paths: &[PathBuf], why: &str| {
+        passed_over.insert(format!("Parquet files of split test{why}"), paths.len() as u64);
+    };
+    let validation = match (take(Split::Validation), test) {
+        (Some(paths), test) => {
+            if let Some(test) = test {
+                not_used(&test, "");
+            }
+            Some(list(paths)?)
+        }
+        // Those of a contest have no labels, or -1.
+        (None, Some(paths)) => {
+            let count = paths.clone();
+            match list(paths) {
+                Ok(test) if test.labels.iter().all(|label| *label >= 0) => Some(test),
+                Ok(_) | Err(DataError::Parquet { .. }) => {
+                    not_used(&count, ", which have no labels");
+                    None
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        (None, None) => None,
+    };
     train.passed_over = passed_over;
-    let validation = validation
-        .map(|paths| Parquet::list(folder, paths, named, threads))
-        .transpose()?;
     if let Some(validation) = &validation
         && validation.classes != train.classes
     {
@@ -126,47 +173,60 @@ pub(super) fn open(
     Ok((train, validation))
 }
 
-/// Which split the words of a file's name tell, or else those of the folders that it lies in.
-fn split_of(path: &Path) -> Option<Split> {
-    let names = path
-        .iter()
-        .rev()
-        .map(|name| shown_name(name).to_ascii_lowercase());
-    names
-        .map(|name| {
-            let words: Vec<&str> = name.split(|letter: char| !letter.is_ascii_alphabetic()).collect();
-            let mut known = SPLITS
-                .iter()
-                .filter(|(_, called)| called.iter().any(|word| words.contains(word)));
-            known.next().map(|(split, _)| *split)
-        })
-        .find_map(|split| split)
+/// Which split the words of a file's name tell, or else those of the folders that it lies in; and the folders before these.
+fn split_of(path: &Path) -> Option<(Split, PathBuf)> {
+    let split_of_name = |name: &OsStr| {
+        let name = shown_name(name).to_ascii_lowercase();
+        let words: Vec<&str> = name.split(|letter: char| !letter.is_ascii_alphabetic()).collect();
+        let mut known = SPLITS
+            .iter()
+            .filter(|(_, called)| called.iter().any(|word| words.contains(word)));
+        known.next().map(|(split, _)| *split)
+    };
+    path.ancestors().find_map(|part| {
+        let split = split_of_name(part.file_name()?)?;
+        Some((split, part.parent().unwrap_or(Path::new("")).to_owned()))
+    })
 }
 
 /// All that end in `.parquet`, sorted.
 fn parquet_files(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
-    let entries = fs_err::read_dir(folder).map_err(|error| match error.kind() {
+    find_files(folder, &mut Vec::new(), &mut files)?;
+    files.sort_unstable();
+    Ok(files)
+}
+
+/// Of the folders on the way here none may come again: links can lead in a circle.
+fn find_files(folder: &Path, way: &mut Vec<(u64, u64)>, files: &mut Vec<PathBuf>) -> Result<(), DataError> {
+    let missing = |error: std::io::Error| match error.kind() {
         std::io::ErrorKind::NotFound => DataError::Missing {
             path: folder.into(),
             expected: EXPECTED,
         },
         _ => DataError::Read(error),
-    })?;
-    for entry in entries {
+    };
+    let about = fs_err::metadata(folder).map_err(missing)?;
+    let place = (about.dev(), about.ino());
+    if way.contains(&place) {
+        return Ok(());
+    }
+    way.push(place);
+    for entry in fs_err::read_dir(folder).map_err(DataError::Read)? {
         let entry = entry.map_err(DataError::Read)?;
         let path = entry.path();
         if entry.file_name().as_encoded_bytes().starts_with(b".") {
             continue;
         }
-        if path.is_dir() {
-            files.extend(parquet_files(&path)?);
+        let kind = fs_err::metadata(&path).map_err(DataError::Read)?;
+        if kind.is_dir() {
+            find_files(&path, way, files)?;
         } else if path.extension().is_some_and(|ending| ending == "parquet") {
             files.push(path);
         }
     }
-    files.sort_unstable();
-    Ok(files)
+    way.pop();
+    Ok(())
 }
 
 impl Parquet {
@@ -225,7 +285,14 @@ impl Parquet {
             }
         }
         let page_bytes = (bytes / set.pages.len().max(1) as u64).max(1);
-        set.mixed_pages = (MIXED_BYTES / page_bytes).max(8) as usize;
+        set.mixed_pages = (MIXED_BYTES / page_bytes).max(1) as usize;
+        if page_bytes > LARGE_PAGE_BYTES {
+            tracing::warn!(
+                "pages of {} have {} on average, and are read as a whole: smaller row groups mix images better and take less memory",
+                folder.display(),
+                ByteSize(page_bytes)
+            );
+        }
         Ok(set)
     }
 
@@ -237,6 +304,10 @@ impl Parquet {
             *length = (*length).min(rest);
             rest -= *length;
         }
+        // Pages without images would leave the others that are mixed with them few.
+        let used = self.lengths.iter().rposition(|length| *length > 0);
+        self.lengths.truncate(used.map_or(0, |last| last + 1));
+        self.pages.truncate(self.lengths.len());
     }
 
     /// The page that an image is in.
@@ -244,31 +315,42 @@ impl Parquet {
         self.pages.partition_point(|page| u64::from(page.first) <= image) - 1
     }
 
+    /// Read by one thread, for which others wait.
     fn images_of(&self, number: usize) -> Result<Images, ParquetError> {
-        let lock = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(images) = lock().get(number) {
-            return Ok(images);
+        let kept = || self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let slot = kept().slot(number);
+        let mut content = slot.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(images) = &*content {
+            return Ok(Arc::clone(images));
         }
         let page = self.pages[number];
         let images = Arc::new(self.chunks[page.chunk as usize].images(page.number as usize)?);
-        lock().keep(number, Arc::clone(&images));
+        *content = Some(Arc::clone(&images));
+        drop(content);
+        kept().fill(
+            number,
+            images.iter().flatten().map(|image| image.len() as u64).sum(),
+        );
         Ok(images)
     }
 }
 
 impl Kept {
-    fn get(&mut self, number: usize) -> Option<Images> {
-        let place = self.pages.iter().position(|(known, _, _)| *known == number)?;
-        let page = self.pages.remove(place)?;
-        let images = Arc::clone(&page.2);
+    fn slot(&mut self, number: usize) -> Slot {
+        let place = self.pages.iter().position(|(known, _, _)| *known == number);
+        let known = place.and_then(|place| self.pages.remove(place));
+        let page = known.unwrap_or_else(|| (number, 0, Slot::default()));
+        let slot = Arc::clone(&page.2);
         self.pages.push_back(page);
-        Some(images)
+        slot
     }
 
-    fn keep(&mut self, number: usize, images: Images) {
-        let bytes = images.iter().flatten().map(|image| image.len() as u64).sum();
-        self.pages.push_back((number, bytes, images));
-        self.bytes += bytes;
+    /// Counts what a page takes that has been read, and lets go of those that were asked for longest ago.
+    fn fill(&mut self, number: usize, bytes: u64) {
+        if let Some(page) = self.pages.iter_mut().find(|(known, _, _)| *known == number) {
+            self.bytes += bytes - page.1;
+            page.1 = bytes;
+        }
         while self.bytes > 2 * MIXED_BYTES && self.pages.len() > 1 {
             self.bytes -= self.pages.pop_front().map_or(0, |(_, bytes, _)| bytes);
         }
@@ -293,15 +375,26 @@ fn list_file(files: &Arc<OpenFiles>, number: u32, named: Named<'_>) -> Result<Li
         )),
         ReadError::Bad(message) => refused(message),
     };
-    let metadata = file.metadata().map_err(unreadable)?;
-    let columns = Columns::find(&metadata, named).map_err(refused)?;
-    let chunks = file.chunks(&metadata, &columns).map_err(unreadable)?;
-    let labels = file.labels(&metadata, &columns).map_err(unreadable)?;
-    Ok(Listed {
-        columns,
-        chunks,
-        labels,
-    })
+    // The library takes some of what a damaged file says for granted.
+    let listed = catch_unwind(AssertUnwindSafe(|| {
+        let metadata = file.metadata().map_err(unreadable)?;
+        let columns = Columns::find(&metadata, named).map_err(refused)?;
+        let chunks = file.chunks(&metadata, &columns).map_err(unreadable)?;
+        let labels = file.labels(&metadata, &columns).map_err(unreadable)?;
+        let chunk_rows: u64 = chunks.iter().map(|chunk| chunk.rows() as u64).sum();
+        if chunk_rows != labels.len() as u64 {
+            return Err(refused(format!(
+                "it has {chunk_rows} images and {} labels",
+                labels.len()
+            )));
+        }
+        Ok(Listed {
+            columns,
+            chunks,
+            labels,
+        })
+    }));
+    listed.unwrap_or_else(|_| Err(refused(DAMAGED.to_owned())))
 }
 
 /// Whether the storage failed, or the file is no good.
@@ -324,7 +417,8 @@ impl Source for Parquet {
     fn read(&self, image: u64) -> Result<Stored, ReadError> {
         let label = self.label(image)?;
         let page = self.page_of(image);
-        let images = self.images_of(page).map_err(of_storage)?;
+        let images = catch_unwind(AssertUnwindSafe(|| self.images_of(page)));
+        let images = images.map_err(|_| DAMAGED.to_owned())?.map_err(of_storage)?;
         let row = image - u64::from(self.pages[page].first);
         let file = images.get(row as usize).and_then(Option::as_ref);
         let file = file.ok_or_else(|| "its row has no bytes of an image".to_owned())?;
@@ -335,8 +429,10 @@ impl Source for Parquet {
     }
 
     fn label(&self, image: u64) -> Result<i64, ReadError> {
-        let label = self.labels[image as usize];
-        label.ok_or_else(|| "its row has no label".to_owned().into())
+        match self.labels[image as usize] {
+            NO_LABEL => Err("its row has no label".to_owned().into()),
+            label => Ok(label.into()),
+        }
     }
 
     fn fingerprint(&self) -> u32 {
@@ -345,11 +441,10 @@ impl Source for Parquet {
             let path = path.strip_prefix(&self.folder).unwrap_or(path);
             path.as_os_str().as_encoded_bytes().to_vec()
         });
-        let labels = self
-            .labels
-            .iter()
-            .map(|label| label.unwrap_or(-1).to_le_bytes().to_vec());
-        fingerprint(files.chain(labels))
+        let labels = self.labels.iter().map(|label| label.to_le_bytes().to_vec());
+        // The order goes by pages.
+        let pages = self.lengths.iter().map(|length| length.to_le_bytes().to_vec());
+        fingerprint(files.chain(labels).chain(pages))
     }
 
     fn name(&self, image: u64) -> String {
@@ -455,21 +550,42 @@ mod tests {
 
     #[test]
     fn what_is_kept_of_the_files_is_bounded() {
-        let page = |bytes: u64| Arc::new(vec![Some(ByteArray::from(vec![0; bytes as usize]))]);
         let mut kept = Kept::default();
-        kept.keep(0, page(MIXED_BYTES));
-        kept.keep(1, page(MIXED_BYTES));
-        assert!(kept.get(0).is_some(), "the one that was read last is 0 now");
-        kept.keep(2, page(1));
+        for (number, bytes) in [(0, MIXED_BYTES), (1, MIXED_BYTES)] {
+            kept.slot(number);
+            kept.fill(number, bytes);
+        }
+        // The one that was asked for last is 0 now.
+        kept.slot(0);
+        kept.slot(2);
+        kept.fill(2, 1);
         let held: Vec<usize> = kept.pages.iter().map(|(number, _, _)| *number).collect();
         assert_eq!((held, kept.bytes), (vec![0, 2], MIXED_BYTES + 1));
+    }
+
+    #[test]
+    fn a_page_is_read_by_one_thread_for_all() {
+        let (train, _) = opened("hub");
+        let pages: Vec<Images> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8)
+                .map(|_| scope.spawn(|| train.images_of(0).expect("reads")))
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| thread.join().expect("no panic"))
+                .collect()
+        });
+        assert!(pages.iter().all(|page| Arc::ptr_eq(page, &pages[0])));
+        assert_eq!(train.kept.lock().expect("no panic").pages.len(), 1);
     }
 
     #[test]
     fn a_fraction_is_the_first_rows() {
         let (train, _) = open(&goldens("hub"), Named::default(), 0.5, 1).expect("opens");
         assert_eq!(train.len(), 45);
-        assert_eq!(train.shards().expect("pages").lengths.iter().sum::<u32>(), 45);
+        let lengths = train.shards().expect("pages").lengths;
+        assert_eq!(lengths.iter().sum::<u32>(), 45);
+        assert!(lengths.iter().all(|length| *length > 0), "{lengths:?}");
     }
 
     #[test]
@@ -482,7 +598,8 @@ mod tests {
             ("constrain.parquet", None),
             ("0000.parquet", None),
         ] {
-            assert_eq!(split_of(Path::new(path)), split, "{path}");
+            let found = split_of(Path::new(path)).map(|(split, _)| split);
+            assert_eq!(found, split, "{path}");
         }
     }
 
@@ -498,6 +615,36 @@ mod tests {
             reason(set.read(1).expect_err("no image")),
             "its row has no bytes of an image"
         );
+    }
+
+    #[test]
+    fn of_several_sets_none_is_taken_and_links_in_a_circle_end() {
+        let whole = fs_err::read(goldens("pages/train/0000.parquet")).expect("a file");
+        let folder = fixtures::folder(&[
+            ("160px/train/0.parquet", &whole),
+            ("320px/train/0.parquet", &whole),
+        ]);
+        assert_eq!(
+            refused(folder.path(), Named::default()),
+            "DIR is no Parquet file of images: its files are of several sets, in the folders 160px/, 320px/: give the folder of one"
+        );
+        let one = folder.path().join("160px");
+        std::os::unix::fs::symlink("..", one.join("train/loop")).expect("links");
+        let (train, _) = open(&one, Named::default(), 1.0, 1).expect("opens");
+        assert_eq!(train.len(), 40);
+    }
+
+    #[test]
+    fn a_test_split_without_labels_is_passed_over() {
+        let train = fs_err::read(goldens("pages/train/0000.parquet")).expect("a file");
+        for test in ["train-null/train-null.parquet", "train-text/train-text.parquet"] {
+            let test = fs_err::read(goldens(test)).expect("a file");
+            let folder = fixtures::folder(&[("train.parquet", &train), ("test.parquet", &test)]);
+            let (train, validation) = open(folder.path(), Named::default(), 1.0, 1).expect("opens");
+            assert!(validation.is_none());
+            let told: Vec<String> = train.passed_over().into_keys().collect();
+            assert_eq!(told, ["Parquet files of split test, which have no labels"]);
+        }
     }
 
     #[test]
@@ -568,7 +715,7 @@ mod tests {
         fs_err::write(folder.path().join("train.parquet"), &whole[..100]).expect("writes");
         assert!(matches!(set.read(39), Err(ReadError::Storage(_))));
         // Pixels that are others than were written are found by Snappy or by the decoder, or not at all; none end the process.
-        for place in (0..whole.len()).step_by(7) {
+        for place in 0..whole.len() {
             let mut bytes = whole.clone();
             bytes[place] ^= 0x55;
             let folder = torn("train.parquet", &bytes);
