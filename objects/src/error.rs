@@ -1,5 +1,6 @@
 //! Why files could not be listed or fetched.
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 
 use object_store::Error as StoreError;
@@ -22,13 +23,13 @@ pub enum Error {
         place: String,
     },
     /// The store knows who asks, or does not, and refuses.
-    #[error("{place} may not be read ({reason}): give credentials, {how}")]
+    #[error("{place} may not be read ({reason}): {how}")]
     Denied {
         /// What was asked for.
         place: String,
         /// The store's words.
         reason: String,
-        /// Which variables of the environment hold credentials.
+        /// What gives credentials.
         how: &'static str,
     },
     /// The store does not take the question.
@@ -67,7 +68,7 @@ pub enum Error {
     },
     /// A file that is in the way, and not from here.
     #[error(
-        "{path} has {found} bytes, and the file to fetch {expected}: it was not fetched from there; remove it, or give another folder"
+        "{path} has {found} bytes, and the file to fetch {expected}: it is not what was fetched from there; remove it, or give another folder"
     )]
     InTheWay {
         /// The file.
@@ -107,10 +108,14 @@ pub enum Error {
 impl Error {
     /// Whether another attempt may find it mended by itself: the store, or the folder's file system, failed.
     pub fn is_of_storage(&self) -> bool {
-        matches!(
-            self,
-            Self::Unavailable { .. } | Self::Changed { .. } | Self::NoSpace { .. } | Self::Write { .. }
-        )
+        match self {
+            Self::Unavailable { .. } | Self::Changed { .. } | Self::NoSpace { .. } => true,
+            Self::Write { error, .. } => !matches!(
+                error.kind(),
+                ErrorKind::NotADirectory | ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem
+            ),
+            _ => false,
+        }
     }
 
     /// What a store's error means.

@@ -105,19 +105,24 @@ impl Plan {
             }
         }
         let files = found.len();
-        let (mut tasks, mut parts) = (Vec::new(), BTreeSet::new());
+        let (mut tasks, mut parts, mut needed) = (Vec::new(), BTreeSet::new(), 0);
         for (name, (store, from, file)) in found {
             let path = folder.join(&name);
             let known = record.lines.get(&name);
             match std::fs::metadata(&path) {
-                Ok(about) if known.is_none() => {
+                Ok(about) if known.is_none_or(|line| line.bytes != about.len()) => {
                     return Err(Error::InTheWay {
                         path,
                         found: about.len(),
                         expected: file.bytes,
                     });
                 }
-                Ok(about) if about.len() == file.bytes && known.is_some_and(|line| line.tag == file.tag) => {
+                Ok(_) if known.is_some_and(|line| line.bytes == file.bytes && line.tag == file.tag) => {
+                    if file.tag.is_empty() {
+                        tracing::warn!(
+                            "{from} tells no version of {name}: what is there is taken for it by its size"
+                        );
+                    }
                     continue;
                 }
                 Err(error) if error.kind() != ErrorKind::NotFound => {
@@ -127,12 +132,10 @@ impl Plan {
             }
             let part = own.join(part_name(&file));
             parts.insert(part.clone());
+            let held = std::fs::metadata(&part).map_or(0, |about| about.len());
+            needed += file.bytes.saturating_sub(held);
             // What has no tag may be of another version.
-            let present = if file.tag.is_empty() {
-                0
-            } else {
-                std::fs::metadata(&part).map_or(0, |about| about.len())
-            };
+            let present = if file.tag.is_empty() { 0 } else { held };
             tasks.push(Task {
                 present: present.min(file.bytes).saturating_sub(DISTRUSTED),
                 store,
@@ -150,7 +153,6 @@ impl Plan {
             files,
             _lock: lock,
         };
-        let needed = plan.bytes();
         let space = nix::sys::statvfs::statvfs(folder).map_err(|error| failed(error.into()))?;
         let free = space.blocks_available() as u64 * space.fragment_size() as u64;
         if needed > free {
@@ -219,7 +221,7 @@ impl Task {
                 // A server that knows no ranges: from the beginning, which is asked for without one.
                 Err(Append::Whole) => present = 0,
                 Err(Append::Read(error @ Error::Unavailable { .. })) if since.elapsed() < patience => {
-                    tracing::warn!("{error}: going on at byte {present}");
+                    tracing::warn!("{error}: asking again");
                     tokio::time::sleep(pause).await;
                     pause = (pause * 2).min(LONGEST_PAUSE);
                     if self.file.tag.is_empty() {
@@ -294,6 +296,7 @@ impl Task {
         record.add(&Line {
             name: self.file.name.clone(),
             tag: self.file.tag.clone(),
+            bytes: self.file.bytes,
             from: self.from.clone(),
         })?;
         let path = folder.join(&self.file.name);

@@ -176,7 +176,7 @@ impl Hub {
                             return Err(Error::Denied {
                                 place,
                                 reason: status.to_string(),
-                                how: "as HF_TOKEN",
+                                how: "give credentials as HF_TOKEN",
                             });
                         }
                         StatusCode::TOO_MANY_REQUESTS | StatusCode::REQUEST_TIMEOUT => {}

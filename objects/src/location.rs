@@ -49,13 +49,13 @@ impl Place {
     pub(crate) fn credentials(&self) -> &'static str {
         match self {
             Self::S3 { .. } => {
-                "as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or set AWS_SKIP_SIGNATURE to true for a public bucket"
+                "give credentials as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or set AWS_SKIP_SIGNATURE to true for a public bucket"
             }
             Self::Gcs { .. } => {
-                "as GOOGLE_SERVICE_ACCOUNT_KEY, or set GOOGLE_SKIP_SIGNATURE to true for a public bucket"
+                "give credentials as GOOGLE_SERVICE_ACCOUNT_KEY, or set GOOGLE_SKIP_SIGNATURE to true for a public bucket"
             }
-            Self::Http { .. } => "or take a server that asks for none",
-            Self::Hub { .. } => "as HF_TOKEN",
+            Self::Http { .. } => "web servers are asked without credentials",
+            Self::Hub { .. } => "give credentials as HF_TOKEN",
         }
     }
 }
@@ -95,6 +95,14 @@ impl FromStr for Location {
             }
             "http" | "https" => {
                 let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
+                if let Some((_, host)) = host.rsplit_once('@') {
+                    // A password is not repeated.
+                    return Err(Error::Location {
+                        text: format!("{scheme}://***@{host}/{path}"),
+                        expected: "web servers are asked without credentials: leave the user's name out"
+                            .into(),
+                    });
+                }
                 let origin = format!("{scheme}://{host}");
                 (Place::Http { origin }, path)
             }
@@ -137,7 +145,9 @@ impl FromStr for Location {
         let decoded = decoded.map_err(|error| refused(&innermost(&error)))?;
         let path = decoded.as_ref();
         if matches!(place, Place::Http { .. }) && text.contains(['?', '#']) {
-            return Err(refused("an address without ? and #"));
+            return Err(refused(
+                "an address has no ? and # here, as those that are signed for a while do",
+            ));
         }
         let (folder, last) = path.rsplit_once('/').unwrap_or(("", path));
         if folder.contains(['*', '{']) {
@@ -275,7 +285,10 @@ mod tests {
             ("s3:///a", EXPECTED),
             ("hf://uoft-cs/cifar10", EXPECTED),
             ("hf://datasets/cifar10", EXPECTED),
-            ("https://a/b?c", "an address without ? and #"),
+            (
+                "https://a/b?c",
+                "an address has no ? and # here, as those that are signed for a while do",
+            ),
             (
                 "s3://images/*/a.tar",
                 "* and {FIRST..LAST} may be in the last part of the path alone",
@@ -294,5 +307,7 @@ mod tests {
             let error = text.parse::<Location>().expect_err(text);
             assert_eq!(error.to_string(), format!("{text} names no files: {expected}"));
         }
+        let error = "https://me:secret@a/b".parse::<Location>().expect_err("refused");
+        assert!(!error.to_string().contains("secret"), "{error}");
     }
 }

@@ -68,8 +68,9 @@ impl Lock {
                 (Some(changed), _) => {
                     if seen.is_none() {
                         tracing::info!(
-                            "another process fetches into {}: waiting for it",
-                            folder.display()
+                            "another process fetches into {}: waiting for it, or until it has shown nothing for {} s",
+                            folder.display(),
+                            abandoned.as_secs()
                         );
                     }
                     seen = Some((changed, Instant::now()));

@@ -16,6 +16,7 @@ const NAME: &str = "fetched.jsonl";
 pub(crate) struct Line {
     pub(crate) name: String,
     pub(crate) tag: String,
+    pub(crate) bytes: u64,
     /// The location that named it.
     pub(crate) from: String,
 }

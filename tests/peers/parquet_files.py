@@ -42,10 +42,17 @@ def write(name, table, **options):
 def main():
     shutil.rmtree(FOLDER, ignore_errors=True)
     # As the Hub has them: written by `datasets` itself.
-    for split, number, count in [("train", 0, 60), ("train", 1, 30), ("validation", 2, 9), ("test", 3, 3)]:
-        path = FOLDER / "hub" / "data" / f"{split}-{number:05}-of-00004.parquet"
+    for file, (name, count) in enumerate(
+        [
+            ("train-00000-of-00002", 60),
+            ("train-00001-of-00002", 30),
+            ("validation-00000-of-00001", 9),
+            ("test-00000-of-00001", 3),
+        ]
+    ):
+        path = FOLDER / "hub" / "data" / f"{name}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
-        of_datasets(count, number).to_parquet(path, batch_size=25)
+        of_datasets(count, file).to_parquet(path, batch_size=25)
     # Pages of a few rows, of each version of the format and kind of compression, with a dictionary and without.
     table = pyarrow.table(rows(40, 0))
     for number, options in enumerate(
@@ -63,8 +70,15 @@ def main():
     names["train-path"] = {"image": ["a.png"], "label": [0]}
     names["train-names"] = {"picture": [picture(0, 0)], "class": [0]}
     names["train-empty"] = {"image": pyarrow.array([], pyarrow.binary()), "label": pyarrow.array([], pyarrow.int64())}
+    names["train-thumb"] = {"image": [{"thumb": picture(0, 0), "full": picture(0, 0)}], "label": [0]}
+    names["train-struct"] = {"image": [picture(0, 0)], "label": [{"conf": 5, "id": 1}]}
+    names["train-time"] = {"image": [picture(0, 0)], "label": pyarrow.array([0], pyarrow.timestamp("s"))}
+    # A column whose name is that of the field within another.
+    dotted = {"image.bytes": [picture(1, 9)], "image": [{"bytes": picture(0, 0)}], "label": [0]}
+    names["train-dotted"] = dotted
     for name, columns in names.items():
         write(f"{name}/{name}.parquet", pyarrow.table(columns))
+    write("train-gzip/train-gzip.parquet", pyarrow.table(rows(3, 0)), compression="gzip")
 
 
 if __name__ == "__main__":

@@ -275,6 +275,8 @@ def tiff(random, width, height):
     options = {"compression": str(random.choice(compressions))}
     if mode != "1" and options["compression"] in ("tiff_lzw", "tiff_adobe_deflate") and random.integers(0, 2):
         options["tiffinfo"] = {317: 2}
+    if random.integers(0, 3) == 0:
+        options.setdefault("tiffinfo", {})[274] = int(random.integers(1, 9))
     return "tif", encoded(image.convert(mode), "TIFF", **options)
 
 

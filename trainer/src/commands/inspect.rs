@@ -36,6 +36,12 @@ pub(crate) struct Arguments {
     /// Folder of a data set without a manifest
     #[arg(long, value_name = "DIR", requires = "format")]
     path: Option<PathBuf>,
+    /// Column of images of format parquet, in place of the only one
+    #[arg(long, value_name = "NAME", requires = "format")]
+    image_column: Option<String>,
+    /// Column of class numbers of format parquet, in place of the only one
+    #[arg(long, value_name = "NAME", requires = "format")]
+    label_column: Option<String>,
     /// Channels of the images of a data set without a manifest
     #[arg(long, value_name = "N", default_value = "3")]
     channels: u32,
@@ -108,12 +114,20 @@ fn subject(arguments: &Arguments) -> Result<(DataConfig, Expected, u64), TrainEr
         return Ok((data, expected, config.training.seed));
     }
     let format = arguments.format.expect("the command line has one of both");
+    let columns = [&arguments.image_column, &arguments.label_column];
+    if format != DataFormat::Parquet && columns.iter().any(|column| column.is_some()) {
+        return Err(TrainError::Config(
+            "--image-column and --label-column are for --format parquet".into(),
+        ));
+    }
     let data = DataConfig {
         path: arguments.path.clone(),
         shards: (format == DataFormat::WebDataset).then(|| Shards {
             train: "train-*.tar".into(),
             validation: "val-*.tar".into(),
         }),
+        image_column: arguments.image_column.clone(),
+        label_column: arguments.label_column.clone(),
         ..DataConfig::plain(format)
     };
     let expected = Expected {

@@ -503,7 +503,7 @@ fn what_cannot_be_fetched_is_told_with_what_can_be_done() {
     assert_eq!(code, Some(2), "{printed}");
     assert!(
         printed.contains(
-            "owner/name of the Hub may not be read (401 Unauthorized): give credentials, as HF_TOKEN"
+            "owner/name of the Hub may not be read (401 Unauthorized): give credentials as HF_TOKEN"
         ),
         "{printed}"
     );
@@ -516,7 +516,7 @@ fn what_cannot_be_fetched_is_told_with_what_can_be_done() {
     );
     assert_eq!(code, Some(2), "{printed}");
     assert!(
-        printed.contains("give credentials, as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
+        printed.contains("give credentials as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"),
         "{printed}"
     );
     for (server, location) in [(&s3, "s3://images"), (&hub, "hf://datasets/owner/name")] {
@@ -579,7 +579,7 @@ fn a_file_that_is_another_one_is_never_mixed_with_what_is_there() {
     assert_eq!(code, Some(2), "{printed}");
     assert!(
         printed.contains(
-            "train-000.tar has 16 bytes, and the file to fetch 400000: it was not fetched from there"
+            "train-000.tar has 16 bytes, and the file to fetch 400000: it is not what was fetched from there"
         ),
         "{printed}"
     );
@@ -590,6 +590,12 @@ fn a_file_that_is_another_one_is_never_mixed_with_what_is_there() {
     assert_eq!(server.fetch(&[location], folder.path()).0, Some(2));
     fs_err::remove_file(&own).expect("removes");
     assert_eq!(server.fetch(&[location], folder.path()).0, Some(0));
+    // Whoever has changed a file does not lose it.
+    let second = folder.path().join("train-001.tar");
+    let kept = fs_err::read(&second).expect("reads");
+    fs_err::write(&second, "of somebody else").expect("writes");
+    assert_eq!(server.fetch(&[location], folder.path()).0, Some(2));
+    fs_err::write(&second, kept).expect("writes");
     // Other files may come beside them.
     let (code, printed) = server.fetch(&["s3://images/empty.txt"], folder.path());
     assert_eq!(code, Some(0), "{printed}");

@@ -2,6 +2,7 @@
 
 use std::io::Cursor;
 
+use image::metadata::Orientation;
 use image::{DynamicImage, GrayImage, RgbImage};
 use tiff::decoder::{Decoder, DecodingResult, Limits};
 use tiff::tags::{ExtraSamples, Tag};
@@ -27,6 +28,8 @@ pub(super) fn decode(bytes: &[u8]) -> Result<(DynamicImage, u8), String> {
     if extra.is_some_and(|extra| extra.contains(&ExtraSamples::AssociatedAlpha.to_u16())) {
         return Err("its colours are multiplied by alpha (ExtraSamples 1), which is not read".to_owned());
     }
+
+    let orientation = file.find_tag_unsigned::<u8>(Tag::Orientation).map_err(words)?;
 
     let mut values = DecodingResult::U8(Vec::new());
     let layout = file.read_image_to_buffer(&mut values).map_err(words)?;
@@ -79,7 +82,12 @@ pub(super) fn decode(bytes: &[u8]) -> Result<(DynamicImage, u8), String> {
             ));
         }
     };
-    Ok((image.ok_or("it has no pixels")?, samples as u8))
+    let mut image = image.ok_or("it has no pixels")?;
+    // Of TIFF alone Pillow takes it into account.
+    if let Some(orientation) = orientation.and_then(Orientation::from_exif) {
+        image.apply_orientation(orientation);
+    }
+    Ok((image, samples as u8))
 }
 
 /// Rows of single bits, which begin at a byte each, to bytes of 0 and 255.

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use parquet::basic::{LogicalType, Type};
+use parquet::basic::{ConvertedType, LogicalType, Type};
 use parquet::column::page::PageReader as _;
 use parquet::column::reader::ColumnReaderImpl;
 use parquet::data_type::{ByteArray, ByteArrayType, DataType, Int32Type, Int64Type};
@@ -277,40 +277,40 @@ impl Columns {
                 .info
                 .features
         });
-        let of_kind = |kind: &str| -> Vec<&str> {
+        let of_kind = |kind: &str| -> Vec<String> {
             let is_kind =
                 |feature: &serde_json::Value| feature.get("_type").is_some_and(|found| found == kind);
             features
                 .iter()
                 .filter(|(_, feature)| is_kind(feature))
-                .map(|(name, _)| name.as_str())
+                .map(|(name, _)| name.clone())
                 .collect()
         };
         let schema = file.schema_descr();
-        let pick =
-            |field: &str, named: Option<&str>, marked: Vec<&str>, usual: &[&str]| -> Result<String, String> {
-                if let Some(name) = named {
-                    return Ok(name.to_owned());
-                }
-                match marked.as_slice() {
-                    [name] => Ok((*name).to_owned()),
-                    [] => usual
-                        .iter()
-                        .find(|name| find(schema, name).is_some())
-                        .map(|name| (*name).to_owned())
-                        .ok_or_else(|| {
-                            format!(
-                                "no column is called {}: name it in data.{field}; it has {}",
-                                usual.join(" or "),
-                                names(schema)
-                            )
-                        }),
-                    several => Err(format!(
-                        "data.{field} must name one of its columns {}",
-                        several.join(", ")
-                    )),
-                }
-            };
+        // What is marked, and what goes by a usual name: one of them must be named where there are several.
+        let pick = |field: &str, named: Option<&str>, mut marked: Vec<String>, usual: &[&str]| {
+            if let Some(name) = named {
+                return Ok(name.to_owned());
+            }
+            let by_name = usual.iter().find(|name| !in_column(schema, name).is_empty());
+            if let Some(name) = by_name
+                && !marked.iter().any(|known| known == name)
+            {
+                marked.push((*name).to_owned());
+            }
+            match marked.as_slice() {
+                [name] => Ok(name.clone()),
+                [] => Err(format!(
+                    "no column is called {}: name it in data.{field}; it has {}",
+                    usual.join(" or "),
+                    names(schema)
+                )),
+                several => Err(format!(
+                    "data.{field} must name one of its columns {}",
+                    several.join(", ")
+                )),
+            }
+        };
         let image_name = pick(
             "imageColumn",
             named.image,
@@ -323,27 +323,40 @@ impl Columns {
             of_kind("ClassLabel"),
             &["label", "labels", "cls"],
         )?;
-        let missing = |field: &str, name: &str| {
-            format!("it has no column {name} (data.{field}), but {}", names(schema))
+        let image = only(schema, "imageColumn", &image_name, |path| {
+            *path == [image_name.as_str()] || *path == [image_name.as_str(), "bytes"]
+        })?;
+        let is_file = |column: &ColumnDescPtr| {
+            column.physical_type() == Type::BYTE_ARRAY
+                && column.max_rep_level() == 0
+                && column.logical_type_ref() != Some(&LogicalType::String)
         };
-        let image = find(schema, &image_name).ok_or_else(|| missing("imageColumn", &image_name))?;
-        let label = find(schema, &label_name).ok_or_else(|| missing("labelColumn", &label_name))?;
-        let column = schema.column(image);
-        if column.physical_type() != Type::BYTE_ARRAY
-            || column.max_rep_level() > 0
-            || column.logical_type_ref() == Some(&LogicalType::String)
-        {
+        let Some(image) = image.filter(|place| is_file(&schema.column(*place))) else {
             return Err(format!(
                 "column {image_name} has no image files: they are bytes, or a struct with such a field `bytes`"
             ));
-        }
-        let column = schema.column(label);
-        if !matches!(column.physical_type(), Type::INT32 | Type::INT64) || column.max_rep_level() > 0 {
+        };
+        let label = only(schema, "labelColumn", &label_name, |path| {
+            *path == [label_name.as_str()]
+        })?;
+        let is_number = |column: &ColumnDescPtr| {
+            matches!(column.physical_type(), Type::INT32 | Type::INT64)
+                && column.max_rep_level() == 0
+                && matches!(column.logical_type_ref(), None | Some(LogicalType::Integer(_)))
+                && !matches!(
+                    column.converted_type(),
+                    ConvertedType::DATE | ConvertedType::DECIMAL
+                )
+        };
+        let Some(label) = label.filter(|place| is_number(&schema.column(*place))) else {
+            let inside = in_column(schema, &label_name);
             return Err(format!(
                 "column {label_name} has no class numbers, one in each row: it is {}",
-                described(&column)
+                inside
+                    .first()
+                    .map_or_else(String::new, |place| described(&schema.column(*place)))
             ));
-        }
+        };
         let classes = features
             .get(&label_name)
             .and_then(|feature| feature.get("names"))
@@ -357,13 +370,39 @@ impl Columns {
     }
 }
 
-/// The column of this name, or its field `bytes`, or else what there is in it.
-fn find(schema: &SchemaDescriptor, name: &str) -> Option<usize> {
-    let wanted = [name.to_owned(), format!("{name}.bytes")];
-    let mut columns = schema.columns().iter();
-    let place = columns.position(|column| wanted.contains(&column.path().string()));
-    let inside = |column: &ColumnDescPtr| column.path().parts().first().is_some_and(|first| first == name);
-    place.or_else(|| schema.columns().iter().position(inside))
+/// Columns of values that are the column of this name, or within it.
+fn in_column(schema: &SchemaDescriptor, name: &str) -> Vec<usize> {
+    let columns = schema.columns().iter().enumerate();
+    let inside =
+        columns.filter(|(_, column)| column.path().parts().first().is_some_and(|first| first == name));
+    inside.map(|(place, _)| place).collect()
+}
+
+/// The one of the column's values that lies at such a path; none where it has others. An error where there is no such column.
+fn only(
+    schema: &SchemaDescriptor,
+    field: &str,
+    name: &str,
+    is_wanted: impl Fn(&[&str]) -> bool,
+) -> Result<Option<usize>, String> {
+    let inside = in_column(schema, name);
+    if inside.is_empty() {
+        return Err(format!(
+            "it has no column {name} (data.{field}), but {}",
+            names(schema)
+        ));
+    }
+    let is_wanted = |place: &usize| {
+        let column = schema.column(*place);
+        let path: Vec<&str> = column.path().parts().iter().map(String::as_str).collect();
+        is_wanted(&path)
+    };
+    let wanted: Vec<usize> = inside.into_iter().filter(is_wanted).collect();
+    match wanted.as_slice() {
+        [place] => Ok(Some(*place)),
+        [] => Ok(None),
+        _ => Err(format!("it has several columns {name}")),
+    }
 }
 
 fn names(schema: &SchemaDescriptor) -> String {
@@ -384,8 +423,12 @@ fn described(column: &ColumnDescPtr) -> String {
     };
     let kind = match column.logical_type_ref() {
         Some(LogicalType::String) => "text".to_owned(),
+        Some(LogicalType::Date | LogicalType::Timestamp(_) | LogicalType::Time(_)) => "a time".to_owned(),
         _ => column.physical_type().to_string(),
     };
+    if column.path().parts().len() > 1 && list.is_empty() {
+        return format!("a struct with {} of {kind}", column.name());
+    }
     format!("{list}{kind}")
 }
 

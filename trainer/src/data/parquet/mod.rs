@@ -26,6 +26,7 @@ use file::{Chunk, Columns, NO_LABEL, ParquetFile};
 
 const EXPECTED: &str =
     "a folder of Parquet files has some ending in .parquet, whose names or folders have the word train";
+const SAVED: &str = "save_to_disk of Hugging Face's datasets writes Arrow files, which are not read: write the set with to_parquet";
 /// Images that are mixed with one another take about so many bytes, and those that are kept twice as many.
 const MIXED_BYTES: u64 = 128 << 20;
 /// Pages that are larger on average are told of.
@@ -102,7 +103,9 @@ pub(super) fn open(
     for path in parquet_files(folder)? {
         let inner = path.strip_prefix(folder).unwrap_or(&path);
         let (split, before) = split_of(inner).unzip();
-        configurations.extend(before);
+        if split == Some(Split::Train) {
+            configurations.extend(before);
+        }
         splits.entry(split).or_default().push(path);
     }
     if configurations.len() > 1 {
@@ -128,9 +131,15 @@ pub(super) fn open(
     }
     let mut take = |split| splits.remove(&Some(split));
     let Some(train) = take(Split::Train) else {
+        let mut entries = fs_err::read_dir(folder).map_err(DataError::Read)?;
+        let is_arrow = |path: &Path| {
+            path.extension().is_some_and(|ending| ending == "arrow")
+                || path.join("dataset_info.json").is_file()
+        };
+        let is_saved = entries.any(|entry| entry.is_ok_and(|entry| is_arrow(&entry.path())));
         return Err(DataError::NoImages {
             path: folder.into(),
-            expected: EXPECTED,
+            expected: if is_saved { SAVED } else { EXPECTED },
         });
     };
     let list = |paths| Parquet::list(folder, paths, named, threads);
@@ -151,7 +160,8 @@ pub(super) fn open(
         (None, Some(paths)) => {
             let count = paths.clone();
             match list(paths) {
-                Ok(test) if test.labels.iter().all(|label| *label >= 0) => Some(test),
+                // Where some have labels, what the others lack is told.
+                Ok(test) if test.labels.iter().any(|label| *label >= 0) => Some(test),
                 Ok(_) | Err(DataError::Parquet { .. }) => {
                     not_used(&count, ", which have no labels");
                     None
@@ -161,7 +171,7 @@ pub(super) fn open(
         }
         (None, None) => None,
     };
-    train.passed_over = passed_over;
+    train.passed_over.append(&mut passed_over);
     if let Some(validation) = &validation
         && validation.classes != train.classes
     {
@@ -263,10 +273,9 @@ impl Parquet {
                 });
             }
             if labels.is_empty() {
-                return Err(DataError::Parquet {
-                    path: path.clone(),
-                    message: "it has no rows".into(),
-                });
+                *set.passed_over
+                    .entry("Parquet files without rows".into())
+                    .or_default() += 1;
             }
             set.labels.extend(labels);
             for chunk in chunks {
@@ -283,6 +292,18 @@ impl Parquet {
                 }
                 set.chunks.push(chunk);
             }
+        }
+        if set.labels.is_empty() {
+            return Err(DataError::Parquet {
+                path: files.path(0).into(),
+                message: "it has no rows".into(),
+            });
+        }
+        if let Some(missing) = missing_shards(files.paths()) {
+            set.passed_over.insert(
+                "Parquet files that are missing by the names of the others".into(),
+                missing,
+            );
         }
         let page_bytes = (bytes / set.pages.len().max(1) as u64).max(1);
         set.mixed_pages = (MIXED_BYTES / page_bytes).max(1) as usize;
@@ -357,6 +378,27 @@ impl Kept {
     }
 }
 
+/// How many files of `train-00000-of-00003.parquet` and its like are not there.
+fn missing_shards(paths: &[PathBuf]) -> Option<u64> {
+    let mut sets = BTreeMap::<(PathBuf, u64), u64>::new();
+    for path in paths {
+        let stem = path.file_stem()?.to_str()?;
+        let Some((before, total)) = stem.rsplit_once("-of-") else {
+            continue;
+        };
+        let Some((name, _)) = before.rsplit_once('-') else {
+            continue;
+        };
+        let Ok(total) = total.parse() else { continue };
+        *sets.entry((path.with_file_name(name), total)).or_default() += 1;
+    }
+    let missing: u64 = sets
+        .into_iter()
+        .map(|((_, total), found)| total.saturating_sub(found))
+        .sum();
+    (missing > 0).then_some(missing)
+}
+
 fn list_file(files: &Arc<OpenFiles>, number: u32, named: Named<'_>) -> Result<Listed, DataError> {
     let path = files.path(number);
     let file = ParquetFile {
@@ -405,7 +447,15 @@ fn of_storage(error: ParquetError) -> ReadError {
             Ok(error) => ReadError::Bad(error.to_string()),
             Err(error) => ReadError::Bad(error.to_string()),
         },
-        error => ReadError::Bad(error.to_string()),
+        error => {
+            let text = error.to_string();
+            let codec = text.rsplit_once("Disabled feature at compile time: ");
+            ReadError::Bad(codec.map_or(text.clone(), |(_, codec)| {
+                format!(
+                    "it is compressed with {codec}, which is not read: write it with snappy, zstd or none"
+                )
+            }))
+        }
     }
 }
 
@@ -421,7 +471,9 @@ impl Source for Parquet {
         let images = images.map_err(|_| DAMAGED.to_owned())?.map_err(of_storage)?;
         let row = image - u64::from(self.pages[page].first);
         let file = images.get(row as usize).and_then(Option::as_ref);
-        let file = file.ok_or_else(|| "its row has no bytes of an image".to_owned())?;
+        let file = file.ok_or_else(|| {
+            "its row has no bytes of an image; a path alone is not read, files must be embedded".to_owned()
+        })?;
         Ok(Stored {
             file: file.data().to_vec(),
             label,
@@ -529,7 +581,7 @@ mod tests {
         );
         assert!(
             train.name(61).starts_with("row 1 of ")
-                && train.name(61).ends_with("train-00001-of-00004.parquet")
+                && train.name(61).ends_with("train-00001-of-00002.parquet")
         );
         let validation = validation.expect("some are evaluated");
         assert_eq!((validation.len(), seen(&validation, 4)), (9, made(5, 2)[4]));
@@ -613,7 +665,7 @@ mod tests {
         assert_eq!(reason(set.read(0).expect_err("no label")), "its row has no label");
         assert_eq!(
             reason(set.read(1).expect_err("no image")),
-            "its row has no bytes of an image"
+            "its row has no bytes of an image; a path alone is not read, files must be embedded"
         );
     }
 
@@ -637,7 +689,7 @@ mod tests {
     #[test]
     fn a_test_split_without_labels_is_passed_over() {
         let train = fs_err::read(goldens("pages/train/0000.parquet")).expect("a file");
-        for test in ["train-null/train-null.parquet", "train-text/train-text.parquet"] {
+        for test in ["train-text/train-text.parquet", "train-empty/train-empty.parquet"] {
             let test = fs_err::read(goldens(test)).expect("a file");
             let folder = fixtures::folder(&[("train.parquet", &train), ("test.parquet", &test)]);
             let (train, validation) = open(folder.path(), Named::default(), 1.0, 1).expect("opens");
@@ -645,6 +697,30 @@ mod tests {
             let told: Vec<String> = train.passed_over().into_keys().collect();
             assert_eq!(told, ["Parquet files of split test, which have no labels"]);
         }
+    }
+
+    #[test]
+    fn files_that_are_missing_or_have_no_rows_are_told() {
+        let whole = fs_err::read(goldens("pages/train/0000.parquet")).expect("a file");
+        let empty = fs_err::read(goldens("train-empty/train-empty.parquet")).expect("a file");
+        let folder = fixtures::folder(&[
+            ("train-00000-of-00005.parquet", &whole),
+            ("train-00003-of-00005.parquet", &whole),
+            ("train-00004-of-00005.parquet", &empty),
+        ]);
+        let (train, _) = open(folder.path(), Named::default(), 1.0, 1).expect("opens");
+        let told: Vec<(String, u64)> = train.passed_over().into_iter().collect();
+        assert_eq!(
+            told,
+            [
+                (
+                    "Parquet files that are missing by the names of the others".to_owned(),
+                    2
+                ),
+                ("Parquet files without rows".to_owned(), 1)
+            ]
+        );
+        assert_eq!(train.len(), 80);
     }
 
     #[test]
@@ -681,12 +757,34 @@ mod tests {
                 "it has no column kind (data.labelColumn), but picture, class",
             ),
             ("train-empty", Named::default(), "it has no rows"),
+            (
+                "train-thumb",
+                Named::default(),
+                "column image has no image files: they are bytes, or a struct with such a field `bytes`",
+            ),
+            (
+                "train-struct",
+                Named::default(),
+                "column label has no class numbers, one in each row: it is a struct with conf of INT64",
+            ),
+            (
+                "train-time",
+                Named::default(),
+                "column label has no class numbers, one in each row: it is a time",
+            ),
+            (
+                "train-gzip",
+                Named::default(),
+                "it is compressed with flate2, which is not read: write it with snappy, zstd or none",
+            ),
         ] {
             assert_eq!(
                 message(folder, columns),
                 format!("DIR/{folder}.parquet is no Parquet file of images: {told}")
             );
         }
+        let (dotted, _) = opened("train-dotted");
+        assert_eq!(seen(&dotted, 0), made(1, 0)[0]);
         let (set, _) = open(&goldens("train-names"), of("picture", "class"), 1.0, 1).expect("opens");
         assert_eq!(seen(&set, 0), made(1, 0)[0]);
     }
