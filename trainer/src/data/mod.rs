@@ -55,6 +55,9 @@ use order::{EpochOrder, Item};
 use resident::{Resident, Values};
 use source::{Source, fingerprint, label_of};
 
+/// Images that are decoded before a run.
+const LOOKED_AT: u64 = 16;
+
 #[derive(Debug)]
 pub(crate) struct Splits {
     pub(crate) train: DataSet,
@@ -434,21 +437,35 @@ impl DataSet {
         })
     }
 
+    /// All labels, and the pixels of some images, evenly spread.
     fn check_labels(&self) -> Result<(), DataError> {
         let Images::Single(source) = &self.images else {
             return Ok(());
         };
         let mut left_out = 0;
+        let every = source.len().div_ceil(LOOKED_AT).max(1);
         for image in 0..source.len() {
-            let Err(reason) = label_of(&**source, image, self.preparation.classes)? else {
-                continue;
+            let found = match label_of(&**source, image, self.preparation.classes)? {
+                Ok(_) if image % every == 0 => self.check_pixels(&**source, image)?,
+                found => found.map(|_| ()),
             };
+            let Err(reason) = found else { continue };
             left_out += 1;
             if left_out > self.readable().allowed() {
                 return Err(self.readable().refuse(source.name(image), reason, left_out));
             }
         }
         Ok(())
+    }
+
+    /// The inner error says what is wrong with the image.
+    fn check_pixels(&self, source: &dyn Source, image: u64) -> Result<Result<(), String>, DataError> {
+        let read = source.read(image);
+        let decoded = read.and_then(|stored| Ok(source.decode(stored.file, self.preparation.channels)?));
+        match decoded {
+            Ok(_) => Ok(Ok(())),
+            Err(error) => error.reason(source, image).map(Err),
+        }
     }
 
     /// How many images may be unreadable.

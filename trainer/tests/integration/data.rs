@@ -429,4 +429,24 @@ fn what_would_end_a_run_is_found_before_it() {
         }
         job.ends(3, &[told]);
     }
+    // Pixels of some are looked at, too.
+    label(0, "1");
+    let shard = job.data().join("train-000.tar");
+    let mut bytes = fs_err::read(&shard).expect("reads");
+    let places: Vec<usize> = bytes
+        .windows(4)
+        .enumerate()
+        .filter(|(_, word)| *word == b"\x89PNG")
+        .map(|(place, _)| place)
+        .collect();
+    for place in places {
+        bytes[place] = b'?';
+    }
+    fs_err::write(&shard, bytes).expect("writes");
+    let (code, printed) = command(&["preflight"]);
+    assert_eq!(code, Some(3), "{printed}");
+    assert!(
+        printed.contains("it is no JPEG, PNG, WebP or TIFF file"),
+        "{printed}"
+    );
 }
