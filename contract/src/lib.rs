@@ -15,6 +15,7 @@
 
 pub mod environment;
 pub mod exit;
+mod file_names;
 pub mod gpu;
 pub mod heartbeat;
 #[allow(
@@ -30,6 +31,7 @@ pub mod progress_line;
 pub mod run_config;
 
 pub use exit::{ExitCode, FailureClass, Memory};
+pub use file_names::FileNames;
 pub use heartbeat::{Activity, Heartbeat, Heartbeats, ProcessState};
 pub use measurement::{Epoch, GpuUse, Machine, Measurement, PhaseSeconds};
 pub use preset::ModelPreset;

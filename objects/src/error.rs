@@ -55,7 +55,7 @@ pub enum Error {
         place: String,
     },
     /// A name that would lead out of the folder.
-    #[error("{name} is no name of a file within a folder")]
+    #[error("{name} is not a valid file name: its path must stay within the folder")]
     Name {
         /// As the store has it.
         name: String,
@@ -134,13 +134,13 @@ impl Error {
             },
             _ => {
                 let reason = innermost(error);
-                let tells = |texts: &[&str]| texts.iter().any(|text| reason.contains(text));
-                // Questions about a bucket have no errors of their own.
-                if tells(&["404 Not Found"]) {
+                let has_any = |statuses: &[&str]| statuses.iter().any(|status| reason.contains(status));
+                // Errors of requests about a bucket have no type of their own.
+                if has_any(&["404 Not Found"]) {
                     Self::Missing { place }
-                } else if tells(&["403 Forbidden", "401 Unauthorized"]) {
+                } else if has_any(&["403 Forbidden", "401 Unauthorized"]) {
                     Self::Denied { place, reason, how }
-                } else if tells(&["400 Bad Request", "redirect without LOCATION"]) {
+                } else if has_any(&["400 Bad Request", "redirect without LOCATION"]) {
                     Self::Refused { place, reason }
                 } else {
                     Self::Unavailable { place, reason }

@@ -1,8 +1,7 @@
 //! Files of a store, fetched into a folder: whole or not at all, and each once.
 //!
-//! A file grows in the fetcher's own folder beside the others, under a name that tells what it is and of which version. Bytes are
-//! written at their own places, so that two processes that both believe to be alone write the same. When it is whole it is recorded,
-//! and then gets its name.
+//! A file is written under `.fetch/`, to a part whose name is a hash of the file's name and version. Each byte is written at its own
+//! offset, so two processes that both believe they hold the lock write the same content. A complete part is recorded, then renamed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, Read as _, SeekFrom};
@@ -326,12 +325,7 @@ enum Append {
 
 /// What a file is called while it is not whole: by its name and its version.
 fn part_name(file: &RemoteFile) -> String {
-    let hash = |text: &str| {
-        Sha256::digest(text)[..8]
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect::<String>()
-    };
+    let hash = |text: &str| hexadecimal(&Sha256::digest(text)[..8]);
     format!("{}-{}.part", hash(&file.name), hash(&file.tag))
 }
 
@@ -352,7 +346,11 @@ fn remove_other_parts(own: &Path, parts: &BTreeSet<PathBuf>) -> std::io::Result<
     Ok(())
 }
 
-/// In hexadecimal digits.
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Of a file's content, in hexadecimal digits.
 fn sha256(path: &Path) -> std::io::Result<String> {
     let mut file = std::fs::File::open(path)?;
     let mut hasher = Sha256::new();
@@ -360,8 +358,7 @@ fn sha256(path: &Path) -> std::io::Result<String> {
     loop {
         let count = file.read(&mut buffer)?;
         if count == 0 {
-            let digest = hasher.finalize();
-            return Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect());
+            return Ok(hexadecimal(&hasher.finalize()));
         }
         hasher.update(&buffer[..count]);
     }

@@ -1,7 +1,7 @@
-//! The Hugging Face Hub: its list of a data set's files. The files themselves are read as from any web server.
+//! Lists the files of a data set on the Hugging Face Hub. The files themselves are read as from any web server.
 //!
-//! The Hub's own crate, hf-hub, brings 60 others for uploads and its chunked storage, and answers to neither ranges nor resumption.
-//! The protocol is that of <https://huggingface.co/docs/hub/api>.
+//! The crate hf-hub would add about 60 others, for its chunked storage. The protocol is that of
+//! <https://huggingface.co/docs/hub/api>.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};

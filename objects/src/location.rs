@@ -3,13 +3,12 @@
 use std::fmt;
 use std::str::FromStr;
 
+use contract::FileNames;
 use object_store::path::Path;
 
 use crate::Error;
 use crate::error::innermost;
 
-/// Most files that a range names.
-const MOST_FILES: u32 = 1_000_000;
 const EXPECTED: &str = "must be s3://BUCKET/PATH, gs://BUCKET/PATH, hf://datasets/OWNER/NAME[@REVISION][/PATH], or https://HOST/PATH";
 
 const UNLISTED: &str = "a web server does not list files: name one, or a range such as train-{000..127}.tar";
@@ -176,29 +175,13 @@ impl FromStr for Location {
 
 /// What `*` or a range in a name stands for; none where there is neither.
 fn files(name: &str) -> Result<Option<Files>, String> {
-    let malformed = || "a name has at most one * or one range such as {000..127}, which goes up".to_owned();
-    let marks = name.matches(['*', '{', '}']).count();
-    if let Some((before, after)) = name.split_once('*') {
-        return if marks == 1 {
-            Ok(Some(Files::Between(before.into(), after.into())))
-        } else {
-            Err(malformed())
-        };
+    let is_closed = name.matches('{').count() == name.matches('}').count();
+    match FileNames::parse(name).filter(|_| is_closed) {
+        Some(FileNames::One(_)) => Ok(None),
+        Some(FileNames::Range(names)) => Ok(Some(Files::Named(names))),
+        Some(FileNames::Between(before, after)) => Ok(Some(Files::Between(before, after))),
+        None => Err("a name has at most one * or one range such as {000..127}, which goes up".to_owned()),
     }
-    if marks == 0 {
-        return Ok(None);
-    }
-    let (before, rest) = name.split_once('{').ok_or_else(malformed)?;
-    let (range, after) = rest.split_once('}').ok_or_else(malformed)?;
-    let (first, last) = range.split_once("..").ok_or_else(malformed)?;
-    let number = |digits: &str| digits.parse::<u32>().map_err(|_| malformed());
-    let (from, to) = (number(first)?, number(last)?);
-    if marks != 2 || from > to || to - from >= MOST_FILES {
-        return Err(malformed());
-    }
-    let digits = first.len();
-    let names = (from..=to).map(|number| format!("{before}{number:0digits$}{after}"));
-    Ok(Some(Files::Named(names.collect())))
 }
 
 impl fmt::Display for Location {

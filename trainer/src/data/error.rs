@@ -61,7 +61,7 @@ pub(crate) enum DataError {
     },
     #[error("{path} is no tar file of images: {message}")]
     Shard { path: PathBuf, message: String },
-    #[error("{path} is no Parquet file of images: {message}")]
+    #[error("{path} is not a Parquet file of images: {message}")]
     Parquet { path: PathBuf, message: String },
     #[error(
         "{path} holds float32 images, but colorJitter, randAugment and threeAugment of data.augmentation are for uint8"

@@ -8,6 +8,7 @@ use std::io::{Read as _, Seek as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
+use contract::FileNames;
 use serde::Deserialize;
 
 use super::DataError;
@@ -128,31 +129,19 @@ pub(super) fn open(
 
 /// The files that a pattern names, in order. Those of a `*` may be none; those of a range must be there.
 fn files(folder: &Path, field: &'static str, pattern: &str) -> Result<Vec<PathBuf>, DataError> {
-    let refused = || DataError::Pattern {
-        field,
-        pattern: pattern.into(),
-        expected: PATTERN,
-    };
-    let paths: Vec<PathBuf> = if let Some((before, rest)) = pattern.split_once('{') {
-        let (range, after) = rest.split_once('}').ok_or_else(refused)?;
-        let (first, last) = range.split_once("..").ok_or_else(refused)?;
-        let number = |digits: &str| digits.parse::<u32>().map_err(|_| refused());
-        let (from, to) = (number(first)?, number(last)?);
-        if from > to || after.contains(['{', '*']) || before.contains('*') {
-            return Err(refused());
+    let names = match FileNames::parse(pattern) {
+        Some(FileNames::One(name)) => vec![name],
+        Some(FileNames::Range(names)) => names,
+        Some(FileNames::Between(before, after)) => return matching(folder, &before, &after),
+        None => {
+            return Err(DataError::Pattern {
+                field,
+                pattern: pattern.into(),
+                expected: PATTERN,
+            });
         }
-        let digits = first.len();
-        (from..=to)
-            .map(|number| folder.join(format!("{before}{number:0digits$}{after}")))
-            .collect()
-    } else if let Some((before, after)) = pattern.split_once('*') {
-        if after.contains('*') {
-            return Err(refused());
-        }
-        return matching(folder, before, after);
-    } else {
-        vec![folder.join(pattern)]
     };
+    let paths: Vec<PathBuf> = names.into_iter().map(|name| folder.join(name)).collect();
     match paths.iter().find(|path| !path.is_file()) {
         Some(missing) => Err(DataError::Missing {
             path: missing.clone(),

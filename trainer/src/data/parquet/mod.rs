@@ -678,7 +678,7 @@ mod tests {
         ]);
         assert_eq!(
             refused(folder.path(), Named::default()),
-            "DIR is no Parquet file of images: its files are of several sets, in the folders 160px/, 320px/: give the folder of one"
+            "DIR is not a Parquet file of images: its files are of several sets, in the folders 160px/, 320px/: give the folder of one"
         );
         let one = folder.path().join("160px");
         std::os::unix::fs::symlink("..", one.join("train/loop")).expect("links");
@@ -780,7 +780,7 @@ mod tests {
         ] {
             assert_eq!(
                 message(folder, columns),
-                format!("DIR/{folder}.parquet is no Parquet file of images: {told}")
+                format!("DIR/{folder}.parquet is not a Parquet file of images: {told}")
             );
         }
         let (dotted, _) = opened("train-dotted");
@@ -797,7 +797,7 @@ mod tests {
             let folder = torn("train.parquet", &whole[..length]);
             let message = refused(folder.path(), Named::default());
             assert!(
-                message.starts_with("DIR/train.parquet is no Parquet file of images: "),
+                message.starts_with("DIR/train.parquet is not a Parquet file of images: "),
                 "{message}"
             );
         }
