@@ -292,13 +292,18 @@ impl Task {
 
     /// Records that it is whole, and gives it its name.
     fn name(&self, record: &mut Record, folder: &Path) -> Result<(), Error> {
+        let path = folder.join(&self.file.name);
+        // An old version of the same size, once it is recorded as the new one, would pass for it after a crash.
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(Error::Write { path, error }),
+            _ => {}
+        }
         record.add(&Line {
             name: self.file.name.clone(),
             tag: self.file.tag.clone(),
             bytes: self.file.bytes,
             from: self.from.clone(),
         })?;
-        let path = folder.join(&self.file.name);
         let parent = path.parent().unwrap_or(folder);
         let renamed = std::fs::create_dir_all(parent).and_then(|()| std::fs::rename(&self.part, &path));
         renamed.map_err(|error| Error::Write { path, error })
