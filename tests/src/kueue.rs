@@ -1,6 +1,10 @@
 //! Kueue on a cluster: its pinned source's own chart, and an image of the program built from that.
 
+use std::path::Path;
+use std::time::{Duration, Instant};
+
 use anyhow::{Context as _, Result};
+use serde_json::json;
 
 use crate::binaries::{self, Binaries};
 use crate::{Cluster, image, root};
@@ -9,6 +13,8 @@ use crate::{Cluster, image, root};
 pub const KUEUE: &str = "kueue-system";
 const RELEASE: &str = "kueue";
 const IMAGE: &str = "localhost/kueue:dev";
+/// How long its webhooks may take to answer after its pod is ready.
+const WEBHOOKS: Duration = Duration::from_secs(120);
 
 /// Installs Kueue with its chart's own configuration, and waits until it is ready.
 pub fn install(cluster: &Cluster) -> Result<()> {
@@ -53,6 +59,7 @@ pub fn install(cluster: &Cluster) -> Result<()> {
     ])?;
     kubectl(&["rollout", "restart", deployment])?;
     kubectl(&["rollout", "status", deployment, "--timeout=300s"])?;
+    wait_webhooks(cluster, context.path())?;
     // They are served by what is off, and no namespace can be deleted while a served API does not answer.
     let mut services = vec!["delete", "apiservice", "--ignore-not-found"];
     services.extend([
@@ -61,6 +68,26 @@ pub fn install(cluster: &Cluster) -> Result<()> {
     ]);
     cluster.kubectl_output(&services)?;
     Ok(())
+}
+
+/// Waits until the API server reaches the webhooks. A ready pod is not enough: kube-proxy may still lead to the one before it.
+fn wait_webhooks(cluster: &Cluster, folder: &Path) -> Result<()> {
+    let flavor = folder.join("flavor.json");
+    let object = json!({
+        "apiVersion": "kueue.x-k8s.io/v1beta2",
+        "kind": "ResourceFlavor",
+        "metadata": {"name": "webhooks-answer"},
+    });
+    std::fs::write(&flavor, object.to_string())?;
+    let flavor = flavor.to_string_lossy();
+    let started = Instant::now();
+    loop {
+        match cluster.kubectl_output(&["create", "--dry-run=server", "--filename", &flavor]) {
+            Ok(_) => return Ok(()),
+            Err(error) if started.elapsed() > WEBHOOKS => return Err(error.context("Kueue's webhooks do not answer")),
+            Err(_) => std::thread::sleep(Duration::from_millis(250)),
+        }
+    }
 }
 
 /// Uninstalls it, and its objects with it.
