@@ -177,6 +177,11 @@ impl Cluster {
         program(&self.state, &self.binaries, "kubectl")
     }
 
+    /// The address of this machine for pods.
+    pub fn host_address(&self) -> std::net::Ipv4Addr {
+        self.state.addresses().host()
+    }
+
     /// Runs `kubectl`; its standard output.
     pub fn kubectl_output(&self, arguments: &[&str]) -> Result<String> {
         command::run(self.kubectl().args(arguments))

@@ -84,7 +84,9 @@ fn wait_webhooks(cluster: &Cluster, folder: &Path) -> Result<()> {
     loop {
         match cluster.kubectl_output(&["create", "--dry-run=server", "--filename", &flavor]) {
             Ok(_) => return Ok(()),
-            Err(error) if started.elapsed() > WEBHOOKS => return Err(error.context("Kueue's webhooks do not answer")),
+            Err(error) if started.elapsed() > WEBHOOKS => {
+                return Err(error.context("Kueue's webhooks do not answer"));
+            }
             Err(_) => std::thread::sleep(Duration::from_millis(250)),
         }
     }

@@ -41,6 +41,7 @@ mod signals;
 mod slowdown;
 mod speeds;
 mod tensor_file;
+mod termination;
 mod threads;
 mod train;
 mod visible_gpus;

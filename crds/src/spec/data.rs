@@ -10,6 +10,7 @@ use super::{Augmentation, ClassOrder, DataFormat, Interpolation, Volume};
 #[x_kube(
     validation = Rule::new("(self.format == 'synthetic') != has(self.volume)").message("volume must be given for every format but synthetic, which has no files"),
     validation = Rule::new("(self.format == 'synthetic') == has(self.syntheticImages)").message("syntheticImages must be given for format synthetic, and for no other"),
+    validation = Rule::new("!has(self.from) || has(self.volume)").message("from needs volume, into which its files are fetched"),
     validation = Rule::new("self.format == 'webDataset' || (!has(self.trainShards) && !has(self.validationShards))").message("trainShards and validationShards are for format webDataset"),
     validation = Rule::new("self.format == 'parquet' || (!has(self.imageColumn) && !has(self.labelColumn))").message("imageColumn and labelColumn are for format parquet"),
     validation = Rule::new("self.format == 'imageFolder' || !has(self.classOrder) || self.classOrder == 'name'").message("classOrder is for format imageFolder")
@@ -29,6 +30,11 @@ pub struct Data {
     /// volume holds the files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume: Option<Volume>,
+    /// from is where the files are fetched from, into the volume, before the ranks start. The first pod fetches, and the others wait;
+    /// where the volume is a folder of each node, each fetches. What is there already is not fetched again. The time does not count
+    /// towards scheduling.startTimeoutSeconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub from: Option<Origin>,
     /// syntheticImages is the number of training images of format synthetic.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 100_000_000))]
@@ -91,6 +97,28 @@ pub struct Data {
     /// augmentation of training images; none by default.
     #[serde(default)]
     pub augmentation: Augmentation,
+}
+
+/// Origin names files in object stores, on the Hugging Face Hub or on web servers.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Origin {
+    /// locations are s3://BUCKET/PATH, gs://BUCKET/PATH, hf://datasets/OWNER/NAME[@REVISION][/PATH] or https://HOST/PATH: a folder
+    /// or a file. The last part of a path may have a range such as {000..127} and, but for web servers, a *.
+    #[schemars(
+        length(min = 1, max = 16),
+        inner(
+            regex(pattern = "^((s3|gs|https?)://[^/]|hf://datasets/[^/])"),
+            length(max = 1024)
+        )
+    )]
+    pub locations: Vec<String>,
+    /// credentialsSecret is a Secret in the job's namespace of which every key becomes an environment variable of the container that
+    /// fetches, and of no other: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL;
+    /// GOOGLE_SERVICE_ACCOUNT_KEY; or HF_TOKEN. The operator does not read it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 253))]
+    pub credentials_secret: Option<String>,
 }
 
 fn default_path() -> String {

@@ -32,3 +32,12 @@ pub(super) fn divides_itself() -> Rule {
 
 pub(crate) const STRATEGY_EXPECTED: &str =
     "must be Manual with external: what another trainer needs of memory is not known";
+
+/// What fetches is this project's trainer, which another one's image does not hold.
+pub(super) fn fetches_itself() -> Rule {
+    let message = format!("data.from {FROM_EXPECTED}");
+    Rule::new("!has(self.external) || !has(self.data.from)").message(message.as_str())
+}
+
+pub(crate) const FROM_EXPECTED: &str =
+    "is not for external: vit-trainer fetches, which the image of another trainer does not hold";

@@ -76,6 +76,7 @@ const REPLICA: &[&str] = &["parallelism.sequence", "parallelism.tensor"];
     validation = Rule::new("!has(self.elastic) || (self.elastic.minNodes <= self.workers.nodes && (!has(self.elastic.maxNodes) || self.elastic.maxNodes >= self.workers.nodes))").message("elastic.minNodes must be at most workers.nodes, and elastic.maxNodes at least that"),
     validation = external::divides_itself(),
     validation = external::shares_evenly(),
+    validation = external::fetches_itself(),
     validation = measurable(),
     validation = Rule::new("has(self.checkpoint.volume) || !has(self.elastic)").message("elastic needs checkpoint.volume: a gang of another size continues from a checkpoint"),
     validation = Rule::new("has(self.checkpoint.volume) || self.checkpoint.writers != 'EveryRank'").message("checkpoint.writers EveryRank needs checkpoint.volume, which all ranks share"),

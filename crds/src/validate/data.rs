@@ -24,6 +24,10 @@ pub(super) fn data(data: &spec::Data, errors: &mut Vec<ConfigError>) -> DataConf
         }
         None => {}
     }
+    if data.from.is_some() && data.volume.is_none() {
+        let expected = "needs data.volume, into which its files are fetched";
+        refuse(errors, "data.from", "given", expected);
+    }
     if let Some(images) = data.synthetic_images.filter(|_| format.has_files()) {
         let expected = "is only for format synthetic";
         refuse(errors, "data.syntheticImages", images.to_string(), expected);

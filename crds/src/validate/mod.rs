@@ -22,7 +22,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::ResourceExt;
 
-use crate::spec::{self, ViTTrainingJob, Volume};
+use crate::spec::{self, Origin, ViTTrainingJob, Volume};
 use crate::status::AdmissionStatus;
 
 /// A job that can be run. It can only be made by [`validate`].
@@ -110,6 +110,8 @@ pub struct PodSettings {
     pub capabilities: Vec<String>,
     /// Where the data set is mounted, read-only.
     pub data: Option<Mount>,
+    /// From where its files are fetched before the ranks start.
+    pub origin: Option<Origin>,
     /// Where pretrained weights are mounted, read-only.
     pub pretrained: Option<Mount>,
     /// Where checkpoints are kept in the pods.
@@ -383,6 +385,9 @@ fn external(spec: &spec::ViTTrainingJobSpec, errors: &mut Vec<ConfigError>) {
             spec::external::BALANCE_EXPECTED,
         );
     }
+    if spec.data.from.is_some() {
+        refuse(errors, "data.from", "given", spec::external::FROM_EXPECTED);
+    }
 }
 
 /// Counts are signed in the schema, as Kubernetes wants it. A negative one has been refused by its bound; 0 stands in
@@ -467,6 +472,7 @@ fn pod_settings(spec: &spec::ViTTrainingJobSpec) -> PodSettings {
             volume,
             path: spec.data.path.clone(),
         }),
+        origin: spec.data.from.clone(),
         pretrained: spec.model.pretrained.as_ref().map(|pretrained| Mount {
             volume: pretrained.volume.clone(),
             path: model::PRETRAINED_FOLDER.into(),
@@ -642,6 +648,28 @@ spec:
                 job.spec.data.synthetic_images = Some(64);
             }),
             "spec.data.volume is given: is not for format synthetic, which has no files"
+        );
+        let origin = || {
+            Some(Origin {
+                locations: vec!["s3://images".into()],
+                credentials_secret: None,
+            })
+        };
+        assert_eq!(
+            errors(|job| {
+                job.spec.data.from = origin();
+                job.spec.data.volume = None;
+            }),
+            "spec.data.volume is missing: must say where the files are, for every format but synthetic; spec.data.from is given: needs data.volume, into which its files are fetched"
+        );
+        assert_eq!(
+            errors(|job| {
+                job.spec.data.from = origin();
+                job.spec.external = Some(spec::External {
+                    command: vec!["torchrun".into()],
+                });
+            }),
+            "spec.data.from is given: is not for external: vit-trainer fetches, which the image of another trainer does not hold"
         );
     }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod config_map;
 mod external;
+mod fetch;
 pub(crate) mod network_policy;
 pub(crate) mod pod;
 pub(crate) mod pod_group;

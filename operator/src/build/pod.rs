@@ -17,9 +17,11 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt as _;
 
-use super::{Member, external, metadata, name_of_attempt};
+use super::{Member, external, fetch, metadata, name_of_attempt};
 use crate::policy::gang::{CONTAINER, METRICS_PORT};
 
+/// Name of the volume of the data set.
+pub(super) const DATA: &str = "data";
 /// Name of the volume of checkpoints.
 const CHECKPOINTS: &str = "checkpoints";
 /// Time a pod has after SIGTERM to save a checkpoint, in seconds.
@@ -53,6 +55,7 @@ pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'
     metadata.annotations = Some(annotations);
     let (volumes, mounts) = volumes(job, valid, member.attempt);
     let container = container(job, valid, member, mounts);
+    let before = fetch::container(&container, settings);
     let (container, beside) = match &valid.external {
         None => (container, None),
         Some(command) => {
@@ -107,7 +110,7 @@ pub(crate) fn build(job: &ViTTrainingJob, valid: &ValidatedJob, member: Member<'
             // To the first process of a pod SIGTERM means nothing until it has a handler: another trainer may never have one, and
             // ours has none while libtorch is loaded.
             share_process_namespace: Some(true),
-            init_containers: beside.map(|agent| vec![agent]),
+            init_containers: some_if_any(before.into_iter().chain(beside).collect::<Vec<_>>()),
             containers: vec![container],
             volumes: Some(volumes),
             ..PodSpec::default()
@@ -303,14 +306,14 @@ fn volumes(job: &ViTTrainingJob, valid: &ValidatedJob, attempt: i32) -> (Vec<Vol
         mount("shared-memory", "/dev/shm", false),
     ];
     let storage = [
-        ("data", valid.pod.data.as_ref()),
-        ("pretrained", valid.pod.pretrained.as_ref()),
+        (DATA, valid.pod.data.as_ref(), valid.pod.origin.is_none()),
+        ("pretrained", valid.pod.pretrained.as_ref(), true),
     ];
-    for (name, given) in storage {
+    for (name, given, read_only) in storage {
         let Some(Mount { volume, path }) = given else {
             continue;
         };
-        volumes.push(source(name, volume, true));
+        volumes.push(source(name, volume, read_only));
         mounts.push(VolumeMount {
             sub_path: volume.sub_path.clone(),
             ..mount(name, path, true)
@@ -351,6 +354,6 @@ fn source(name: &str, volume: &JobVolume, read_only: bool) -> Volume {
     }
 }
 
-fn some_if_any<C: IntoIterator + Default + PartialEq>(collection: C) -> Option<C> {
+pub(super) fn some_if_any<C: IntoIterator + Default + PartialEq>(collection: C) -> Option<C> {
     (collection != C::default()).then_some(collection)
 }

@@ -116,10 +116,36 @@ fn a_pod_of_another_trainer() {
 }
 
 #[test]
+fn a_pod_that_fetches_its_data_set() {
+    let mut job = fixtures::job();
+    let from = json!({
+        "locations": ["s3://images/train-*.tar", "s3://images/val-*.tar"],
+        "credentialsSecret": "images-credentials",
+    });
+    job.spec.data.from = serde_json::from_value(from).expect("an origin");
+    let spec = pod_of(&job, member()).spec.expect("a specification");
+    let volumes = spec.volumes.into_iter().flatten();
+    let mounts = spec.containers[0].volume_mounts.iter().flatten();
+    insta::assert_yaml_snapshot!(json!({
+        "initContainers": spec.init_containers,
+        "dataVolume": volumes.filter(|volume| volume.name == "data").collect::<Vec<_>>(),
+        "dataOfTheTrainer": mounts.filter(|mount| mount.name == "data").collect::<Vec<_>>(),
+        "envFromOfTheTrainer": spec.containers[0].env_from,
+    }));
+}
+
+#[test]
 fn a_pod_asks_for_what_was_planned() {
-    for external in [json!(null), json!({"command": ["torchrun", "/ddp.py"]})] {
+    let external = json!({"command": ["torchrun", "/ddp.py"]});
+    let from = json!({"locations": ["s3://images"]});
+    for (external, from) in [
+        (json!(null), json!(null)),
+        (external, json!(null)),
+        (json!(null), from),
+    ] {
         for host_network in [false, true] {
             let mut job = fixtures::job();
+            job.spec.data.from = serde_json::from_value(from.clone()).expect("an origin");
             job.spec.external = serde_json::from_value(external.clone()).expect("a trainer");
             job.spec.workers.host_network = host_network;
             job.spec.workers.resources =

@@ -11,6 +11,8 @@ use planner::facts::resources::{Requests, requests_of};
 pub(crate) const CONTAINER: &str = "trainer";
 /// Name of the container that stands beside another trainer's.
 pub(crate) const AGENT: &str = "vit-agent";
+/// Name of the container that fetches the data set before the trainer starts.
+pub(crate) const FETCH: &str = "fetch";
 /// Name of the port with `/metrics`, `/progress`, `/heartbeats` and `/healthz`.
 pub(crate) const METRICS_PORT: &str = "metrics";
 
@@ -50,6 +52,8 @@ pub(crate) struct PodView {
     pub(crate) cannot_start: Option<CannotStart>,
     /// Set where kube-scheduler finds it unschedulable or the kubelet did not admit it: what it holds on its node.
     pub(crate) rejected: Option<Box<Requests>>,
+    /// How far the container is that fetches the data set, if there is one.
+    pub(crate) fetch: Option<Fetch>,
     /// Why it was disrupted, in the words of whoever did it.
     pub(crate) disruption: Option<String>,
     /// How its container ended. It is large, and nearly all pods have none.
@@ -77,6 +81,14 @@ pub(crate) enum PodState {
     Failed,
 }
 
+/// How far the data set is fetched.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Fetch {
+    /// It is, or another pod fetches it for all.
+    Runs,
+    Done(Timestamp),
+}
+
 /// What no waiting helps against.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum CannotStart {
@@ -102,7 +114,8 @@ impl PodView {
     /// `None` for pods that are not ours.
     pub(crate) fn of(pod: &Pod) -> Option<Self> {
         let member = Membership::of(pod)?;
-        let ended = terminated(pod, CONTAINER);
+        let fetched = terminated(pod, FETCH);
+        let ended = terminated(pod, CONTAINER).or(fetched.filter(|fetched| fetched.exit_code != 0));
         let trainer = trainer(pod);
         // What rank 0 has told last is waited for, as long as that may come.
         let may_tell = trainer == Trainer::External && member.node_rank == 0 && !has_told(pod);
@@ -134,6 +147,7 @@ impl PodView {
                 why => why,
             }),
             rejected: rejected(pod).filter(|_| ended.is_none()).map(Box::new),
+            fetch: fetch(pod),
             disruption: disruption(pod),
             end: ended
                 .map(|ended| end(ended, trainer, terminated(pod, AGENT)))
@@ -165,7 +179,7 @@ pub(crate) fn is_grouped(pod: &Pod) -> bool {
         .is_some_and(|spec| spec.scheduling_group.is_some())
 }
 
-/// The statuses of our own containers, that of an agent beside another trainer first.
+/// The statuses of our own containers, those before and beside the trainer first.
 fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
     let lists = pod.status.iter().flat_map(|status| {
         [
@@ -174,7 +188,17 @@ fn statuses(pod: &Pod) -> impl Iterator<Item = &ContainerStatus> {
         ]
     });
     let all = lists.flatten().flatten();
-    all.filter(|container| [AGENT, CONTAINER].contains(&container.name.as_str()))
+    all.filter(|container| [FETCH, AGENT, CONTAINER].contains(&container.name.as_str()))
+}
+
+fn fetch(pod: &Pod) -> Option<Fetch> {
+    let container = statuses(pod).find(|container| container.name == FETCH)?;
+    let state = container.state.as_ref()?;
+    match (&state.running, &state.terminated) {
+        (Some(_), _) => Some(Fetch::Runs),
+        (None, Some(ended)) => Some(Fetch::Done(ended.finished_at.as_ref()?.0)),
+        (None, None) => None,
+    }
 }
 
 /// How a container ended.
@@ -432,6 +456,40 @@ mod tests {
         assert!(
             message.len() <= LOG_BYTES && message.ends_with("é\nno such file"),
             "{message}"
+        );
+    }
+
+    #[test]
+    fn a_fetch_that_fails_is_the_end_of_its_pod_and_one_that_runs_is_none() {
+        let fetching = |state: serde_json::Value| {
+            let mut fetch = container(state);
+            fetch[0]["name"] = FETCH.into();
+            let trainer = container(json!({"waiting": {"reason": "PodInitializing"}}));
+            view(json!({"phase": "Pending", "initContainerStatuses": fetch, "containerStatuses": trainer}))
+        };
+        let ended = |code: i32, message: &str| json!({"terminated": {"exitCode": code, "message": message, "finishedAt": "2026-01-01T00:00:00Z"}});
+        let runs = fetching(json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}}));
+        assert_eq!(
+            (runs.fetch, runs.stuck, runs.end),
+            (Some(Fetch::Runs), None, None)
+        );
+        let done = fetching(ended(0, ""));
+        assert!(matches!(done.fetch, Some(Fetch::Done(_))) && done.end.is_none());
+        let record = json!({"failure": {"exitCode": 79, "class": "Storage", "message": "no answer"}});
+        let end = fetching(ended(79, &record.to_string()))
+            .end
+            .expect("it has ended");
+        let failure = end.record.and_then(|record| record.failure).expect("a failure");
+        assert_eq!(
+            (end.exit, failure.message.as_str()),
+            (ExitCode::Storage, "no answer")
+        );
+        let unknown = json!({"waiting": {"reason": "CreateContainerConfigError", "message": r#"secret "keys" not found"#}});
+        let stuck = fetching(unknown);
+        assert_eq!(stuck.cannot_start, Some(CannotStart::Misconfigured));
+        assert_eq!(
+            stuck.stuck.as_deref(),
+            Some(r#"CreateContainerConfigError: secret "keys" not found"#)
         );
     }
 

@@ -9,17 +9,24 @@ use planner::policy::node_fit::{Refusal, refusal};
 use planner::policy::request::Shape;
 
 use super::failure::Failure;
-use super::gang::{PodState, PodView};
+use super::gang::{Fetch, PodState, PodView};
 
-/// Time until a gang that starts is given up.
-pub(crate) fn left(
+/// Time until a gang that starts is given up; none while its data set is fetched, which ends by itself where nothing comes.
+pub(crate) fn left<'a>(
+    gang: impl IntoIterator<Item = &'a PodView>,
     job: &ViTTrainingJob,
     status: &ViTTrainingJobStatus,
     now: Timestamp,
 ) -> Option<SignedDuration> {
-    let placed = status.placement.as_ref()?.time.as_ref()?.0;
+    let mut since = status.placement.as_ref()?.time.as_ref()?.0;
+    for fetch in gang.into_iter().filter_map(|pod| pod.fetch) {
+        match fetch {
+            Fetch::Runs => return None,
+            Fetch::Done(time) => since = since.max(time),
+        }
+    }
     let timeout = SignedDuration::from_secs(job.spec.scheduling.start_timeout_seconds.into());
-    Some((timeout - now.duration_since(placed)).max(SignedDuration::ZERO))
+    Some((timeout - now.duration_since(since)).max(SignedDuration::ZERO))
 }
 
 /// Why the node of a rejected pod no longer fits it: another pod took its place, or the node has changed. `None` where the node fits
@@ -39,7 +46,7 @@ pub(crate) fn overdue(
     status: &ViTTrainingJobStatus,
     now: Timestamp,
 ) -> Option<Failure> {
-    if left(job, status, now)?.is_positive() {
+    if left(gang, job, status, now)?.is_positive() {
         return None;
     }
     let late = |pod: &&PodView| !pod.ready && pod.state != PodState::Succeeded;
@@ -53,7 +60,7 @@ pub(crate) fn overdue(
         None => "it runs, but its agent does not answer",
     };
     let message = format!(
-        "{} of {} pods were not ready {} s after their placement (scheduling.startTimeoutSeconds); pod {}: {what}",
+        "{} of {} pods were not ready within {} s (scheduling.startTimeoutSeconds); pod {}: {what}",
         gang.iter().filter(late).count(),
         gang.len(),
         job.spec.scheduling.start_timeout_seconds,
@@ -103,13 +110,33 @@ mod tests {
         assert!(
             failure
                 .message
-                .starts_with("2 of 2 pods were not ready 60 s after their placement")
+                .starts_with("2 of 2 pods were not ready within 60 s")
                 && failure
                     .message
                     .ends_with("Unschedulable: 0/4 nodes are available"),
             "{}",
             failure.message
         );
+    }
+
+    #[test]
+    fn what_is_fetched_takes_its_time_and_the_rest_has_its_own() {
+        let pods = |first, second| {
+            let pod = |fetch| PodView {
+                state: PodState::Pending,
+                ready: false,
+                fetch,
+                ..pod(1, 0)
+            };
+            [pod(first), pod(second)]
+        };
+        let done = |second| Some(Fetch::Done(at(second)));
+        assert_eq!(overdue_at(9000, &pods(done(500), Some(Fetch::Runs))), None);
+        let fetched = pods(done(500), done(900));
+        assert_eq!(overdue_at(959, &fetched), None);
+        assert!(overdue_at(960, &fetched).is_some());
+        // A pod that never got so far is late all the same.
+        assert!(overdue_at(60, &pods(None, None)).is_some());
     }
 
     #[test]

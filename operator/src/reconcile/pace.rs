@@ -86,7 +86,13 @@ pub(super) fn next_round(
         // How long a node has been away, and how long the gang has taken, decides without anything happening.
         Plan::Follow if !observation.unready_nodes.is_empty() => IN_MOTION,
         Plan::Follow => {
-            let left = start::left(&observation.job, status, observation.now).map(after);
+            let left = start::left(
+                observation.gang(status.attempt),
+                &observation.job,
+                status,
+                observation.now,
+            )
+            .map(after);
             pace_of_starts(context).min(left.unwrap_or(RESTING).max(CATCH_UP))
         }
         Plan::Create { .. } => NEXT_TURN,

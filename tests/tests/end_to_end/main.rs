@@ -4,6 +4,7 @@
 //!
 //! With `VIT_KEEP_CLUSTER` set the cluster stays, to look at: `vit-cluster exec --name e2e -- kubectl get vtj -A`.
 
+mod bucket;
 mod chaos;
 mod contenders;
 mod context;
@@ -63,6 +64,7 @@ const SHARED: &[(&str, Test)] = tests![
     lifecycle::job_in_the_folder_of_another_namespace_is_refused_and_changes_nothing,
     lifecycle::scaled_job_continues_in_its_new_size,
     isolation::strangers_reach_metrics_alone,
+    bucket::data_set_is_fetched_from_a_bucket_before_the_ranks_start,
     external::another_trainer_is_followed_through_faults_and_measured,
 ];
 

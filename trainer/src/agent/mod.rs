@@ -10,13 +10,10 @@
 mod gang;
 mod heartbeats;
 
-use std::path::PathBuf;
 use std::sync::{Arc, RwLock};
 
 use ::agent::{coordinator, http};
-use contract::{
-    ExitCode, FailureRecord, Heartbeats, Measurement, Progress, RunConfig, TerminationRecord, environment,
-};
+use contract::{ExitCode, Heartbeats, Measurement, Progress, RunConfig, TerminationRecord, environment};
 use tokio_util::sync::CancellationToken;
 
 use crate::config;
@@ -26,6 +23,7 @@ use crate::metrics::LOG_NAME;
 use crate::metrics::prometheus::Metrics;
 use crate::output::Output;
 use crate::signals::stop_on_signal;
+use crate::termination;
 use heartbeats::Pulses;
 
 #[derive(Clone, Debug)]
@@ -73,7 +71,7 @@ pub(crate) fn main(output: Output, stop_with_parent: bool) -> ExitCode {
         .build()
     {
         Ok(runtime) => runtime,
-        Err(error) => return finish(&Ended::failed(&TrainError::system("failed to start")(error))),
+        Err(error) => return finish(Ended::failed(&TrainError::system("failed to start")(error))),
     };
     let ended = runtime.block_on(async {
         attempt(output, stop_with_parent).await.unwrap_or_else(|error| {
@@ -81,7 +79,7 @@ pub(crate) fn main(output: Output, stop_with_parent: bool) -> ExitCode {
             Ended::failed(&error)
         })
     });
-    finish(&ended)
+    finish(ended)
 }
 
 /// How this pod's part of an attempt ended.
@@ -93,19 +91,9 @@ struct Ended {
 
 impl Ended {
     fn failed(error: &TrainError) -> Self {
-        let failure = FailureRecord {
-            rank: None,
-            exit_code: error.exit_code().code(),
-            class: error.class(),
-            memory: error.memory(),
-            message: error.to_string(),
-        };
         Self {
             code: error.exit_code(),
-            record: TerminationRecord {
-                failure: Some(failure),
-                ..TerminationRecord::default()
-            },
+            record: termination::of_error(error),
         }
     }
 }
@@ -215,18 +203,7 @@ fn pod(config: &RunConfig) -> Result<Pod, TrainError> {
     Ok(pod)
 }
 
-/// Leaves the termination record where the environment says.
-fn finish(ended: &Ended) -> ExitCode {
-    let Ok(path) = std::env::var(environment::TERMINATION_LOG) else {
-        return ended.code;
-    };
-    let record = ended.record.clone().shortened();
-    let path = PathBuf::from(path);
-    let written = serde_json::to_vec(&record)
-        .map_err(std::io::Error::other)
-        .and_then(|json| fs_err::write(&path, json));
-    if let Err(error) = written {
-        tracing::error!("failed to leave the termination record: {error}");
-    }
+fn finish(ended: Ended) -> ExitCode {
+    termination::leave(ended.record);
     ended.code
 }

@@ -13,6 +13,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use crate::error::{Failure, TrainError};
 use crate::output::write_line;
 use crate::signals::stop_on_signal;
+use crate::termination;
 
 /// Between two lines or two states of the bar.
 const TERMINAL_PACE: Duration = Duration::from_millis(200);
@@ -48,8 +49,12 @@ impl Failure for objects::Error {
     }
 }
 
-/// Fetches, and tells how far it is. Gives the exit code.
+/// Fetches, and tells how far it is. Gives the exit code. In a pod, the operator is told what failed.
 pub(crate) fn main(arguments: &Arguments) -> Result<ExitCode, TrainError> {
+    run(arguments).inspect_err(|error| termination::leave(termination::of_error(error)))
+}
+
+fn run(arguments: &Arguments) -> Result<ExitCode, TrainError> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()

@@ -13,7 +13,7 @@ use super::*;
 use crate::build::config_map::RUN_CONFIG_KEY;
 use crate::fixtures::{self, assert_contains, at, conditions_of, gang, job_in, observation, pod};
 use crate::policy::failure::Failure;
-use crate::policy::gang::PodState;
+use crate::policy::gang::{Fetch, PodState};
 use crate::policy::restart::Verdict;
 use crate::reconcile::changes;
 
@@ -204,6 +204,22 @@ fn a_pod_that_cannot_start_is_written_in_the_kubelet_s_words() {
     );
     assert_eq!(status.phase, Some(Phase::Starting));
     assert_eq!(status.workers.map(|workers| workers.ready), Some(1));
+}
+
+#[test]
+fn pods_that_fetch_are_told_of() {
+    let fetching = |node_rank| PodView {
+        state: PodState::Pending,
+        ready: false,
+        fetch: Some(Fetch::Runs),
+        ..pod(1, node_rank)
+    };
+    let observed = observation(job_in(Phase::Starting, 1), vec![fetching(0), fetching(1)]);
+    let status = next(&observed, &Plan::Follow);
+    assert_eq!(
+        status.condition(RUNNING).expect("a condition").message,
+        "0 of 2 pods are ready; 2 fetch data.from or wait for another that does"
+    );
 }
 
 #[test]

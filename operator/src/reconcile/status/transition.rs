@@ -18,7 +18,7 @@ use planner::policy::slow_nodes;
 use super::progress::count;
 use crate::policy::failed_nodes;
 use crate::policy::failure::Failure;
-use crate::policy::gang::{PodState, PodView};
+use crate::policy::gang::{Fetch, PodState, PodView};
 use crate::policy::restart::Verdict;
 use crate::policy::{mixed_gpus, strategy};
 use crate::reconcile::observation::Observation;
@@ -200,6 +200,10 @@ impl Next {
             return;
         }
         let mut message = format!("{ready} of {desired} pods are ready");
+        let fetching = gang.iter().filter(|pod| pod.fetch == Some(Fetch::Runs)).count();
+        if fetching > 0 {
+            message = format!("{message}; {fetching} fetch data.from or wait for another that does");
+        }
         let stuck = gang
             .iter()
             .filter_map(|pod| Some((&pod.name, pod.stuck.as_ref()?)))

@@ -1,0 +1,55 @@
+//! The container that fetches the data set into its volume before the ranks start.
+
+use contract::environment;
+use crds::spec::Origin;
+use crds::validate::{Mount, PodSettings};
+use k8s_openapi::api::core::v1::{Container, EnvFromSource, EnvVar, SecretEnvSource, VolumeMount};
+
+use crate::policy::gang::FETCH;
+
+/// The container, made of the trainer's, whose image, user and variables it has; none where nothing is to be fetched.
+pub(super) fn container(trainer: &Container, settings: &PodSettings) -> Option<Container> {
+    let (origin, data) = (settings.origin.as_ref()?, settings.data.as_ref()?);
+    let secret = origin.credentials_secret.clone().map(|name| EnvFromSource {
+        secret_ref: Some(SecretEnvSource { name, optional: None }),
+        ..EnvFromSource::default()
+    });
+    let sources = settings.env_from.iter().cloned().chain(secret);
+    Some(Container {
+        name: FETCH.into(),
+        args: Some(arguments(origin, data)),
+        env: Some(settings.env.iter().cloned().chain([termination_log()]).collect()),
+        env_from: super::pod::some_if_any(sources.collect::<Vec<_>>()),
+        // The GPUs are the trainer's. What else it asks for is free until the trainer starts.
+        resources: Some(settings.resources.clone()),
+        ports: None,
+        readiness_probe: None,
+        volume_mounts: Some(vec![VolumeMount {
+            name: super::pod::DATA.into(),
+            mount_path: data.path.clone(),
+            sub_path: data.volume.sub_path.clone(),
+            ..VolumeMount::default()
+        }]),
+        ..trainer.clone()
+    })
+}
+
+fn arguments(origin: &Origin, data: &Mount) -> Vec<String> {
+    let mut arguments = vec![
+        "fetch".to_owned(),
+        "--to".to_owned(),
+        data.path.clone(),
+        "--".to_owned(),
+    ];
+    arguments.extend(origin.locations.iter().cloned());
+    arguments
+}
+
+/// Where it leaves its error for the operator.
+fn termination_log() -> EnvVar {
+    EnvVar {
+        name: environment::TERMINATION_LOG.into(),
+        value: Some(environment::TERMINATION_LOG_PATH.into()),
+        value_from: None,
+    }
+}

@@ -1,0 +1,108 @@
+//! A data set in a bucket of an S3 server, which is fetched before the ranks start.
+
+use std::net::Ipv4Addr;
+use std::path::Path;
+
+use anyhow::{Context as _, Result, ensure};
+use axum::Router;
+use axum::error_handling::HandleError;
+use axum::http::StatusCode;
+use crds::Phase;
+use kube::ResourceExt as _;
+use s3s::auth::SimpleAuth;
+use s3s::service::S3ServiceBuilder;
+use serde_json::json;
+use tokio::net::TcpListener;
+
+use crate::context::{Context, Namespace};
+use crate::steps::{check_attempts, check_told};
+
+const SECRET: &str = "bucket-credentials";
+
+pub(crate) fn data_set_is_fetched_from_a_bucket_before_the_ranks_start(context: &Context<'_>) -> Result<()> {
+    let files = context.data_folder("bucket")?;
+    fs_err::create_dir(files.join("images"))?;
+    let mut count = 0;
+    for entry in fs_err::read_dir(context.digits())? {
+        let entry = entry?;
+        fs_err::copy(entry.path(), files.join("images").join(entry.file_name()))?;
+        count += 1;
+    }
+    let endpoint = context.block_on(serve(&files, context.cluster.host_address()))?;
+    let fetched = context.data_folder("fetched")?;
+    std::os::unix::fs::chown(&fetched, Some(65532), Some(65532))?;
+    let namespace = context.namespace_with_data("bucket", &fetched)?;
+    let job = |location: &str| {
+        let from = json!({"locations": [location], "credentialsSecret": SECRET});
+        json!({"data": {"from": from}, "training": {"epochs": 3}, "workers": {"nodes": 2}})
+    };
+
+    namespace.create("early", job("s3://images"))?;
+    let status = namespace.wait_phase("early", Phase::Failed)?;
+    check_attempts(&status, 1, 0)?;
+    let failure = status.last_failure.context("the failure is told")?;
+    ensure!(failure.class == "BadConfig", "{failure:?}");
+    check_told(&failure.message, &[SECRET, "not found"])?;
+
+    create_secret(&namespace, &endpoint)?;
+    namespace.create("astray", job("s3://images/train-*.tar"))?;
+    let status = namespace.wait_phase("astray", Phase::Failed)?;
+    check_attempts(&status, 1, 0)?;
+    let failure = status.last_failure.context("the failure is told")?;
+    ensure!(
+        failure.class == "BadConfig" && failure.exit_code == Some(2),
+        "{failure:?}"
+    );
+    check_told(&failure.message, &["s3://images/train-*.tar"])?;
+
+    namespace.create("digits", job("s3://images"))?;
+    let status = namespace.wait_phase("digits", Phase::Succeeded)?;
+    check_attempts(&status, 1, 0)?;
+    let pods = namespace
+        .pods()?
+        .into_iter()
+        .filter(|pod| pod.name_any().starts_with("digits-"));
+    let pods: Vec<_> = pods.collect();
+    ensure!(pods.len() == 2, "{} pods", pods.len());
+    for pod in pods {
+        let name = &pod.name_any();
+        let told = namespace.kubectl(["logs", name, "-c", "fetch"])?;
+        ensure!(told.contains(&format!("/data: {count} files")), "{name}: {told}");
+        // Only who fetches has the key.
+        let spec = pod.spec.context("a pod has a specification")?;
+        let sources = spec
+            .containers
+            .iter()
+            .flat_map(|container| container.env_from.iter().flatten());
+        ensure!(sources.count() == 0, "{name} gives the trainer credentials");
+    }
+    Ok(())
+}
+
+/// An S3 server of the buckets in a folder, for whoever has the key: its address.
+async fn serve(folder: &Path, host: Ipv4Addr) -> Result<String> {
+    let mut builder =
+        S3ServiceBuilder::new(s3s_fs::FileSystem::new(folder).map_err(|error| anyhow::anyhow!("{error:?}"))?);
+    builder.set_auth(SimpleAuth::from_single("key", "secret"));
+    let failed = |_| async { StatusCode::INTERNAL_SERVER_ERROR };
+    let router = Router::new().fallback_service(HandleError::new(builder.build(), failed));
+    let listener = TcpListener::bind((host, 0)).await?;
+    let endpoint = format!("http://{}", listener.local_addr()?);
+    tokio::spawn(async { axum::serve(listener, router).await });
+    Ok(endpoint)
+}
+
+fn create_secret(namespace: &Namespace<'_>, endpoint: &str) -> Result<()> {
+    let endpoint = format!("--from-literal=AWS_ENDPOINT_URL={endpoint}");
+    namespace.kubectl([
+        "create",
+        "secret",
+        "generic",
+        SECRET,
+        "--from-literal=AWS_ACCESS_KEY_ID=key",
+        "--from-literal=AWS_SECRET_ACCESS_KEY=secret",
+        "--from-literal=AWS_REGION=us-east-1",
+        &endpoint,
+    ])?;
+    Ok(())
+}
