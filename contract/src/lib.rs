@@ -42,5 +42,5 @@ pub use run_config::{
     GradientCompression, Interpolation, JobIdentity, LearningRateScaling, LossScaleConfig, MeasureConfig,
     ModelConfig, NoRandAugment, Normalization, Offload, OffloadTo, Optimizer, Parallelism, Pooling,
     Precision, RandAugment, RandomCrop, RandomResizedCrop, Resume, RunConfig, ScalingRule, Schedule, Shards,
-    TrainingConfig,
+    Stream, TrainingConfig,
 };

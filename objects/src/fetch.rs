@@ -85,17 +85,7 @@ impl Plan {
         std::fs::create_dir_all(&own).map_err(failed)?;
         let lock = Lock::take(&own).await?;
         let record = Record::open(&own)?;
-        let mut found = BTreeMap::new();
-        for location in locations {
-            let store = Arc::new(Store::open(location.clone(), patience).await?);
-            for file in store.list().await? {
-                let name = file.name.clone();
-                let place = (Arc::clone(&store), location.to_string(), file);
-                if found.insert(name.clone(), place).is_some() {
-                    return Err(Error::Twice { name });
-                }
-            }
-        }
+        let found = list(locations, patience).await?;
         for (name, line) in &record.lines {
             let is_of_these = locations.iter().any(|location| location.to_string() == line.from);
             let path = folder.join(name);
@@ -328,6 +318,25 @@ enum Append {
     Write(std::io::Error),
 }
 
+/// The files of all locations by name, each with its store and location.
+pub(crate) async fn list(
+    locations: &[Location],
+    patience: Duration,
+) -> Result<BTreeMap<String, (Arc<Store>, String, RemoteFile)>, Error> {
+    let mut found = BTreeMap::new();
+    for location in locations {
+        let store = Arc::new(Store::open(location.clone(), patience).await?);
+        for file in store.list().await? {
+            let name = file.name.clone();
+            let place = (Arc::clone(&store), location.to_string(), file);
+            if found.insert(name.clone(), place).is_some() {
+                return Err(Error::Twice { name });
+            }
+        }
+    }
+    Ok(found)
+}
+
 /// What a file is called while it is not whole: by its name and its version.
 fn part_name(file: &RemoteFile) -> String {
     let hash = |text: &str| hexadecimal(&Sha256::digest(text)[..8]);
@@ -351,7 +360,7 @@ fn remove_other_parts(own: &Path, parts: &BTreeSet<PathBuf>) -> std::io::Result<
     Ok(())
 }
 
-fn hexadecimal(bytes: &[u8]) -> String {
+pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

@@ -1,9 +1,11 @@
 //! Stores of all kinds, by one interface.
 
 use std::collections::HashSet;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use futures::{StreamExt as _, TryStreamExt as _};
 use object_store::aws::AmazonS3Builder;
 use object_store::gcp::GoogleCloudStorageBuilder;
@@ -293,6 +295,37 @@ impl Store {
                 .map(Some)
                 .map_err(|error| self.refused(Some(&file.name), &error)),
         }
+    }
+
+    /// A part of a file.
+    pub(crate) async fn read(&self, file: &RemoteFile, part: Range<u64>) -> Result<Bytes, Error> {
+        let place = || format!("{} of {}", file.name, self.location);
+        let refused = |error| self.refused(Some(&file.name), &error);
+        let options = GetOptions {
+            range: (part != (0..file.bytes)).then(|| GetRange::Bounded(part.clone())),
+            ..GetOptions::default()
+        };
+        let answer = match self.objects.get_opts(&file.path, options).await {
+            Err(StoreError::NotSupported { .. }) => {
+                return Err(Error::Refused {
+                    place: place(),
+                    reason: "the server sends whole files only, which vit-trainer fetch can do with".into(),
+                });
+            }
+            answer => answer.map_err(refused)?,
+        };
+        if !file.is_of(&answer.meta) {
+            return Err(Error::Changed { place: place() });
+        }
+        let is_asked_for = answer.range == part;
+        let bytes = answer.bytes().await.map_err(refused)?;
+        if !is_asked_for || bytes.len() as u64 != part.end - part.start {
+            return Err(Error::Unavailable {
+                place: place(),
+                reason: format!("{} bytes came of {part:?}", bytes.len()),
+            });
+        }
+        Ok(bytes)
     }
 
     /// What a store's error about one of its files, or about all, means.

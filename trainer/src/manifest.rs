@@ -1,8 +1,8 @@
 //! A job's manifest as a run configuration for this machine, without Kubernetes.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use contract::{DataFormat, RunConfig};
+use contract::{DataConfig, DataFormat, RunConfig};
 use crds::ViTTrainingJob;
 use serde::de::DeserializeOwned;
 
@@ -72,8 +72,19 @@ pub(crate) fn local_config(
         && let Some(folder) = data
     {
         config.data.path = Some(folder.into());
+        config.data.stream = None;
     }
+    cache_here(&mut config.data);
     Ok(config)
+}
+
+/// Has what is streamed cached in the user's own folder for that: there is no pod.
+pub(crate) fn cache_here(data: &mut DataConfig) {
+    if data.stream.is_some() {
+        let folder = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+        let folder = folder.or_else(|| Some(std::env::home_dir()?.join(".cache")));
+        data.path = Some(folder.unwrap_or_else(std::env::temp_dir).join("vit-trainer"));
+    }
 }
 
 pub(crate) fn read(path: &Path) -> Result<ViTTrainingJob, TrainError> {

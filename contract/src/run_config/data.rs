@@ -16,6 +16,9 @@ pub struct DataConfig {
     /// Folder that holds the files; `None` for [`DataFormat::Synthetic`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
+    /// Where the files are streamed from; [`Self::path`] is then the folder of their cache.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stream: Option<Stream>,
     /// Training images of [`DataFormat::Synthetic`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub synthetic_images: Option<u64>,
@@ -49,6 +52,16 @@ pub struct DataConfig {
     pub normalization: Normalization,
     /// How training images are varied.
     pub augmentation: Augmentation,
+}
+
+/// Files that are read from where they are, in parts.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Stream {
+    /// Addresses such as `s3://bucket/folder`.
+    pub locations: Vec<String>,
+    /// What the cache may take on the disk.
+    pub cache_bytes: u64,
 }
 
 /// Layout of a data set.
@@ -111,6 +124,11 @@ impl DataFormat {
     pub fn has_files(self) -> bool {
         self != Self::Synthetic
     }
+
+    /// Whether its files can be read in parts from where they are.
+    pub fn is_streamed(self) -> bool {
+        matches!(self, Self::WebDataset | Self::Parquet)
+    }
 }
 
 fn default_retry_seconds() -> u32 {
@@ -123,6 +141,7 @@ impl DataConfig {
         Self {
             format,
             path: None,
+            stream: None,
             synthetic_images: None,
             shards: None,
             image_column: None,
@@ -163,6 +182,12 @@ impl DataConfig {
             "data.path",
             "missing",
             "must name the folder of the data set",
+        );
+        rules.require(
+            self.stream.is_none() || self.format.is_streamed(),
+            "data.stream",
+            "given",
+            "is for the formats webDataset and parquet",
         );
         match self.format {
             DataFormat::Cifar10 | DataFormat::Cifar100 => {

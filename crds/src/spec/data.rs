@@ -8,9 +8,12 @@ use super::{Augmentation, ClassOrder, DataFormat, Interpolation, Volume};
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(
-    validation = Rule::new("(self.format == 'synthetic') != has(self.volume)").message("volume must be given for every format but synthetic, which has no files"),
+    validation = Rule::new("(self.format == 'synthetic') == (!has(self.volume) && !has(self.cache))").message("volume or, with from, cache must be given for every format but synthetic, which has no files"),
     validation = Rule::new("(self.format == 'synthetic') == has(self.syntheticImages)").message("syntheticImages must be given for format synthetic, and for no other"),
-    validation = Rule::new("!has(self.from) || has(self.volume)").message("from needs volume, into which its files are fetched"),
+    validation = Rule::new("!has(self.volume) || !has(self.cache)").message("give either volume, into which files are fetched, or cache, for them to be streamed"),
+    validation = Rule::new("!has(self.from) || self.format != 'synthetic'").message("from is not for format synthetic, which has no files"),
+    validation = Rule::new("!has(self.cache) || has(self.from)").message("cache needs from: it keeps what is streamed"),
+    validation = Rule::new("!has(self.cache) || self.format in ['webDataset', 'parquet']").message("cache is for the formats webDataset and parquet: files of others are fetched into a volume"),
     validation = Rule::new("self.format == 'webDataset' || (!has(self.trainShards) && !has(self.validationShards))").message("trainShards and validationShards are for format webDataset"),
     validation = Rule::new("self.format == 'parquet' || (!has(self.imageColumn) && !has(self.labelColumn))").message("imageColumn and labelColumn are for format parquet"),
     validation = Rule::new("self.format == 'imageFolder' || !has(self.classOrder) || self.classOrder == 'name'").message("classOrder is for format imageFolder")
@@ -30,11 +33,14 @@ pub struct Data {
     /// volume holds the files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub volume: Option<Volume>,
-    /// from is where the files are fetched from, into the volume, before the ranks start. The first pod fetches, and the others wait;
-    /// where the volume is a folder of each node, each fetches. What is there already is not fetched again. The time does not count
-    /// towards scheduling.startTimeoutSeconds.
+    /// from is where the files are. With volume they are fetched into it before the ranks start: the first pod fetches, and the others
+    /// wait; where the volume is a folder of each node, each fetches. What is there already is not fetched again. The time does not
+    /// count towards scheduling.startTimeoutSeconds. With cache they are streamed while the job trains.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub from: Option<Origin>,
+    /// cache keeps what is streamed, in an emptyDir of each pod at path. It is for the formats webDataset and parquet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache: Option<Cache>,
     /// syntheticImages is the number of training images of format synthetic.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 100_000_000))]
@@ -114,11 +120,38 @@ pub struct Origin {
     )]
     pub locations: Vec<String>,
     /// credentialsSecret is a Secret in the job's namespace of which every key becomes an environment variable of the container that
-    /// fetches, and of no other: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL;
+    /// fetches, or of the trainer that streams: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL;
     /// GOOGLE_SERVICE_ACCOUNT_KEY; or HF_TOKEN. The operator does not read it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
     pub credentials_secret: Option<String>,
+}
+
+/// Cache is room on the pod's disk.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Cache {
+    /// sizeLimit is what the cache may take, such as 50Gi. What was used longest ago goes first. If the data set fits, it is read from
+    /// its store once for each pod, else once for each epoch.
+    #[schemars(regex(pattern = "^[1-9][0-9]{0,5}(Mi|Gi|Ti)$"))]
+    pub size_limit: String,
+}
+
+impl Cache {
+    /// The limit in bytes; 0 where the text is no size, which the schema refuses.
+    pub fn bytes(&self) -> u64 {
+        let size = self.size_limit.len().saturating_sub(2);
+        let (Some(number), Some(unit)) = (self.size_limit.get(..size), self.size_limit.get(size..)) else {
+            return 0;
+        };
+        let unit = match unit {
+            "Mi" => 20,
+            "Gi" => 30,
+            "Ti" => 40,
+            _ => return 0,
+        };
+        number.parse::<u64>().map_or(0, |number| number << unit)
+    }
 }
 
 fn default_path() -> String {

@@ -80,8 +80,8 @@ const REPLICA: &[&str] = &["parallelism.sequence", "parallelism.tensor"];
     validation = measurable(),
     validation = Rule::new("has(self.checkpoint.volume) || !has(self.elastic)").message("elastic needs checkpoint.volume: a gang of another size continues from a checkpoint"),
     validation = Rule::new("has(self.checkpoint.volume) || self.checkpoint.writers != 'EveryRank'").message("checkpoint.writers EveryRank needs checkpoint.volume, which all ranks share"),
-    validation = Rule::new("!has(self.data.volume) || self.data.path != self.checkpoint.path").message("data.path and checkpoint.path must be different folders"),
-    validation = Rule::new("!self.workers.volumeMounts.exists(m, m.mountPath == self.checkpoint.path || (has(self.data.volume) && m.mountPath == self.data.path))").message(super::reserved::STORAGE_MESSAGE)
+    validation = Rule::new("self.data.format == 'synthetic' || self.data.path != self.checkpoint.path").message("data.path and checkpoint.path must be different folders"),
+    validation = Rule::new("!self.workers.volumeMounts.exists(m, m.mountPath == self.checkpoint.path || (self.data.format != 'synthetic' && m.mountPath == self.data.path))").message(super::reserved::STORAGE_MESSAGE)
 )]
 pub struct ViTTrainingJobSpec {
     /// image is the container image of the trainer: vit-trainer's, or the one that external is to run in.

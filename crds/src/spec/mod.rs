@@ -28,7 +28,7 @@ pub use contract::{
     ActivationCheckpointing, AttentionBackend, Balance, ClassOrder, DataFormat, Device, GradientCompression,
     Interpolation, OffloadTo, Pooling, Precision, ScalingRule,
 };
-pub use data::{Data, Normalization, Origin};
+pub use data::{Cache, Data, Normalization, Origin};
 pub use elastic::Elastic;
 pub use external::External;
 pub use job::{

@@ -1,33 +1,90 @@
 //! `spec.data`.
 
-use contract::{ConfigError, DataConfig, DataFormat};
+use contract::{ConfigError, DataConfig, DataFormat, Stream};
 
-use super::{count, refuse, volume};
+use super::{Mount, Origin, count, refuse, volume};
 use crate::spec;
+
+/// Where the files of a data set are in a pod.
+#[derive(Clone, Debug, PartialEq)]
+pub enum DataFiles {
+    /// In a volume that is mounted, for the trainer read-only.
+    Mounted {
+        /// The volume.
+        mount: Mount,
+        /// What is fetched into it before the ranks start.
+        origin: Option<Origin>,
+    },
+    /// Elsewhere: a folder of the pod keeps what was read last.
+    Cached {
+        /// Where they are.
+        origin: Origin,
+        /// What the folder may hold.
+        cache: spec::Cache,
+        /// The folder.
+        path: String,
+    },
+}
+
+/// Where the files are; none if there are none, or if rules are broken.
+pub(super) fn files(data: &spec::Data) -> Option<DataFiles> {
+    let path = data.path.clone();
+    match (data.volume.clone(), data.from.clone(), data.cache.clone()) {
+        (Some(volume), origin, None) => Some(DataFiles::Mounted {
+            mount: Mount { volume, path },
+            origin,
+        }),
+        (None, Some(origin), Some(cache)) => Some(DataFiles::Cached { origin, cache, path }),
+        _ => None,
+    }
+}
+
+/// Finds files that are at no place or at two.
+fn sources(data: &spec::Data, errors: &mut Vec<ConfigError>) {
+    let (format, from) = (data.format, data.from.is_some());
+    if !format.has_files() {
+        let given = [
+            ("data.volume", data.volume.is_some()),
+            ("data.from", from),
+            ("data.cache", data.cache.is_some()),
+        ];
+        for (field, _) in given.into_iter().filter(|(_, given)| *given) {
+            let expected = "is not for format synthetic, which has no files";
+            refuse(errors, field, "given", expected);
+        }
+        return;
+    }
+    match (&data.volume, &data.cache) {
+        (None, None) => {
+            let expected = "must say where the files are, for every format but synthetic; with data.from, data.cache does";
+            refuse(errors, "data.volume", "missing", expected);
+        }
+        (Some(_), Some(_)) => {
+            let expected = "is not for files that are in data.volume";
+            refuse(errors, "data.cache", "given", expected);
+        }
+        (Some(files), None) => volume("data.volume", files, errors),
+        (None, Some(cache)) => {
+            if !from {
+                let expected = "needs data.from: it keeps what is streamed";
+                refuse(errors, "data.cache", "given", expected);
+            }
+            if !format.is_streamed() {
+                let expected =
+                    "is for the formats webDataset and parquet: files of others are fetched into data.volume";
+                refuse(errors, "data.cache", "given", expected);
+            }
+            if cache.bytes() == 0 {
+                let expected = "must be a number with Mi, Gi or Ti";
+                refuse(errors, "data.cache.sizeLimit", &cache.size_limit, expected);
+            }
+        }
+    }
+}
 
 pub(super) fn data(data: &spec::Data, errors: &mut Vec<ConfigError>) -> DataConfig {
     let format = data.format;
-    let field = "data.volume";
-    match &data.volume {
-        Some(_) if !format.has_files() => {
-            refuse(
-                errors,
-                field,
-                "given",
-                "is not for format synthetic, which has no files",
-            );
-        }
-        Some(files) => volume(field, files, errors),
-        None if format.has_files() => {
-            let expected = "must say where the files are, for every format but synthetic";
-            refuse(errors, field, "missing", expected);
-        }
-        None => {}
-    }
-    if data.from.is_some() && data.volume.is_none() {
-        let expected = "needs data.volume, into which its files are fetched";
-        refuse(errors, "data.from", "given", expected);
-    }
+    sources(data, errors);
     if let Some(images) = data.synthetic_images.filter(|_| format.has_files()) {
         let expected = "is only for format synthetic";
         refuse(errors, "data.syntheticImages", images.to_string(), expected);
@@ -63,6 +120,13 @@ pub(super) fn data(data: &spec::Data, errors: &mut Vec<ConfigError>) -> DataConf
     DataConfig {
         format,
         path: format.has_files().then(|| data.path.clone().into()),
+        stream: match files(data) {
+            Some(DataFiles::Cached { origin, cache, .. }) => Some(Stream {
+                cache_bytes: cache.bytes(),
+                locations: origin.locations,
+            }),
+            _ => None,
+        },
         synthetic_images: data.synthetic_images.map(|images| images.try_into().unwrap_or(0)),
         shards: shards(data, format),
         image_column: data.image_column.clone(),

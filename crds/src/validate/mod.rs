@@ -24,6 +24,7 @@ use kube::ResourceExt;
 
 use crate::spec::{self, Origin, ViTTrainingJob, Volume};
 use crate::status::AdmissionStatus;
+pub use data::DataFiles;
 
 /// A job that can be run. It can only be made by [`validate`].
 #[derive(Clone, Debug, PartialEq)]
@@ -108,10 +109,8 @@ pub struct PodSettings {
     pub supplemental_groups: Vec<i64>,
     /// Capabilities of the trainer.
     pub capabilities: Vec<String>,
-    /// Where the data set is mounted, read-only.
-    pub data: Option<Mount>,
-    /// From where its files are fetched before the ranks start.
-    pub origin: Option<Origin>,
+    /// Where the files of the data set are.
+    pub data: Option<DataFiles>,
     /// Where pretrained weights are mounted, read-only.
     pub pretrained: Option<Mount>,
     /// Where checkpoints are kept in the pods.
@@ -418,7 +417,7 @@ fn refuse(
 fn folders(spec: &spec::ViTTrainingJobSpec, errors: &mut Vec<ConfigError>) {
     let is = |path: &str, other: &str| Path::new(path) == Path::new(other);
     let (data, checkpoints) = (&spec.data.path, &spec.checkpoint.path);
-    if spec.data.volume.is_some() && is(data, checkpoints) {
+    if spec.data.format.has_files() && is(data, checkpoints) {
         let expected = "must be another folder: data.path is there";
         refuse(errors, "checkpoint.path", checkpoints, expected);
     }
@@ -468,11 +467,7 @@ fn pod_settings(spec: &spec::ViTTrainingJobSpec) -> PodSettings {
         fs_group: workers.fs_group,
         supplemental_groups: workers.supplemental_groups.clone(),
         capabilities: workers.capabilities.clone(),
-        data: spec.data.volume.clone().map(|volume| Mount {
-            volume,
-            path: spec.data.path.clone(),
-        }),
-        origin: spec.data.from.clone(),
+        data: data::files(&spec.data),
         pretrained: spec.model.pretrained.as_ref().map(|pretrained| Mount {
             volume: pretrained.volume.clone(),
             path: model::PRETRAINED_FOLDER.into(),
@@ -558,7 +553,10 @@ spec:
             (config.job.namespace.as_str(), config.world_size()),
             ("research", 2)
         );
-        assert_eq!(valid.pod.data.expect("data is mounted").path, "/data");
+        let Some(DataFiles::Mounted { mount, origin: None }) = valid.pod.data else {
+            panic!("data is mounted");
+        };
+        assert_eq!(mount.path, "/data");
         assert_eq!(valid.max_restarts, 5);
     }
 
@@ -655,12 +653,43 @@ spec:
                 credentials_secret: None,
             })
         };
+        let cache = |size: &str| {
+            Some(spec::Cache {
+                size_limit: size.into(),
+            })
+        };
         assert_eq!(
             errors(|job| {
                 job.spec.data.from = origin();
                 job.spec.data.volume = None;
             }),
-            "spec.data.volume is missing: must say where the files are, for every format but synthetic; spec.data.from is given: needs data.volume, into which its files are fetched"
+            "spec.data.volume is missing: must say where the files are, for every format but synthetic; with data.from, data.cache does"
+        );
+        assert_eq!(
+            errors(|job| {
+                job.spec.data.from = origin();
+                job.spec.data.cache = cache("1Gi");
+            }),
+            "spec.data.cache is given: is not for files that are in data.volume"
+        );
+        assert_eq!(
+            errors(|job| {
+                job.spec.data.volume = None;
+                job.spec.data.cache = cache("1Gi");
+            }),
+            "spec.data.cache is given: needs data.from: it keeps what is streamed; spec.data.cache is given: is for the formats webDataset and parquet: files of others are fetched into data.volume"
+        );
+        let streamed = validate(&job(|job| {
+            job.spec.data.format = spec::DataFormat::Parquet;
+            job.spec.data.volume = None;
+            job.spec.data.from = origin();
+            job.spec.data.cache = cache("50Gi");
+        }))
+        .expect("valid");
+        let stream = streamed.run_config.data.stream.expect("is streamed");
+        assert_eq!(
+            (stream.locations.as_slice(), stream.cache_bytes),
+            (&["s3://images".to_owned()][..], 50 << 30)
         );
         assert_eq!(
             errors(|job| {

@@ -83,7 +83,7 @@ fn volumes(spec: &ViTTrainingJobSpec, errors: &mut Vec<ConfigError>) {
             refuse(errors, "workers.volumes", name, reserved::VOLUME_SOURCE_MESSAGE);
         }
     }
-    let data = spec.data.volume.is_some().then_some(&spec.data.path);
+    let data = spec.data.format.has_files().then_some(&spec.data.path);
     let own = [data, Some(&spec.checkpoint.path)].map(|path| path.map(Path::new));
     let mut folders = BTreeSet::new();
     for mount in volume_mounts {

@@ -2,35 +2,49 @@
 
 use contract::environment;
 use crds::spec::Origin;
-use crds::validate::{Mount, PodSettings};
+use crds::validate::{DataFiles, Mount, PodSettings};
 use k8s_openapi::api::core::v1::{Container, EnvFromSource, EnvVar, SecretEnvSource, VolumeMount};
 
 use crate::policy::gang::FETCH;
 
+/// Name of the volume of the data set.
+pub(super) const DATA: &str = "data";
+
 /// The container, made of the trainer's, whose image, user and variables it has; none where nothing is to be fetched.
 pub(super) fn container(trainer: &Container, settings: &PodSettings) -> Option<Container> {
-    let (origin, data) = (settings.origin.as_ref()?, settings.data.as_ref()?);
-    let secret = origin.credentials_secret.clone().map(|name| EnvFromSource {
-        secret_ref: Some(SecretEnvSource { name, optional: None }),
-        ..EnvFromSource::default()
-    });
-    let sources = settings.env_from.iter().cloned().chain(secret);
+    let Some(DataFiles::Mounted {
+        mount: data,
+        origin: Some(origin),
+    }) = &settings.data
+    else {
+        return None;
+    };
+    let sources = settings.env_from.iter().cloned();
+    let sources: Vec<_> = sources.chain(credentials(origin)).collect();
     Some(Container {
         name: FETCH.into(),
         args: Some(arguments(origin, data)),
         env: Some(settings.env.iter().cloned().chain([termination_log()]).collect()),
-        env_from: super::pod::some_if_any(sources.collect::<Vec<_>>()),
+        env_from: (!sources.is_empty()).then_some(sources),
         // The GPUs are the trainer's. What else it asks for is free until the trainer starts.
         resources: Some(settings.resources.clone()),
         ports: None,
         readiness_probe: None,
         volume_mounts: Some(vec![VolumeMount {
-            name: super::pod::DATA.into(),
+            name: DATA.into(),
             mount_path: data.path.clone(),
             sub_path: data.volume.sub_path.clone(),
             ..VolumeMount::default()
         }]),
         ..trainer.clone()
+    })
+}
+
+/// The variables by which a store knows who asks.
+pub(super) fn credentials(origin: &Origin) -> Option<EnvFromSource> {
+    origin.credentials_secret.clone().map(|name| EnvFromSource {
+        secret_ref: Some(SecretEnvSource { name, optional: None }),
+        ..EnvFromSource::default()
     })
 }
 

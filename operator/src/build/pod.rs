@@ -4,24 +4,23 @@ use std::path::Path;
 
 use contract::environment;
 use crds::spec::{ImagePullPolicy, Volume as JobVolume};
-use crds::validate::Mount;
+use crds::validate::{DataFiles, Mount, PodSettings};
 use crds::{ValidatedJob, ViTTrainingJob, labels};
 use k8s_openapi::api::core::v1::{
-    Affinity, Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource, EnvVar,
-    EnvVarSource, HTTPGetAction, HostPathVolumeSource, LocalObjectReference, NodeAffinity, NodeSelector,
-    NodeSelectorRequirement, NodeSelectorTerm, ObjectFieldSelector, PersistentVolumeClaimVolumeSource, Pod,
-    PodSchedulingGroup, PodSecurityContext, PodSpec, Probe, ResourceRequirements, SeccompProfile,
-    SecurityContext, Volume, VolumeMount,
+    Affinity, Capabilities, ConfigMapVolumeSource, Container, ContainerPort, EmptyDirVolumeSource,
+    EnvFromSource, EnvVar, EnvVarSource, HTTPGetAction, HostPathVolumeSource, LocalObjectReference,
+    NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, ObjectFieldSelector,
+    PersistentVolumeClaimVolumeSource, Pod, PodSchedulingGroup, PodSecurityContext, PodSpec, Probe,
+    ResourceRequirements, SeccompProfile, SecurityContext, Volume, VolumeMount,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt as _;
 
+use super::fetch::DATA;
 use super::{Member, external, fetch, metadata, name_of_attempt};
 use crate::policy::gang::{CONTAINER, METRICS_PORT};
 
-/// Name of the volume of the data set.
-pub(super) const DATA: &str = "data";
 /// Name of the volume of checkpoints.
 const CHECKPOINTS: &str = "checkpoints";
 /// Time a pod has after SIGTERM to save a checkpoint, in seconds.
@@ -139,7 +138,7 @@ fn container(
         ),
         args: Some(vec!["agent".into()]),
         env: Some(environment(job, valid, member)),
-        env_from: some_if_any(settings.env_from.clone()),
+        env_from: some_if_any(sources_of_environment(settings)),
         ports: Some(ports(settings.host_network)),
         readiness_probe: Some(Probe {
             http_get: Some(HTTPGetAction {
@@ -183,6 +182,15 @@ fn ports(host_network: bool) -> Vec<ContainerPort> {
         ports.push(port("coordinator", environment::DEFAULT_COORDINATOR_PORT));
     }
     ports
+}
+
+/// The user's own, and the credentials of a store from which the trainer streams.
+fn sources_of_environment(settings: &PodSettings) -> Vec<EnvFromSource> {
+    let credentials = match &settings.data {
+        Some(DataFiles::Cached { origin, .. }) => fetch::credentials(origin),
+        _ => None,
+    };
+    settings.env_from.iter().cloned().chain(credentials).collect()
 }
 
 /// The user's own variables come first, and none of them can have a name of ours.
@@ -305,19 +313,34 @@ fn volumes(job: &ViTTrainingJob, valid: &ValidatedJob, attempt: i32) -> (Vec<Vol
         mount("tmp", "/tmp", false),
         mount("shared-memory", "/dev/shm", false),
     ];
-    let storage = [
-        (DATA, valid.pod.data.as_ref(), valid.pod.origin.is_none()),
-        ("pretrained", valid.pod.pretrained.as_ref(), true),
-    ];
-    for (name, given, read_only) in storage {
-        let Some(Mount { volume, path }) = given else {
-            continue;
+    let mounted = |name: &str, given: &Mount, read_only: bool| {
+        let mount = VolumeMount {
+            sub_path: given.volume.sub_path.clone(),
+            ..mount(name, &given.path, true)
         };
-        volumes.push(source(name, volume, read_only));
-        mounts.push(VolumeMount {
-            sub_path: volume.sub_path.clone(),
-            ..mount(name, path, true)
-        });
+        (source(name, &given.volume, read_only), mount)
+    };
+    let data = valid.pod.data.as_ref().map(|data| match data {
+        // Another container fetches into it.
+        DataFiles::Mounted { mount: data, origin } => mounted(DATA, data, origin.is_none()),
+        DataFiles::Cached { cache, path, .. } => {
+            let folder = EmptyDirVolumeSource {
+                medium: None,
+                size_limit: Some(Quantity(cache.size_limit.clone())),
+            };
+            let volume = Volume {
+                name: DATA.into(),
+                empty_dir: Some(folder),
+                ..Volume::default()
+            };
+            (volume, mount(DATA, path, false))
+        }
+    });
+    let pretrained = valid.pod.pretrained.as_ref();
+    let pretrained = pretrained.map(|weights| mounted("pretrained", weights, true));
+    for (volume, mount) in data.into_iter().chain(pretrained) {
+        volumes.push(volume);
+        mounts.push(mount);
     }
     let checkpoints = valid.pod.checkpoint_volume.as_ref();
     volumes.push(checkpoints.map_or_else(
@@ -354,6 +377,6 @@ fn source(name: &str, volume: &JobVolume, read_only: bool) -> Volume {
     }
 }
 
-pub(super) fn some_if_any<C: IntoIterator + Default + PartialEq>(collection: C) -> Option<C> {
+fn some_if_any<C: IntoIterator + Default + PartialEq>(collection: C) -> Option<C> {
     (collection != C::default()).then_some(collection)
 }

@@ -135,6 +135,32 @@ fn a_pod_that_fetches_its_data_set() {
 }
 
 #[test]
+fn a_pod_that_streams_its_data_set() {
+    let mut job = fixtures::job();
+    job.spec.data.format = contract::DataFormat::Parquet;
+    job.spec.data.volume = None;
+    let from = json!({"locations": ["s3://images"], "credentialsSecret": "images-credentials"});
+    job.spec.data.from = serde_json::from_value(from).expect("an origin");
+    job.spec.data.cache = serde_json::from_value(json!({"sizeLimit": "50Gi"})).expect("a cache");
+    let spec = pod_of(&job, member()).spec.expect("a specification");
+    let volumes = spec.volumes.into_iter().flatten();
+    let mounts = spec.containers[0].volume_mounts.iter().flatten();
+    let found = json!({
+        "initContainers": spec.init_containers,
+        "volumes": volumes.filter(|volume| volume.name == "data").collect::<Vec<_>>(),
+        "mounts": mounts.filter(|mount| mount.name == "data").collect::<Vec<_>>(),
+        "envFrom": spec.containers[0].env_from,
+    });
+    let expected = json!({
+        "initContainers": null,
+        "volumes": [{"name": "data", "emptyDir": {"sizeLimit": "50Gi"}}],
+        "mounts": [{"name": "data", "mountPath": "/data"}],
+        "envFrom": [{"secretRef": {"name": "images-credentials"}}],
+    });
+    assert_eq!(found, expected);
+}
+
+#[test]
 fn a_pod_asks_for_what_was_planned() {
     let external = json!({"command": ["torchrun", "/ddp.py"]});
     let from = json!({"locations": ["s3://images"]});

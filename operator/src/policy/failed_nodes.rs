@@ -3,6 +3,7 @@
 use contract::{FailureClass, Progress};
 use crds::ValidatedJob;
 use crds::status::{FailedNodeStatus, ViTTrainingJobStatus};
+use crds::validate::DataFiles;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
@@ -53,11 +54,10 @@ pub(crate) fn is_of_the_node(
     status: &ViTTrainingJobStatus,
     progress: Option<&Progress>,
 ) -> bool {
-    let is_on_nodes = job
-        .pod
-        .data
-        .as_ref()
-        .is_some_and(|data| data.volume.host_path.is_some());
+    let is_on_nodes = matches!(
+        &job.pod.data,
+        Some(DataFiles::Mounted { mount, .. }) if mount.volume.host_path.is_some()
+    );
     let Some(checkpoint) = &status.last_checkpoint else {
         return false;
     };

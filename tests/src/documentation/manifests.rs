@@ -109,6 +109,10 @@ fn with(part: &Value) -> Value {
             "checkpoint": {"volume": {"persistentVolumeClaim": {"claimName": "checkpoints"}}},
         },
     });
+    // Where files are streamed, no volume has them.
+    if part["data"].get("cache").is_some() {
+        job["spec"]["data"]["volume"].take();
+    }
     json_patch::merge(&mut job["spec"], part);
     job
 }

@@ -1,4 +1,4 @@
-//! A data set in a bucket of an S3 server, which is fetched before the ranks start.
+//! Data sets in buckets of an S3 server: fetched before the ranks start, and streamed.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -19,7 +19,7 @@ use crate::steps::{check_attempts, check_told};
 
 const SECRET: &str = "bucket-credentials";
 
-pub(crate) fn data_set_is_fetched_from_a_bucket_before_the_ranks_start(context: &Context<'_>) -> Result<()> {
+pub(crate) fn data_sets_are_fetched_and_streamed_from_buckets(context: &Context<'_>) -> Result<()> {
     let files = context.data_folder("bucket")?;
     fs_err::create_dir(files.join("images"))?;
     let mut count = 0;
@@ -27,6 +27,12 @@ pub(crate) fn data_set_is_fetched_from_a_bucket_before_the_ranks_start(context: 
         let entry = entry?;
         fs_err::copy(entry.path(), files.join("images").join(entry.file_name()))?;
         count += 1;
+    }
+    let goldens = vit_tests::root().join("tests/peers/goldens/parquet/hub/data");
+    fs_err::create_dir(files.join("pictures"))?;
+    for entry in fs_err::read_dir(goldens)? {
+        let entry = entry?;
+        fs_err::copy(entry.path(), files.join("pictures").join(entry.file_name()))?;
     }
     let endpoint = context.block_on(serve(&files, context.cluster.host_address()))?;
     let fetched = context.data_folder("fetched")?;
@@ -76,7 +82,19 @@ pub(crate) fn data_set_is_fetched_from_a_bucket_before_the_ranks_start(context: 
             .flat_map(|container| container.env_from.iter().flatten());
         ensure!(sources.count() == 0, "{name} gives the trainer credentials");
     }
-    Ok(())
+    streams(&namespace)
+}
+
+/// Two pods read Parquet files while they train, and keep them.
+fn streams(namespace: &Namespace<'_>) -> Result<()> {
+    let from = json!({"locations": ["s3://pictures"], "credentialsSecret": SECRET});
+    let data = json!({"format": "parquet", "volume": null, "from": from, "cache": {"sizeLimit": "64Mi"}});
+    namespace.create(
+        "streams",
+        json!({"data": data, "training": {"epochs": 3, "microBatchSize": 4}, "workers": {"nodes": 2}}),
+    )?;
+    let status = namespace.wait_phase("streams", Phase::Succeeded)?;
+    check_attempts(&status, 1, 0)
 }
 
 /// An S3 server of the buckets in a folder, for whoever has the key: its address.

@@ -64,7 +64,7 @@ const SHARED: &[(&str, Test)] = tests![
     lifecycle::job_in_the_folder_of_another_namespace_is_refused_and_changes_nothing,
     lifecycle::scaled_job_continues_in_its_new_size,
     isolation::strangers_reach_metrics_alone,
-    bucket::data_set_is_fetched_from_a_bucket_before_the_ranks_start,
+    bucket::data_sets_are_fetched_and_streamed_from_buckets,
     external::another_trainer_is_followed_through_faults_and_measured,
 ];
 

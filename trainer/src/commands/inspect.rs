@@ -110,7 +110,9 @@ fn subject(arguments: &Arguments) -> Result<(DataConfig, Expected, u64), TrainEr
             && let Some(folder) = &arguments.data
         {
             data.path = Some(folder.clone());
+            data.stream = None;
         }
+        manifest::cache_here(&mut data);
         return Ok((data, expected, config.training.seed));
     }
     let format = arguments.format.expect("the command line has one of both");

@@ -53,6 +53,9 @@ pub(crate) enum DataError {
     NoImages { path: PathBuf, expected: &'static str },
     #[error("{path}: {message}")]
     Array { path: PathBuf, message: String },
+    /// The store of a data set that is streamed.
+    #[error(transparent)]
+    Store(#[from] objects::Error),
     #[error("data.{field} is {pattern}: {expected}")]
     Pattern {
         field: &'static str,
@@ -110,6 +113,7 @@ impl Failure for DataError {
     fn exit_code(&self) -> ExitCode {
         match self {
             Self::Transfer(error) => of_kind(error.kind),
+            Self::Store(error) => error.exit_code(),
             Self::Storage { .. } => ExitCode::Storage,
             Self::Read(error) if is_of_storage(error) => ExitCode::Storage,
             _ => ExitCode::BadData,

@@ -13,12 +13,12 @@ mod cifar;
 mod decode;
 mod draws;
 mod error;
+mod files;
 #[cfg(test)]
 pub(crate) mod fixtures;
 mod image_folder;
 mod in_memory;
 mod loader;
-mod open_files;
 mod order;
 mod parquet;
 mod part;
@@ -33,8 +33,10 @@ use std::ops;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use contract::{ClassWeights, DataConfig, DataFormat, ExitCode, ModelConfig, RunConfig};
+use objects::{Cache, Location};
 use serde::{Deserialize, Serialize};
 use tch::Device;
 
@@ -49,12 +51,19 @@ use arrays::Files;
 use augment::{Finish, Preparation};
 pub(crate) use batch::Batch;
 use batch::Readable;
+use files::Root;
 use in_memory::InMemory;
 use loader::{Batching, Pipeline, ResidentBatches, Task};
 use order::{EpochOrder, Item};
 use resident::{Resident, Values};
 use source::{Source, fingerprint, label_of};
 
+/// Bytes of a shard that are read together from a store.
+const BLOCK: u64 = 8 << 20;
+/// How long a store is asked again within one read.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// The part of the cache's limit that its files may take: with the lists of samples, more would have the pod evicted.
+const CACHE_PERCENT: u64 = 90;
 /// Images that are decoded before a run.
 const LOOKED_AT: u64 = 16;
 
@@ -339,20 +348,20 @@ fn open(
         DataFormat::ImageFolder => {
             let (train, validation) =
                 image_folder::open(folder, expected.classes, data.fraction, data.class_order)?;
-            return Ok(files(train, validation));
+            return Ok(in_files(train, validation));
         }
         DataFormat::Parquet => {
             let columns = parquet::Named {
                 image: data.image_column.as_deref(),
                 label: data.label_column.as_deref(),
             };
-            let (train, validation) = parquet::open(folder, columns, data.fraction, threads)?;
-            return Ok(files(train, validation));
+            let (train, validation) = parquet::open(root(data)?, columns, data.fraction, threads)?;
+            return Ok(in_files(train, validation));
         }
         DataFormat::WebDataset => {
             let shards = data.shards.as_ref().expect("checked with the configuration");
-            let (train, validation) = web_dataset::open(folder, shards, data.fraction, threads)?;
-            return Ok(files(train, validation));
+            let (train, validation) = web_dataset::open(root(data)?, shards, data.fraction, threads)?;
+            return Ok(in_files(train, validation));
         }
     };
     if train.values() == Values::Floats && data.augmentation.changes_colors() {
@@ -365,7 +374,27 @@ fn open(
     ))
 }
 
-fn files<S: Source + 'static>(train: S, validation: Option<S>) -> (Images, Option<Images>) {
+/// Where the files are of a format that is read in parts.
+fn root(data: &DataConfig) -> Result<Root, DataError> {
+    let folder = data.path.as_deref().unwrap_or(Path::new("."));
+    let Some(stream) = &data.stream else {
+        return Ok(folder.into());
+    };
+    let locations: Result<Vec<Location>, _> = stream.locations.iter().map(|place| place.parse()).collect();
+    // Samples of a shard are small, and read together. Pages of Parquet are read alone.
+    let block = (data.format == DataFormat::WebDataset).then_some(BLOCK);
+    // What fails for longer is tried again by whoever reads.
+    let patience = PATIENCE.min(Duration::from_secs(data.retry_seconds.into()));
+    Ok(Root::Store(Arc::new(Cache::open(
+        &locations?,
+        folder,
+        stream.cache_bytes / 100 * CACHE_PERCENT,
+        block,
+        patience,
+    )?)))
+}
+
+fn in_files<S: Source + 'static>(train: S, validation: Option<S>) -> (Images, Option<Images>) {
     let files = |source: S| Images::Single(Arc::new(source));
     (files(train), validation.map(files))
 }

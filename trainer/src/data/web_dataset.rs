@@ -7,13 +7,15 @@ use std::ffi::OsStr;
 use std::io::{Read as _, Seek as _};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use bytesize::ByteSize;
 use contract::FileNames;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::DataError;
 use super::decode::ENDINGS;
-use super::open_files::OpenFiles;
+use super::files::{Files, Root};
 use super::part;
 use super::source::{ReadError, Shards, Source, Stored, fingerprint, list_each, shown_name};
 
@@ -31,14 +33,14 @@ const PATTERN: &str =
 /// Images of one split.
 #[derive(Debug)]
 pub(super) struct WebDataset {
-    shards: OpenFiles,
+    shards: Arc<Files>,
     /// Images of each shard.
     lengths: Vec<u32>,
     samples: Vec<Sample>,
 }
 
 /// Where an image and its label are.
-#[derive(Debug)]
+#[derive(Debug, Deserialize, Serialize)]
 struct Sample {
     shard: u32,
     /// Bytes, as the archive has them: of any encoding.
@@ -46,7 +48,7 @@ struct Sample {
     content: Content,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Deserialize, Serialize)]
 enum Content {
     Whole {
         image: Span,
@@ -68,13 +70,13 @@ struct Parts {
     endings: Vec<String>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 struct Span {
     offset: u64,
     bytes: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 enum Label {
     /// A number in digits.
     Class(Span),
@@ -104,35 +106,36 @@ impl JsonLabel {
 
 /// The images to train on, the first `fraction` of them, and those to evaluate.
 pub(super) fn open(
-    folder: &Path,
+    root: impl Into<Root>,
     shards: &contract::Shards,
     fraction: f64,
     threads: usize,
 ) -> Result<(WebDataset, Option<WebDataset>), DataError> {
-    let train = files(folder, "trainShards", &shards.train)?;
+    let root = root.into();
+    let train = files(&root, "trainShards", &shards.train)?;
     if train.is_empty() {
         return Err(DataError::NoImages {
-            path: folder.join(&shards.train),
+            path: root.path().join(&shards.train),
             expected: "no file has such a name (data.trainShards)",
         });
     }
-    let mut train = WebDataset::list(train, threads)?;
+    let mut train = WebDataset::list(&root, train, threads)?;
     train.keep_first(fraction);
-    let validation = files(folder, "validationShards", &shards.validation)?;
+    let validation = files(&root, "validationShards", &shards.validation)?;
     let validation = if validation.is_empty() {
         None
     } else {
-        Some(WebDataset::list(validation, threads)?)
+        Some(WebDataset::list(&root, validation, threads)?)
     };
     Ok((train, validation))
 }
 
 /// The files that a pattern names, in order. Those of a `*` may be none; those of a range must be there.
-fn files(folder: &Path, field: &'static str, pattern: &str) -> Result<Vec<PathBuf>, DataError> {
+fn files(root: &Root, field: &'static str, pattern: &str) -> Result<Vec<PathBuf>, DataError> {
     let names = match FileNames::parse(pattern) {
         Some(FileNames::One(name)) => vec![name],
         Some(FileNames::Range(names)) => names,
-        Some(FileNames::Between(before, after)) => return matching(folder, &before, &after),
+        Some(FileNames::Between(before, after)) => return matching(root, &before, &after),
         None => {
             return Err(DataError::Pattern {
                 field,
@@ -141,8 +144,8 @@ fn files(folder: &Path, field: &'static str, pattern: &str) -> Result<Vec<PathBu
             });
         }
     };
-    let paths: Vec<PathBuf> = names.into_iter().map(|name| folder.join(name)).collect();
-    match paths.iter().find(|path| !path.is_file()) {
+    let paths: Vec<PathBuf> = names.into_iter().map(|name| root.path().join(name)).collect();
+    match paths.iter().find(|path| !root.has(path)) {
         Some(missing) => Err(DataError::Missing {
             path: missing.clone(),
             expected: "every file that data.trainShards and data.validationShards name must be there",
@@ -151,34 +154,35 @@ fn files(folder: &Path, field: &'static str, pattern: &str) -> Result<Vec<PathBu
     }
 }
 
-fn matching(folder: &Path, before: &str, after: &str) -> Result<Vec<PathBuf>, DataError> {
+fn matching(root: &Root, before: &str, after: &str) -> Result<Vec<PathBuf>, DataError> {
     let (inner, before) = before.rsplit_once('/').unwrap_or(("", before));
-    let folder = folder.join(inner);
+    let folder = root.path().join(inner);
     let mut paths = Vec::new();
     let mut compressed = None;
-    let entries = fs_err::read_dir(&folder).map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => DataError::Missing {
-            path: folder.clone(),
-            expected: "a webDataset is a folder of tar files",
-        },
-        _ => DataError::Read(error),
-    })?;
-    for entry in entries {
-        let entry = entry.map_err(DataError::Read)?;
-        let name = entry.file_name();
+    let names = root
+        .names_in(Path::new(inner))
+        .map_err(|error| match error.kind() {
+            std::io::ErrorKind::NotFound => DataError::Missing {
+                path: folder.clone(),
+                expected: "a webDataset is a folder of tar files",
+            },
+            _ => DataError::Read(error),
+        })?;
+    for name in names {
+        let path = folder.join(&name);
         let name = name.as_encoded_bytes();
         if name.len() >= before.len() + after.len()
             && name.starts_with(before.as_bytes())
             && name.ends_with(after.as_bytes())
         {
-            paths.push(entry.path());
+            paths.push(path);
         } else if name.starts_with(before.as_bytes())
             && PACKED.iter().any(|ending| {
                 name.strip_suffix(ending.as_bytes())
                     .is_some_and(|name| name.ends_with(after.as_bytes()))
             })
         {
-            compressed = Some(entry.path());
+            compressed = Some(path);
         }
     }
     paths.sort_unstable();
@@ -193,12 +197,20 @@ fn matching(folder: &Path, before: &str, after: &str) -> Result<Vec<PathBuf>, Da
 
 impl WebDataset {
     /// Lists what the shards hold, several at a time.
-    fn list(shards: Vec<PathBuf>, threads: usize) -> Result<Self, DataError> {
-        let lists = list_each(&shards, threads, |number, path| list_shard(path, number));
+    fn list(root: &Root, shards: Vec<PathBuf>, threads: usize) -> Result<Self, DataError> {
+        let shards = Arc::new(root.files(shards));
+        warn_of_a_small_cache(root, &shards)?;
+        let lists = list_each(shards.paths(), threads, |number, _| {
+            shards.listed(number, "samples", || list_shard(&shards, number))
+        });
         let mut samples = Vec::new();
-        let mut lengths = Vec::with_capacity(shards.len());
-        for (list, path) in lists.into_iter().zip(&shards) {
-            let list = list?;
+        let mut lengths = Vec::with_capacity(shards.paths().len());
+        for ((number, path), list) in (0..).zip(shards.paths()).zip(lists) {
+            let mut list = list?;
+            // Another run may have listed it, as another one of its shards.
+            for sample in &mut list {
+                sample.shard = number;
+            }
             if list.is_empty() {
                 return Err(DataError::NoImages {
                     path: path.clone(),
@@ -209,7 +221,7 @@ impl WebDataset {
             samples.extend(list);
         }
         Ok(Self {
-            shards: OpenFiles::new(shards),
+            shards,
             lengths,
             samples,
         })
@@ -253,6 +265,23 @@ impl WebDataset {
             }
         }
     }
+}
+
+/// What is read at the same time must fit, with what comes next.
+fn warn_of_a_small_cache(root: &Root, shards: &Files) -> Result<(), DataError> {
+    let Root::Store(cache) = root else { return Ok(()) };
+    let count = shards.paths().len() as u64;
+    let sizes = (0..count as u32).map(|number| shards.bytes(number));
+    let bytes = sizes.sum::<Result<u64, _>>().map_err(DataError::Read)?;
+    let needed = bytes.min(bytes / count.max(1) * 2 * SHARDS_AT_ONCE as u64);
+    if needed > cache.limit() {
+        tracing::warn!(
+            "data.cache.sizeLimit leaves {} for shards, and those that are read at the same time take {}: parts of them are read several times",
+            ByteSize(cache.limit()),
+            ByteSize(needed)
+        );
+    }
+    Ok(())
 }
 
 impl Sample {
@@ -310,25 +339,15 @@ impl Parts {
 
 /// Samples of one shard: files with the same name up to its first dot that follow one another, as webdataset's `base_plus_ext`
 /// divides names. What has no such name is no part of a sample.
-fn list_shard(path: &Path, shard: u32) -> Listed {
+fn list_shard(shards: &Arc<Files>, shard: u32) -> Listed {
+    let path = shards.path(shard);
     let refused = |message: String| DataError::Shard {
         path: path.into(),
         message,
     };
-    let mut file = fs_err::File::open(path).map_err(DataError::Read)?;
-    let file_bytes = file.metadata().map_err(DataError::Read)?.len();
-    let mut begin = Vec::new();
-    (&mut file)
-        .take(6)
-        .read_to_end(&mut begin)
-        .map_err(DataError::Read)?;
-    if let Some(compression) = compression_of(&begin) {
-        return Err(refused(format!("it is compressed ({compression}): {UNPACK}")));
-    }
-    file.rewind().map_err(DataError::Read)?;
-    // The archive's own errors come from no system call.
+    // The archive's own errors come from no storage.
     let unreadable = |error: std::io::Error| {
-        if of_system(&error).is_some() {
+        if has_read_nothing(&error) {
             DataError::Read(std::io::Error::new(
                 error.kind(),
                 format!("{}: {error}", path.display()),
@@ -337,6 +356,15 @@ fn list_shard(path: &Path, shard: u32) -> Listed {
             refused(error.to_string().escape_debug().to_string())
         }
     };
+    let file_bytes = shards.bytes(shard).map_err(DataError::Read)?;
+    let mut file = shards.reader(shard).map_err(DataError::Read)?;
+    let mut begin = Vec::new();
+    let read = (&mut file).take(6).read_to_end(&mut begin);
+    read.map_err(unreadable)?;
+    if let Some(compression) = compression_of(&begin) {
+        return Err(refused(format!("it is compressed ({compression}): {UNPACK}")));
+    }
+    file.rewind().map_err(DataError::Read)?;
     let mut archive = tar::Archive::new(std::io::BufReader::new(file));
     let mut samples: Vec<Sample> = Vec::new();
     let mut parts: Option<Parts> = None;
@@ -387,16 +415,20 @@ fn list_shard(path: &Path, shard: u32) -> Listed {
     Ok(samples)
 }
 
-/// The number of the system's error that an error comes from.
-fn of_system(error: &std::io::Error) -> Option<i32> {
-    let mut number = error.raw_os_error();
+/// Whether an error is one of the system or of a store.
+fn has_read_nothing(error: &std::io::Error) -> bool {
+    let is_own = |error: &std::io::Error| {
+        let inner = error.get_ref();
+        let of_store = inner.and_then(|inner| inner.downcast_ref::<objects::Error>());
+        of_store.is_some() || error.raw_os_error().is_some()
+    };
     let mut source = std::error::Error::source(error);
+    let mut found = is_own(error);
     while let Some(inner) = source {
-        let inner_error = inner.downcast_ref::<std::io::Error>();
-        number = number.or_else(|| inner_error?.raw_os_error());
+        found |= inner.downcast_ref::<std::io::Error>().is_some_and(is_own);
         source = inner.source();
     }
-    number
+    found
 }
 
 /// The key and the rest after the first dot of a file's name; `None` where there is no key, as in the `._name` files of a Mac.

@@ -105,6 +105,10 @@ impl Job {
         self.runs().join("test")
     }
 
+    fn is_streamed(&self) -> bool {
+        self.data_fields.contains("cache: {")
+    }
+
     fn manifest(&self) -> String {
         let Self {
             device,
@@ -130,7 +134,7 @@ impl Job {
         } = self;
         let device = device.in_manifest();
         let training = training.replace("; ", "\n    ");
-        let volume = if data_fields.starts_with("format: synthetic") {
+        let volume = if data_fields.starts_with("format: synthetic") || self.is_streamed() {
             ""
         } else {
             ", volume: {persistentVolumeClaim: {claimName: unused}}"
@@ -184,8 +188,7 @@ spec:
             .arg("run")
             .arg("-f")
             .arg(&manifest)
-            .arg("--data")
-            .arg(self.data())
+            .args((!self.is_streamed()).then(|| format!("--data={}", self.data().display())))
             .arg("--checkpoints")
             .arg(self.runs())
             .args(&self.arguments)

@@ -47,14 +47,14 @@ fn image_folder(folder: &Path, images: u8) {
 }
 
 /// Shards of 20 images.
-fn web_dataset(folder: &Path, shards: u8) {
+pub(crate) fn web_dataset(folder: &Path, shards: u8) {
     for shard in 0..shards {
         let path = folder.join(format!("train-{shard:03}.tar"));
         let mut builder = tar::Builder::new(fs_err::File::create(path).expect("creates"));
         for image in 0..20 {
             let class = image % CLASSES;
             for (extension, bytes) in [
-                ("png", png(class, shard * 20 + image)),
+                ("png", png(class, shard.wrapping_mul(20).wrapping_add(image))),
                 ("cls", class.to_string().into_bytes()),
             ] {
                 let mut header = tar::Header::new_gnu();
@@ -70,7 +70,7 @@ fn web_dataset(folder: &Path, shards: u8) {
 }
 
 /// Files that Hugging Face's `datasets` wrote: 90 images to train on, 9 to evaluate.
-fn parquet(folder: &Path) {
+pub(crate) fn parquet(folder: &Path) {
     let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/peers/goldens/parquet/hub/data");
     for file in fs_err::read_dir(goldens).expect("a folder") {
         let file = file.expect("a file");

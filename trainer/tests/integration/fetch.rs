@@ -32,13 +32,13 @@ const TOKEN: &str = "hf_of_the_test";
 
 /// What a server does next, and what it was asked.
 #[derive(Debug, Default)]
-struct Faults {
+pub(crate) struct Faults {
     /// Questions that are answered with 429.
-    refused: AtomicU32,
+    pub(crate) refused: AtomicU32,
     /// Answers that break off in the middle.
-    cut: AtomicU32,
+    pub(crate) cut: AtomicU32,
     /// Milliseconds before an answer begins.
-    late: AtomicU32,
+    pub(crate) late: AtomicU32,
     /// Milliseconds between the parts of an answer, of which there are sixteen.
     slow: AtomicU32,
     /// Whether parts of files are not known, and whole ones are answered.
@@ -48,10 +48,10 @@ struct Faults {
 }
 
 /// A server of files in a folder, in this process.
-struct Server {
-    files: tempfile::TempDir,
-    faults: Arc<Faults>,
-    address: String,
+pub(crate) struct Server {
+    pub(crate) files: tempfile::TempDir,
+    pub(crate) faults: Arc<Faults>,
+    pub(crate) address: String,
     /// Ends with it.
     _runtime: Runtime,
 }
@@ -128,7 +128,7 @@ impl Server {
     }
 
     /// A bucket `images`, for whoever has the key.
-    fn s3() -> Self {
+    pub(crate) fn s3() -> Self {
         Self::start(|files| {
             fs_err::create_dir(files.join("images")).expect("a bucket");
             let mut builder = S3ServiceBuilder::new(s3s_fs::FileSystem::new(files).expect("a folder"));
@@ -166,7 +166,7 @@ impl Server {
         }
     }
 
-    fn asked(&self) -> Vec<String> {
+    pub(crate) fn asked(&self) -> Vec<String> {
         std::mem::take(&mut self.faults.asked.lock().expect("no panic"))
     }
 

@@ -21,6 +21,7 @@ mod rank;
 
 mod sharding;
 mod storage;
+mod streaming;
 mod study;
 mod torch;
 mod training;

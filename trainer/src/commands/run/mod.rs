@@ -83,6 +83,7 @@ fn configure(arguments: &Arguments) -> Result<RunConfig, TrainError> {
     )?;
     if let Some(folder) = config.data.path.as_ref().filter(|folder| !folder.exists())
         && arguments.data.is_none()
+        && config.data.stream.is_none()
     {
         return Err(TrainError::Config(format!(
             "{}: spec.data.path is {}, where a volume is mounted in a pod, and this machine has no such folder: give --data DIR",

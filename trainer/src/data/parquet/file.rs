@@ -1,10 +1,10 @@
 //! One Parquet file: its columns, its labels, and where the pages with images lie.
 
-use std::io::{BufReader, Read};
+use std::io::{BufReader, Seek as _, SeekFrom};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes};
 use parquet::basic::{ConvertedType, LogicalType, Type};
 use parquet::column::page::PageReader as _;
 use parquet::column::reader::ColumnReaderImpl;
@@ -14,13 +14,14 @@ use parquet::file::metadata::{
     ColumnChunkMetaData, ParquetMetaData, ParquetMetaDataOptions, ParquetMetaDataReader,
     ParquetStatisticsPolicy,
 };
+use parquet::file::page_index::index_reader::decode_offset_index;
 use parquet::file::page_index::offset_index::PageLocation;
 use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::serialized_reader::SerializedPageReader;
 use parquet::schema::types::{ColumnDescPtr, SchemaDescriptor};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
-use crate::data::open_files::OpenFiles;
+use crate::data::files::{Files, Reader};
 
 /// Bytes of a header that are read at once.
 const HEADER_BYTES: usize = 4096;
@@ -31,7 +32,7 @@ pub(super) const NO_LABEL: i32 = i32::MIN;
 /// A file, for the reader of the format.
 #[derive(Clone, Debug)]
 pub(super) struct ParquetFile {
-    pub(super) files: Arc<OpenFiles>,
+    pub(super) files: Arc<Files>,
     pub(super) number: u32,
     pub(super) bytes: u64,
 }
@@ -40,7 +41,7 @@ pub(super) struct ParquetFile {
 #[derive(Clone, Debug)]
 pub(super) struct Columns {
     pub(super) image: usize,
-    label: usize,
+    pub(super) label: usize,
     /// Names of the classes, where Hugging Face's metadata has them.
     pub(super) classes: Vec<String>,
 }
@@ -53,6 +54,24 @@ pub(super) struct Chunk {
     rows: usize,
     /// Of its pages with values; a page of other values (a dictionary) may come before.
     pub(super) pages: Vec<PageLocation>,
+}
+
+/// Where a page is, and which of its chunk's rows is its first.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+pub(super) struct Place {
+    offset: i64,
+    bytes: i32,
+    first_row: i64,
+}
+
+impl From<Place> for PageLocation {
+    fn from(place: Place) -> Self {
+        Self {
+            offset: place.offset,
+            compressed_page_size: place.bytes,
+            first_row_index: place.first_row,
+        }
+    }
 }
 
 /// The columns that a manifest names, if it does.
@@ -93,19 +112,44 @@ impl ParquetFile {
         &self,
         metadata: &ParquetMetaData,
         columns: &Columns,
-    ) -> Result<Vec<Chunk>, ParquetError> {
-        let groups = metadata.row_groups().iter();
-        let chunk = groups.map(|group| {
-            let column = group.column(columns.image).clone();
-            let rows = group.num_rows() as usize;
-            Ok(Chunk {
-                file: self.clone(),
-                pages: pages(self, &column, rows)?,
-                column,
-                rows,
-            })
+        pages: Vec<Vec<Place>>,
+    ) -> Vec<Chunk> {
+        let groups = metadata.row_groups().iter().zip(pages);
+        let chunk = groups.map(|(group, pages)| Chunk {
+            file: self.clone(),
+            column: group.column(columns.image).clone(),
+            rows: group.num_rows() as usize,
+            pages: pages.into_iter().map(PageLocation::from).collect(),
         });
         chunk.collect()
+    }
+
+    /// The places of the pages of images in each row group: by the file's index, or else by the headers before them.
+    pub(super) fn pages(
+        &self,
+        metadata: &ParquetMetaData,
+        columns: &Columns,
+    ) -> Result<Vec<Vec<Place>>, ParquetError> {
+        let groups = metadata.row_groups();
+        let columns: Vec<_> = groups.iter().map(|group| group.column(columns.image)).collect();
+        let ranges: Option<Vec<_>> = columns.iter().map(|column| column.offset_index_range()).collect();
+        let ranges = ranges.unwrap_or_default();
+        let start = ranges.iter().map(|range| range.start).min().unwrap_or(0);
+        let end = ranges.iter().map(|range| range.end).max().unwrap_or(0);
+        // Those of a file lie together, and are read together.
+        let index = self.get_bytes(start, (end - start) as usize)?;
+        let mut pages = Vec::with_capacity(groups.len());
+        for (number, (column, group)) in columns.into_iter().zip(groups).enumerate() {
+            let rows = group.num_rows() as usize;
+            pages.push(match ranges.get(number) {
+                Some(range) => {
+                    let [start, end] = [range.start, range.end].map(|place| (place - start) as usize);
+                    indexed_pages(&index[start..end], column, rows)?
+                }
+                None => pages_by_headers(self, column, rows)?,
+            });
+        }
+        Ok(pages)
     }
 
     /// The label of each row.
@@ -118,7 +162,13 @@ impl ParquetFile {
         for group in metadata.row_groups() {
             let column = group.column(columns.label);
             let rows = group.num_rows() as usize;
-            let reader = SerializedPageReader::new(Arc::new(self.clone()), column, rows, None)?;
+            let (start, bytes) = column.byte_range();
+            // It is small, and read at once.
+            let held = Held {
+                start,
+                bytes: self.get_bytes(start, bytes as usize)?,
+            };
+            let reader = SerializedPageReader::new(Arc::new(held), column, rows, None)?;
             let description = column.column_descr_ptr();
             let found: Vec<Option<i64>> = if column.column_type() == Type::INT32 {
                 let values = values::<Int32Type>(description, reader, 0, rows)?;
@@ -169,7 +219,7 @@ impl Chunk {
 /// So many values of a column without lists, after others.
 fn values<T: DataType>(
     description: ColumnDescPtr,
-    pages: SerializedPageReader<ParquetFile>,
+    pages: SerializedPageReader<impl ChunkReader + 'static>,
     skipped: usize,
     rows: usize,
 ) -> Result<Vec<Option<T::T>>, ParquetError> {
@@ -211,7 +261,7 @@ impl Length for Asked {
 }
 
 impl ChunkReader for Asked {
-    type T = BufReader<Part>;
+    type T = BufReader<Reader>;
 
     fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
         *self.last.lock().unwrap_or_else(PoisonError::into_inner) = start;
@@ -223,18 +273,87 @@ impl ChunkReader for Asked {
     }
 }
 
+/// Bytes of a file from some place on.
+struct Held {
+    start: u64,
+    bytes: Bytes,
+}
+
+impl Length for Held {
+    fn len(&self) -> u64 {
+        self.start + self.bytes.len() as u64
+    }
+}
+
+impl ChunkReader for Held {
+    type T = bytes::buf::Reader<Bytes>;
+
+    fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
+        let length = self.len().saturating_sub(start) as usize;
+        Ok(self.get_bytes(start, length)?.reader())
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {
+        let inner = start.checked_sub(self.start).map(|inner| inner as usize);
+        let end = inner.and_then(|inner| inner.checked_add(length));
+        match (inner, end) {
+            (Some(inner), Some(end)) if end <= self.bytes.len() => Ok(self.bytes.slice(inner..end)),
+            _ => Err(ParquetError::EOF(format!(
+                "its column ends before {length} bytes at {start}"
+            ))),
+        }
+    }
+}
+
+/// The pages of a column chunk, by the index at the file's end.
+fn indexed_pages(
+    index: &[u8],
+    column: &ColumnChunkMetaData,
+    rows: usize,
+) -> Result<Vec<Place>, ParquetError> {
+    let index = decode_offset_index(index)?;
+    let places = index.page_locations().iter().map(|page| Place {
+        offset: page.offset,
+        bytes: page.compressed_page_size,
+        first_row: page.first_row_index,
+    });
+    let places: Vec<Place> = places.collect();
+    let (start, bytes) = column.byte_range();
+    let (mut before, mut row) = (start as i64, 0);
+    for (number, page) in places.iter().enumerate() {
+        let is_first = number == 0;
+        let rows_are_good = if is_first {
+            page.first_row == 0
+        } else {
+            page.first_row > row
+        };
+        if !rows_are_good || page.offset < before || page.bytes <= 0 {
+            return Err(contradiction());
+        }
+        (before, row) = (page.offset + i64::from(page.bytes), page.first_row);
+    }
+    if before > (start + bytes) as i64 || (rows > 0 && (places.is_empty() || row >= rows as i64)) {
+        return Err(contradiction());
+    }
+    Ok(places)
+}
+
+fn contradiction() -> ParquetError {
+    ParquetError::General("the index of its pages contradicts what it says of its columns".into())
+}
+
 /// The pages of a column chunk, by the headers before them.
-fn pages(
+fn pages_by_headers(
     file: &ParquetFile,
     column: &ColumnChunkMetaData,
     rows: usize,
-) -> Result<Vec<PageLocation>, ParquetError> {
+) -> Result<Vec<Place>, ParquetError> {
     let asked = Arc::new(Asked {
         file: file.clone(),
         last: Mutex::default(),
     });
     let mut reader = SerializedPageReader::new(Arc::clone(&asked), column, rows, None)?;
-    let mut pages: Vec<PageLocation> = Vec::new();
+    let mut pages: Vec<Place> = Vec::new();
     let mut row = 0;
     while let Some(page) = reader.peek_next_page()? {
         let offset = *asked.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -242,10 +361,10 @@ fn pages(
         if page.is_dict {
             continue;
         }
-        pages.push(PageLocation {
+        pages.push(Place {
             offset: offset as i64,
-            compressed_page_size: 0,
-            first_row_index: row as i64,
+            bytes: 0,
+            first_row: row as i64,
         });
         row += page.num_rows.or(page.num_levels).unwrap_or(0);
     }
@@ -257,7 +376,7 @@ fn pages(
     let (start, bytes) = column.byte_range();
     let mut end = (start + bytes) as i64;
     for page in pages.iter_mut().rev() {
-        page.compressed_page_size = (end - page.offset) as i32;
+        page.bytes = (end - page.offset) as i32;
         end = page.offset;
     }
     Ok(pages)
@@ -438,32 +557,13 @@ impl Length for ParquetFile {
     }
 }
 
-/// Bytes from some place of a file on.
-pub(super) struct Part {
-    file: ParquetFile,
-    offset: u64,
-}
-
-impl Read for Part {
-    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
-        let rest = self.file.bytes.saturating_sub(self.offset);
-        let count = (buffer.len() as u64).min(rest) as usize;
-        let bytes = self.file.files.read(self.file.number, self.offset, count)?;
-        buffer[..count].copy_from_slice(&bytes);
-        self.offset += count as u64;
-        Ok(count)
-    }
-}
-
 impl ChunkReader for ParquetFile {
-    type T = BufReader<Part>;
+    type T = BufReader<Reader>;
 
     fn get_read(&self, start: u64) -> Result<Self::T, ParquetError> {
-        let part = Part {
-            file: self.clone(),
-            offset: start,
-        };
-        Ok(BufReader::with_capacity(HEADER_BYTES, part))
+        let mut reader = self.files.reader(self.number)?;
+        reader.seek(SeekFrom::Start(start))?;
+        Ok(BufReader::with_capacity(HEADER_BYTES, reader))
     }
 
     fn get_bytes(&self, start: u64, length: usize) -> Result<Bytes, ParquetError> {

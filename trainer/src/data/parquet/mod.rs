@@ -15,14 +15,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytesize::ByteSize;
 use parquet::data_type::ByteArray;
 use parquet::errors::ParquetError;
+use serde::{Deserialize, Serialize};
 
 use super::DataError;
 use super::error::is_of_storage;
-use super::open_files::OpenFiles;
+use super::files::{Files, Root};
 use super::part;
 use super::source::{PassedOver, ReadError, Shards, Source, Stored, fingerprint, list_each, shown_name};
 pub(super) use file::Named;
-use file::{Chunk, Columns, NO_LABEL, ParquetFile};
+use file::{Chunk, Columns, NO_LABEL, ParquetFile, Place};
 
 const EXPECTED: &str =
     "a folder of Parquet files has some ending in .parquet, whose names or folders have the word train";
@@ -79,6 +80,14 @@ struct Listed {
     labels: Vec<i32>,
 }
 
+/// What is found in a file beside its metadata.
+#[derive(Deserialize, Serialize)]
+struct Scanned {
+    /// Of each row group.
+    pages: Vec<Vec<Place>>,
+    labels: Vec<i32>,
+}
+
 type Images = Arc<Vec<Option<ByteArray>>>;
 
 /// A page, once it has been read.
@@ -93,14 +102,16 @@ struct Kept {
 
 /// The images to train on, the first `fraction` of them, and those to evaluate.
 pub(super) fn open(
-    folder: &Path,
+    root: impl Into<Root>,
     named: Named<'_>,
     fraction: f64,
     threads: usize,
 ) -> Result<(Parquet, Option<Parquet>), DataError> {
+    let root = root.into();
+    let folder = root.path();
     let mut splits = BTreeMap::<Option<Split>, Vec<PathBuf>>::new();
     let mut configurations = BTreeSet::new();
-    for path in parquet_files(folder)? {
+    for path in parquet_files(&root)? {
         let inner = path.strip_prefix(folder).unwrap_or(&path);
         let (split, before) = split_of(inner).unzip();
         if split == Some(Split::Train) {
@@ -131,18 +142,18 @@ pub(super) fn open(
     }
     let mut take = |split| splits.remove(&Some(split));
     let Some(train) = take(Split::Train) else {
-        let mut entries = fs_err::read_dir(folder).map_err(DataError::Read)?;
+        let names = root.names_in(Path::new("")).map_err(DataError::Read)?;
         let is_arrow = |path: &Path| {
             path.extension().is_some_and(|ending| ending == "arrow")
-                || path.join("dataset_info.json").is_file()
+                || root.has(&folder.join(path).join("dataset_info.json"))
         };
-        let is_saved = entries.any(|entry| entry.is_ok_and(|entry| is_arrow(&entry.path())));
+        let is_saved = names.iter().any(|name| is_arrow(Path::new(name)));
         return Err(DataError::NoImages {
             path: folder.into(),
             expected: if is_saved { SAVED } else { EXPECTED },
         });
     };
-    let list = |paths| Parquet::list(folder, paths, named, threads);
+    let list = |paths| Parquet::list(&root, paths, named, threads);
     let mut train = list(train)?;
     train.keep_first(fraction);
     let test = take(Split::Test);
@@ -200,9 +211,16 @@ fn split_of(path: &Path) -> Option<(Split, PathBuf)> {
 }
 
 /// All that end in `.parquet`, sorted.
-fn parquet_files(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
+fn parquet_files(root: &Root) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
-    find_files(folder, &mut Vec::new(), &mut files)?;
+    match root {
+        Root::Folder(folder) => find_files(folder, &mut Vec::new(), &mut files)?,
+        Root::Store(cache) => {
+            let names = cache.files().map(|file| file.name.as_str());
+            let shown = names.filter(|name| !name.split('/').any(|part| part.starts_with('.')));
+            files.extend(shown.filter(|name| name.ends_with(".parquet")).map(PathBuf::from));
+        }
+    }
     files.sort_unstable();
     Ok(files)
 }
@@ -241,8 +259,9 @@ fn find_files(folder: &Path, way: &mut Vec<(u64, u64)>, files: &mut Vec<PathBuf>
 
 impl Parquet {
     /// Lists what the files hold, several at a time.
-    fn list(folder: &Path, paths: Vec<PathBuf>, named: Named<'_>, threads: usize) -> Result<Self, DataError> {
-        let files = Arc::new(OpenFiles::new(paths));
+    fn list(root: &Root, paths: Vec<PathBuf>, named: Named<'_>, threads: usize) -> Result<Self, DataError> {
+        let folder = root.path();
+        let files = Arc::new(root.files(paths));
         let lists = list_each(files.paths(), threads, |number, _| {
             list_file(&files, number, named)
         });
@@ -399,12 +418,12 @@ fn missing_shards(paths: &[PathBuf]) -> Option<u64> {
     (missing > 0).then_some(missing)
 }
 
-fn list_file(files: &Arc<OpenFiles>, number: u32, named: Named<'_>) -> Result<Listed, DataError> {
+fn list_file(files: &Arc<Files>, number: u32, named: Named<'_>) -> Result<Listed, DataError> {
     let path = files.path(number);
     let file = ParquetFile {
         files: Arc::clone(files),
         number,
-        bytes: fs_err::metadata(path).map_err(DataError::Read)?.len(),
+        bytes: files.bytes(number).map_err(DataError::Read)?,
     };
     let refused = |message: String| DataError::Parquet {
         path: path.into(),
@@ -421,8 +440,14 @@ fn list_file(files: &Arc<OpenFiles>, number: u32, named: Named<'_>) -> Result<Li
     let listed = catch_unwind(AssertUnwindSafe(|| {
         let metadata = file.metadata().map_err(unreadable)?;
         let columns = Columns::find(&metadata, named).map_err(refused)?;
-        let chunks = file.chunks(&metadata, &columns).map_err(unreadable)?;
-        let labels = file.labels(&metadata, &columns).map_err(unreadable)?;
+        let kind = format!("columns {} and {}", columns.image, columns.label);
+        let Scanned { pages, labels } = files.listed(number, &kind, || {
+            Ok::<_, DataError>(Scanned {
+                pages: file.pages(&metadata, &columns).map_err(unreadable)?,
+                labels: file.labels(&metadata, &columns).map_err(unreadable)?,
+            })
+        })?;
+        let chunks = file.chunks(&metadata, &columns, pages);
         let chunk_rows: u64 = chunks.iter().map(|chunk| chunk.rows() as u64).sum();
         if chunk_rows != labels.len() as u64 {
             return Err(refused(format!(
