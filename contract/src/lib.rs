@@ -40,7 +40,7 @@ pub use run_config::{
     ActivationCheckpointing, AttentionBackend, Augmentation, Balance, BatchShare, CheckpointConfig,
     CheckpointWriters, ClassOrder, ClassWeights, ConfigError, Course, DataConfig, DataFormat, Device, Ema,
     GradientCompression, Interpolation, JobIdentity, LearningRateScaling, LossScaleConfig, MeasureConfig,
-    ModelConfig, NoRandAugment, Normalization, Offload, OffloadTo, Optimizer, Parallelism, Pooling,
+    ModelConfig, NoRandAugment, Normalization, Offload, OffloadTo, Optimizer, Origin, Parallelism, Pooling,
     Precision, RandAugment, RandomCrop, RandomResizedCrop, Resume, RunConfig, ScalingRule, Schedule, Shards,
-    Stream, TrainingConfig,
+    TrainingConfig,
 };

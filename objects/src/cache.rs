@@ -24,6 +24,8 @@ use crate::{Error, Location, RemoteFile, Store};
 
 /// What the cache keeps in a folder that is not its own.
 const OWN: &str = ".vit-cache";
+/// Characters of a boot's identity.
+const BOOT_ID: usize = 36;
 /// Locks, each for a part of the parts.
 const LOCKS: u16 = 1024;
 /// The part of the limit that is left when parts go.
@@ -33,6 +35,12 @@ const LOOK_AFTER: u64 = 64;
 /// A part that is used is marked as such at most so often.
 const MARKED_EVERY: Duration = Duration::from_secs(30);
 
+/// How long the part that another process reads is waited for, or its list of what is in a file.
+const PART_PATIENCE: Duration = Duration::from_secs(10);
+const LIST_PATIENCE: Duration = Duration::from_secs(60);
+const LOCK_PAUSE: Duration = Duration::from_millis(2);
+/// A folder in which nothing was kept for so long is of no use to anyone, and a file that is being written is not.
+const FORGOTTEN: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 /// Between two lines about how many files were looked into.
 const TOLD_EVERY: Duration = Duration::from_secs(10);
 
@@ -93,22 +101,25 @@ impl Cache {
         for inner in ["parts", "locks", "lists"] {
             std::fs::create_dir_all(folder.join(inner)).map_err(failed)?;
         }
-        for entry in std::fs::read_dir(&own).map_err(failed)?.flatten() {
-            let is_of_host = entry.file_name().to_string_lossy().starts_with(&host);
-            if is_of_host && entry.path() != folder {
-                // Another process may be at it, too.
-                let _ = std::fs::remove_dir_all(entry.path());
-            }
-        }
+        remove_old(&own, &folder, &host).map_err(failed)?;
         let threads = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .enable_all()
             .build();
         let runtime = threads.map_err(failed)?;
         let found = runtime.block_on(list(locations, patience))?;
+        let untagged = found.values().filter(|(_, _, file)| file.tag.is_empty()).count();
+        if untagged > 0 {
+            tracing::warn!(
+                "of {untagged} files the store tells no version: if one of them changes, that is not noticed"
+            );
+        }
+        // Of a file without a version only the ranks of this attempt know that they have the same one.
+        let attempt = std::os::unix::process::parent_id().to_string();
         let files = found.into_values().map(|(store, from, file)| {
+            let version = if file.tag.is_empty() { &attempt } else { &file.tag };
             let mut hash = Sha256::new();
-            for text in [&from, &file.name, &file.tag, &file.bytes.to_string()] {
+            for text in [&from, &file.name, version, &file.bytes.to_string()] {
                 hash.update(text.len().to_le_bytes());
                 hash.update(text);
             }
@@ -136,6 +147,18 @@ impl Cache {
         self.files.iter().map(|kept| &kept.file)
     }
 
+    /// One of them.
+    pub fn file(&self, number: usize) -> Option<&RemoteFile> {
+        self.files.get(number).map(|kept| &kept.file)
+    }
+
+    /// The number of the file of this name.
+    pub fn number(&self, name: &str) -> Option<usize> {
+        self.files
+            .binary_search_by(|kept| kept.file.name.as_str().cmp(name))
+            .ok()
+    }
+
     /// So many bytes of a file, from a place on.
     ///
     /// # Errors
@@ -151,6 +174,9 @@ impl Cache {
                     kept.file.bytes
                 ),
             });
+        }
+        if bytes == 0 {
+            return Ok(Vec::new());
         }
         let Some(block) = self.block else {
             return self.part(kept, offset..end, offset..end);
@@ -181,7 +207,7 @@ impl Cache {
         let known = || serde_json::from_slice(&std::fs::read(&path).ok()?).ok();
         let mut found = known();
         if found.is_none() {
-            let _lock = lock(&path.with_extension("lock"));
+            let _lock = lock(&path.with_extension("lock"), LIST_PATIENCE);
             found = known();
             if found.is_none() {
                 let made = make()?;
@@ -221,7 +247,7 @@ impl Cache {
             return Ok(bytes);
         }
         let number = u16::from_le_bytes([Sha256::digest(&name)[0], Sha256::digest(&name)[1]]) % LOCKS;
-        let _lock = lock(&self.folder.join("locks").join(number.to_string()));
+        let _lock = lock(&self.folder.join("locks").join(number.to_string()), PART_PATIENCE);
         if let Some(bytes) = at_hand(&path, &part, &wanted) {
             return Ok(bytes);
         }
@@ -271,6 +297,7 @@ impl Cache {
             })
             .collect();
         let mut bytes: u64 = parts.iter().map(|(_, bytes, _)| bytes).sum();
+        let most = most.saturating_sub(bytes_in(&self.folder.join("lists")));
         parts.sort_unstable();
         for (_, part, path) in parts {
             if bytes <= most {
@@ -280,6 +307,40 @@ impl Cache {
             bytes -= part;
         }
     }
+}
+
+/// Removes what earlier starts of this machine have left, and what was forgotten on others.
+fn remove_old(own: &Path, folder: &Path, host: &str) -> std::io::Result<()> {
+    let is_old = |path: &Path| {
+        let changed = std::fs::metadata(path).and_then(|about| about.modified());
+        let age = changed.ok().and_then(|changed| changed.elapsed().ok());
+        age.is_some_and(|age| age > FORGOTTEN)
+    };
+    for entry in std::fs::read_dir(own)?.flatten() {
+        let (name, path) = (entry.file_name(), entry.path());
+        let boot = name.to_str().and_then(|name| name.strip_prefix(host));
+        // A host's name may begin with that of another.
+        let is_ours = boot.is_some_and(|boot| boot.len() == BOOT_ID);
+        if path != folder && (is_ours || is_old(&path.join("parts"))) {
+            // Another process may be at it, too.
+            let _ = std::fs::remove_dir_all(path);
+        }
+    }
+    // What was being written when a process was killed.
+    for entry in std::fs::read_dir(folder)?.flatten() {
+        if entry.file_name().to_string_lossy().starts_with(".tmp") && is_old(&entry.path()) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
+    Ok(())
+}
+
+/// Of all files in a folder.
+fn bytes_in(folder: &Path) -> u64 {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    entries
+        .filter_map(|entry| Some(entry.metadata().ok()?.len()))
+        .sum()
 }
 
 /// Of a part that is at hand, the wanted bytes.
@@ -302,10 +363,16 @@ fn at_hand(path: &Path, part: &Range<u64>, wanted: &Range<u64>) -> Option<Vec<u8
     Some(bytes)
 }
 
-/// Waits for a lock; none where the file system has no locks, which spare work and guard nothing.
-fn lock(path: &Path) -> Option<Flock<File>> {
-    let file = OpenOptions::new().create(true).append(true).open(path).ok()?;
-    Flock::lock(file, FlockArg::LockExclusive).ok()
+/// Waits for a lock, for a while: it spares work and guards nothing. None where the file system has no locks.
+fn lock(path: &Path, patience: Duration) -> Option<Flock<File>> {
+    let began = Instant::now();
+    loop {
+        let held = try_lock(path);
+        if held.is_some() || began.elapsed() >= patience {
+            return held;
+        }
+        std::thread::sleep(LOCK_PAUSE);
+    }
 }
 
 fn try_lock(path: &Path) -> Option<Flock<File>> {

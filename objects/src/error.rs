@@ -49,7 +49,7 @@ pub enum Error {
         reason: String,
     },
     /// A file is another one than when it was listed.
-    #[error("{place} has changed since it was listed: fetch again")]
+    #[error("{place} has changed since it was listed: start again, and it is listed anew")]
     Changed {
         /// What was asked for.
         place: String,

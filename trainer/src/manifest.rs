@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use contract::{DataConfig, DataFormat, RunConfig};
+use contract::{DataConfig, DataFormat, Origin, RunConfig};
 use crds::ViTTrainingJob;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::error::TrainError;
 
@@ -72,7 +73,7 @@ pub(crate) fn local_config(
         && let Some(folder) = data
     {
         config.data.path = Some(folder.into());
-        config.data.stream = None;
+        config.data.from = None;
     }
     cache_here(&mut config.data);
     Ok(config)
@@ -80,7 +81,7 @@ pub(crate) fn local_config(
 
 /// Has what is streamed cached in the user's own folder for that: there is no pod.
 pub(crate) fn cache_here(data: &mut DataConfig) {
-    if data.stream.is_some() {
+    if data.from.as_ref().is_some_and(Origin::is_streamed) {
         let folder = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
         let folder = folder.or_else(|| Some(std::env::home_dir()?.join(".cache")));
         data.path = Some(folder.unwrap_or_else(std::env::temp_dir).join("vit-trainer"));
@@ -143,7 +144,36 @@ pub(crate) fn read_resource<R: DeserializeOwned>(path: &Path, expected: &str) ->
             format!("apiVersion is {api_version} and kind is {kind}: must be {API_VERSION} and {expected}");
         return Err(wrong(&found));
     }
-    serde_saphyr::from_str(&text).map_err(|error| wrong(&in_words(&error)))
+    as_the_api_server_reads(&text).map_err(|error| wrong(&error))
+}
+
+/// What an API server makes of a manifest, for which text is no number and 1.0 is an integer.
+fn as_the_api_server_reads<R: DeserializeOwned>(text: &str) -> Result<R, String> {
+    let mut manifest: Value = serde_saphyr::from_str(text).map_err(|error| in_words(&error))?;
+    make_integers(&mut manifest);
+    serde_path_to_error::deserialize(manifest).map_err(|error| {
+        // The reader of YAML knows the line, and takes text for numbers.
+        match serde_saphyr::from_str::<R>(text) {
+            Err(with_line) => in_words(&with_line),
+            Ok(_) => format!("{}: {}", error.path(), error.inner()),
+        }
+    })
+}
+
+/// Makes whole numbers of those like 1.0, as JSON has them.
+fn make_integers(value: &mut Value) {
+    match value {
+        Value::Number(number) => {
+            let whole = number.as_f64().filter(|float| float.fract() == 0.0);
+            // Those beyond are fields of floating-point numbers.
+            if let Some(whole) = whole.filter(|whole| number.is_f64() && whole.abs() < 1e15) {
+                *number = (whole as i64).into();
+            }
+        }
+        Value::Array(values) => values.iter_mut().for_each(make_integers),
+        Value::Object(fields) => fields.values_mut().for_each(make_integers),
+        Value::Null | Value::Bool(_) | Value::String(_) => {}
+    }
 }
 
 #[cfg(test)]
@@ -152,6 +182,28 @@ mod tests {
 
     const JOB: &str = "apiVersion: vit-operator.dev/v1alpha1\nkind: ViTTrainingJob\nspec: 1\n";
     const CLAIM: &str = "# for the data\napiVersion: v1\nkind: PersistentVolumeClaim\n";
+
+    #[test]
+    fn numbers_are_those_of_an_api_server() {
+        let read = |epochs: &str| {
+            let digits = include_str!("../../examples/digits.yaml");
+            let line = digits.lines().find(|line| line.trim().starts_with("epochs:"));
+            let line = line.expect("a line with epochs");
+            let changed = digits.replace(line, &format!("    epochs: {epochs}"));
+            as_the_api_server_reads::<ViTTrainingJob>(
+                &only_document(&changed, "ViTTrainingJob").expect("one"),
+            )
+            .map(|job| job.spec.training.epochs)
+        };
+        assert_eq!((read("7"), read("7.0")), (Ok(7), Ok(7)));
+        let text = read("\"7\"").expect_err("text");
+        assert!(
+            text.starts_with("spec.training.epochs: invalid type: string \"7\""),
+            "{text}"
+        );
+        let line = read("many").expect_err("a word");
+        assert!(line.contains("line "), "{line}");
+    }
 
     #[test]
     fn the_one_job_of_a_file_keeps_its_lines() {

@@ -16,9 +16,9 @@ pub struct DataConfig {
     /// Folder that holds the files; `None` for [`DataFormat::Synthetic`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
-    /// Where the files are streamed from; [`Self::path`] is then the folder of their cache.
+    /// Where the files are, if they are not in [`Self::path`] of their own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub stream: Option<Stream>,
+    pub from: Option<Origin>,
     /// Training images of [`DataFormat::Synthetic`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub synthetic_images: Option<u64>,
@@ -54,14 +54,22 @@ pub struct DataConfig {
     pub augmentation: Augmentation,
 }
 
-/// Files that are read from where they are, in parts.
+/// Files of a store.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub struct Stream {
+pub struct Origin {
     /// Addresses such as `s3://bucket/folder`.
     pub locations: Vec<String>,
-    /// What the cache may take on the disk.
-    pub cache_bytes: u64,
+    /// Where they are streamed: what [`DataConfig::path`] may hold of them. Else they are fetched into it before a rank starts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_bytes: Option<u64>,
+}
+
+impl Origin {
+    /// Whether files are read from the store while the model trains.
+    pub fn is_streamed(&self) -> bool {
+        self.cache_bytes.is_some()
+    }
 }
 
 /// Layout of a data set.
@@ -126,7 +134,7 @@ impl DataFormat {
     }
 
     /// Whether its files can be read in parts from where they are.
-    pub fn is_streamed(self) -> bool {
+    pub fn can_stream(self) -> bool {
         matches!(self, Self::WebDataset | Self::Parquet)
     }
 }
@@ -141,7 +149,7 @@ impl DataConfig {
         Self {
             format,
             path: None,
-            stream: None,
+            from: None,
             synthetic_images: None,
             shards: None,
             image_column: None,
@@ -184,8 +192,8 @@ impl DataConfig {
             "must name the folder of the data set",
         );
         rules.require(
-            self.stream.is_none() || self.format.is_streamed(),
-            "data.stream",
+            self.format.can_stream() || !self.from.as_ref().is_some_and(Origin::is_streamed),
+            "data.from.cacheBytes",
             "given",
             "is for the formats webDataset and parquet",
         );

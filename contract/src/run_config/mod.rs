@@ -23,7 +23,7 @@ pub use augmentation::{
     Augmentation, Interpolation, NoRandAugment, RandAugment, RandomCrop, RandomResizedCrop,
 };
 pub use checkpoint::{CheckpointConfig, CheckpointWriters, Resume};
-pub use data::{ClassOrder, DataConfig, DataFormat, Normalization, Shards, Stream};
+pub use data::{ClassOrder, DataConfig, DataFormat, Normalization, Origin, Shards};
 pub use elastic::BatchShare;
 pub use measure::MeasureConfig;
 pub use model::{ModelConfig, Pooling};

@@ -26,7 +26,7 @@ pub struct Data {
     /// hdf5 (the same in train.h5 and val.h5, or train_images.h5, train_labels.h5, val_images.h5 and val_labels.h5);
     /// or synthetic (random images made in memory: to measure, not to learn from).
     pub format: DataFormat,
-    /// path is the folder at which the volume is mounted in the pod, read-only; the files lie in it.
+    /// path is the folder at which the volume is mounted in the pod, read-only; the files lie in it. With cache it is that of the cache.
     #[serde(default = "default_path")]
     #[schemars(regex(pattern = "^/[^:]+$"), length(max = 256))]
     pub path: String,

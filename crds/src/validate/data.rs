@@ -1,6 +1,6 @@
 //! `spec.data`.
 
-use contract::{ConfigError, DataConfig, DataFormat, Stream};
+use contract::{ConfigError, DataConfig, DataFormat};
 
 use super::{Mount, Origin, count, refuse, volume};
 use crate::spec;
@@ -69,7 +69,7 @@ fn sources(data: &spec::Data, errors: &mut Vec<ConfigError>) {
                 let expected = "needs data.from: it keeps what is streamed";
                 refuse(errors, "data.cache", "given", expected);
             }
-            if !format.is_streamed() {
+            if !format.can_stream() {
                 let expected =
                     "is for the formats webDataset and parquet: files of others are fetched into data.volume";
                 refuse(errors, "data.cache", "given", expected);
@@ -120,13 +120,14 @@ pub(super) fn data(data: &spec::Data, errors: &mut Vec<ConfigError>) -> DataConf
     DataConfig {
         format,
         path: format.has_files().then(|| data.path.clone().into()),
-        stream: match files(data) {
-            Some(DataFiles::Cached { origin, cache, .. }) => Some(Stream {
-                cache_bytes: cache.bytes(),
-                locations: origin.locations,
-            }),
-            _ => None,
-        },
+        from: data.from.as_ref().map(|origin| contract::Origin {
+            locations: origin.locations.clone(),
+            // One that is refused above is not refused again.
+            cache_bytes: match files(data) {
+                Some(DataFiles::Cached { cache, .. }) if format.can_stream() => Some(cache.bytes()),
+                _ => None,
+            },
+        }),
         synthetic_images: data.synthetic_images.map(|images| images.try_into().unwrap_or(0)),
         shards: shards(data, format),
         image_column: data.image_column.clone(),

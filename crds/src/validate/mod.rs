@@ -686,10 +686,10 @@ spec:
             job.spec.data.cache = cache("50Gi");
         }))
         .expect("valid");
-        let stream = streamed.run_config.data.stream.expect("is streamed");
+        let stream = streamed.run_config.data.from.expect("is streamed");
         assert_eq!(
             (stream.locations.as_slice(), stream.cache_bytes),
-            (&["s3://images".to_owned()][..], 50 << 30)
+            (&["s3://images".to_owned()][..], Some(50 << 30))
         );
         assert_eq!(
             errors(|job| {

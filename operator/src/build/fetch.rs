@@ -21,6 +21,12 @@ pub(super) fn container(trainer: &Container, settings: &PodSettings) -> Option<C
     };
     let sources = settings.env_from.iter().cloned();
     let sources: Vec<_> = sources.chain(credentials(origin)).collect();
+    let mount = VolumeMount {
+        name: DATA.into(),
+        mount_path: data.path.clone(),
+        sub_path: data.volume.sub_path.clone(),
+        ..VolumeMount::default()
+    };
     Some(Container {
         name: FETCH.into(),
         args: Some(arguments(origin, data)),
@@ -30,12 +36,12 @@ pub(super) fn container(trainer: &Container, settings: &PodSettings) -> Option<C
         resources: Some(settings.resources.clone()),
         ports: None,
         readiness_probe: None,
-        volume_mounts: Some(vec![VolumeMount {
-            name: DATA.into(),
-            mount_path: data.path.clone(),
-            sub_path: data.volume.sub_path.clone(),
-            ..VolumeMount::default()
-        }]),
+        // Those of the manifest, too: variables may name files in them.
+        volume_mounts: Some(
+            std::iter::once(mount)
+                .chain(settings.volume_mounts.iter().cloned())
+                .collect(),
+        ),
         ..trainer.clone()
     })
 }

@@ -11,22 +11,27 @@ use planner::policy::request::Shape;
 use super::failure::Failure;
 use super::gang::{Fetch, PodState, PodView};
 
-/// Time until a gang that starts is given up; none while its data set is fetched, which ends by itself where nothing comes.
+/// Time until a gang that starts is given up: that of its first pod which is not ready. None if each is, or fetches the data set, which
+/// takes any time.
 pub(crate) fn left<'a>(
     gang: impl IntoIterator<Item = &'a PodView>,
     job: &ViTTrainingJob,
     status: &ViTTrainingJobStatus,
     now: Timestamp,
 ) -> Option<SignedDuration> {
-    let mut since = status.placement.as_ref()?.time.as_ref()?.0;
-    for fetch in gang.into_iter().filter_map(|pod| pod.fetch) {
-        match fetch {
-            Fetch::Runs => return None,
-            Fetch::Done(time) => since = since.max(time),
-        }
-    }
+    let placed = status.placement.as_ref()?.time.as_ref()?.0;
     let timeout = SignedDuration::from_secs(job.spec.scheduling.start_timeout_seconds.into());
-    Some((timeout - now.duration_since(since)).max(SignedDuration::ZERO))
+    let late = gang.into_iter().filter(|pod| is_late(pod));
+    let since = late.map(|pod| match pod.fetch {
+        Some(Fetch::Done(time)) => placed.max(time),
+        _ => placed,
+    });
+    let first = since.min()?;
+    Some((timeout - now.duration_since(first)).max(SignedDuration::ZERO))
+}
+
+fn is_late(pod: &PodView) -> bool {
+    !pod.ready && pod.state != PodState::Succeeded && pod.fetch != Some(Fetch::Runs)
 }
 
 /// Why the node of a rejected pod no longer fits it: another pod took its place, or the node has changed. `None` where the node fits
@@ -49,7 +54,7 @@ pub(crate) fn overdue(
     if left(gang, job, status, now)?.is_positive() {
         return None;
     }
-    let late = |pod: &&PodView| !pod.ready && pod.state != PodState::Succeeded;
+    let late = |pod: &&PodView| is_late(pod);
     let pod = gang
         .iter()
         .filter(late)
@@ -131,12 +136,15 @@ mod tests {
             [pod(first), pod(second)]
         };
         let done = |second| Some(Fetch::Done(at(second)));
-        assert_eq!(overdue_at(9000, &pods(done(500), Some(Fetch::Runs))), None);
-        let fetched = pods(done(500), done(900));
-        assert_eq!(overdue_at(959, &fetched), None);
-        assert!(overdue_at(960, &fetched).is_some());
-        // A pod that never got so far is late all the same.
-        assert!(overdue_at(60, &pods(None, None)).is_some());
+        let runs = Some(Fetch::Runs);
+        assert_eq!(overdue_at(9000, &pods(runs, runs)), None);
+        // The trainer of the one does not start, while the other fetches.
+        let fetched = pods(done(500), runs);
+        assert_eq!(overdue_at(559, &fetched), None);
+        assert!(overdue_at(560, &fetched).is_some());
+        // And a pod that never got so far has had its time from the placement on.
+        assert_eq!(overdue_at(59, &pods(None, runs)), None);
+        assert!(overdue_at(60, &pods(None, runs)).is_some());
     }
 
     #[test]

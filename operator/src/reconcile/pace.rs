@@ -16,6 +16,7 @@ use super::plan::Plan;
 use super::poll::PROGRESS_INTERVAL;
 use super::status;
 use crate::error::{self, Error};
+use crate::policy::gang::PodView;
 use crate::policy::start;
 
 /// Until the cache shows our own last write.
@@ -86,13 +87,10 @@ pub(super) fn next_round(
         // How long a node has been away, and how long the gang has taken, decides without anything happening.
         Plan::Follow if !observation.unready_nodes.is_empty() => IN_MOTION,
         Plan::Follow => {
-            let left = start::left(
-                observation.gang(status.attempt),
-                &observation.job,
-                status,
-                observation.now,
-            )
-            .map(after);
+            // A pod that is not there is late like one that does not start.
+            let missing = observation.missing().first().map(|_| PodView::default());
+            let gang = observation.gang(status.attempt).chain(&missing);
+            let left = start::left(gang, &observation.job, status, observation.now).map(after);
             pace_of_starts(context).min(left.unwrap_or(RESTING).max(CATCH_UP))
         }
         Plan::Create { .. } => NEXT_TURN,

@@ -110,7 +110,7 @@ fn subject(arguments: &Arguments) -> Result<(DataConfig, Expected, u64), TrainEr
             && let Some(folder) = &arguments.data
         {
             data.path = Some(folder.clone());
-            data.stream = None;
+            data.from = None;
         }
         manifest::cache_here(&mut data);
         return Ok((data, expected, config.training.seed));

@@ -1,7 +1,7 @@
 //! What can be wrong with a data set.
 
 use std::io::{Error, ErrorKind};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use contract::{ExitCode, Memory};
 
@@ -56,6 +56,9 @@ pub(crate) enum DataError {
     /// The store of a data set that is streamed.
     #[error(transparent)]
     Store(#[from] objects::Error),
+    /// A store that does not let its files be read as they are asked for.
+    #[error("{0}")]
+    Refused(String),
     #[error("data.{field} is {pattern}: {expected}")]
     Pattern {
         field: &'static str,
@@ -114,6 +117,7 @@ impl Failure for DataError {
         match self {
             Self::Transfer(error) => of_kind(error.kind),
             Self::Store(error) => error.exit_code(),
+            Self::Refused(_) => ExitCode::BadConfig,
             Self::Storage { .. } => ExitCode::Storage,
             Self::Read(error) if is_of_storage(error) => ExitCode::Storage,
             _ => ExitCode::BadData,
@@ -141,4 +145,29 @@ pub(super) fn is_of_storage(error: &Error) -> bool {
             | ErrorKind::InvalidInput
             | ErrorKind::InvalidData
     )
+}
+
+/// The error of a file that is read for the first time. A store that refuses then will go on doing so.
+pub(super) fn at_first_read(path: &Path, error: &Error) -> DataError {
+    match of_store(error).filter(|error| !error.is_of_storage()) {
+        Some(refusal) => DataError::Refused(refusal.to_string()),
+        None => DataError::Read(Error::new(error.kind(), format!("{}: {error}", path.display()))),
+    }
+}
+
+/// The store's own error that an error comes from.
+fn of_store(error: &Error) -> Option<&objects::Error> {
+    errors(error).find_map(|error| error.get_ref()?.downcast_ref())
+}
+
+/// Whether an error is one of the system or of a store, and not what a reader found in the file.
+pub(super) fn is_of_system(error: &Error) -> bool {
+    of_store(error).is_some() || errors(error).any(|error| error.raw_os_error().is_some())
+}
+
+/// The error, and those that it comes from.
+fn errors(error: &Error) -> impl Iterator<Item = &Error> {
+    let source = std::error::Error::source(error);
+    let sources = std::iter::successors(source, |error| error.source());
+    std::iter::once(error).chain(sources.filter_map(|error| error.downcast_ref()))
 }

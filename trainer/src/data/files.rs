@@ -19,8 +19,11 @@ const OPEN: usize = 128;
 #[derive(Clone, Debug)]
 pub(super) enum Root {
     Folder(PathBuf),
-    /// By their names below their location.
-    Store(Arc<Cache>),
+    /// Its files have their names below it.
+    Store {
+        cache: Arc<Cache>,
+        shown: PathBuf,
+    },
 }
 
 impl<Folder: AsRef<Path> + ?Sized> From<&Folder> for Root {
@@ -30,12 +33,31 @@ impl<Folder: AsRef<Path> + ?Sized> From<&Folder> for Root {
 }
 
 impl Root {
-    /// The folder, which paths of its files begin with; empty for a store.
+    /// Files in a store.
+    pub(super) fn of_store(cache: Cache, locations: &[String]) -> Self {
+        let shown = match locations {
+            // A pattern is none of the folder's name.
+            [one] if one.contains(['*', '{']) => one.rsplit_once('/').map_or("", |(folder, _)| folder),
+            [one] => one.trim_end_matches('/'),
+            _ => "data.from",
+        };
+        Self::Store {
+            cache: Arc::new(cache),
+            shown: shown.into(),
+        }
+    }
+
+    /// The folder, which paths of its files begin with.
     pub(super) fn path(&self) -> &Path {
         match self {
             Self::Folder(folder) => folder,
-            Self::Store(_) => Path::new(""),
+            Self::Store { shown, .. } => shown,
         }
+    }
+
+    /// The number that a store has for a file.
+    fn number(&self, cache: &Cache, path: &Path) -> Option<usize> {
+        cache.number(path.strip_prefix(self.path()).ok()?.to_str()?)
     }
 
     /// Names of what is in a folder below.
@@ -44,7 +66,7 @@ impl Root {
             Self::Folder(root) => fs_err::read_dir(root.join(folder))?
                 .map(|entry| Ok(entry?.file_name()))
                 .collect(),
-            Self::Store(cache) => Ok(cache
+            Self::Store { cache, .. } => Ok(cache
                 .files()
                 .filter_map(|file| Path::new(&file.name).strip_prefix(folder).ok())
                 .filter(|name| name.components().count() == 1)
@@ -57,7 +79,7 @@ impl Root {
     pub(super) fn has(&self, path: &Path) -> bool {
         match self {
             Self::Folder(_) => path.is_file(),
-            Self::Store(cache) => cache.files().any(|file| Path::new(&file.name) == path),
+            Self::Store { cache, .. } => self.number(cache, path).is_some(),
         }
     }
 
@@ -65,14 +87,11 @@ impl Root {
     pub(super) fn files(&self, paths: Vec<PathBuf>) -> Files {
         let place = match self {
             Self::Folder(_) => Place::Folder(Mutex::default()),
-            Self::Store(cache) => {
-                let number = |path: &PathBuf| {
-                    let mut files = cache.files();
-                    files
-                        .position(|file| Path::new(&file.name) == path)
-                        .unwrap_or(usize::MAX)
-                };
-                Place::Store(Arc::clone(cache), paths.iter().map(number).collect())
+            Self::Store { cache, .. } => {
+                let numbers = paths
+                    .iter()
+                    .map(|path| self.number(cache, path).unwrap_or(usize::MAX));
+                Place::Store(Arc::clone(cache), numbers.collect())
             }
         };
         Files { paths, place }
@@ -107,7 +126,7 @@ impl Files {
         match &self.place {
             Place::Folder(_) => Ok(fs_err::metadata(self.path(number))?.len()),
             Place::Store(cache, numbers) => {
-                let file = cache.files().nth(numbers[number as usize]);
+                let file = cache.file(numbers[number as usize]);
                 file.map(|file| file.bytes)
                     .ok_or_else(|| Error::other("it is not among the files of the store"))
             }
@@ -118,7 +137,7 @@ impl Files {
     pub(super) fn read(&self, number: u32, offset: u64, bytes: usize) -> Result<Vec<u8>> {
         let open = match &self.place {
             Place::Folder(open) => open,
-            // Whatever a store answers to who could list its files may pass.
+            // Whatever a store answers to who could list its files may pass, once a run reads them.
             Place::Store(cache, numbers) => {
                 let number = numbers[number as usize];
                 return cache.read(number, offset, bytes).map_err(Error::other);
@@ -192,6 +211,9 @@ impl Read for Reader {
     fn read(&mut self, buffer: &mut [u8]) -> Result<usize> {
         let rest = self.bytes.saturating_sub(self.offset);
         let count = (buffer.len() as u64).min(rest) as usize;
+        if count == 0 {
+            return Ok(0);
+        }
         let bytes = self.files.read(self.number, self.offset, count)?;
         buffer[..count].copy_from_slice(&bytes);
         self.offset += count as u64;

@@ -62,7 +62,7 @@ use source::{Source, fingerprint, label_of};
 const BLOCK: u64 = 8 << 20;
 /// How long a store is asked again within one read.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// The part of the cache's limit that its files may take: with the lists of samples, more would have the pod evicted.
+/// The part of the cache's limit that its files may take: with what is being written, more could have the pod evicted.
 const CACHE_PERCENT: u64 = 90;
 /// Images that are decoded before a run.
 const LOOKED_AT: u64 = 16;
@@ -377,21 +377,20 @@ fn open(
 /// Where the files are of a format that is read in parts.
 fn root(data: &DataConfig) -> Result<Root, DataError> {
     let folder = data.path.as_deref().unwrap_or(Path::new("."));
-    let Some(stream) = &data.stream else {
+    let Some((origin, bytes)) = data
+        .from
+        .as_ref()
+        .and_then(|origin| Some((origin, origin.cache_bytes?)))
+    else {
         return Ok(folder.into());
     };
-    let locations: Result<Vec<Location>, _> = stream.locations.iter().map(|place| place.parse()).collect();
+    let locations: Result<Vec<Location>, _> = origin.locations.iter().map(|place| place.parse()).collect();
     // Samples of a shard are small, and read together. Pages of Parquet are read alone.
     let block = (data.format == DataFormat::WebDataset).then_some(BLOCK);
     // What fails for longer is tried again by whoever reads.
     let patience = PATIENCE.min(Duration::from_secs(data.retry_seconds.into()));
-    Ok(Root::Store(Arc::new(Cache::open(
-        &locations?,
-        folder,
-        stream.cache_bytes / 100 * CACHE_PERCENT,
-        block,
-        patience,
-    )?)))
+    let cache = Cache::open(&locations?, folder, bytes / 100 * CACHE_PERCENT, block, patience)?;
+    Ok(Root::of_store(cache, &origin.locations))
 }
 
 fn in_files<S: Source + 'static>(train: S, validation: Option<S>) -> (Images, Option<Images>) {

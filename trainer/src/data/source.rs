@@ -5,7 +5,7 @@ use std::ffi::OsStr;
 use std::fmt::Debug;
 use std::io::Error;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use backon::{BackoffBuilder as _, ExponentialBuilder};
 
@@ -64,14 +64,16 @@ impl From<String> for ReadError {
     }
 }
 
-/// The pauses between reads where the storage fails: each twice as long as the one before, and so many seconds in all.
+/// The pauses between reads where the storage fails, until so many seconds from now: each twice as long as the one before.
 pub(super) fn pauses(seconds: u32) -> impl Iterator<Item = Duration> {
+    let (began, most) = (Instant::now(), Duration::from_secs(seconds.into()));
     ExponentialBuilder::new()
         .with_min_delay(FIRST_PAUSE)
         .with_max_delay(LONGEST_PAUSE)
         .without_max_times()
-        .with_total_delay(Some(Duration::from_secs(seconds.into())))
         .build()
+        // A read that is not answered takes time itself.
+        .take_while(move |_| began.elapsed() < most)
 }
 
 /// A name to be read by people: bytes that are no UTF-8 are in hexadecimal, as in "caf\\xe9".

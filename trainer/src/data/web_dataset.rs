@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use super::DataError;
 use super::decode::ENDINGS;
+use super::error::{at_first_read, is_of_system};
 use super::files::{Files, Root};
 use super::part;
 use super::source::{ReadError, Shards, Source, Stored, fingerprint, list_each, shown_name};
@@ -42,8 +43,10 @@ pub(super) struct WebDataset {
 /// Where an image and its label are.
 #[derive(Debug, Deserialize, Serialize)]
 struct Sample {
+    #[serde(skip)]
     shard: u32,
     /// Bytes, as the archive has them: of any encoding.
+    #[serde(with = "bytes_as_text")]
     key: Box<[u8]>,
     content: Content,
 }
@@ -56,6 +59,21 @@ enum Content {
     },
     /// What it lacks, and what it has instead.
     Lacking(Box<str>),
+}
+
+/// Bytes by characters of the same numbers: most keys are ASCII.
+mod bytes_as_text {
+    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+
+    pub(super) fn serialize<S: Serializer>(bytes: &[u8], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(&bytes.iter().map(|byte| char::from(*byte)).collect::<String>())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Box<[u8]>, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        let bytes: Result<Vec<u8>, _> = text.chars().map(u8::try_from).collect();
+        Ok(bytes.map_err(D::Error::custom)?.into())
+    }
 }
 
 /// What is found of a sample.
@@ -201,7 +219,7 @@ impl WebDataset {
         let shards = Arc::new(root.files(shards));
         warn_of_a_small_cache(root, &shards)?;
         let lists = list_each(shards.paths(), threads, |number, _| {
-            shards.listed(number, "samples", || list_shard(&shards, number))
+            shards.listed(number, "samples-1", || list_shard(&shards, number))
         });
         let mut samples = Vec::new();
         let mut lengths = Vec::with_capacity(shards.paths().len());
@@ -269,7 +287,9 @@ impl WebDataset {
 
 /// What is read at the same time must fit, with what comes next.
 fn warn_of_a_small_cache(root: &Root, shards: &Files) -> Result<(), DataError> {
-    let Root::Store(cache) = root else { return Ok(()) };
+    let Root::Store { cache, .. } = root else {
+        return Ok(());
+    };
     let count = shards.paths().len() as u64;
     let sizes = (0..count as u32).map(|number| shards.bytes(number));
     let bytes = sizes.sum::<Result<u64, _>>().map_err(DataError::Read)?;
@@ -347,11 +367,8 @@ fn list_shard(shards: &Arc<Files>, shard: u32) -> Listed {
     };
     // The archive's own errors come from no storage.
     let unreadable = |error: std::io::Error| {
-        if has_read_nothing(&error) {
-            DataError::Read(std::io::Error::new(
-                error.kind(),
-                format!("{}: {error}", path.display()),
-            ))
+        if is_of_system(&error) {
+            at_first_read(path, &error)
         } else {
             refused(error.to_string().escape_debug().to_string())
         }
@@ -413,22 +430,6 @@ fn list_shard(shards: &Arc<Files>, shard: u32) -> Listed {
         )));
     }
     Ok(samples)
-}
-
-/// Whether an error is one of the system or of a store.
-fn has_read_nothing(error: &std::io::Error) -> bool {
-    let is_own = |error: &std::io::Error| {
-        let inner = error.get_ref();
-        let of_store = inner.and_then(|inner| inner.downcast_ref::<objects::Error>());
-        of_store.is_some() || error.raw_os_error().is_some()
-    };
-    let mut source = std::error::Error::source(error);
-    let mut found = is_own(error);
-    while let Some(inner) = source {
-        found |= inner.downcast_ref::<std::io::Error>().is_some_and(is_own);
-        source = inner.source();
-    }
-    found
 }
 
 /// The key and the rest after the first dot of a file's name; `None` where there is no key, as in the `._name` files of a Mac.

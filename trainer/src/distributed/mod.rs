@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
+use contract::DataConfig;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tch::{Kind, Tensor};
@@ -33,6 +34,16 @@ pub(crate) use peers::LostPeer;
 /// How long ranks wait for one another at the start. Pods of a gang are created together, but images may still have
 /// to be pulled.
 const RENDEZVOUS_TIMEOUT: Duration = Duration::from_secs(10 * 60);
+/// The same where a pod may still fetch the data set, or look into its files, while others have done so.
+const FETCH_TIMEOUT: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// How long ranks wait for one another at the start.
+pub(crate) fn rendezvous_timeout(data: &DataConfig) -> Duration {
+    match data.from {
+        Some(_) => FETCH_TIMEOUT,
+        None => RENDEZVOUS_TIMEOUT,
+    }
+}
 
 /// An error on every rank where some have a GPU and some have none: they would wait for one another over different
 /// libraries until the time limit.
@@ -106,17 +117,18 @@ impl World {
         place: &Place,
         (settings, ranks_per_node): (&contract::Parallelism, u32),
         accelerator: Accelerator,
+        timeout: Duration,
         lost: &LostPeer,
         tell: impl Fn(u32) + Send + 'static,
     ) -> Result<Self, TrainError> {
-        let deadline = Instant::now() + RENDEZVOUS_TIMEOUT;
+        let deadline = Instant::now() + timeout;
         let store = Store::connect(&Rendezvous {
             host: place.coordinator_host.clone(),
             port: place.coordinator_port,
             rank: place.rank,
             world_size: place.world_size,
             prefix: place.prefix(),
-            timeout: RENDEZVOUS_TIMEOUT,
+            timeout,
         })?;
         let groups = Groups {
             store: &store,

@@ -24,7 +24,7 @@ use torch_ext::{FlightRecorder, GpuIdentity, Member};
 
 use crate::checkpoint::{CheckpointError, Position};
 use crate::data::{Batches, DataIdentity, Splits};
-use crate::distributed::{Accelerator, LostPeer, Place, World};
+use crate::distributed::{Accelerator, LostPeer, Place, World, rendezvous_timeout};
 use crate::error::TrainError;
 use crate::evaluation::{Parts, evaluate};
 use crate::gpu::GpuMonitor;
@@ -128,6 +128,7 @@ impl Trainer {
             place,
             (&config.parallelism, config.ranks_per_node),
             accelerator,
+            rendezvous_timeout(&config.data),
             lost,
             tell,
         )?;

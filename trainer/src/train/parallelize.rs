@@ -106,6 +106,8 @@ mod tests {
 
     use super::*;
     use crate::data::fixtures::config;
+    use std::time::Duration;
+
     use crate::distributed::{Accelerator, LostPeer, Place};
     use crate::model::fixtures::small;
 
@@ -127,8 +129,15 @@ mod tests {
                 attempt: 1,
             };
             let lost = LostPeer::default();
-            let mut world =
-                World::join(&place, (settings, RANKS), Accelerator::Cpu, &lost, |_| {}).expect("joins");
+            let mut world = World::join(
+                &place,
+                (settings, RANKS),
+                Accelerator::Cpu,
+                Duration::from_secs(60),
+                &lost,
+                |_| {},
+            )
+            .expect("joins");
             let stage = Stage::Three {
                 reshard_after_forward: true,
             };

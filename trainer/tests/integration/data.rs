@@ -69,10 +69,11 @@ pub(crate) fn web_dataset(folder: &Path, shards: u8) {
     }
 }
 
-/// Files that Hugging Face's `datasets` wrote: 90 images to train on, 9 to evaluate.
-pub(crate) fn parquet(folder: &Path) {
-    let goldens = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/peers/goldens/parquet/hub/data");
-    for file in fs_err::read_dir(goldens).expect("a folder") {
+/// Files that `tests/peers/parquet_files.py` made. Those of "hub/data" are of Hugging Face's `datasets`: 90 images to train on, 9 to
+/// evaluate.
+pub(crate) fn parquet(goldens: &str, folder: &Path) {
+    let all = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/peers/goldens/parquet");
+    for file in fs_err::read_dir(all.join(goldens)).expect("a folder") {
         let file = file.expect("a file");
         fs_err::copy(file.path(), folder.join(file.file_name())).expect("copies");
     }
@@ -355,7 +356,7 @@ fn storage_that_fails_for_a_moment_on_one_rank_changes_nothing() {
             let mut job = Job::new(5);
             image_folder(&job.data(), 8);
             web_dataset(&job.data(), 2);
-            parquet(&job.data());
+            parquet("hub/data", &job.data());
             job.data_fields = format!("format: {format}, decodeThreads: 2, maxCorruptFraction: 0.5");
             (job.epochs, job.parallelism) = (1, parallelism);
             job

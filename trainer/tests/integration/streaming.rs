@@ -49,6 +49,8 @@ fn what_is_streamed_is_learned_as_from_a_folder() {
         // More than the cache holds.
         ("format: webDataset", 40),
         ("format: parquet", 0),
+        // Without an index of pages, or with one.
+        ("format: parquet, imageColumn: image", 0),
     ] {
         let job = || {
             let mut job = Job::new(5);
@@ -57,7 +59,11 @@ fn what_is_streamed_is_learned_as_from_a_folder() {
         };
         let fill = |folder: &Path| {
             web_dataset(folder, shards);
-            parquet(folder);
+            if format.contains("imageColumn") {
+                parquet("pages/train", folder);
+            } else {
+                parquet("hub/data", folder);
+            }
         };
         let sound = job();
         fill(&sound.data());
@@ -109,7 +115,52 @@ fn a_store_that_goes_away_is_not_the_data_set_s_fault() {
     let mut running = job.start_through(with_key(&server, cache.path()));
     running.await_progress(1);
     drop(server);
-    running.ends(79, &["train-", "could not be read"]);
+    running.ends(79, &["s3://images/set/train-", "could not be read"]);
+}
+
+#[test]
+fn a_shard_that_is_cut_short_is_the_data_set_s_fault() {
+    let server = Server::s3();
+    let bucket = server.files.path().join("images/set");
+    fs_err::create_dir(&bucket).expect("a folder");
+    web_dataset(&bucket, 1);
+    let shard = bucket.join("train-000.tar");
+    let whole = fs_err::read(&shard).expect("reads");
+    let cache = tempfile::tempdir().expect("a folder");
+    let mut job = Job::new(5);
+    job.data_fields = format!("format: webDataset{STREAMED}");
+    // Within the padding behind the last file, and behind that.
+    for missing in [1024 + 100, 1024] {
+        fs_err::write(&shard, &whole[..whole.len() - missing]).expect("writes");
+        let command = with_key(&server, cache.path());
+        job.start_through(command)
+            .ends(3, &["s3://images/set/train-000.tar", "it has no mark of its end"]);
+    }
+}
+
+#[test]
+fn a_streamed_job_is_checked_before_it_runs() {
+    let server = Server::s3();
+    let bucket = server.files.path().join("images/set");
+    fs_err::create_dir(&bucket).expect("a folder");
+    web_dataset(&bucket, 2);
+    let cache = tempfile::tempdir().expect("a folder");
+    let mut job = Job::new(5);
+    job.data_fields = format!("format: webDataset{STREAMED}");
+    let manifest = job.write_manifest();
+    let output = with_key(&server, cache.path())
+        .arg("preflight")
+        .arg("-f")
+        .arg(&manifest)
+        .arg("--checkpoints")
+        .arg(job.runs())
+        .output()
+        .expect("starts");
+    let printed = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && printed.contains("40 training and 0 held-out images"),
+        "{printed}"
+    );
 }
 
 #[test]
@@ -128,7 +179,9 @@ fn what_cannot_be_streamed_is_refused_before_a_step() {
     let bucket = server.files.path().join("images/set");
     fs_err::create_dir(&bucket).expect("a folder");
     fs_err::write(bucket.join("notes.txt"), "none").expect("writes");
-    job.start_through(command()).ends(3, &["some ending in .parquet"]);
+    job.start_through(command())
+        .ends(3, &["s3://images/set holds no images", "some ending in .parquet"]);
     job.data_fields = format!("format: webDataset{STREAMED}");
-    job.start_through(command()).ends(3, &["train-*.tar"]);
+    job.start_through(command())
+        .ends(3, &["s3://images/set/train-*.tar"]);
 }

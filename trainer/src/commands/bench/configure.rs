@@ -45,6 +45,7 @@ pub(super) fn configure(arguments: &Arguments, folder: &Path) -> Result<RunConfi
     }
     if let Some(data) = &arguments.data {
         config.data.path = Some(data.clone());
+        config.data.from = None;
     }
     config.checkpoint.path = folder.join("checkpoints");
     config.checkpoint.resume = Resume::Never;

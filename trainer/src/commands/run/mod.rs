@@ -7,7 +7,7 @@ pub(super) mod line;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use contract::{Device, ExitCode, RunConfig};
+use contract::{Device, ExitCode, Origin, RunConfig};
 
 use crate::config;
 use crate::error::TrainError;
@@ -83,7 +83,7 @@ fn configure(arguments: &Arguments) -> Result<RunConfig, TrainError> {
     )?;
     if let Some(folder) = config.data.path.as_ref().filter(|folder| !folder.exists())
         && arguments.data.is_none()
-        && config.data.stream.is_none()
+        && !config.data.from.as_ref().is_some_and(Origin::is_streamed)
     {
         return Err(TrainError::Config(format!(
             "{}: spec.data.path is {}, where a volume is mounted in a pod, and this machine has no such folder: give --data DIR",

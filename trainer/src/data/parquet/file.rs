@@ -137,7 +137,10 @@ impl ParquetFile {
         let start = ranges.iter().map(|range| range.start).min().unwrap_or(0);
         let end = ranges.iter().map(|range| range.end).max().unwrap_or(0);
         // Those of a file lie together, and are read together.
-        let index = self.get_bytes(start, (end - start) as usize)?;
+        let index = match end {
+            0 => Bytes::new(),
+            end => self.get_bytes(start, (end - start) as usize)?,
+        };
         let mut pages = Vec::with_capacity(groups.len());
         for (number, (column, group)) in columns.into_iter().zip(groups).enumerate() {
             let rows = group.num_rows() as usize;

@@ -1,6 +1,6 @@
 //! Parquet files as Hugging Face's `datasets` writes them: a column with image files and one with class numbers.
 //!
-//! Pages are what is read of a file; `datasets` writes them of about a megabyte. They are found once, by their headers; an epoch goes through them in random
+//! Pages are what is read of a file; `datasets` writes them of about a megabyte. They are found once, by an index or their headers; an epoch goes through them in random
 //! order and mixes the images of so many as are kept, so that each is read once an epoch.
 
 mod file;
@@ -18,7 +18,7 @@ use parquet::errors::ParquetError;
 use serde::{Deserialize, Serialize};
 
 use super::DataError;
-use super::error::is_of_storage;
+use super::error::{at_first_read, is_of_storage};
 use super::files::{Files, Root};
 use super::part;
 use super::source::{PassedOver, ReadError, Shards, Source, Stored, fingerprint, list_each, shown_name};
@@ -215,10 +215,11 @@ fn parquet_files(root: &Root) -> Result<Vec<PathBuf>, DataError> {
     let mut files = Vec::new();
     match root {
         Root::Folder(folder) => find_files(folder, &mut Vec::new(), &mut files)?,
-        Root::Store(cache) => {
+        Root::Store { cache, .. } => {
             let names = cache.files().map(|file| file.name.as_str());
             let shown = names.filter(|name| !name.split('/').any(|part| part.starts_with('.')));
-            files.extend(shown.filter(|name| name.ends_with(".parquet")).map(PathBuf::from));
+            let named = shown.filter(|name| name.ends_with(".parquet"));
+            files.extend(named.map(|name| root.path().join(name)));
         }
     }
     files.sort_unstable();
@@ -430,17 +431,14 @@ fn list_file(files: &Arc<Files>, number: u32, named: Named<'_>) -> Result<Listed
         message,
     };
     let unreadable = |error| match of_storage(error) {
-        ReadError::Storage(error) => DataError::Read(std::io::Error::new(
-            error.kind(),
-            format!("{}: {error}", path.display()),
-        )),
+        ReadError::Storage(error) => at_first_read(path, &error),
         ReadError::Bad(message) => refused(message),
     };
     // The library takes some of what a damaged file says for granted.
     let listed = catch_unwind(AssertUnwindSafe(|| {
         let metadata = file.metadata().map_err(unreadable)?;
         let columns = Columns::find(&metadata, named).map_err(refused)?;
-        let kind = format!("columns {} and {}", columns.image, columns.label);
+        let kind = format!("pages-1-{}-{}", columns.image, columns.label);
         let Scanned { pages, labels } = files.listed(number, &kind, || {
             Ok::<_, DataError>(Scanned {
                 pages: file.pages(&metadata, &columns).map_err(unreadable)?,
