@@ -39,9 +39,9 @@ const MARKED_EVERY: Duration = Duration::from_secs(30);
 const PART_PATIENCE: Duration = Duration::from_secs(10);
 const LIST_PATIENCE: Duration = Duration::from_secs(60);
 const LOCK_PAUSE: Duration = Duration::from_millis(2);
-/// A folder in which nothing was kept for so long is of no use to anyone, and a file that is being written is not.
+/// Age at which unused cache folders and unfinished files are removed.
 const FORGOTTEN: Duration = Duration::from_secs(7 * 24 * 60 * 60);
-/// Between two lines about how many files were looked into.
+/// Time between two log lines about the scan of files.
 const TOLD_EVERY: Duration = Duration::from_secs(10);
 
 /// Files, and the parts of them that are at hand.
@@ -60,7 +60,7 @@ pub struct Cache {
     looked_into: Mutex<LookedInto>,
 }
 
-/// How many files were looked into, and when that was told last.
+/// Number of files scanned, and when it was last logged.
 #[derive(Debug)]
 struct LookedInto {
     files: usize,
@@ -111,7 +111,7 @@ impl Cache {
         let untagged = found.values().filter(|(_, _, file)| file.tag.is_empty()).count();
         if untagged > 0 {
             tracing::warn!(
-                "of {untagged} files the store tells no version: if one of them changes, that is not noticed"
+                "{untagged} files have neither an ETag nor a modification time: changes to them will go unnoticed"
             );
         }
         // Of a file without a version only the ranks of this attempt know that they have the same one.
@@ -221,14 +221,14 @@ impl Cache {
         Ok(found.expect("it was known or made"))
     }
 
-    /// Tells now and then how many files were looked into: all of them may take minutes.
+    /// Logs progress every few seconds: scanning all files may take minutes.
     fn tell_looked_into(&self) {
         let mut looked = self.looked_into.lock().unwrap_or_else(PoisonError::into_inner);
         looked.files += 1;
         if looked.told.elapsed() >= TOLD_EVERY {
             looked.told = Instant::now();
             tracing::info!(
-                "looked into {} of {} files of the store",
+                "scanned {} of {} files in the store",
                 looked.files,
                 self.files.len()
             );
@@ -246,7 +246,8 @@ impl Cache {
         if let Some(bytes) = at_hand(&path, &part, &wanted) {
             return Ok(bytes);
         }
-        let number = u16::from_le_bytes([Sha256::digest(&name)[0], Sha256::digest(&name)[1]]) % LOCKS;
+        let hash = Sha256::digest(&name);
+        let number = u16::from_le_bytes([hash[0], hash[1]]) % LOCKS;
         let _lock = lock(&self.folder.join("locks").join(number.to_string()), PART_PATIENCE);
         if let Some(bytes) = at_hand(&path, &part, &wanted) {
             return Ok(bytes);

@@ -49,7 +49,7 @@ pub enum Error {
         reason: String,
     },
     /// A file is another one than when it was listed.
-    #[error("{place} has changed since it was listed: start again, and it is listed anew")]
+    #[error("{place} has changed since it was listed: run again to read the new version")]
     Changed {
         /// What was asked for.
         place: String,

@@ -119,8 +119,8 @@ pub struct Origin {
         )
     )]
     pub locations: Vec<String>,
-    /// credentialsSecret is a Secret in the job's namespace of which every key becomes an environment variable of the container that
-    /// fetches, or of the trainer that streams: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL;
+    /// credentialsSecret is the name of a Secret in the job's namespace. Its keys become environment variables of the container that
+    /// reads the store (fetch, or with cache the trainer): AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION and AWS_ENDPOINT_URL;
     /// GOOGLE_SERVICE_ACCOUNT_KEY; or HF_TOKEN. The operator does not read it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 253))]
@@ -138,7 +138,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// The limit in bytes; 0 where the text is no size, which the schema refuses.
+    /// The limit in bytes; 0 if the text is not a size, which the schema rejects.
     pub fn bytes(&self) -> u64 {
         let size = self.size_limit.len().saturating_sub(2);
         let (Some(number), Some(unit)) = (self.size_limit.get(..size), self.size_limit.get(size..)) else {

@@ -15,25 +15,15 @@ use serde_json::json;
 use tokio::net::TcpListener;
 
 use crate::context::{Context, Namespace};
-use crate::steps::{check_attempts, check_told};
+use crate::steps::{check_attempts, check_told, copy_files};
 
 const SECRET: &str = "bucket-credentials";
 
 pub(crate) fn data_sets_are_fetched_and_streamed_from_buckets(context: &Context<'_>) -> Result<()> {
     let files = context.data_folder("bucket")?;
-    fs_err::create_dir(files.join("images"))?;
-    let mut count = 0;
-    for entry in fs_err::read_dir(context.digits())? {
-        let entry = entry?;
-        fs_err::copy(entry.path(), files.join("images").join(entry.file_name()))?;
-        count += 1;
-    }
+    let count = copy_files(context.digits(), &files.join("images"))?;
     let goldens = vit_tests::root().join("tests/peers/goldens/parquet/hub/data");
-    fs_err::create_dir(files.join("pictures"))?;
-    for entry in fs_err::read_dir(goldens)? {
-        let entry = entry?;
-        fs_err::copy(entry.path(), files.join("pictures").join(entry.file_name()))?;
-    }
+    copy_files(&goldens, &files.join("pictures"))?;
     let endpoint = context.block_on(serve(&files, context.cluster.host_address()))?;
     let fetched = context.data_folder("fetched")?;
     std::os::unix::fs::chown(&fetched, Some(65532), Some(65532))?;
@@ -46,7 +36,7 @@ pub(crate) fn data_sets_are_fetched_and_streamed_from_buckets(context: &Context<
     namespace.create("early", job("s3://images"))?;
     let status = namespace.wait_phase("early", Phase::Failed)?;
     check_attempts(&status, 1, 0)?;
-    let failure = status.last_failure.context("the failure is told")?;
+    let failure = status.last_failure.context("status.lastFailure is missing")?;
     ensure!(failure.class == "BadConfig", "{failure:?}");
     check_told(&failure.message, &[SECRET, "not found"])?;
 
@@ -54,7 +44,7 @@ pub(crate) fn data_sets_are_fetched_and_streamed_from_buckets(context: &Context<
     namespace.create("astray", job("s3://images/train-*.tar"))?;
     let status = namespace.wait_phase("astray", Phase::Failed)?;
     check_attempts(&status, 1, 0)?;
-    let failure = status.last_failure.context("the failure is told")?;
+    let failure = status.last_failure.context("status.lastFailure is missing")?;
     ensure!(
         failure.class == "BadConfig" && failure.exit_code == Some(2),
         "{failure:?}"

@@ -8,7 +8,7 @@ use serde_json::json;
 use vit_tests::cgroup;
 
 use crate::context::Context;
-use crate::steps::{check_attempts, check_told, nodes_of, saved_step, until};
+use crate::steps::{check_attempts, check_told, copy_files, nodes_of, saved_step, until};
 
 pub(crate) fn unknown_preset_fails_with_the_known_ones(context: &Context<'_>) -> Result<()> {
     let namespace = context.namespace("preset")?;
@@ -59,10 +59,7 @@ pub(crate) fn missing_data_fails_once_and_expires(context: &Context<'_>) -> Resu
 
 pub(crate) fn truncated_record_is_named_by_file_and_offset(context: &Context<'_>) -> Result<()> {
     let data = context.data_folder("truncated")?;
-    for entry in fs_err::read_dir(context.digits())? {
-        let entry = entry?;
-        fs_err::copy(entry.path(), data.join(entry.file_name()))?;
-    }
+    copy_files(context.digits(), &data)?;
     let file = fs_err::OpenOptions::new()
         .write(true)
         .open(data.join("data_batch_3.bin"))?;

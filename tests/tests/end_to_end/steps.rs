@@ -1,5 +1,6 @@
 //! What stories do again and again: wait, and look at what a status and the log of a job's training tell.
 
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -19,6 +20,18 @@ pub(crate) fn until<T>(mut look: impl FnMut() -> Result<T>) -> Result<T> {
         }
         std::thread::sleep(Duration::from_millis(250));
     }
+}
+
+/// Copies the files in a folder to another one, which is created if need be; how many there are.
+pub(crate) fn copy_files(from: &Path, to: &Path) -> Result<usize> {
+    fs_err::create_dir_all(to)?;
+    let mut count = 0;
+    for entry in fs_err::read_dir(from)? {
+        let entry = entry?;
+        fs_err::copy(entry.path(), to.join(entry.file_name()))?;
+        count += 1;
+    }
+    Ok(count)
 }
 
 /// Asserts that a text has all these parts.

@@ -98,6 +98,7 @@ fn fill(
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
+    use std::time::Duration;
 
     use contract::{ModelConfig, Offload, Pooling};
     use tch::Device;
@@ -106,8 +107,6 @@ mod tests {
 
     use super::*;
     use crate::data::fixtures::config;
-    use std::time::Duration;
-
     use crate::distributed::{Accelerator, LostPeer, Place};
     use crate::model::fixtures::small;
 

@@ -1,7 +1,7 @@
 //! Data sets that are streamed from an S3 server while a run trains on them.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::Ordering;
 
@@ -22,6 +22,14 @@ fn with_key(server: &Server, cache: &Path) -> Command {
         ("AWS_ENDPOINT_URL", &server.address),
     ]);
     command
+}
+
+/// A server, and the folder in its bucket that a manifest names.
+fn serve() -> (Server, PathBuf) {
+    let server = Server::s3();
+    let set = server.files.path().join("images/set");
+    fs_err::create_dir(&set).expect("a folder");
+    (server, set)
 }
 
 /// Bytes of all files in a folder and below.
@@ -69,9 +77,7 @@ fn what_is_streamed_is_learned_as_from_a_folder() {
         fill(&sound.data());
         sound.run_well();
 
-        let server = Server::s3();
-        let bucket = server.files.path().join("images/set");
-        fs_err::create_dir(&bucket).expect("a folder");
+        let (server, bucket) = serve();
         fill(&bucket);
         server.faults.refused.store(3, Ordering::SeqCst);
         server.faults.cut.store(3, Ordering::SeqCst);
@@ -104,9 +110,7 @@ fn what_is_streamed_is_learned_as_from_a_folder() {
 
 #[test]
 fn a_store_that_goes_away_is_not_the_data_set_s_fault() {
-    let server = Server::s3();
-    let bucket = server.files.path().join("images/set");
-    fs_err::create_dir(&bucket).expect("a folder");
+    let (server, bucket) = serve();
     web_dataset(&bucket, 40);
     let cache = tempfile::tempdir().expect("a folder");
     let mut job = Job::new(5);
@@ -120,9 +124,7 @@ fn a_store_that_goes_away_is_not_the_data_set_s_fault() {
 
 #[test]
 fn a_shard_that_is_cut_short_is_the_data_set_s_fault() {
-    let server = Server::s3();
-    let bucket = server.files.path().join("images/set");
-    fs_err::create_dir(&bucket).expect("a folder");
+    let (server, bucket) = serve();
     web_dataset(&bucket, 1);
     let shard = bucket.join("train-000.tar");
     let whole = fs_err::read(&shard).expect("reads");
@@ -140,9 +142,7 @@ fn a_shard_that_is_cut_short_is_the_data_set_s_fault() {
 
 #[test]
 fn a_streamed_job_is_checked_before_it_runs() {
-    let server = Server::s3();
-    let bucket = server.files.path().join("images/set");
-    fs_err::create_dir(&bucket).expect("a folder");
+    let (server, bucket) = serve();
     web_dataset(&bucket, 2);
     let cache = tempfile::tempdir().expect("a folder");
     let mut job = Job::new(5);
