@@ -111,7 +111,7 @@ def run(command: Sequence[str], env: dict[str, str], timeout: float) -> str:
     if code != 0:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         told = [line for line in lines if "Error" in line or "error" in line] or lines
-        raise CannotRun(f"{pathlib.Path(command[0]).name} ended with {code}: {' | '.join(told[-2:])[:400]}")
+        raise CannotRun(f"{pathlib.Path(command[0]).name} ended with {code}: {' | '.join(told[-4:])[:1200]}")
     return text
 
 

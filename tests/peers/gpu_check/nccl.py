@@ -7,6 +7,7 @@ abort and who is blamed. It does not prove NVLink or P2P, overlap, speed, or ran
 several GPUs. On a CPU the same runs over Gloo.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -14,10 +15,12 @@ import pathlib
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 
+import contenders
 from safetensors.numpy import load_file
 
-from .context import Context, Outcome
+from .context import Context, NotRun, Outcome
 
 # Images of a step, whatever the number of ranks.
 BATCH, MICRO_BATCH = 48, 8
@@ -85,15 +88,24 @@ class Runs:
 
     def train(self, name: str, strategy: Strategy, epochs: int = 1) -> dict:
         """Trains, or continues, a job of this name. Gives its newest weights."""
-        found = subprocess.run(self.command(name, strategy, epochs), env=self.environment(strategy), capture_output=True,
-                               text=True, timeout=self.context.timeout(60))
-        if found.returncode != 0:
-            raise RuntimeError(f"{strategy.name}: exit code {found.returncode}: {found.stderr.strip()[-400:]}")
+        contenders.run(self.command(name, strategy, epochs), self.environment(strategy), self.context.timeout(60))
         newest = max((self.checkpoints / name).glob("step-*"))
         return load_file(newest / "model.safetensors")
 
     def log(self, name: str) -> list[dict]:
         return [json.loads(line) for line in (self.checkpoints / name / "log.jsonl").read_text().splitlines()]
+
+
+@contextlib.contextmanager
+def failures(context: Context, result: dict, name: str) -> Iterator[None]:
+    """Keeps how one part failed, so that the next one is tried, too."""
+    try:
+        yield
+    except NotRun:
+        raise
+    except Exception as error:
+        result["failures"][name] = f"{type(error).__name__}: {error}"
+    context.keep(result)
 
 
 def distance(found: dict, expected: dict) -> float:
@@ -147,26 +159,40 @@ def killed(runs: Runs) -> dict:
             "bytes_before_save": before, "bytes_after_save": after}
 
 
-def check(context: Context) -> Outcome:
-    runs = Runs(context)
-    distances: dict[str, float] = {}
-    result: dict = {"distance": distances}
+def check_strategies(runs: Runs, result: dict) -> None:
+    distances: dict[str, float] = result.setdefault("distance", {})
     alone = runs.train("alone", ALONE)
     for number, strategy in enumerate(STRATEGIES):
-        distances[strategy.name] = distance(runs.train(f"strategy-{number}", strategy), alone)
-        context.keep(result)
-    # Sharded by three, then by heads, then by one rank.
-    chain = (STRATEGIES[3], STRATEGIES[6], ALONE)
-    expected = runs.train("alone", ALONE, len(chain))
-    for epochs, strategy in enumerate(chain, 1):
-        continued = runs.train("chain", strategy, epochs)
-    distances["continued by other strategies"] = distance(continued, expected)
-    result["movement"] = distance(expected, alone)
-    runs.train("fp16", FP16)
-    last = [line for line in runs.log("fp16") if line["kind"] == "train"][-1]
-    result["skipped_steps"], result["steps"] = last["skippedSteps"], last["step"]
-    context.keep(result)
-    result["killed"] = killed(runs)
+        with failures(runs.context, result, strategy.name):
+            distances[strategy.name] = distance(runs.train(f"strategy-{number}", strategy), alone)
+    with failures(runs.context, result, "continued by other strategies"):
+        # Sharded by three, then by heads, then by one rank.
+        chain = (STRATEGIES[3], STRATEGIES[6], ALONE)
+        expected = runs.train("alone", ALONE, len(chain))
+        result["movement"] = distance(expected, alone)
+        for epochs, strategy in enumerate(chain, 1):
+            continued = runs.train("chain", strategy, epochs)
+        distances["continued by other strategies"] = distance(continued, expected)
+
+
+def check_fp16(runs: Runs, result: dict) -> None:
+    with failures(runs.context, result, FP16.name):
+        runs.train("fp16", FP16)
+        last = [line for line in runs.log("fp16") if line["kind"] == "train"][-1]
+        result["skipped_steps"], result["steps"] = last["skippedSteps"], last["step"]
+
+
+def check(context: Context) -> Outcome:
+    runs = Runs(context)
+    result: dict = {"failures": {}}
+    check_strategies(runs, result)
+    check_fp16(runs, result)
+    with failures(context, result, "a killed rank"):
+        result["killed"] = killed(runs)
+    if result["failures"]:
+        names = ", ".join(result["failures"])
+        return Outcome("failed", f"{names}: {next(iter(result['failures'].values()))}", result)
+    distances = result["distance"]
     worst = max(distances, key=lambda name: distances[name])
     skipped, after = result["skipped_steps"], result["killed"]
     told = (f"weights of {len(distances)} cases within {distances[worst]:.1e} of one rank's ({worst}), which move by "

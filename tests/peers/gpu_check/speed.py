@@ -9,6 +9,7 @@ from contenders import CannotRun, Case, Contender, Peer, Settings, measure_ours
 from .context import Context, NotRun, Outcome
 from .report import lines_of
 
+
 def with_cudnn(case: Case, settings: Settings, namespaces: Sequence[str]) -> dict:
     """The trainer with the attention that libtorch would choose on an H100, and that the peers get."""
     return measure_ours(case, dataclasses.replace(settings, set=["training.attentionBackend=cudnn"]), namespaces)
@@ -21,7 +22,7 @@ CONTENDERS: dict[str, Contender] = {
     "compile": Peer("module", compile="default"),
     "max-autotune": Peer("module", compile="max-autotune"),
 }
-QUICK = ("trainer", "trainer, cuDNN", "eager")
+TOGETHER = ("trainer", "trainer, cuDNN", "eager", "compile")
 # Most seconds of one contender.
 MOST = {"trainer": 45.0, "trainer, cuDNN": 45.0, "eager": 45.0, "compile": 100.0, "max-autotune": 600.0}
 
@@ -32,18 +33,17 @@ def on_gpu() -> list[tuple[Case, str]]:
         return Case(model, batch, precision, device="cuda")
 
     # With a class token the trainer's last block computes that token alone, and timm's all: not so in the second case.
-    base = [case("vit-b16-224", 256), dataclasses.replace(case("vit-b16-224", 256), pooling="average"),
-            case("vit-b16-224", 256, "bf16")]
-    sizes = [case("vit-ti16-224", 512), case("vit-l16-224", 128), case("vit-h16-224", 64)]
-    batches = [case("vit-b16-224", batch) for batch in (64, 128)]
-    autocast = [case(one.model, one.batch, "bf16") for one in sizes]
+    base = case("vit-b16-224", 256)
+    sizes = [case("vit-ti16-224", 512), case("vit-l16-224", 128)]
+    cases = [
+        base, dataclasses.replace(base, pooling="average"), *sizes, case("vit-b16-224", 256, "bf16"),
+        case("vit-h16-224", 64), *(case("vit-b16-224", batch) for batch in (64, 128)),
+        *(case(one.model, one.batch, "bf16") for one in sizes),
+    ]
     return [
-        *((one, contender) for one in (*base, *sizes) for contender in QUICK),
-        *((one, "compile") for one in (*base, *sizes)),
-        *((one, contender) for one in (*batches, *autocast) for contender in QUICK),
-        *((one, "compile") for one in batches),
+        *((one, contender) for one in cases for contender in TOGETHER),
         # Takes minutes to choose its kernels.
-        (base[0], "max-autotune"),
+        (base, "max-autotune"),
     ]
 
 
