@@ -103,7 +103,7 @@ pub enum AttentionBackend {
     /// `FlashAttention`; where it does not apply memory-efficient attention, then plain matrix products.
     #[default]
     Flash,
-    /// cuDNN's, and the others where it does not apply. Its backward pass gives NaN for some shapes in libtorch 2.11.
+    /// cuDNN's, and the others where it does not apply or its gradient can be wrong in libtorch 2.11.
     Cudnn,
 }
 

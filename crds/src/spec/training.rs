@@ -80,8 +80,9 @@ pub struct Training {
     #[serde(default)]
     pub tf32: bool,
     /// attentionBackend is what a GPU computes attention with. flash is FlashAttention, memory-efficient attention where
-    /// that does not apply (fp32, GPUs before Ampere), then plain matrix products. cudnn tries cuDNN's before these;
-    /// its backward pass gives NaN for some shapes in libtorch 2.11. A CPU has one fused kernel and uses it either way.
+    /// that does not apply (fp32, GPUs before Ampere), then plain matrix products. cudnn tries cuDNN's before these, but
+    /// not for the shapes whose gradient it can get wrong in libtorch 2.11. A CPU has one fused kernel and uses it either
+    /// way.
     #[serde(default)]
     pub attention_backend: AttentionBackend,
     /// lossScale of precision fp16, named as in DeepSpeed.

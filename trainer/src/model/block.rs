@@ -1,7 +1,7 @@
 //! A pre-norm transformer block: attention, then an MLP, each added to the residual stream.
 
 use contract::{ActivationCheckpointing, ModelConfig};
-use tch::{TchError, Tensor};
+use tch::Tensor;
 use torch_ext::Collectives;
 use torch_ext::recompute::recompute;
 
@@ -194,13 +194,35 @@ impl Block {
     }
 }
 
-fn attend(queries: &Tensor, keys: &Tensor, values: &Tensor) -> Result<Tensor, TchError> {
+fn attend(queries: &Tensor, keys: &Tensor, values: &Tensor) -> Result<Tensor, TrainError> {
     if keys.size()[0] == 0 {
         // Not every kernel of attention takes a batch of no image.
         let weights = queries.f_matmul(&keys.f_transpose(2, 3)?)?;
-        return weights.f_matmul(values);
+        return Ok(weights.f_matmul(values)?);
     }
-    Tensor::f_scaled_dot_product_attention(queries, keys, values, None::<&Tensor>, 0.0, false, None, false)
+    let attention = || {
+        Tensor::f_scaled_dot_product_attention(
+            queries,
+            keys,
+            values,
+            None::<&Tensor>,
+            0.0,
+            false,
+            None,
+            false,
+        )
+    };
+    if is_wrong_in_cudnn(queries.size()[2], keys.size()[2]) {
+        return Ok(torch_ext::without_cudnn_attention(attention)??);
+    }
+    Ok(attention()?)
+}
+
+/// Whether the backward pass of cuDNN 9.19, which comes with libtorch 2.11, can give NaN for so many queries and keys on
+/// Hopper: with a single query (NVIDIA/cudnn-frontend#1072), and with 64 keys more than a multiple of 128 where the
+/// scores of a row are very small (pytorch#196678).
+fn is_wrong_in_cudnn(queries: i64, keys: i64) -> bool {
+    queries == 1 || keys % 128 == 64
 }
 
 /// `linear` of normed values, of whose outputs every rank has a part where ranks divide them.
@@ -217,4 +239,22 @@ fn scaled(branch: Tensor, scale: Option<&Tensor>) -> Result<Tensor, TrainError> 
         Some(scale) => branch.f_mul(scale)?,
         None => branch,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_wrong_in_cudnn;
+
+    #[test]
+    fn shapes_that_cudnn_gets_wrong_are_those_of_the_reports() {
+        // ViT-B/16 at 224 pixels with a class token, and without; DINOv2; images of 1,024 pixels.
+        for tokens in [197, 196, 257, 1025] {
+            assert!(!is_wrong_in_cudnn(tokens, tokens), "{tokens}");
+            assert!(is_wrong_in_cudnn(1, tokens), "{tokens}");
+        }
+        // CIFAR in patches of 4, and 384 pixels in patches of 16, without a class token.
+        for tokens in [64, 192, 576] {
+            assert!(is_wrong_in_cudnn(tokens, tokens), "{tokens}");
+        }
+    }
 }

@@ -53,6 +53,15 @@ vit::Status vit_set_arithmetic(bool tf32, bool cudnn_attention) {
   });
 }
 
+// Whether cuDNN may compute attention from now on, and whether it could before.
+vit::Status vit_exchange_cudnn_attention(bool allowed, bool* before) {
+  return guarded([&] {
+    auto& context = at::globalContext();
+    *before = context.userEnabledCuDNNSDP();
+    context.setSDPUseCuDNN(allowed);
+  });
+}
+
 // What is set: whether fp32 products may be in TF32, and the numbers of the `count` backends (at most 5) that are
 // enabled, in their order.
 vit::Status vit_arithmetic(bool* tf32, int64_t* backends, size_t* count) {

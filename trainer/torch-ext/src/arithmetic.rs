@@ -61,6 +61,34 @@ impl Arithmetic {
     }
 }
 
+/// Allows cuDNN's attention again when dropped, so that a panic in between does too, where it was allowed before.
+struct CudnnAttention {
+    was_allowed: bool,
+}
+
+impl Drop for CudnnAttention {
+    fn drop(&mut self) {
+        // What could be taken back can be given back.
+        let _ = allow_cudnn_attention(self.was_allowed);
+    }
+}
+
+/// Runs `attention`, for which no kernel of cuDNN's is chosen. Its backward pass takes the kernel of its forward pass. No
+/// other thread may compute attention in between: the switch is the process's.
+pub fn without_cudnn_attention<T>(attention: impl FnOnce() -> T) -> Result<T, Error> {
+    let was_allowed = allow_cudnn_attention(false)?;
+    let _guard = CudnnAttention { was_allowed };
+    Ok(attention())
+}
+
+fn allow_cudnn_attention(allowed: bool) -> Result<bool, Error> {
+    let mut before = false;
+    // SAFETY: a plain value and a valid place.
+    let status = unsafe { sys::vit_exchange_cudnn_attention(allowed, &raw mut before) };
+    check(status, || "failed to choose the kernels of attention".into())?;
+    Ok(before)
+}
+
 fn set(tf32: bool, cudnn_attention: bool) -> Result<(), Error> {
     // SAFETY: plain values.
     let status = unsafe { sys::vit_set_arithmetic(tf32, cudnn_attention) };
@@ -97,6 +125,9 @@ mod tests {
                 (with.tf32, &with.attention[..]),
                 (tf32, &[Cudnn, Flash, MemoryEfficient, Math][..])
             );
+            let inside = without_cudnn_attention(|| Arithmetic::current().expect("tells"));
+            assert_eq!(inside.expect("runs").attention, [Flash, MemoryEfficient, Math]);
+            assert_eq!(Arithmetic::current().expect("tells"), with);
 
             Arithmetic::set(tf32, false).expect("sets");
             let without = Arithmetic::current().expect("tells");

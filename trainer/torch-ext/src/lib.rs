@@ -28,7 +28,7 @@ mod sys;
 mod trace;
 mod transfer;
 
-pub use arithmetic::{Arithmetic, AttentionKernel};
+pub use arithmetic::{Arithmetic, AttentionKernel, without_cudnn_attention};
 pub use autocast::autocast;
 pub use collectives::Collectives;
 pub use device::{Cuda, CudaError, GpuIdentity, load_cuda};

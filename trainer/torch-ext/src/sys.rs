@@ -382,6 +382,7 @@ unsafe extern "C" {
     ) -> c_int;
 
     pub(crate) fn vit_set_arithmetic(tf32: bool, cudnn_attention: bool) -> c_int;
+    pub(crate) fn vit_exchange_cudnn_attention(allowed: bool, before: *mut bool) -> c_int;
     pub(crate) fn vit_arithmetic(tf32: *mut bool, backends: *mut i64, count: *mut usize) -> c_int;
 
     pub(crate) fn vit_autocast_enter(tensor: RawTensor, is_bfloat16: bool) -> c_int;
