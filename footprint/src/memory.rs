@@ -3,7 +3,7 @@
 //! Weights, gradients and optimizer state are exact but for padding. Activations are what PyTorch's autograd saves of the
 //! trainer's `model/block.rs`, whose tests compare both with what is allocated.
 
-use contract::{ActivationCheckpointing, Device, OffloadTo, Optimizer, Precision, RunConfig};
+use contract::{ActivationCheckpointing, Device, OffloadTo, Optimizer, Parallelism, Precision, RunConfig};
 
 use crate::shape::{FULL, HALF, Shape, Units, patches, ranks, values_of_patch};
 
@@ -21,9 +21,16 @@ pub struct Footprint {
     pub activations: f64,
     /// What is there for a moment: gradients of activations, and messages.
     pub working: f64,
+    /// What NCCL takes of a GPU for its communicators, beside tensors. An estimate, which is not part of the total: what a
+    /// GPU has for tensors is less than its memory by this and by what CUDA takes.
+    pub communicators: f64,
     /// Of host memory, beside the rank's own: what is offloaded there, and room for the gradients that it takes.
     pub host: f64,
 }
+
+/// Bytes of a GPU that a communicator takes: the most that was published, of four A100 on `NVLink` (NVIDIA/nccl#964). It
+/// grows with NCCL's channels; over sockets, which have two, it is 18 MB.
+const COMMUNICATOR: f64 = 688.0 * 1024.0 * 1024.0;
 
 /// The memory that a job takes of a rank.
 pub fn footprint(config: &RunConfig) -> Footprint {
@@ -104,8 +111,21 @@ pub fn footprint(config: &RunConfig) -> Footprint {
         optimizer,
         activations,
         working: messages + in_flight,
+        communicators: COMMUNICATOR * f64::from(communicators(config)),
         host,
     }
+}
+
+/// How many of NCCL's communicators a rank has: of all ranks, of those that divide its tokens, of those with the same heads and
+/// of those that divide them, and, where not all divide the training state, of those that do and of those with the same part.
+fn communicators(config: &RunConfig) -> u32 {
+    let Parallelism { sequence, tensor, .. } = config.parallelism;
+    if config.device == Device::Cpu || config.world_size() == 1 {
+        return 0;
+    }
+    let shards = config.parallelism.shards(config.nodes, config.ranks_per_node);
+    let is_hybrid = shards * tensor < config.world_size();
+    1 + u32::from(sequence > 1) + 2 * u32::from(tensor > 1) + 2 * u32::from(is_hybrid)
 }
 
 /// What the forward pass of a micro-batch keeps, and what comes on top for a moment.
@@ -126,7 +146,7 @@ fn activations(config: &RunConfig) -> (f64, f64) {
 }
 
 impl Footprint {
-    /// The most that is taken at one time of the rank's own memory.
+    /// The most that tensors take at one time of the rank's own memory.
     pub fn total(&self) -> f64 {
         self.weights + self.gradients + self.optimizer + self.activations + self.working
     }
@@ -137,7 +157,40 @@ mod tests {
     use contract::Offload;
 
     use super::*;
-    use crate::fixtures::at_stage;
+    use crate::fixtures::{at_stage, job};
+
+    /// As many as ranks on simulated GPUs have made (trainer/tests/integration/gpus.rs).
+    #[test]
+    fn ranks_have_the_communicators_that_their_division_needs() {
+        let of = |stage, shard_within_node, sequence, tensor| {
+            let mut config = job("vit_base_patch16_224", 2, 2);
+            config.parallelism = Parallelism {
+                zero_stage: stage,
+                shard_within_node,
+                sequence,
+                tensor,
+                ..config.parallelism
+            };
+            config
+        };
+        for (config, expected) in [
+            (of(0, false, 1, 1), 1),
+            (of(3, false, 1, 1), 1),
+            (of(3, true, 1, 1), 3),
+            (of(0, false, 2, 1), 2),
+            (of(1, false, 1, 2), 3),
+            (job("vit_base_patch16_224", 1, 1), 0),
+        ] {
+            assert_eq!(communicators(&config), expected, "{:?}", config.parallelism);
+            let bytes = footprint(&config).communicators;
+            assert!((bytes - f64::from(expected) * 688.0 * f64::from(1 << 20)).abs() < 1.0);
+            let on_cpus = RunConfig {
+                device: Device::Cpu,
+                ..config
+            };
+            assert!(footprint(&on_cpus).communicators < 1.0);
+        }
+    }
 
     #[test]
     fn an_offloaded_optimizer_takes_host_memory_alone() {

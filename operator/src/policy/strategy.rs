@@ -13,7 +13,7 @@ use super::failure::Failure;
 
 const MEBIBYTE: f64 = 1024.0 * 1024.0;
 
-/// Of a GPU's memory, what tensors may take: the rest is for the CUDA context, libraries and fragmentation.
+/// Of a GPU's memory, what tensors may take: the rest is for the CUDA context, NCCL's communicators, libraries and fragmentation.
 const SHARE_FOR_TENSORS: f64 = 0.85;
 
 /// On a CPU, what a rank takes beside its tensors: libraries, and images that are being decoded.

@@ -13,7 +13,7 @@ use crate::output::write_line;
 /// The command line of `plan`.
 #[derive(Debug, clap::Args)]
 #[command(
-    after_help = "All strategies train the same model with the same global batch. They are in the order in which to try them: first without ranks that compute a model together, and with the manifest's activationCheckpointing. With --memory the first is recommended that fits, and the list ends there; the exit code is 77 where none fits. Memory is that of tensors: leave room for the CUDA context, libraries and fragmentation.\n\nWith --images-per-second, and the speeds of the links that the job's ranks use, those come first whose steps are the shortest. A step takes as long as to compute or to send gradients and weights, whichever is longer, and the exchange of activations on top: at least, because some of the sending hides behind nothing.\n\nExample: vit-trainer plan -f examples/high-resolution.yaml --memory 40Gi --ranks 8\nExample: vit-trainer plan -f examples/zero.yaml --images-per-second 300 --within-node 200 --between-nodes 25"
+    after_help = "All strategies train the same model with the same global batch. They are in the order in which to try them: first without ranks that compute a model together, and with the manifest's activationCheckpointing. With --memory the first is recommended that fits, and the list ends there; the exit code is 77 where none fits. Memory is that of tensors: leave room for the CUDA context, libraries, fragmentation, and NCCL's communicators, whose column is not part of the total.\n\nWith --images-per-second, and the speeds of the links that the job's ranks use, those come first whose steps are the shortest. A step takes as long as to compute or to send gradients and weights, whichever is longer, and the exchange of activations on top: at least, because some of the sending hides behind nothing.\n\nExample: vit-trainer plan -f examples/high-resolution.yaml --memory 40Gi --ranks 8\nExample: vit-trainer plan -f examples/zero.yaml --images-per-second 300 --within-node 200 --between-nodes 25"
 )]
 pub(crate) struct Arguments {
     /// Manifest of a ViTTrainingJob
@@ -109,6 +109,10 @@ fn table(config: &RunConfig, strategies: &[Strategy], memory: Option<ByteSize>) 
     let step = if has_speeds { "  step >=" } else { "" };
     let is_offloaded = strategies.iter().any(|strategy| strategy.memory_bytes.host > 0.0);
     let host = if is_offloaded { "     host" } else { "" };
+    let is_over_nccl = strategies
+        .iter()
+        .any(|strategy| strategy.memory_bytes.communicators > 0.0);
+    let nccl = if is_over_nccl { "     NCCL" } else { "" };
     let names = strategies.iter().map(|strategy| strategy.settings.name());
     let width = names.map(|name| name.len()).max().unwrap_or_default();
     let mut lines = vec![
@@ -119,7 +123,7 @@ fn table(config: &RunConfig, strategies: &[Strategy], memory: Option<ByteSize>) 
             config.training.micro_batch_size
         ),
         format!(
-            "{:<width$} {:>8} {:>9} {:>9} {:>11} {:>8} {:>8}{host} {:>9}{step}",
+            "{:<width$} {:>8} {:>9} {:>9} {:>11} {:>8} {:>8}{nccl}{host} {:>9}{step}",
             "", "weights", "gradients", "optimizer", "activations", "working", "total", "sent/step"
         ),
     ];
@@ -130,13 +134,17 @@ fn table(config: &RunConfig, strategies: &[Strategy], memory: Option<ByteSize>) 
             optimizer,
             activations,
             working,
+            communicators,
             host,
         } = strategy.memory_bytes;
-        let host = if is_offloaded {
-            format!(" {:>8}", size(host))
-        } else {
-            String::new()
+        let column = |is_shown, bytes| {
+            if is_shown {
+                format!(" {:>8}", size(bytes))
+            } else {
+                String::new()
+            }
         };
+        let (nccl, host) = (column(is_over_nccl, communicators), column(is_offloaded, host));
         let step = strategy.step_seconds;
         let step = step.map_or_else(String::new, |step| format!(" {:>6.0}ms", 1e3 * step.total));
         let fits = match strategy.fits {
@@ -145,7 +153,7 @@ fn table(config: &RunConfig, strategies: &[Strategy], memory: Option<ByteSize>) 
             Some(false) | None => "",
         };
         lines.push(format!(
-            "{:<width$} {:>8} {:>9} {:>9} {:>11} {:>8} {:>8}{host} {:>9}{step}{fits}",
+            "{:<width$} {:>8} {:>9} {:>9} {:>11} {:>8} {:>8}{nccl}{host} {:>9}{step}{fits}",
             strategy.settings.name(),
             size(weights),
             size(gradients),
