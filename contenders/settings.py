@@ -32,6 +32,7 @@ FOLLOWED: dict[str, tuple] = {
     "training.layerDecay": (1.0,),
     "training.schedule.course.name": ("constant", "cosine"),
     "training.schedule.warmupEpochs": ANY, "training.schedule.minLearningRate": ANY,
+    "training.loss": ("crossEntropy",),
     "training.labelSmoothing": ANY,
     # Changes what is told alone.
     "training.wallClockBreakdown": ANY,

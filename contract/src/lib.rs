@@ -39,8 +39,8 @@ pub use progress::{CheckpointRecord, FailureRecord, Progress, SlowRank, Spent, T
 pub use run_config::{
     ActivationCheckpointing, AttentionBackend, Augmentation, Balance, BatchShare, CheckpointConfig,
     CheckpointWriters, ClassOrder, ClassWeights, ConfigError, Course, DataConfig, DataFormat, Device, Ema,
-    GradientCompression, Interpolation, JobIdentity, LearningRateScaling, LossScaleConfig, MeasureConfig,
-    ModelConfig, NoRandAugment, Normalization, Offload, OffloadTo, Optimizer, Origin, Parallelism, Pooling,
-    Precision, RandAugment, RandomCrop, RandomResizedCrop, Resume, RunConfig, ScalingRule, Schedule, Shards,
-    TrainingConfig,
+    GradientCompression, Interpolation, JobIdentity, LearningRateScaling, Loss, LossScaleConfig,
+    MeasureConfig, ModelConfig, NoRandAugment, Normalization, Offload, OffloadTo, Optimizer, Origin,
+    Parallelism, Pooling, Precision, RandAugment, RandomCrop, RandomResizedCrop, Resume, RunConfig,
+    ScalingRule, Schedule, Shards, TrainingConfig,
 };

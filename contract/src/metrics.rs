@@ -47,6 +47,8 @@ pub const JOB_SLOWDOWN_RATIO: &str = "vit_job_slowdown_ratio";
 pub const LOSS: &str = "vit_loss";
 /// Gauge: share of images classified right, by split.
 pub const ACCURACY_RATIO: &str = "vit_accuracy_ratio";
+/// Gauge: average precision of the held-out images, mean over the classes, by split; where images may show several classes.
+pub const MEAN_AVERAGE_PRECISION_RATIO: &str = "vit_mean_average_precision_ratio";
 /// Gauge: learning rate of the last step.
 pub const LEARNING_RATE: &str = "vit_learning_rate";
 /// Gauge: optimizer steps that were skipped because gradients overflowed fp16.

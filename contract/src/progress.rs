@@ -32,6 +32,10 @@ pub struct Progress {
     /// The same of the averaged weights, where the run keeps an average.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ema_validation_accuracy: Option<f64>,
+    /// Average precision of the held-out images at the last evaluation, mean over the classes, 0..1; where images may show several
+    /// classes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation_mean_average_precision: Option<f64>,
     /// Training images a second over all ranks, mean of the last log interval.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub images_per_second: Option<f64>,
@@ -214,6 +218,7 @@ mod tests {
                 train_accuracy: Some(1.0 / 3.0),
                 validation_accuracy: Some(1.0 / 3.0),
                 ema_validation_accuracy: Some(1.0 / 3.0),
+                validation_mean_average_precision: Some(1.0 / 3.0),
                 images_per_second: Some(f64::MAX / 3.0),
                 sync_share: Some(1.0 / 3.0),
                 slowdown: Some(4.0 / 3.0),

@@ -25,6 +25,9 @@ pub fn write(progress: &Progress) -> String {
         .validation_accuracy
         .map(|accuracy| format!("validation {accuracy:.4}")));
     add(progress
+        .validation_mean_average_precision
+        .map(|precision| format!("mAP {precision:.4}")));
+    add(progress
         .images_per_second
         .map(|rate| format!("{rate:.0} images/s")));
     add(progress

@@ -361,6 +361,10 @@ pub struct ProgressStatus {
     /// validationAccuracy is the share of held-out images classified right at the last evaluation, 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub validation_accuracy: Option<f64>,
+    /// validationMeanAveragePrecision is the average precision of the held-out images at the last evaluation, mean over the
+    /// classes, 0 to 1; with training.loss binaryCrossEntropy.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub validation_mean_average_precision: Option<f64>,
     /// emaValidationAccuracy is the same of the averaged weights, where training.ema is set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ema_validation_accuracy: Option<f64>,

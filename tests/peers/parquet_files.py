@@ -53,6 +53,17 @@ def main():
         path = FOLDER / "hub" / "data" / f"{name}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)
         of_datasets(count, file).to_parquet(path, batch_size=25)
+    # Any number of classes a row, as `datasets` has them.
+    names = ["cat", "dog", "bird"]
+    lists = datasets.Features({"image": datasets.Image(), "labels": datasets.Sequence(datasets.ClassLabel(names=names))})
+    shown = {"image": [picture(row, 0) for row in range(4)], "labels": [[2, 0], [], [1], [0, 1, 2]]}
+    (FOLDER / "lists").mkdir()
+    datasets.Dataset.from_dict(shown).cast(lists).to_parquet(FOLDER / "lists/train.parquet")
+    # Rows without a list, and a list without one of its numbers; short numbers, and lists that are always there.
+    lacking = pyarrow.array([[2], None, [0, None], []], pyarrow.list_(pyarrow.int32()))
+    write("lists-lacking/train-0.parquet", pyarrow.table({"image": shown["image"], "label": lacking}))
+    always = pyarrow.schema([("image", pyarrow.binary()), pyarrow.field("label", pyarrow.list_(pyarrow.int64()), nullable=False)])
+    write("lists-always/train.parquet", pyarrow.table([shown["image"], shown["labels"]], schema=always), row_group_size=2)
     # Pages of a few rows, of each version of the format and kind of compression, with a dictionary and without.
     table = pyarrow.table(rows(40, 0))
     for number, options in enumerate(

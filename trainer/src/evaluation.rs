@@ -4,16 +4,20 @@ use std::ops::Range;
 
 use tch::{Kind, TchError, Tensor};
 
+use crate::average_precision::Rankings;
 use crate::data::{Batch, DataSet};
 use crate::distributed::World;
 use crate::error::TrainError;
 use crate::model::{Mode, VisionTransformer};
 use crate::precision::Precision;
 
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Counts {
+    /// Images that show the likeliest class.
     pub(crate) correct: u64,
     pub(crate) counted: u64,
+    /// Where images may show several classes.
+    pub(crate) mean_average_precision: Option<f64>,
 }
 
 impl Counts {
@@ -40,6 +44,7 @@ pub(crate) fn evaluate(
     // Adds up on the device, so that no batch waits for the one before.
     let mut right = Tensor::zeros([0_i64; 0], (Kind::Int64, data.device()));
     let mut counted = 0;
+    let mut rankings = Rankings::default();
     let mut batches = data.evaluation(part.images, part.batch_size)?;
     for _ in 0..parts.most_batches() {
         let batch = batches.next()?;
@@ -61,6 +66,9 @@ pub(crate) fn evaluate(
             if batch.len() > 0 {
                 counted += batch.len();
                 right = right.f_add(&correct(&logits, &batch.labels)?)?;
+                if batch.labels.dim() == 2 && world.mesh.is_first_of_replica() {
+                    rankings.add(&logits, &batch.labels)?;
+                }
             }
             Ok::<_, TrainError>(())
         })?;
@@ -70,17 +78,35 @@ pub(crate) fn evaluate(
     let right = right.f_int64_value(&[])?.cast_unsigned();
     // Ranks that have the same images count them once.
     let once = u64::from(world.mesh.is_first_of_replica());
-    let [correct, counted, left_out] = world.sum([right * once, counted * once, left_out * once])?;
+    let own = counted * once;
+    let [correct, counted, left_out] = world.sum([right * once, own, left_out * once])?;
     data.readable().check(left_out)?;
-    Ok(Some(Counts { correct, counted }))
+    let mean_average_precision = if data.has_several_classes() {
+        // Whole numbers of images are exact.
+        let by_rank = world.gather(own as f64)?;
+        let before: f64 = by_rank.iter().take(world.rank as usize).sum();
+        let part = (before as u64, counted, model.config().num_classes);
+        rankings.mean_average_precision(part, |numbers| world.sum_on_host(numbers))?
+    } else {
+        None
+    };
+    Ok(Some(Counts {
+        correct,
+        counted,
+        mean_average_precision,
+    }))
 }
 
-/// How many images of a batch are classified right, on the device: their label is the likeliest class, of equal logits the
-/// first.
-pub(crate) fn correct(logits_bk: &Tensor, labels_b: &Tensor) -> Result<Tensor, TchError> {
+/// How many images of a batch are classified right, on the device: they show the likeliest class, of equal logits the first.
+/// `labels` are as in [`Batch::labels`].
+pub(crate) fn correct(logits_bk: &Tensor, labels: &Tensor) -> Result<Tensor, TchError> {
+    if labels.dim() == 2 {
+        let likeliest = logits_bk.f_argmax(1, true)?;
+        return labels.f_gather(1, &likeliest, false)?.f_sum(Kind::Int64);
+    }
     logits_bk
         .f_argmax(1, false)?
-        .f_eq_tensor(labels_b)?
+        .f_eq_tensor(labels)?
         .f_sum(Kind::Int64)
 }
 
@@ -134,7 +160,7 @@ impl Parts {
     }
 }
 
-/// Gives `visit` the logits BK in 32 bits and the labels B of every image of a rank's part, in order. Gives
+/// Gives `visit` the logits BK in 32 bits and the labels ([`Batch::labels`]) of every image of a rank's part, in order. Gives
 /// the number of images that could not be read.
 pub(crate) fn classify(
     model: &VisionTransformer,

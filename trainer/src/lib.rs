@@ -12,6 +12,7 @@
 #![forbid(unsafe_code)]
 
 mod agent;
+mod average_precision;
 mod calibration;
 mod checkpoint;
 mod commands;

@@ -31,7 +31,7 @@ pub use optimizer::{Course, LearningRateScaling, Optimizer, ScalingRule, Schedul
 pub use parallelism::{Device, GradientCompression, Offload, OffloadTo, Parallelism};
 pub use precision::{Ema, LossScaleConfig, Precision};
 pub use rules::ConfigError;
-pub use training::{ActivationCheckpointing, AttentionBackend, Balance, ClassWeights, TrainingConfig};
+pub use training::{ActivationCheckpointing, AttentionBackend, Balance, ClassWeights, Loss, TrainingConfig};
 
 /// Everything the agents and ranks of one job need to know, but for what differs by pod or attempt (that is in the
 /// environment, see [`crate::environment`]).

@@ -28,6 +28,9 @@ pub struct TrainingConfig {
     pub layer_decay: f64,
     /// How the learning rate moves.
     pub schedule: Schedule,
+    /// What training makes small.
+    #[serde(default)]
+    pub loss: Loss,
     /// Weight of the uniform distribution in the target, 0..1.
     pub label_smoothing: f64,
     /// How much each class counts in the loss; all the same if not set.
@@ -93,6 +96,19 @@ pub enum ActivationCheckpointing {
     Block,
     /// Norms and activation functions: what matrix products and attention gave is kept.
     Selective,
+}
+
+/// The loss of training, mean over the images of a step.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum Loss {
+    /// Of the one class that an image shows.
+    #[default]
+    CrossEntropy,
+    /// Whether an image shows a class, for each class alone, mean over these: of any number of classes. As PyTorch's
+    /// `BCEWithLogitsLoss`.
+    BinaryCrossEntropy,
 }
 
 /// What a GPU computes attention with. A CPU has one fused kernel.

@@ -2,7 +2,7 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{ActivationCheckpointing, AttentionBackend, Balance, Precision, ScalingRule};
+use super::{ActivationCheckpointing, AttentionBackend, Balance, Loss, Precision, ScalingRule};
 
 /// Training sets epochs, batches and the optimizer. One optimizer step sees
 /// microBatchSize x gradientAccumulationSteps x nodes x gpusPerNode images, divided by parallelism.sequence and by
@@ -51,6 +51,11 @@ pub struct Training {
     /// schedule of the learning rate.
     #[serde(default)]
     pub schedule: Schedule,
+    /// loss that training makes small. crossEntropy is of images that each show one class. binaryCrossEntropy decides on
+    /// each class alone, so that an image may show any number of them; evaluation then also gives the mean average
+    /// precision over the classes.
+    #[serde(default)]
+    pub loss: Loss,
     /// labelSmoothing is the weight of the uniform distribution in the target, at least 0 and below 1.
     #[serde(default)]
     #[schemars(range(min = 0.0, max = 0.999))]

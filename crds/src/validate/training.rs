@@ -29,6 +29,7 @@ pub(super) fn training(training: &spec::Training, errors: &mut Vec<ConfigError>)
         },
         layer_decay: training.layer_decay.unwrap_or(1.0),
         schedule: schedule(&training.schedule, errors),
+        loss: training.loss,
         label_smoothing: training.label_smoothing,
         class_weights: training
             .class_weights

@@ -75,14 +75,20 @@ fn progress(layout: Layout) -> Layout {
                     Unit::Share,
                     "Share of images classified right: of the running epoch's training images \
                      (train), of the held-out ones at the last evaluation (validation), and of \
-                     those by the averaged weights (validation_ema).",
+                     those by the averaged weights (validation_ema). Where images may show several \
+                     classes, also the mean average precision (mAP).",
                 )
                 .query(
                     Expr::from(job(Series::of(of::ACCURACY_RATIO))).max_by(&[of::LABEL_SPLIT]),
                     "{{split}}",
                 )
+                .query(
+                    Expr::from(job(Series::of(of::MEAN_AVERAGE_PRECISION_RATIO))).max(),
+                    "mAP",
+                )
                 .up_to_one()
                 .colors([
+                    ("mAP", "orange"),
                     (of::SPLIT_TRAIN, "light-blue"),
                     (of::SPLIT_VALIDATION, "green"),
                     (of::SPLIT_VALIDATION_EMA, "purple"),

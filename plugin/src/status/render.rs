@@ -182,6 +182,9 @@ fn progressed(view: &View, status: &ViTTrainingJobStatus, progress: &ProgressSta
     if !known.is_empty() {
         screen.line("accuracy", &known.join(", "));
     }
+    if let Some(precision) = progress.validation_mean_average_precision {
+        screen.line("mAP", &format!("{:.1}% held out", precision * 100.0));
+    }
     if let Some(rate) = progress.images_per_second.filter(|_| is_running) {
         let ranks =
             f64::from(status.workers.unwrap_or_default().desired * view.job.spec.workers.gpus_per_node);

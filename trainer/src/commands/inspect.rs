@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use contract::{DataConfig, DataFormat, ExitCode, Shards};
 use serde::Serialize;
 
-use crate::data::{Expected, Range, Split, Unreadable, survey};
+use crate::data::{Classes, Expected, Range, Split, Unreadable, survey};
 use crate::error::TrainError;
 use crate::manifest;
 
@@ -104,7 +104,7 @@ fn subject(arguments: &Arguments) -> Result<(DataConfig, Expected, u64), TrainEr
         let config = crds::validate(&job)
             .map_err(|error| TrainError::Config(format!("{}: {error}", path.display())))?
             .run_config;
-        let expected = Expected::of(&config.model);
+        let expected = Expected::of(&config.model, config.training.loss);
         let mut data = config.data;
         if data.format.has_files()
             && let Some(folder) = &arguments.data
@@ -134,7 +134,7 @@ fn subject(arguments: &Arguments) -> Result<(DataConfig, Expected, u64), TrainEr
     };
     let expected = Expected {
         channels: arguments.channels,
-        classes: u32::MAX,
+        classes: Classes::ANY,
         side: 1,
     };
     Ok((data, expected, 0))
@@ -219,7 +219,10 @@ mod tests {
         ]);
         let expected = Expected {
             channels: 3,
-            classes: 2,
+            classes: Classes {
+                count: 2,
+                several: false,
+            },
             side: 1,
         };
         let data = DataConfig {

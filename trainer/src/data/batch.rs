@@ -11,7 +11,7 @@ use super::part;
 pub(crate) struct Batch {
     /// Normalised floats, BCHW, on the device.
     pub(crate) images: Tensor,
-    /// The class of each image, before any mixing.
+    /// The class of each image, B, before any mixing; or whether it shows each of the classes, BK, where that may be several.
     pub(crate) labels: Tensor,
     /// What the loss compares with.
     pub(crate) targets: Targets,
@@ -26,8 +26,8 @@ pub(crate) struct Batch {
 pub(crate) enum Targets {
     /// [`Batch::labels`], to which label smoothing is still to be added.
     Classes,
-    /// Distributions over the classes, [batch, classes], with label smoothing in them.
-    Distribution(Tensor),
+    /// One for each class, [batch, classes], with label smoothing in them.
+    Smoothed(Tensor),
 }
 
 impl Batch {
@@ -48,15 +48,25 @@ impl Batch {
         self.labels.size()[0].cast_unsigned()
     }
 
-    /// Mean over images of the cross-entropy of logits, times the weights of classes, 0 of no image; `label_smoothing` is for targets without it.
+    /// Mean over images of the cross-entropy of logits, or of the binary one over images and classes where images may show
+    /// several; times the weights of classes, 0 of no image. `label_smoothing` is for targets without it.
     pub(crate) fn loss(&self, logits_bk: &Tensor, label_smoothing: f64) -> Result<Tensor, TchError> {
         if self.len() == 0 {
             return logits_bk.f_sum(Kind::Float);
         }
         let (targets, label_smoothing) = match &self.targets {
             Targets::Classes => (&self.labels, label_smoothing),
-            Targets::Distribution(targets) => (targets, 0.0),
+            Targets::Smoothed(targets) => (targets, 0.0),
         };
+        if self.labels.dim() == 2 {
+            let weights = self.class_weights.as_ref();
+            return logits_bk.f_binary_cross_entropy_with_logits(
+                targets,
+                weights,
+                None::<&Tensor>,
+                Reduction::Mean,
+            );
+        }
         let Some(weights) = &self.class_weights else {
             return logits_bk.f_cross_entropy_loss(
                 targets,
@@ -173,7 +183,7 @@ mod tests {
                 .into_iter()
                 .map(|label| Tensor::from_slice(&targets[label as usize].map(|share| share as f32)))
                 .collect();
-            Targets::Distribution(Tensor::stack(&rows, 0))
+            Targets::Smoothed(Tensor::stack(&rows, 0))
         };
         for images in [0..4, 0..1, 1..4] {
             let expected = expected(images.clone(), &targets);
@@ -186,6 +196,25 @@ mod tests {
                     "{images:?}: {found}, not {expected}"
                 );
             }
+        }
+    }
+
+    #[test]
+    fn each_class_is_decided_alone_where_images_show_several() {
+        let shown = [[1.0, 0.0, 1.0], [0.0; 3], [0.0, 1.0, 0.0], [1.0; 3]];
+        let targets = Tensor::from_slice2(&shown).to_kind(Kind::Float);
+        for weights in [None, Some(WEIGHTS)] {
+            let (mut batch, logits) = batch(0..4, |_| Targets::Smoothed(targets.shallow_clone()));
+            batch.labels = targets.to_kind(Kind::Bool);
+            batch.class_weights = weights.map(|weights| Tensor::from_slice(&weights).to_kind(Kind::Float));
+            let term = |image: usize, class: usize| {
+                let shows = 1.0 / (1.0 + (-LOGITS[image][class]).exp());
+                let is_right = shown[image][class] * shows + (1.0 - shown[image][class]) * (1.0 - shows);
+                -weights.map_or(1.0, |weights| weights[class]) * is_right.ln()
+            };
+            let expected = (0..12).map(|place| term(place / 3, place % 3)).sum::<f64>() / 12.0;
+            let found = batch.loss(&logits, 0.0).expect("a loss").double_value(&[]);
+            assert!((found - expected).abs() < 1e-6, "{found}, not {expected}");
         }
     }
 }

@@ -155,7 +155,7 @@ mod tests {
         let files = cifar_10();
         let (train, validation) = load(folder(&files).path(), &CIFAR_10).expect("reads");
         assert_eq!(train.len(), 10);
-        assert_eq!(train.stored().1, [1, 9, 2, 9, 3, 9, 4, 9, 5, 9]);
+        assert_eq!(train.stored().1.classes(), [1, 9, 2, 9, 3, 9, 4, 9, 5, 9]);
         let validation = validation.expect("a test file");
         let (images, _) = validation.stored();
         assert_eq!((validation.len(), images.size()), (2, vec![2, 3, 32, 32]));
@@ -163,7 +163,7 @@ mod tests {
 
         let files = [("train.bin", record(2, 99, 1)), ("test.bin", record(2, 0, 2))];
         let (train, _) = load(folder(&files).path(), &CIFAR_100).expect("reads");
-        assert_eq!(train.stored().1, [99]);
+        assert_eq!(train.stored().1.classes(), [99]);
         let (_, validation) = load(folder(&files[..1]).path(), &CIFAR_100).expect("reads");
         assert!(validation.is_none(), "without a test file there is no evaluation");
     }

@@ -47,6 +47,10 @@ pub(crate) enum DataError {
     EmptyClasses { path: PathBuf, classes: Vec<String> },
     #[error("{image} has label {label}, but model.numClasses is {classes} (labels 0 to {})", .classes - 1)]
     LabelOfImage { image: String, label: i64, classes: u32 },
+    #[error(
+        "{image} has {} classes ({classes:?}), but training.loss crossEntropy takes one: binaryCrossEntropy takes any number", .classes.len()
+    )]
+    SeveralClasses { image: String, classes: Vec<i64> },
     #[error("{path} has no folder of the same name among the {classes} classes to train on")]
     UnknownClass { path: PathBuf, classes: usize },
     #[error("{path} holds no images: {expected}")]

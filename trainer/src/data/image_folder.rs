@@ -10,6 +10,7 @@ use contract::ClassOrder;
 
 use super::DataError;
 use super::decode::ENDINGS;
+use super::labels::Label;
 use super::part;
 use super::source::{PassedOver, ReadError, Source, Stored, fingerprint, shown_name};
 
@@ -266,8 +267,8 @@ impl Source for ImageFolder {
         })
     }
 
-    fn label(&self, image: u64) -> Result<i64, ReadError> {
-        Ok(i64::from(self.images[image as usize].0))
+    fn label(&self, image: u64) -> Result<Label, ReadError> {
+        Ok(Label::Class(self.images[image as usize].0.into()))
     }
 
     fn fingerprint(&self) -> u32 {
@@ -331,7 +332,12 @@ mod tests {
         let list = |split: &ImageFolder| -> Vec<(String, i64)> {
             (0..split.len())
                 .map(|image| split.read(image).expect("reads"))
-                .map(|stored| (String::from_utf8(stored.file).expect("a name"), stored.label))
+                .map(|stored| {
+                    (
+                        String::from_utf8(stored.file).expect("a name"),
+                        stored.label.classes()[0],
+                    )
+                })
                 .collect()
         };
         let named = |name: &str, label| (name.to_owned(), label);
@@ -450,7 +456,10 @@ mod tests {
         ] {
             let (train, validation) = open(folder.path(), 3, 1.0, order).expect("opens");
             assert_eq!(train.classes(), classes);
-            assert_eq!(validation.expect("val").label(0).expect("a label"), label);
+            assert_eq!(
+                validation.expect("val").label(0).expect("a label"),
+                Label::Class(label)
+            );
         }
         let mut names = ["b", "a10b2", "A2", "a10b10", "a", "a02c"].map(OsString::from);
         names.sort_by_cached_key(|name| natural(name));
@@ -465,7 +474,7 @@ mod tests {
         let folder = folder(&FILES);
         let (train, validation) = open(folder.path(), 2, 0.4, ClassOrder::Name).expect("opens");
         let labels: Vec<i64> = (0..train.len())
-            .map(|image| train.read(image).expect("reads").label)
+            .map(|image| train.read(image).expect("reads").label.classes()[0])
             .collect();
         assert_eq!(labels, [0, 0, 1]);
         assert_eq!(validation.expect("val").len(), 1);

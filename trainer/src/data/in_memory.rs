@@ -3,6 +3,7 @@
 use tch::{Kind, Tensor};
 
 use super::decode::Decoded;
+use super::labels::{Label, Labels};
 use super::resident::Resident;
 use super::source::{ReadError, Source, Stored, fingerprint};
 
@@ -11,7 +12,7 @@ use super::source::{ReadError, Source, Stored, fingerprint};
 pub(super) struct InMemory {
     /// Image by image, row by row, channels together.
     pixels: Vec<u8>,
-    labels: Vec<i64>,
+    labels: Labels,
     width: u32,
     height: u32,
     channels: u32,
@@ -28,7 +29,7 @@ impl InMemory {
         let pixels: Tensor = stored.permute([0, 2, 3, 1]).contiguous().view(-1);
         Self {
             pixels: Vec::try_from(pixels).expect("bytes in one row"),
-            labels: labels.to_vec(),
+            labels: labels.clone(),
             width: width as u32,
             height: height as u32,
             channels: channels as u32,
@@ -69,12 +70,12 @@ impl Source for InMemory {
         true
     }
 
-    fn label(&self, image: u64) -> Result<i64, ReadError> {
-        Ok(self.labels[self.row(image)])
+    fn label(&self, image: u64) -> Result<Label, ReadError> {
+        Ok(self.labels.of(self.row(image)))
     }
 
     fn fingerprint(&self) -> u32 {
-        fingerprint(self.labels.iter().map(|label| label.to_le_bytes()))
+        fingerprint(self.labels.parts())
     }
 
     fn name(&self, image: u64) -> String {
@@ -92,7 +93,7 @@ mod tests {
         let source = InMemory::new(&Resident::new(images, &Tensor::from_slice(&[5_i64, 6]), 7));
         assert_eq!((source.len(), source.is_whole()), (7, true));
         let stored = source.read(3).expect("reads");
-        assert_eq!(stored.label, 6);
+        assert_eq!(stored.label, Label::Class(6));
         let decoded = source.decode(stored.file, 3).expect("is");
         assert_eq!((decoded.width, decoded.height), (2, 1));
         assert_eq!(decoded.pixels, [6, 8, 10, 7, 9, 11]);

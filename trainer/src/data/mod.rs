@@ -18,6 +18,7 @@ mod files;
 pub(crate) mod fixtures;
 mod image_folder;
 mod in_memory;
+mod labels;
 mod loader;
 mod order;
 mod parquet;
@@ -35,7 +36,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use contract::{ClassWeights, DataConfig, DataFormat, ExitCode, ModelConfig, RunConfig};
+use contract::{ClassWeights, DataConfig, DataFormat, ExitCode, Loss, ModelConfig, RunConfig};
 use objects::{Cache, Location};
 use serde::{Deserialize, Serialize};
 use tch::Device;
@@ -53,6 +54,7 @@ pub(crate) use batch::Batch;
 use batch::Readable;
 use files::Root;
 use in_memory::InMemory;
+use labels::Label;
 use loader::{Batching, Pipeline, ResidentBatches, Task};
 use order::{EpochOrder, Item};
 use resident::{Resident, Values};
@@ -168,17 +170,40 @@ pub(crate) struct DataSet {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Expected {
     pub(crate) channels: u32,
-    /// Labels are below this.
-    pub(crate) classes: u32,
+    pub(crate) classes: Classes,
     /// Side of images in pixels; others are resized to it.
     pub(crate) side: u32,
 }
 
+/// What labels may be.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Classes {
+    /// Of the model.
+    pub(crate) count: u32,
+    /// Whether an image may show any number of them, not one.
+    pub(crate) several: bool,
+}
+
+impl Classes {
+    /// Of a data set that no model is named for.
+    pub(crate) const ANY: Self = Self {
+        count: u32::MAX,
+        several: true,
+    };
+
+    pub(crate) fn of(model: &ModelConfig, loss: Loss) -> Self {
+        Self {
+            count: model.num_classes,
+            several: loss == Loss::BinaryCrossEntropy,
+        }
+    }
+}
+
 impl Expected {
-    pub(crate) fn of(model: &ModelConfig) -> Self {
+    pub(crate) fn of(model: &ModelConfig, loss: Loss) -> Self {
         Self {
             channels: model.channels,
-            classes: model.num_classes,
+            classes: Classes::of(model, loss),
             side: model.image_size,
         }
     }
@@ -197,7 +222,7 @@ pub(crate) fn load(config: &RunConfig, device: Device) -> Result<Splits, DataErr
     let (train, validation) = with_retries(config, || {
         open(
             &config.data,
-            Expected::of(&config.model),
+            Expected::of(&config.model, config.training.loss),
             config.training.seed,
             threads,
         )
@@ -207,7 +232,8 @@ pub(crate) fn load(config: &RunConfig, device: Device) -> Result<Splits, DataErr
         Some(ClassWeights::Values(values)) => Some(values.iter().map(|value| *value as f32).collect()),
         Some(ClassWeights::Balanced) => {
             let counts = with_retries(config, || {
-                count_classes(&train, config.model.num_classes, threads)
+                let classes = Classes::of(&config.model, config.training.loss);
+                count_classes(&train, classes, threads)
             })?;
             Some(balanced(&counts))
         }
@@ -264,13 +290,16 @@ fn with_retries<T>(config: &RunConfig, read: impl Fn() -> Result<T, DataError>) 
 }
 
 /// Images of each class, by several threads. Those whose label cannot be read are told of when their turn comes.
-fn count_classes(images: &Images, classes: u32, threads: usize) -> Result<Vec<u64>, DataError> {
-    let count = |labels: &mut dyn Iterator<Item = Result<Option<i64>, DataError>>| {
-        let mut counts = vec![0_u64; classes as usize];
+fn count_classes(images: &Images, classes: Classes, threads: usize) -> Result<Vec<u64>, DataError> {
+    let count = |labels: &mut dyn Iterator<Item = Result<Option<Label>, DataError>>| {
+        let mut counts = vec![0_u64; classes.count as usize];
         for label in labels {
-            let class = label?.and_then(|label| usize::try_from(label).ok());
-            if let Some(count) = class.and_then(|class| counts.get_mut(class)) {
-                *count += 1;
+            let label = label?;
+            for class in label.iter().flat_map(Label::classes) {
+                let place = usize::try_from(*class).ok();
+                if let Some(count) = place.and_then(|place| counts.get_mut(place)) {
+                    *count += 1;
+                }
             }
         }
         Ok::<_, DataError>(counts)
@@ -278,7 +307,7 @@ fn count_classes(images: &Images, classes: u32, threads: usize) -> Result<Vec<u6
     let source = match images {
         Images::Resident(images) => {
             let labels = images.stored().1.iter().take(images.len() as usize);
-            return count(&mut labels.map(|label| Ok(Some(*label))));
+            return count(&mut labels.map(|label| Ok(Some(label))));
         }
         Images::Single(source) => source,
     };
@@ -302,7 +331,7 @@ fn count_classes(images: &Images, classes: u32, threads: usize) -> Result<Vec<u6
     });
     parts
         .into_iter()
-        .try_fold(vec![0; classes as usize], |sums, part| {
+        .try_fold(vec![0; classes.count as usize], |sums, part| {
             Ok(sums
                 .into_iter()
                 .zip(part?)
@@ -347,7 +376,7 @@ fn open(
         }
         DataFormat::ImageFolder => {
             let (train, validation) =
-                image_folder::open(folder, expected.classes, data.fraction, data.class_order)?;
+                image_folder::open(folder, expected.classes.count, data.fraction, data.class_order)?;
             return Ok(in_files(train, validation));
         }
         DataFormat::Parquet => {
@@ -417,11 +446,16 @@ impl DataSet {
         }
     }
 
+    /// Whether an image may show several classes.
+    pub(crate) fn has_several_classes(&self) -> bool {
+        self.preparation.classes.several
+    }
+
     fn fingerprint(&self) -> u32 {
         match &self.images {
             Images::Resident(images) => {
                 let (_, labels) = images.stored();
-                fingerprint(labels.iter().map(|label| label.to_le_bytes()))
+                fingerprint(labels.parts())
             }
             Images::Single(source) => source.fingerprint(),
         }
@@ -523,6 +557,7 @@ mod tests {
 
     use super::batch::Targets;
     use super::fixtures::config;
+    use super::labels::Labels;
     use super::*;
 
     #[test]
@@ -559,7 +594,11 @@ mod tests {
         let pixels = Tensor::zeros([9, 1, 2, 2], (tch::Kind::Uint8, Device::Cpu));
         let arrays = Images::Resident(Rc::new(Resident::new(pixels, &labels, 9)));
         for (images, threads) in [(files, 4), (arrays, 1)] {
-            let counts = count_classes(&images, 4, threads).expect("counts");
+            let classes = Classes {
+                count: 4,
+                several: false,
+            };
+            let counts = count_classes(&images, classes, threads).expect("counts");
             assert_eq!(counts, [6, 2, 1, 0]);
             // As scikit-learn's compute_class_weight("balanced", ...) has it of three classes.
             assert_eq!(balanced(&counts), [0.5, 1.5, 3.0, 0.0]);
@@ -578,7 +617,7 @@ mod tests {
         }
     }
 
-    fn stored(data: &DataSet) -> (&Tensor, &[i64]) {
+    fn stored(data: &DataSet) -> (&Tensor, &Labels) {
         match &data.images {
             Images::Resident(images) => images.stored(),
             Images::Single(_) => panic!("prepared one by one"),
@@ -590,7 +629,7 @@ mod tests {
         let mut batches = batches.expect("starts");
         let (mut images, mut labels, mut targets) = (Vec::new(), Vec::new(), Vec::new());
         while let Some(batch) = batches.next().expect("a batch") {
-            let Targets::Distribution(distribution) = batch.targets else {
+            let Targets::Smoothed(distribution) = batch.targets else {
                 panic!("mixed")
             };
             images.push(batch.images);
@@ -614,7 +653,11 @@ mod tests {
         let expected = images.index_select(0, &rows).to_kind(Kind::Float) / 127.5 - 1.0;
         assert!((batch.images - expected).abs().max().double_value(&[]) < 1e-6);
         let found = Vec::<i64>::try_from(batch.labels).expect("labels");
-        assert_eq!(found, labels[4..7]);
+        let expected: Vec<i64> = labels.classes()[4..7]
+            .iter()
+            .map(|class| i64::from(*class))
+            .collect();
+        assert_eq!(found, expected);
         assert!(matches!(batch.targets, Targets::Classes));
         assert_eq!(
             batches.next().expect("a batch").expect("the rest").labels.size(),

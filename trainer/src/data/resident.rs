@@ -2,6 +2,7 @@
 
 use tch::{Device, Kind, Tensor};
 
+use super::labels::Labels;
 use super::order::Item;
 use super::part;
 
@@ -31,8 +32,8 @@ impl Values {
 pub(super) struct Resident {
     /// Bytes or floats, [stored, channels, height, width].
     images: Tensor,
-    /// Class indices, one for each stored image.
-    labels: Vec<i64>,
+    /// Of each stored image.
+    labels: Labels,
     /// Images the set counts; a synthetic set stores fewer and repeats them.
     len: u64,
 }
@@ -41,7 +42,12 @@ impl Resident {
     /// `labels`, class indices on the host, and `images` have the same first dimension; images repeat where `len` is
     /// larger.
     pub(super) fn new(images: Tensor, labels: &Tensor, len: u64) -> Self {
-        let labels = Vec::try_from(labels).expect("whole numbers in one row");
+        let classes = Vec::try_from(labels.to_kind(Kind::Int)).expect("whole numbers in one row");
+        Self::with_labels(images, Labels::of_classes(classes), len)
+    }
+
+    /// The same with labels of any number of classes.
+    pub(super) fn with_labels(images: Tensor, labels: Labels, len: u64) -> Self {
         Self { images, labels, len }
     }
 
@@ -65,9 +71,11 @@ impl Resident {
             return self;
         }
         let stored = self.labels.len().min(len as usize);
+        let mut labels = self.labels;
+        labels.truncate(stored);
         Self {
             images: self.images.narrow(0, 0, stored as i64),
-            labels: self.labels[..stored].to_vec(),
+            labels,
             len,
         }
     }
@@ -108,7 +116,7 @@ impl Resident {
     }
 
     /// Images, BCHW, and labels as they are stored.
-    pub(super) fn stored(&self) -> (&Tensor, &[i64]) {
+    pub(super) fn stored(&self) -> (&Tensor, &Labels) {
         (&self.images, &self.labels)
     }
 }

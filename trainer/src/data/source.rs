@@ -9,8 +9,10 @@ use std::time::{Duration, Instant};
 
 use backon::{BackoffBuilder as _, ExponentialBuilder};
 
+use super::Classes;
 use super::decode::{Decoded, decode};
 use super::error::{DataError, is_of_storage};
+use super::labels::Label;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
@@ -20,7 +22,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 pub(super) struct Stored {
     /// What [`Source::decode`] takes: bytes of an image file, but for images in memory.
     pub(super) file: Vec<u8>,
-    pub(super) label: i64,
+    pub(super) label: Label,
 }
 
 /// Why an image was not read.
@@ -100,34 +102,45 @@ pub(super) fn fingerprint<Part: AsRef<[u8]>>(parts: impl IntoIterator<Item = Par
     hasher.finalize()
 }
 
-/// The label of an image where it is looked at once, before a run: one that the model has no class for is an error, and so is storage
-/// that fails. The inner error says what is wrong with the image.
+/// The label of an image where it is looked at once, before a run: one that the model does not take is an error, and so is
+/// storage that fails. The inner error says what is wrong with the image.
 pub(super) fn label_of(
     source: &dyn Source,
     image: u64,
-    classes: u32,
-) -> Result<Result<i64, String>, DataError> {
+    classes: Classes,
+) -> Result<Result<Label, String>, DataError> {
     match source.label(image) {
-        Ok(label) => check_label(source, image, label, classes).map(|()| Ok(label)),
+        Ok(label) => check_label(source, image, &label, classes).map(|()| Ok(label)),
         Err(error) => error.reason(source, image).map(Err),
     }
 }
 
-/// An error where a label is none of the model's classes.
+/// An error where a label has classes that the model has not, or not one where it takes one.
 pub(super) fn check_label(
     source: &dyn Source,
     image: u64,
-    label: i64,
-    classes: u32,
+    label: &Label,
+    classes: Classes,
 ) -> Result<(), DataError> {
-    if (0..i64::from(classes)).contains(&label) {
-        return Ok(());
+    match label.classes() {
+        [_] => {}
+        _ if classes.several => {}
+        several => {
+            return Err(DataError::SeveralClasses {
+                image: source.name(image),
+                classes: several.to_vec(),
+            });
+        }
     }
-    Err(DataError::LabelOfImage {
-        image: source.name(image),
-        label,
-        classes,
-    })
+    let known = 0..i64::from(classes.count);
+    match label.classes().iter().find(|class| !known.contains(class)) {
+        None => Ok(()),
+        Some(class) => Err(DataError::LabelOfImage {
+            image: source.name(image),
+            label: *class,
+            classes: classes.count,
+        }),
+    }
 }
 
 /// What `list` finds in each file, several at a time.
@@ -174,8 +187,8 @@ pub(super) trait Source: Debug + Send + Sync {
         false
     }
 
-    /// Its class alone, as [`Self::read`] tells it.
-    fn label(&self, image: u64) -> Result<i64, ReadError>;
+    /// Its label alone, as [`Self::read`] tells it.
+    fn label(&self, image: u64) -> Result<Label, ReadError>;
 
     /// What to call it.
     fn name(&self, image: u64) -> String;

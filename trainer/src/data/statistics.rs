@@ -118,8 +118,8 @@ fn of_resident(images: &Resident, sample: u64) -> Split {
         / unit;
     let dimensions = [0_i64, 2, 3];
     let numbers = |tensor: Tensor| Vec::<f64>::try_from(tensor.to_kind(Kind::Double)).unwrap_or_default();
-    let counts =
-        Vec::<i64>::try_from(Tensor::from_slice(labels).bincount::<Tensor>(None, 0)).unwrap_or_default();
+    let counts = Vec::<i64>::try_from(Tensor::from_slice(labels.classes()).bincount::<Tensor>(None, 0))
+        .unwrap_or_default();
     let size = |dimension: usize| range(vec![pixels.size()[dimension] as u32]);
     Split {
         images: images.len(),
@@ -153,7 +153,10 @@ fn of_files(source: &dyn Source, expected: Expected, sample: u64) -> Result<Spli
     let mut counts = BTreeMap::<i64, u64>::new();
     for image in 0..source.len() {
         match label_of(source, image, expected.classes)? {
-            Ok(label) => *counts.entry(label).or_default() += 1,
+            Ok(label) => label
+                .classes()
+                .iter()
+                .for_each(|class| *counts.entry(*class).or_default() += 1),
             Err(reason) => {
                 split.leave_out(source.name(image), reason);
                 unlabelled.insert(image);

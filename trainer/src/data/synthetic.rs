@@ -21,7 +21,7 @@ pub(super) fn generate(images: u64, expected: Expected, seed: u64) -> Resident {
     for some in pixels.chunks_mut(8) {
         some.copy_from_slice(&random.next().to_le_bytes()[..some.len()]);
     }
-    let classes = u64::from(expected.classes);
+    let classes = u64::from(expected.classes.count);
     let labels: Vec<i64> = (0..stored).map(|_| random.below(classes).cast_signed()).collect();
     let (pixels, labels) = (
         Tensor::from_slice(&pixels).reshape(shape),
@@ -39,7 +39,10 @@ mod tests {
     fn images_fit_the_model_and_repeat_beyond_what_is_stored() {
         let expected = Expected {
             channels: 64,
-            classes: 7,
+            classes: crate::data::Classes {
+                count: 7,
+                several: false,
+            },
             side: 1024,
         };
         let data = generate(1_000_000, expected, 3);
@@ -47,6 +50,6 @@ mod tests {
         let row = |image| data.rows(&[Item { image, place: 0 }]);
         assert_eq!(row(1 + 4 * 1000), row(1));
         let (_, labels) = data.stored();
-        assert!(labels.iter().all(|label| (0..7).contains(label)));
+        assert!(labels.classes().iter().all(|class| (0..7).contains(class)));
     }
 }

@@ -12,11 +12,14 @@ use std::sync::Arc;
 use bytesize::ByteSize;
 use contract::FileNames;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::DataError;
 use super::decode::ENDINGS;
 use super::error::{at_first_read, is_of_system};
+
 use super::files::{Files, Root};
+use super::labels::Label;
 use super::part;
 use super::source::{ReadError, Shards, Source, Stored, fingerprint, list_each, shown_name};
 
@@ -55,7 +58,7 @@ struct Sample {
 enum Content {
     Whole {
         image: Span,
-        label: Label,
+        label: LabelFile,
     },
     /// What it lacks, and what it has instead.
     Lacking(Box<str>),
@@ -81,7 +84,7 @@ mod bytes_as_text {
 struct Parts {
     key: Box<[u8]>,
     image: Option<Span>,
-    label: Option<Label>,
+    label: Option<LabelFile>,
     /// A second image of the same key.
     more: Option<String>,
     /// Endings of all of it.
@@ -95,8 +98,8 @@ struct Span {
 }
 
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
-enum Label {
-    /// A number in digits.
+enum LabelFile {
+    /// Numbers in digits.
     Class(Span),
     /// An object with `cls` or `label`.
     Json(Span),
@@ -106,19 +109,49 @@ type Listed = Result<Vec<Sample>, DataError>;
 
 #[derive(Deserialize)]
 struct JsonLabel {
-    cls: Option<i64>,
-    label: Option<i64>,
+    cls: Option<Value>,
+    label: Option<Value>,
 }
 
 impl JsonLabel {
-    /// Either of both, which must be one number where there are both.
-    fn class(&self) -> Result<i64, String> {
-        match (self.cls, self.label) {
-            (Some(cls), Some(label)) if cls != label => Err(format!(
-                "it has the labels {cls} in \"cls\" and {label} in \"label\""
-            )),
-            (cls, label) => cls.or(label).ok_or_else(|| "it has neither".to_owned()),
+    /// Either of both, which must be the same where there are both.
+    fn label(&self) -> Result<Label, String> {
+        let found = match (&self.cls, &self.label) {
+            (Some(cls), Some(label)) if cls != label => {
+                return Err(format!(
+                    "it has the labels {cls} in \"cls\" and {label} in \"label\""
+                ));
+            }
+            (cls, label) => cls.as_ref().or(label.as_ref()).ok_or("it has neither")?,
+        };
+        json_label(found).ok_or_else(|| format!("it has {found}"))
+    }
+}
+
+/// A class number, or a list of them.
+fn json_label(value: &Value) -> Option<Label> {
+    match value {
+        Value::Array(classes) => {
+            let classes: Option<Vec<i64>> = classes.iter().map(Value::as_i64).collect();
+            classes.map(Label::Classes)
         }
+        value => value.as_i64().map(Label::Class),
+    }
+}
+
+/// What a .cls says: a class number, or several between commas or spaces; in brackets also one or none.
+fn text_label(text: &str) -> Option<Label> {
+    let text = text.trim_start_matches('\u{feff}').trim();
+    let inner = text.strip_prefix('[').and_then(|text| text.strip_suffix(']'));
+    let numbers = inner.unwrap_or(text).split([',', ' ', '\t', '\n', '\r']);
+    let classes: Result<Vec<i64>, _> = numbers
+        .filter(|number| !number.is_empty())
+        .map(str::parse)
+        .collect();
+    match (classes.ok()?, inner) {
+        (classes, None) if classes.len() == 1 => Some(Label::Class(classes[0])),
+        (classes, None) if classes.is_empty() => None,
+        (classes, _) => Some(Label::Classes(classes)),
     }
 }
 
@@ -262,21 +295,21 @@ impl WebDataset {
         bytes.map_err(ReadError::of)
     }
 
-    fn label_of(&self, sample: &Sample) -> Result<i64, ReadError> {
+    fn label_of(&self, sample: &Sample) -> Result<Label, ReadError> {
         match sample.parts()?.1 {
-            Label::Class(span) => {
+            LabelFile::Class(span) => {
                 let bytes = self.read_span(sample.shard, span)?;
                 let text = String::from_utf8_lossy(&bytes);
-                let number = text.trim_start_matches('\u{feff}').trim();
-                number
-                    .parse()
-                    .map_err(|_| format!("its .cls is {number:?}, no class number").into())
+                text_label(&text).ok_or_else(|| {
+                    let text = text.trim_start_matches('\u{feff}').trim();
+                    format!("its .cls is {text:?}, no class number").into()
+                })
             }
-            Label::Json(span) => {
+            LabelFile::Json(span) => {
                 let bytes = self.read_span(sample.shard, span)?;
                 serde_json::from_slice::<JsonLabel>(&bytes)
                     .map_err(|error| error.to_string())
-                    .and_then(|json| json.class())
+                    .and_then(|json| json.label())
                     .map_err(|error| {
                         format!("its .json has no class number in \"label\" or \"cls\": {error}").into()
                     })
@@ -305,7 +338,7 @@ fn warn_of_a_small_cache(root: &Root, shards: &Files) -> Result<(), DataError> {
 }
 
 impl Sample {
-    fn parts(&self) -> Result<(Span, Label), ReadError> {
+    fn parts(&self) -> Result<(Span, LabelFile), ReadError> {
         match &self.content {
             Content::Whole { image, label } => Ok((*image, *label)),
             Content::Lacking(what) => Err(ReadError::Bad(what.to_string())),
@@ -328,9 +361,9 @@ impl Parts {
                     self.more.get_or_insert_with(|| extension.clone());
                 }
             }
-            ("cls", Ok(span)) => self.label = Some(Label::Class(span)),
+            ("cls", Ok(span)) => self.label = Some(LabelFile::Class(span)),
             // A .cls is the plainer word.
-            ("json", Ok(span)) if self.label.is_none() => self.label = Some(Label::Json(span)),
+            ("json", Ok(span)) if self.label.is_none() => self.label = Some(LabelFile::Json(span)),
             _ => {}
         }
         self.endings.push(extension);
@@ -469,7 +502,7 @@ impl Source for WebDataset {
         })
     }
 
-    fn label(&self, image: u64) -> Result<i64, ReadError> {
+    fn label(&self, image: u64) -> Result<Label, ReadError> {
         self.label_of(&self.samples[image as usize])
     }
 
@@ -561,7 +594,7 @@ mod tests {
             );
             let stored = |file: &[u8], label| Stored {
                 file: file.to_vec(),
-                label,
+                label: Label::Class(label),
             };
             assert_eq!(train.read(0).expect("reads"), stored(b"image a", 3));
             assert_eq!(train.read(1).expect("reads"), stored(b"image b", 4));
@@ -618,7 +651,7 @@ mod tests {
         ]);
         let found: Vec<(Vec<u8>, i64)> = (0..train.len())
             .map(|image| train.read(image).expect("reads"))
-            .map(|stored| (stored.file, stored.label))
+            .map(|stored| (stored.file, stored.label.classes()[0]))
             .collect();
         assert_eq!(
             found,
@@ -637,13 +670,50 @@ mod tests {
             (b"2.jpg", b"image"),
             (b"2.json", br#"{"class": 4}"#),
         ]);
-        assert_eq!(train.label(0).expect("a label"), 4);
+        assert_eq!(train.label(0).expect("a label"), Label::Class(4));
         let none = "its .json has no class number in \"label\" or \"cls\": ";
         assert_eq!(
             bad(train.label(1)),
             format!("{none}it has the labels 4 in \"cls\" and 5 in \"label\"")
         );
         assert_eq!(bad(train.label(2)), format!("{none}it has neither"));
+    }
+
+    #[test]
+    fn a_sample_may_have_any_number_of_classes() {
+        let texts: [(&[u8], &[u8]); 8] = [
+            (b"0.cls", b"3\n"),
+            (b"1.cls", b"3 0"),
+            (b"2.cls", b"[3, 0]"),
+            (b"3.cls", b"[]"),
+            (b"4.cls", b" "),
+            (b"5.cls", b"3, cat"),
+            (b"6.json", br#"{"label": [1, 2]}"#),
+            (b"7.json", br#"{"label": [1, "cat"]}"#),
+        ];
+        let images: Vec<String> = (0..8).map(|image| format!("{image}.jpg")).collect();
+        let files: Vec<(&[u8], &[u8])> = images
+            .iter()
+            .zip(texts)
+            .flat_map(|(image, text)| [(image.as_bytes(), &b"image"[..]), text])
+            .collect();
+        let train = opened(&files);
+        let several = |classes: &[i64]| Label::Classes(classes.to_vec());
+        for (image, expected) in [
+            (0, Label::Class(3)),
+            (1, several(&[3, 0])),
+            (2, several(&[3, 0])),
+            (3, several(&[])),
+            (6, several(&[1, 2])),
+        ] {
+            assert_eq!(train.label(image).expect("a label"), expected, "{image}");
+        }
+        assert_eq!(bad(train.label(4)), "its .cls is \"\", no class number");
+        assert_eq!(bad(train.label(5)), "its .cls is \"3, cat\", no class number");
+        assert_eq!(
+            bad(train.label(7)),
+            "its .json has no class number in \"label\" or \"cls\": it has [1,\"cat\"]"
+        );
     }
 
     #[test]

@@ -240,6 +240,11 @@ impl World {
         }))
     }
 
+    /// Adds up numbers that are in host memory.
+    pub(crate) fn sum_on_host(&self, numbers: &mut Tensor) -> Result<(), TrainError> {
+        Ok(self.control.all_reduce_sum(numbers)?)
+    }
+
     /// What each rank gives, by rank.
     pub(crate) fn gather(&self, own: f64) -> Result<Vec<f64>, TrainError> {
         let mut values = Tensor::zeros([i64::from(self.size)], (Kind::Double, tch::Device::Cpu));

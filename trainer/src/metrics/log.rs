@@ -76,6 +76,11 @@ pub(super) enum Record {
         ema_correct: Option<u64>,
         #[serde(skip_serializing_if = "Option::is_none")]
         ema_accuracy: Option<f64>,
+        /// Over classes, where images may show several.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        mean_average_precision: Option<f64>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        ema_mean_average_precision: Option<f64>,
         seconds: f64,
     },
     /// Replicas take other shares of a step, as was decided after this one.

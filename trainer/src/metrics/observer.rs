@@ -271,12 +271,15 @@ impl Observer {
             accuracy,
             ema_correct: of_average.map(|counts| counts.correct),
             ema_accuracy,
+            mean_average_precision: counts.mean_average_precision,
+            ema_mean_average_precision: of_average.and_then(|counts| counts.mean_average_precision),
             seconds: took.as_secs_f64(),
         });
         run.progress.epoch = position.epoch;
         run.progress.step = position.step;
         run.progress.validation_accuracy = Some(accuracy);
         run.progress.ema_validation_accuracy = ema_accuracy;
+        run.progress.validation_mean_average_precision = counts.mean_average_precision;
         self.send_progress();
     }
 

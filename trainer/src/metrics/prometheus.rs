@@ -30,6 +30,7 @@ struct RankMetrics {
     /// A place for each of [`names::SYNC_OPERATIONS`]; those that the job does not use have no series.
     sync: [Option<SyncMetrics>; 4],
     accuracy: GaugeVec,
+    mean_average_precision: GaugeVec,
     throttled: GaugeVec,
     /// Gauges that have no series until their value is known: a 0 would be drawn as one, and counted as a change after a
     /// restart.
@@ -161,6 +162,12 @@ impl Metrics {
         rank.set(names::STEP, progress.step as f64);
         rank.classifies(names::SPLIT_VALIDATION, progress.validation_accuracy);
         rank.classifies(names::SPLIT_VALIDATION_EMA, progress.ema_validation_accuracy);
+        if let Some(precision) = progress.validation_mean_average_precision {
+            let gauge = rank
+                .mean_average_precision
+                .with_label_values(&[names::SPLIT_VALIDATION]);
+            gauge.set(precision);
+        }
         rank.set(names::RUN_STEPS, progress.total_steps as f64);
         if let Some(slowdown) = progress.slowdown {
             rank.set(names::JOB_SLOWDOWN_RATIO, slowdown);
@@ -353,6 +360,11 @@ impl RankMetrics {
             accuracy: gauges(
                 names::ACCURACY_RATIO,
                 "Share of images classified right.",
+                &[names::LABEL_SPLIT],
+            )?,
+            mean_average_precision: gauges(
+                names::MEAN_AVERAGE_PRECISION_RATIO,
+                "Average precision of the held-out images, mean over the classes.",
                 &[names::LABEL_SPLIT],
             )?,
             throttled: gauges(
@@ -644,6 +656,7 @@ mod tests {
         metrics.progress(&Progress {
             validation_accuracy: Some(0.5),
             ema_validation_accuracy: Some(0.5),
+            validation_mean_average_precision: Some(0.5),
             last_checkpoint: Some(CheckpointRecord {
                 step: 7,
                 path: "/checkpoints/digits/step-00000007".into(),

@@ -18,6 +18,7 @@ mod optimization;
 mod preflight;
 mod pretrained;
 mod rank;
+mod several_classes;
 
 mod sharding;
 mod storage;

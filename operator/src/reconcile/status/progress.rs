@@ -26,6 +26,9 @@ pub(super) fn record_progress(status: &mut ViTTrainingJobStatus, progress: &Prog
         loss: progress.loss.map(|loss| rounded(loss, 4)),
         train_accuracy: progress.train_accuracy.map(|accuracy| rounded(accuracy, 4)),
         validation_accuracy: progress.validation_accuracy.map(|accuracy| rounded(accuracy, 4)),
+        validation_mean_average_precision: progress
+            .validation_mean_average_precision
+            .map(|precision| rounded(precision, 4)),
         ema_validation_accuracy: progress
             .ema_validation_accuracy
             .map(|accuracy| rounded(accuracy, 4)),

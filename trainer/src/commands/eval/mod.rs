@@ -18,7 +18,7 @@ use contract::{Device, ExitCode, OffloadTo, RunConfig};
 use tch::{Kind, Tensor};
 
 use crate::config;
-use crate::data::DataSet;
+use crate::data::{Classes, DataSet};
 use crate::distributed::Accelerator;
 use crate::error::{TrainError, catching};
 use crate::evaluation::{Part, classify};
@@ -167,7 +167,7 @@ fn measure(
     keep_logits: bool,
 ) -> Result<(Scores, Vec<(String, Tensor)>), TrainError> {
     let display = Display::new(data.len());
-    let mut tally = Tally::new(config.model.num_classes, data.device());
+    let mut tally = Tally::new(Classes::of(&config.model, config.training.loss), data.device());
     let (mut logits, mut labels) = (Vec::new(), Vec::new());
     let part = Part {
         images: 0..data.len(),

@@ -40,6 +40,7 @@ impl Report<'_> {
             "top1": self.scores.share(self.scores.correct),
             "top5": self.scores.correct_top5.map(|correct| self.scores.share(correct)),
             "loss": self.scores.loss,
+            "meanAveragePrecision": self.scores.mean_average_precision,
             "seconds": self.seconds,
             "imagesPerSecond": self.images_per_second(),
             "precision": self.config.training.precision,
@@ -53,6 +54,11 @@ impl Report<'_> {
         let share = |correct| format!("{:.4} ({correct} of {})", scores.share(correct), scores.images);
         let mut rows = vec![("weights", self.weights()), ("top-1", share(scores.correct))];
         rows.extend(scores.correct_top5.map(|correct| ("top-5", share(correct))));
+        rows.extend(
+            scores
+                .mean_average_precision
+                .map(|precision| ("mAP", format!("{precision:.4}"))),
+        );
         rows.push(("loss", format!("{:.4}", scores.loss)));
         let unread = match self.held_out.saturating_sub(scores.images) {
             0 => String::new(),
@@ -116,6 +122,7 @@ mod tests {
                 correct: 10,
                 correct_top5: Some(30),
                 loss: f64::NAN,
+                mean_average_precision: None,
             },
             held_out: 42,
             seconds: 2.0,

@@ -127,7 +127,10 @@ fn summary(config: &RunConfig, end: &End, took: Duration) -> Vec<String> {
             ),
         );
         if let Some(accuracy) = progress.validation_accuracy {
-            add("held out", format!("accuracy {accuracy:.4}"));
+            let precision = progress
+                .validation_mean_average_precision
+                .map_or_else(String::new, |precision| format!(", mAP {precision:.4}"));
+            add("held out", format!("accuracy {accuracy:.4}{precision}"));
         }
         if let (Some(rate), Some(share)) = (progress.images_per_second, progress.sync_share) {
             add(

@@ -239,15 +239,21 @@ mod tests {
     }
 
     /// Images and labels of a data set of these files.
-    fn loaded(channels: u32, files: &[(&str, Vec<u8>)]) -> Result<(Tensor, Vec<i64>), String> {
+    fn loaded(channels: u32, files: &[(&str, Vec<u8>)]) -> Result<(Tensor, Vec<i32>), String> {
         let folder = folder(files);
         let expected = Expected {
             channels,
-            classes: 4,
+            classes: crate::data::Classes {
+                count: 4,
+                several: false,
+            },
             side: 8,
         };
         match load(folder.path(), Files::Hdf5, expected) {
-            Ok((train, _)) => Ok((train.stored().0.shallow_clone(), train.stored().1.to_vec())),
+            Ok((train, _)) => Ok((
+                train.stored().0.shallow_clone(),
+                train.stored().1.classes().to_vec(),
+            )),
             Err(error) => Err(error
                 .to_string()
                 .replace(folder.path().to_str().expect("a name"), "DIR")),
@@ -260,7 +266,7 @@ mod tests {
         Tensor::arange(count, (Kind::Int64, tch::Device::Cpu)).reshape(shape)
     }
 
-    fn labels(rows: i64) -> Vec<i64> {
+    fn labels(rows: i32) -> Vec<i32> {
         (0..rows).map(|row| row % 4).collect()
     }
 

@@ -9,8 +9,9 @@ use std::path::Path;
 
 use tch::{Device, Kind, Tensor};
 
+use super::labels::Labels;
 use super::resident::Resident;
-use super::{DataError, Expected};
+use super::{Classes, DataError, Expected};
 use hdf5::Hdf5;
 use numpy::Npz;
 
@@ -144,7 +145,7 @@ fn split(folder: &Path, files: Files, name: &str, expected: Expected) -> Result<
         return Ok(None);
     };
     let count = images.size()[0].cast_unsigned();
-    Ok(Some(Resident::new(images, &labels, count)))
+    Ok(Some(Resident::with_labels(images, labels, count)))
 }
 
 fn refused(path: &Path, message: impl Display) -> DataError {
@@ -198,7 +199,8 @@ fn images(path: &Path, array: Array<'_>, channels: u32) -> Result<Tensor, DataEr
     })
 }
 
-fn labels(path: &Path, array: Array<'_>, images: i64, classes: u32) -> Result<Tensor, DataError> {
+/// One class an image, or a column for each class, in which 1 is for the images that show it.
+fn labels(path: &Path, array: Array<'_>, images: i64, classes: Classes) -> Result<Labels, DataError> {
     if !matches!(
         array.kind,
         Kind::Uint8 | Kind::Int8 | Kind::Int16 | Kind::Int | Kind::Int64
@@ -208,29 +210,68 @@ fn labels(path: &Path, array: Array<'_>, images: i64, classes: u32) -> Result<Te
             format!("labels are {:?}, but must be whole numbers", array.kind),
         ));
     }
+    let count = i64::from(classes.count);
+    let is_for_classes = |columns: i64| columns > 1 && (columns == count || classes == Classes::ANY);
+    if matches!(array.shape[..], [rows, columns] if rows == images && is_for_classes(columns)) {
+        if !classes.several {
+            return Err(refused(
+                path,
+                format!(
+                    "labels have shape {:?}, a column for each class, but training.loss crossEntropy takes one class an image: binaryCrossEntropy takes any number",
+                    array.shape
+                ),
+            ));
+        }
+        return columns_of_classes(path, array);
+    }
     // PatchCamelyon's have three dimensions more, all of one.
     if array.shape.first() != Some(&images) || array.shape[1..].iter().any(|size| *size != 1) {
         return Err(refused(
             path,
             format!(
-                "labels have shape {:?}, but must be one for each of {images} images",
-                array.shape
+                "labels have shape {:?}, but must be one for each of {images} images{}",
+                array.shape,
+                if classes.several {
+                    format!(", or [{images}, {count}] for model.numClasses {count}")
+                } else {
+                    String::new()
+                }
             ),
         ));
     }
     let labels = together(path, array, &[images], |part| Ok(part.flatten(0, -1)))?.to_kind(Kind::Int64);
     for label in [labels.min().int64_value(&[]), labels.max().int64_value(&[])] {
-        if !(0..i64::from(classes)).contains(&label) {
+        if !(0..count).contains(&label) {
             return Err(refused(
                 path,
                 format!(
-                    "a label is {label}, but model.numClasses is {classes} (labels 0 to {})",
-                    classes - 1
+                    "a label is {label}, but model.numClasses is {count} (labels 0 to {})",
+                    count - 1
                 ),
             ));
         }
     }
-    Ok(labels)
+    let numbers = Vec::try_from(labels.to_kind(Kind::Int)).expect("whole numbers in one row");
+    Ok(Labels::of_classes(numbers))
+}
+
+fn columns_of_classes(path: &Path, array: Array<'_>) -> Result<Labels, DataError> {
+    let shape = array.shape.clone();
+    let rows = together(path, array, &shape, Ok)?.to_kind(Kind::Int);
+    let numbers: Vec<i32> = Vec::try_from(rows.view(-1)).expect("whole numbers in one row");
+    if let Some(number) = numbers.iter().find(|number| !matches!(number, 0 | 1)) {
+        return Err(refused(
+            path,
+            format!(
+                "labels have a column for each class, and {number} in one: they must be 1 for images that show the class, and else 0"
+            ),
+        ));
+    }
+    let shown = |row: &[i32]| -> Vec<i32> {
+        let classes = (0..).zip(row).filter(|(_, number)| **number == 1);
+        classes.map(|(class, _)| class).collect()
+    };
+    Ok(Labels::of_lists(numbers.chunks(shape[1] as usize).map(shown)))
 }
 
 /// The whole array, of a shape into which `arrange` brings its rows.
@@ -258,7 +299,10 @@ mod tests {
     fn expected(channels: u32) -> Expected {
         Expected {
             channels,
-            classes: 10,
+            classes: Classes {
+                count: 10,
+                several: false,
+            },
             side: 8,
         }
     }
@@ -303,8 +347,8 @@ mod tests {
         let validation = validation.expect("val");
         assert_eq!(train.stored().0.size(), [4, 5, 6, 7]);
         assert!(validation.stored().0.equal(&train.stored().0.narrow(0, 0, 2)));
-        let labels = Vec::<i64>::try_from(labels.to_kind(Kind::Int64)).expect("numbers");
-        assert_eq!(train.stored().1, labels);
+        let labels = Vec::<i32>::try_from(labels).expect("numbers");
+        assert_eq!(train.stored().1.classes(), labels);
 
         let grey = files(&[
             ("train_images.npy", array(Kind::Uint8, &[3, 8, 9])),
@@ -396,5 +440,53 @@ mod tests {
             .expect_err("refused")
             .to_string();
         assert!(broken.contains("train.npz: "), "{broken}");
+    }
+
+    #[test]
+    fn a_column_for_each_class_lets_images_show_several() {
+        let several = |several| Expected {
+            classes: Classes { count: 4, several },
+            ..expected(1)
+        };
+        let rows: [[u8; 4]; 3] = [[1, 0, 0, 1], [0; 4], [0, 1, 0, 0]];
+        let message = |rows: &[[u8; 4]], expected: Expected| {
+            let folder = files(&[
+                ("train_images.npy", array(Kind::Uint8, &[3, 8, 8])),
+                ("train_labels.npy", Tensor::from_slice2(rows)),
+            ]);
+            let loaded = load(folder.path(), Files::Numpy, expected);
+            let loaded = loaded.map(|(train, _)| train.stored().1.clone());
+            loaded.map_err(|error| {
+                error
+                    .to_string()
+                    .replace(folder.path().to_str().expect("a name"), "DIR")
+            })
+        };
+        let shown = Labels::of_lists([vec![0, 3], vec![], vec![1]]);
+        assert_eq!(message(&rows, several(true)), Ok(shown.clone()));
+        let any = Expected {
+            classes: Classes::ANY,
+            ..expected(1)
+        };
+        assert_eq!(message(&rows, any), Ok(shown));
+        assert_eq!(
+            message(&rows, several(false)),
+            Err("DIR/train_labels.npy: labels have shape [3, 4], a column for each class, but training.loss crossEntropy takes one class an image: binaryCrossEntropy takes any number".into())
+        );
+        assert_eq!(
+            message(&[[1, 0, 0, 2], [0; 4], [0; 4]], several(true)),
+            Err("DIR/train_labels.npy: labels have a column for each class, and 2 in one: they must be 1 for images that show the class, and else 0".into())
+        );
+        let five = Expected {
+            classes: Classes {
+                count: 5,
+                several: true,
+            },
+            ..expected(1)
+        };
+        assert_eq!(
+            message(&rows, five),
+            Err("DIR/train_labels.npy: labels have shape [3, 4], but must be one for each of 3 images, or [3, 5] for model.numClasses 5".into())
+        );
     }
 }

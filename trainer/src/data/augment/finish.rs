@@ -4,7 +4,7 @@ use contract::{Interpolation, RandomCrop, RandomResizedCrop, RunConfig};
 use tch::{Device, Kind, Tensor};
 
 use super::geometry;
-use super::mix::{erase, mix_images, mix_targets, noise};
+use super::mix::{erase, mix_images, mix_targets, noise, one_hot, targets};
 use super::parameters::{Column, Columns, Layout, Parameters};
 use crate::data::batch::{Batch, Targets};
 use crate::data::resident::{Resident, Values};
@@ -89,7 +89,8 @@ impl Finish {
             .permute([0, 3, 1, 2])
             .contiguous();
         let columns = Columns::read(block, parameters.images());
-        self.finished(&images, parameters, &columns)
+        let shown = layout.all_targets(block, parameters.images(), self.classes);
+        self.finished(&images, parameters, &columns, shown)
     }
 
     /// A batch of whole stored images, which the device holds or which lie in the block as they are stored. Varied in
@@ -119,7 +120,8 @@ impl Finish {
         } else {
             self.resized(&images)
         };
-        self.finished(&images, parameters, &columns)
+        let shown = layout.all_targets(block, parameters.images(), self.classes);
+        self.finished(&images, parameters, &columns, shown)
     }
 
     fn varied(&self, images: &Tensor, columns: &Columns) -> Tensor {
@@ -151,29 +153,38 @@ impl Finish {
         }
     }
 
-    fn finished(&self, images: &Tensor, parameters: &Parameters, columns: &Columns) -> Batch {
+    /// `shown`: which classes each image shows, where these may be several.
+    fn finished(
+        &self,
+        images: &Tensor,
+        parameters: &Parameters,
+        columns: &Columns,
+        shown: Option<Tensor>,
+    ) -> Batch {
         let mut images = images.to_kind(Kind::Float) - &self.mean;
         // In place: the difference is this function's own.
         images /= &self.std;
         if let Some(noise) = &self.noise {
             erase(&mut images, columns, parameters.erased, noise);
         }
-        let labels = columns.integers(Column::Label).contiguous();
-        let class_weights = self.class_weights.as_ref().map(Tensor::shallow_clone);
-        if !parameters.mixed {
-            return Batch {
-                images,
-                labels,
-                targets: Targets::Classes,
-                class_weights,
-                digest: 0,
-            };
-        }
+        let smoothed = |shown: &Tensor| targets(shown, self.label_smoothing);
+        let (images, targets) = if parameters.mixed {
+            let shown = shown
+                .as_ref()
+                .map_or_else(|| one_hot(columns, self.classes), Tensor::shallow_clone);
+            let mixed = mix_targets(&smoothed(&shown), columns);
+            (mix_images(&images, columns, parameters.cut), Some(mixed))
+        } else {
+            (images, shown.as_ref().map(smoothed))
+        };
         Batch {
-            images: mix_images(&images, columns, parameters.cut),
-            labels,
-            targets: Targets::Distribution(mix_targets(columns, self.classes, self.label_smoothing)),
-            class_weights,
+            images,
+            labels: match shown {
+                Some(shown) => shown.to_kind(Kind::Bool),
+                None => columns.integers(Column::Label).contiguous(),
+            },
+            targets: targets.map_or(Targets::Classes, Targets::Smoothed),
+            class_weights: self.class_weights.as_ref().map(Tensor::shallow_clone),
             digest: 0,
         }
     }

@@ -102,15 +102,13 @@ mod tests {
 
     /// A row an image, with these columns.
     fn columns<const N: usize>(names: [Column; N], rows: &[[u32; N]]) -> Columns {
-        let mut parameters = Parameters::new(&vec![0; rows.len()]);
+        let mut parameters = Parameters::of_classes(&vec![0; rows.len()]);
         for (row, values) in rows.iter().enumerate() {
             for (name, value) in names.iter().zip(values) {
                 parameters.set(row, *name, f64::from(*value));
             }
         }
-        let mut bytes = vec![0; rows.len() * Parameters::BYTES];
-        parameters.write(&mut bytes);
-        Columns::read(&Tensor::from_slice(&bytes), rows.len())
+        parameters.columns()
     }
 
     /// Left, top, width and height.

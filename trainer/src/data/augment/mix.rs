@@ -120,18 +120,27 @@ pub(super) fn mix_images(images: &Tensor, columns: &Columns, cut: bool) -> Tenso
     other.lerp_tensor(images, &kept)
 }
 
-/// Distributions over the classes, [batch, classes], of mixed images; label smoothing as timm adds it.
-pub(super) fn mix_targets(columns: &Columns, classes: i64, label_smoothing: f64) -> Tensor {
+/// A target for each class, [batch, classes], of images that show those where `shown` is 1; label smoothing as timm adds it.
+pub(super) fn targets(shown: &Tensor, label_smoothing: f64) -> Tensor {
+    let off = label_smoothing / shown.size()[1] as f64;
+    shown.to_kind(Kind::Float) * (1.0 - label_smoothing) + off
+}
+
+/// Which of the classes images show that show one each, [batch, classes].
+pub(super) fn one_hot(columns: &Columns, classes: i64) -> Tensor {
     let labels = columns.integers(Column::Label).reshape([-1, 1]);
+    Tensor::arange(classes, (Kind::Int64, labels.device())).eq_tensor(&labels)
+}
+
+/// The targets of mixed images, [batch, classes].
+pub(super) fn mix_targets(targets: &Tensor, columns: &Columns) -> Tensor {
     let kept = columns.floats(Column::Kept).reshape([-1, 1]);
-    let others = labels.reshape([-1, 2]).flip([1]).reshape([-1, 1]);
-    let off = label_smoothing / classes as f64;
-    let numbers = Tensor::arange(classes, (Kind::Int64, labels.device()));
-    let one_hot = |labels: &Tensor| {
-        let hot = numbers.eq_tensor(labels).to_kind(Kind::Float);
-        hot * (1.0 - label_smoothing) + off
-    };
-    one_hot(&labels) * &kept + one_hot(&others) * (1.0_f64 - &kept)
+    let (batch, classes) = targets.size2().expect("BK");
+    let others = targets
+        .reshape([batch / 2, 2, classes])
+        .flip([1])
+        .reshape([batch, classes]);
+    targets * &kept + others * (1.0_f64 - &kept)
 }
 
 /// Least and largest share of the image that is erased, and least height over width; timm's defaults.
@@ -256,12 +265,6 @@ mod tests {
         Draws::new(2, Stream::Mix, 0, place)
     }
 
-    fn on_device(parameters: &Parameters) -> Columns {
-        let mut bytes = vec![0; parameters.images() * Parameters::BYTES];
-        parameters.write(&mut bytes);
-        Columns::read(&Tensor::from_slice(&bytes), parameters.images())
-    }
-
     fn pictures(batch: i64) -> Tensor {
         tch::manual_seed(9);
         Tensor::rand([batch, 3, 8, 8], (Kind::Float, Device::Cpu))
@@ -279,9 +282,10 @@ mod tests {
                 width: 4,
             }),
         ];
-        let mut parameters = Parameters::new(&[0, 1, 2, 3, 4, 4]);
+        let mut parameters = Parameters::of_classes(&[0, 1, 2, 3, 4, 4]);
         set_mixings(&mut parameters, &mixings, 8);
-        let targets = mix_targets(&on_device(&parameters), 5, 0.1);
+        let columns = parameters.columns();
+        let targets = mix_targets(&targets(&one_hot(&columns, 5), 0.1), &columns);
         let sums: Vec<f32> =
             Vec::try_from(targets.sum_dim_intlist([1_i64].as_slice(), false, Kind::Float)).expect("sums");
         assert!(sums.iter().all(|sum| (sum - 1.0).abs() < 1e-6), "{sums:?}");
@@ -305,10 +309,10 @@ mod tests {
             width: 5,
         };
         let mixings = [Mixing::None, Mixing::Mixup(0.25), Mixing::CutMix(cut)];
-        let mut parameters = Parameters::new(&[0; 6]);
+        let mut parameters = Parameters::of_classes(&[0; 6]);
         set_mixings(&mut parameters, &mixings, 8);
         assert!(parameters.mixed && parameters.cut);
-        let mixed = mix_images(&images, &on_device(&parameters), true);
+        let mixed = mix_images(&images, &parameters.columns(), true);
         assert!(mixed.narrow(0, 0, 2).equal(&images.narrow(0, 0, 2)));
         let expected = images.get(2) * 0.25 + images.get(3) * 0.75;
         assert!((mixed.get(2) - expected).abs().max().double_value(&[]) < 1e-6);
@@ -385,10 +389,10 @@ mod tests {
             None,
             Some((rectangle(0, 0, 7, 7), 5)),
         ];
-        let mut parameters = Parameters::new(&[0; 4]);
+        let mut parameters = Parameters::of_classes(&[0; 4]);
         set_erased(&mut parameters, rectangles.into_iter());
         let mut erased = images.copy();
-        erase(&mut erased, &on_device(&parameters), parameters.erased, &noise);
+        erase(&mut erased, &parameters.columns(), parameters.erased, &noise);
         // One by one, as a rectangle is cut out of the numbers.
         for (row, rectangle) in (0..).zip(rectangles) {
             let expected = images.get(row).copy();

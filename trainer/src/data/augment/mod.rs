@@ -17,8 +17,10 @@ mod policy;
 use contract::{Augmentation, DataConfig, RunConfig};
 use fast_image_resize::Resizer;
 
+use super::Classes;
 use super::decode::{Decoded, Framing};
 use super::draws::Draws;
+use super::labels::Label;
 use super::window::{Window, random_offset, random_window};
 use crate::random::Stream;
 use mix::{Mixing, NOISE_STARTS, erased, set_erased, set_mixings};
@@ -44,7 +46,7 @@ pub(super) struct Preparation {
     /// Of the model's images.
     pub(super) side: u32,
     pub(super) channels: u32,
-    pub(super) classes: u32,
+    pub(super) classes: Classes,
     /// Colour of what lies outside an image.
     fill: [u8; 3],
 }
@@ -63,7 +65,7 @@ impl Preparation {
             seed: training.seed,
             side: model.image_size,
             channels: model.channels,
-            classes: model.num_classes,
+            classes: Classes::of(model, training.loss),
             fill: std::array::from_fn(|channel| {
                 let mean = mean.get(channel).or(mean.first()).copied().unwrap_or_default();
                 ((mean * 255.0) as f32).round_ties_even() as u8
@@ -147,9 +149,17 @@ impl Preparation {
         }
     }
 
-    /// What the device has to know of squares with these classes, at these moments of training or to evaluate.
-    pub(super) fn parameters(&self, labels: &[i64], moments: Option<&[Moment]>) -> Parameters {
-        let mut parameters = Parameters::new(labels);
+    /// Bytes of the targets of an image, where it may show several classes.
+    pub(super) fn target_bytes(&self) -> usize {
+        match self.classes {
+            Classes { several: false, .. } => 0,
+            Classes { count, .. } => (count as usize).next_multiple_of(size_of::<f64>()),
+        }
+    }
+
+    /// What the device has to know of squares with these labels, at these moments of training or to evaluate.
+    pub(super) fn parameters(&self, labels: &[Label], moments: Option<&[Moment]>) -> Parameters {
+        let mut parameters = Parameters::new(labels, self.target_bytes());
         let Some(moments) = moments else {
             return parameters;
         };
@@ -179,7 +189,7 @@ impl Preparation {
     /// height.
     pub(super) fn resident_parameters(
         &self,
-        labels: &[i64],
+        labels: &[Label],
         rows: &[i64],
         [width, height]: [u32; 2],
         moments: Option<&[Moment]>,

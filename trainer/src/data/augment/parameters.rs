@@ -5,10 +5,12 @@ use std::ops::Range;
 
 use tch::{Kind, Tensor};
 
+use crate::data::labels::Label;
+
 /// Numbers of an image, or of what the image's row is used for.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Column {
-    /// The class.
+    /// The class, where an image shows one.
     Label,
     /// Of images that the device holds: which one, and whether it is mirrored.
     Stored,
@@ -42,6 +44,8 @@ const COLUMNS: usize = Column::NoiseStart as usize + 1;
 #[derive(Debug)]
 pub(in crate::data) struct Parameters {
     rows: Vec<[f64; COLUMNS]>,
+    /// For each image a byte a class, 1 for those that it shows; empty where images show one each.
+    targets: Vec<u8>,
     /// Images that get a rectangle of noise.
     pub(super) erased: usize,
     /// Whether images are mixed, each pair in a way of its own.
@@ -54,16 +58,24 @@ impl Parameters {
     /// Bytes that an image's parameters take.
     pub(in crate::data) const BYTES: usize = COLUMNS * size_of::<f64>();
 
-    /// Of images with these classes, of which nothing else is known.
-    pub(super) fn new(labels: &[i64]) -> Self {
+    /// Of images with these labels, of which nothing else is known. Where they may show several classes, their targets take
+    /// so many bytes each.
+    pub(super) fn new(labels: &[Label], target_bytes: usize) -> Self {
         let mut parameters = Self {
             rows: vec![[0.0; COLUMNS]; labels.len()],
+            targets: vec![0; labels.len() * target_bytes],
             erased: 0,
             mixed: false,
             cut: false,
         };
         for (row, label) in labels.iter().enumerate() {
-            parameters.set(row, Column::Label, *label as f64);
+            if target_bytes > 0 {
+                for class in label.classes() {
+                    parameters.targets[row * target_bytes + *class as usize] = 1;
+                }
+            } else if let [class] = label.classes() {
+                parameters.set(row, Column::Label, *class as f64);
+            }
         }
         parameters
     }
@@ -77,12 +89,13 @@ impl Parameters {
         self.rows[row][column as usize] = number;
     }
 
-    /// Writes them to the beginning of `bytes`.
-    pub(in crate::data) fn write(&self, bytes: &mut [u8]) {
+    /// Writes them to the beginning of a block.
+    pub(in crate::data) fn write(&self, bytes: &mut [u8], layout: Layout) {
         let numbers = self.rows.as_flattened();
         for (place, number) in bytes.as_chunks_mut().0.iter_mut().zip(numbers) {
             *place = number.to_ne_bytes();
         }
+        bytes[layout.targets()..][..self.targets.len()].copy_from_slice(&self.targets);
     }
 }
 
@@ -115,14 +128,16 @@ impl Columns {
     }
 }
 
-/// Where the parameters and the pixels of a batch lie in one block of bytes: parameters first, so that a smaller batch is a
-/// shorter block.
+/// Where the parameters, the targets and the pixels of a batch lie in one block of bytes: in this order, so that a smaller batch is
+/// a shorter block.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::data) struct Layout {
     /// Images of a full batch.
     pub(in crate::data) images: usize,
     /// Of one image; 0 where the device holds the pixels already.
     pub(in crate::data) image_bytes: usize,
+    /// Of the targets of one image; 0 where images show one class each.
+    pub(in crate::data) target_bytes: usize,
 }
 
 impl Layout {
@@ -131,10 +146,26 @@ impl Layout {
         self.pixels(images).start
     }
 
+    /// Where the targets begin.
+    fn targets(self) -> usize {
+        self.images * Parameters::BYTES
+    }
+
     /// Where an image's pixels are.
     pub(in crate::data) fn pixels(self, image: usize) -> Range<usize> {
-        let start = self.images * Parameters::BYTES + image * self.image_bytes;
+        let start = self.targets() + self.images * self.target_bytes + image * self.image_bytes;
         start..start + self.image_bytes
+    }
+
+    /// Which of so many classes each of so many images shows, BK, of a block on the device; `None` where they show one each.
+    pub(super) fn all_targets(self, block: &Tensor, images: usize, classes: i64) -> Option<Tensor> {
+        let bytes = (images * self.target_bytes) as i64;
+        (self.target_bytes > 0).then(|| {
+            block
+                .narrow(0, self.targets() as i64, bytes)
+                .view([-1, self.target_bytes as i64])
+                .narrow(1, 0, classes)
+        })
     }
 
     /// The pixels of so many images of a block on the device, as bytes.
@@ -145,20 +176,59 @@ impl Layout {
 }
 
 #[cfg(test)]
+impl Parameters {
+    /// Of images that show one class each.
+    pub(super) fn of_classes(classes: &[i64]) -> Self {
+        let labels: Vec<Label> = classes.iter().copied().map(Label::Class).collect();
+        Self::new(&labels, 0)
+    }
+
+    /// As the device gets them.
+    pub(super) fn columns(&self) -> Columns {
+        let layout = Layout {
+            images: self.images(),
+            image_bytes: 0,
+            target_bytes: 0,
+        };
+        let mut bytes = vec![0; layout.bytes(self.images())];
+        self.write(&mut bytes, layout);
+        Columns::read(&Tensor::from_slice(&bytes), self.images())
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn numbers_arrive_where_they_belong_and_exactly() {
-        let mut parameters = Parameters::new(&[7, 1 << 40, 9]);
+        let mut parameters = Parameters::of_classes(&[7, 1 << 40, 9]);
         let share = 0.1_f32;
         parameters.set(2, Column::NoiseStart, f64::from(share));
-        let mut bytes = vec![0; 4 * Parameters::BYTES];
-        parameters.write(&mut bytes);
-        let columns = Columns::read(&Tensor::from_slice(&bytes), 3);
+        let columns = parameters.columns();
         let labels = Vec::<i64>::try_from(columns.integers(Column::Label)).expect("numbers");
         assert_eq!(labels, [7, 1 << 40, 9]);
         let shares = Vec::<f32>::try_from(columns.floats(Column::NoiseStart)).expect("numbers");
         assert_eq!(shares, [0.0, 0.0, share]);
+    }
+
+    #[test]
+    fn targets_lie_before_the_pixels_of_a_batch_of_any_size() {
+        let layout = Layout {
+            images: 4,
+            target_bytes: 8,
+            image_bytes: 4,
+        };
+        let labels = [vec![0, 4], vec![], vec![2]].map(Label::Classes);
+        let parameters = Parameters::new(&labels, 8);
+        let mut bytes = vec![0; layout.bytes(3)];
+        parameters.write(&mut bytes, layout);
+        let first = layout.pixels(0).start;
+        bytes[first..].fill(9);
+        let block = Tensor::from_slice(&bytes);
+        let targets = layout.all_targets(&block, 3, 5).expect("several");
+        let rows: Vec<u8> = Vec::try_from(targets.contiguous().view(-1)).expect("bytes");
+        assert_eq!(rows, [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0]);
+        assert_eq!(layout.all_pixels(&block, 3).min().int64_value(&[]), 9);
     }
 }

@@ -20,6 +20,7 @@ use super::stages::{Progress, Stage, Stages};
 use crate::data::DataError;
 use crate::data::augment::{Finish, Layout, Moment, Parameters, Preparation};
 use crate::data::batch::Batch;
+use crate::data::labels::Label;
 use crate::data::order::Item;
 use crate::data::source::{ReadError, Source, Stored, check_label, pauses};
 
@@ -73,7 +74,7 @@ struct State {
 /// An image whose pixels are in their block.
 #[derive(Debug)]
 struct Prepared {
-    label: i64,
+    label: Label,
     /// Its number, or that of the one in its place.
     image: u64,
 }
@@ -102,6 +103,7 @@ impl Pipeline {
         let layout = Layout {
             images: task.batching.largest,
             image_bytes: preparation.image_bytes(),
+            target_bytes: preparation.target_bytes(),
         };
         let bytes = layout.bytes(layout.images);
         let ahead = (AHEAD_BYTES / bytes.max(1)).clamp(1, AHEAD);
@@ -325,12 +327,12 @@ impl Shared {
         image: u64,
         item: Item,
         resizer: &mut Resizer,
-    ) -> Result<Result<(Vec<u8>, i64), String>, DataError> {
+    ) -> Result<Result<(Vec<u8>, Label), String>, DataError> {
         let stored = match self.stages.time(Stage::Read, || self.stored(image))? {
             Ok(stored) => stored,
             Err(reason) => return Ok(Err(reason)),
         };
-        check_label(&*self.source, image, stored.label, self.preparation.classes)?;
+        check_label(&*self.source, image, &stored.label, self.preparation.classes)?;
         let stages = &self.stages;
         let channels = self.preparation.channels;
         let decoded = stages.time(Stage::Decode, || self.source.decode(stored.file, channels));
@@ -442,7 +444,7 @@ impl Shared {
                 bytes.copy_within(self.layout.pixels(number), self.layout.pixels(place).start);
             }
         }
-        parameters.write(bytes);
+        parameters.write(bytes, self.layout);
         Ok(Ok(Some(Made {
             parameters,
             digest: digest.finalize(),
@@ -505,8 +507,8 @@ mod tests {
             Ok(Stored { file, label })
         }
 
-        fn label(&self, image: u64) -> Result<i64, ReadError> {
-            Ok(self.first_label + image.cast_signed() % 10)
+        fn label(&self, image: u64) -> Result<Label, ReadError> {
+            Ok(Label::Class(self.first_label + image.cast_signed() % 10))
         }
 
         fn fingerprint(&self) -> u32 {

@@ -9,6 +9,7 @@ use super::Task;
 use crate::data::DataError;
 use crate::data::augment::{Finish, Layout, Moment, Preparation};
 use crate::data::batch::Batch;
+use crate::data::labels::Label;
 use crate::data::resident::Resident;
 
 /// While the device still works on one batch, the host writes what it needs for the next.
@@ -39,6 +40,7 @@ impl ResidentBatches {
         let layout = Layout {
             images: task.batching.largest,
             image_bytes: if on_device { 0 } else { images.image_bytes() },
+            target_bytes: preparation.target_bytes(),
         };
         let transfer = || Transfer::new(finish.device, layout.bytes(layout.images));
         Ok(Self {
@@ -59,7 +61,7 @@ impl ResidentBatches {
         }
         let (images, labels) = self.images.stored();
         let rows = self.images.rows(items);
-        let labels: Vec<i64> = rows.iter().map(|row| labels[*row as usize]).collect();
+        let labels: Vec<Label> = rows.iter().map(|row| labels.of(*row as usize)).collect();
         let moments: Option<Vec<Moment>> = items.iter().map(|item| self.task.moment(*item)).collect();
         let [height, width] = [2, 3].map(|dimension| images.size()[dimension] as u32);
         let parameters =
@@ -68,7 +70,7 @@ impl ResidentBatches {
 
         let transfer = &mut self.transfers[self.done % IN_FLIGHT];
         let block = transfer.host()?;
-        parameters.write(block);
+        parameters.write(block, self.layout);
         let bytes = self.layout.bytes(items.len());
         if self.layout.image_bytes > 0 {
             let start = self.layout.pixels(0).start;
@@ -138,9 +140,7 @@ mod tests {
             for (held, given) in held.iter().zip(&given) {
                 assert!(held.images.equal(&given.images), "{:?}, {epoch:?}", images.kind());
                 assert!(held.labels.equal(&given.labels));
-                if let (Targets::Distribution(held), Targets::Distribution(given)) =
-                    (&held.targets, &given.targets)
-                {
+                if let (Targets::Smoothed(held), Targets::Smoothed(given)) = (&held.targets, &given.targets) {
                     assert!(held.equal(given));
                 } else {
                     assert!(epoch.is_none(), "mixed");

@@ -22,6 +22,7 @@ use parquet::schema::types::{ColumnDescPtr, SchemaDescriptor};
 use serde::{Deserialize, Serialize};
 
 use crate::data::files::{Files, Reader};
+use crate::data::labels::Labels;
 
 /// Bytes of a header that are read at once.
 const HEADER_BYTES: usize = 4096;
@@ -42,6 +43,10 @@ pub(super) struct ParquetFile {
 pub(super) struct Columns {
     pub(super) image: usize,
     pub(super) label: usize,
+    /// Whether a row has a list of classes.
+    pub(super) has_lists: bool,
+    /// Whether a row may have no list.
+    may_lack_list: bool,
     /// Names of the classes, where Hugging Face's metadata has them.
     pub(super) classes: Vec<String>,
 }
@@ -160,8 +165,8 @@ impl ParquetFile {
         &self,
         metadata: &ParquetMetaData,
         columns: &Columns,
-    ) -> Result<Vec<i32>, ParquetError> {
-        let mut labels = Vec::new();
+    ) -> Result<Labels, ParquetError> {
+        let mut labels = Labels::default();
         for group in metadata.row_groups() {
             let column = group.column(columns.label);
             let rows = group.num_rows() as usize;
@@ -173,19 +178,13 @@ impl ParquetFile {
             };
             let reader = SerializedPageReader::new(Arc::new(held), column, rows, None)?;
             let description = column.column_descr_ptr();
-            let found: Vec<Option<i64>> = if column.column_type() == Type::INT32 {
-                let values = values::<Int32Type>(description, reader, 0, rows)?;
-                values.into_iter().map(|value| value.map(i64::from)).collect()
-            } else {
-                values::<Int64Type>(description, reader, 0, rows)?
-            };
-            for label in found {
-                // Beyond what any model has as classes.
-                let number = i32::try_from(label.unwrap_or(NO_LABEL.into())).map_err(|_| {
-                    ParquetError::General(format!("it has the label {}", label.unwrap_or_default()))
-                })?;
-                labels.push(number);
-            }
+            let is_short = column.column_type() == Type::INT32;
+            labels.append(&match (columns.has_lists, is_short) {
+                (false, true) => single(values::<Int32Type>(description, reader, 0, rows)?)?,
+                (false, false) => single(values::<Int64Type>(description, reader, 0, rows)?)?,
+                (true, true) => lists::<Int32Type>(description, reader, rows, columns.may_lack_list)?,
+                (true, false) => lists::<Int64Type>(description, reader, rows, columns.may_lack_list)?,
+            });
         }
         Ok(labels)
     }
@@ -217,6 +216,58 @@ impl Chunk {
     pub(super) fn rows_of(&self, page: usize) -> usize {
         self.rows_until(page) - self.pages[page].first_row_index as usize
     }
+}
+
+/// [`NO_LABEL`] where there is none.
+fn class_of(value: Option<impl Into<i64>>) -> Result<i32, ParquetError> {
+    let class = value.map_or(NO_LABEL.into(), Into::into);
+    // Beyond what any model has as classes.
+    i32::try_from(class).map_err(|_| ParquetError::General(format!("it has the label {class}")))
+}
+
+fn single(values: Vec<Option<impl Into<i64>>>) -> Result<Labels, ParquetError> {
+    let classes: Result<Vec<i32>, _> = values.into_iter().map(class_of).collect();
+    classes.map(Labels::of_classes)
+}
+
+/// The lists of so many rows: [`NO_LABEL`] in place of a list, or of a number in one, that is not there. How rows and
+/// lists become levels: <https://parquet.apache.org/docs/file-format/nestedencoding/>.
+fn lists<T: DataType<T: Into<i64>>>(
+    description: ColumnDescPtr,
+    pages: SerializedPageReader<impl ChunkReader + 'static>,
+    rows: usize,
+    may_lack_list: bool,
+) -> Result<Labels, ParquetError> {
+    let most = description.max_def_level();
+    let empty = i16::from(may_lack_list);
+    let mut column = ColumnReaderImpl::<T>::new(description, Box::new(pages));
+    let (mut values, mut levels, mut repeats) = (Vec::new(), Vec::new(), Vec::new());
+    let mut read = 0;
+    while read < rows {
+        let (records, _, _) =
+            column.read_records(rows - read, Some(&mut levels), Some(&mut repeats), &mut values)?;
+        if records == 0 {
+            return Err(ParquetError::EOF(format!(
+                "it has {read} rows where its metadata tells of {rows}"
+            )));
+        }
+        read += records;
+    }
+    let mut values = values.into_iter();
+    let mut found: Vec<Vec<i32>> = Vec::with_capacity(rows);
+    for (level, repeat) in levels.into_iter().zip(repeats) {
+        if repeat == 0 {
+            found.push(Vec::new());
+        }
+        // No list, or no number in one, is below the level of a value.
+        let value = if level == most { values.next() } else { None };
+        if level != empty
+            && let Some(list) = found.last_mut()
+        {
+            list.push(class_of(value)?);
+        }
+    }
+    Ok(Labels::of_lists(found))
 }
 
 /// So many values of a column without lists, after others.
@@ -459,11 +510,12 @@ impl Columns {
             ));
         };
         let label = only(schema, "labelColumn", &label_name, |path| {
-            *path == [label_name.as_str()]
+            // The numbers of a list are in a group of it.
+            *path == [label_name.as_str()] || path.len() == 3
         })?;
         let is_number = |column: &ColumnDescPtr| {
             matches!(column.physical_type(), Type::INT32 | Type::INT64)
-                && column.max_rep_level() == 0
+                && column.max_rep_level() == i16::from(column.path().parts().len() == 3)
                 && matches!(column.logical_type_ref(), None | Some(LogicalType::Integer(_)))
                 && !matches!(
                     column.converted_type(),
@@ -473,20 +525,25 @@ impl Columns {
         let Some(label) = label.filter(|place| is_number(&schema.column(*place))) else {
             let inside = in_column(schema, &label_name);
             return Err(format!(
-                "column {label_name} has no class numbers, one in each row: it is {}",
+                "column {label_name} has no class numbers, one or a list in each row: it is {}",
                 inside
                     .first()
                     .map_or_else(String::new, |place| described(&schema.column(*place)))
             ));
         };
-        let classes = features
-            .get(&label_name)
+        let feature = features.get(&label_name);
+        // Of a list the feature is that of its numbers, in a list or by this name, as the version of `datasets` has it.
+        let inner = feature.map(|feature| feature.get("feature").or(feature.get(0)).unwrap_or(feature));
+        let classes = inner
             .and_then(|feature| feature.get("names"))
             .map(|names| serde_json::from_value(names.clone()).unwrap_or_default())
             .unwrap_or_default();
+        let has_lists = schema.column(label).max_rep_level() > 0;
         Ok(Self {
             image,
             label,
+            has_lists,
+            may_lack_list: schema.get_column_root(label).is_optional(),
             classes,
         })
     }

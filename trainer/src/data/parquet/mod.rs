@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use super::DataError;
 use super::error::{at_first_read, is_of_storage};
 use super::files::{Files, Root};
+use super::labels::{Label, Labels};
 use super::part;
 use super::source::{PassedOver, ReadError, Shards, Source, Stored, fingerprint, list_each, shown_name};
 pub(super) use file::Named;
@@ -56,8 +57,10 @@ pub(super) struct Parquet {
     /// Rows of each page, of which the first are used.
     lengths: Vec<u32>,
     /// [`NO_LABEL`] where a row has none.
-    labels: Vec<i32>,
+    labels: Labels,
     classes: Vec<String>,
+    /// Whether a row has a list of classes.
+    has_lists: bool,
     mixed_pages: usize,
     kept: Mutex<Kept>,
     passed_over: PassedOver,
@@ -77,7 +80,7 @@ struct Listed {
     columns: Columns,
     chunks: Vec<Chunk>,
     /// [`NO_LABEL`] where a row has none.
-    labels: Vec<i32>,
+    labels: Labels,
 }
 
 /// What is found in a file beside its metadata.
@@ -85,7 +88,7 @@ struct Listed {
 struct Scanned {
     /// Of each row group.
     pages: Vec<Vec<Place>>,
-    labels: Vec<i32>,
+    labels: Labels,
 }
 
 type Images = Arc<Vec<Option<ByteArray>>>;
@@ -172,7 +175,7 @@ pub(super) fn open(
             let count = paths.clone();
             match list(paths) {
                 // Where some have labels, what the others lack is told.
-                Ok(test) if test.labels.iter().any(|label| *label >= 0) => Some(test),
+                Ok(test) if test.labels.classes().iter().any(|class| *class >= 0) => Some(test),
                 Ok(_) | Err(DataError::Parquet { .. }) => {
                     not_used(&count, ", which have no labels");
                     None
@@ -271,8 +274,9 @@ impl Parquet {
             chunks: Vec::new(),
             pages: Vec::new(),
             lengths: Vec::new(),
-            labels: Vec::new(),
+            labels: Labels::default(),
             classes: Vec::new(),
+            has_lists: false,
             mixed_pages: 1,
             kept: Mutex::default(),
             passed_over: PassedOver::new(),
@@ -284,20 +288,29 @@ impl Parquet {
                 chunks,
                 labels,
             } = list?;
-            if set.labels.is_empty() {
+            if set.labels.len() == 0 {
                 set.classes = columns.classes;
+                set.has_lists = columns.has_lists;
             } else if set.classes != columns.classes {
                 return Err(DataError::Parquet {
                     path: path.clone(),
                     message: format!("it has other names of classes than {}", files.path(0).display()),
                 });
+            } else if set.has_lists != columns.has_lists {
+                return Err(DataError::Parquet {
+                    path: path.clone(),
+                    message: format!(
+                        "a row of it has a class number or a list of them, and one of {} the other",
+                        files.path(0).display()
+                    ),
+                });
             }
-            if labels.is_empty() {
+            if labels.len() == 0 {
                 *set.passed_over
                     .entry("Parquet files without rows".into())
                     .or_default() += 1;
             }
-            set.labels.extend(labels);
+            set.labels.append(&labels);
             for chunk in chunks {
                 bytes += chunk.column.uncompressed_size().unsigned_abs();
                 for number in 0..chunk.pages.len() {
@@ -313,7 +326,7 @@ impl Parquet {
                 set.chunks.push(chunk);
             }
         }
-        if set.labels.is_empty() {
+        if set.labels.len() == 0 {
             return Err(DataError::Parquet {
                 path: files.path(0).into(),
                 message: "it has no rows".into(),
@@ -438,7 +451,7 @@ fn list_file(files: &Arc<Files>, number: u32, named: Named<'_>) -> Result<Listed
     let listed = catch_unwind(AssertUnwindSafe(|| {
         let metadata = file.metadata().map_err(unreadable)?;
         let columns = Columns::find(&metadata, named).map_err(refused)?;
-        let kind = format!("pages-1-{}-{}", columns.image, columns.label);
+        let kind = format!("pages-2-{}-{}", columns.image, columns.label);
         let Scanned { pages, labels } = files.listed(number, &kind, || {
             Ok::<_, DataError>(Scanned {
                 pages: file.pages(&metadata, &columns).map_err(unreadable)?,
@@ -503,11 +516,12 @@ impl Source for Parquet {
         })
     }
 
-    fn label(&self, image: u64) -> Result<i64, ReadError> {
-        match self.labels[image as usize] {
-            NO_LABEL => Err("its row has no label".to_owned().into()),
-            label => Ok(label.into()),
+    fn label(&self, image: u64) -> Result<Label, ReadError> {
+        let label = self.labels.of(image as usize);
+        if label.classes().contains(&NO_LABEL.into()) {
+            return Err("its row has no label".to_owned().into());
         }
+        Ok(label)
     }
 
     fn fingerprint(&self) -> u32 {
@@ -516,10 +530,9 @@ impl Source for Parquet {
             let path = path.strip_prefix(&self.folder).unwrap_or(path);
             path.as_os_str().as_encoded_bytes().to_vec()
         });
-        let labels = self.labels.iter().map(|label| label.to_le_bytes().to_vec());
         // The order goes by pages.
         let pages = self.lengths.iter().map(|length| length.to_le_bytes().to_vec());
-        fingerprint(files.chain(labels).chain(pages))
+        fingerprint(files.chain(self.labels.parts()).chain(pages))
     }
 
     fn name(&self, image: u64) -> String {
@@ -589,7 +602,7 @@ mod tests {
         let stored = set.read(image).expect("reads");
         let pixels = decode(&stored.file, 3).expect("an image").pixels;
         assert_eq!(pixels.len(), 8 * 8 * 3);
-        ([pixels[0], pixels[1], pixels[2]], stored.label)
+        ([pixels[0], pixels[1], pixels[2]], stored.label.classes()[0])
     }
 
     #[test]
@@ -608,6 +621,31 @@ mod tests {
         );
         let validation = validation.expect("some are evaluated");
         assert_eq!((validation.len(), seen(&validation, 4)), (9, made(5, 2)[4]));
+    }
+
+    #[test]
+    fn a_row_may_have_any_number_of_classes() {
+        let lists = |name: &str| {
+            let (train, _) = opened(name);
+            let labels =
+                (0..train.len()).map(|image| train.label(image).map_err(|error| format!("{error:?}")));
+            (labels.collect::<Vec<_>>(), train.classes().to_vec())
+        };
+        let expected =
+            [vec![2, 0], vec![], vec![1], vec![0, 1, 2]].map(|classes| Ok(Label::Classes(classes)));
+        let (labels, classes) = lists("lists");
+        assert_eq!(labels, expected);
+        assert_eq!(classes, ["cat", "dog", "bird"]);
+        assert_eq!(lists("lists-always").0, expected);
+        let lacking = lists("lists-lacking").0;
+        let none = || Err("Bad(\"its row has no label\")".to_owned());
+        let expected = [
+            Ok(Label::Classes(vec![2])),
+            none(),
+            none(),
+            Ok(Label::Classes(vec![])),
+        ];
+        assert_eq!(lacking, expected);
     }
 
     #[test]
@@ -757,12 +795,7 @@ mod tests {
             (
                 "train-text",
                 Named::default(),
-                "column label has no class numbers, one in each row: it is text",
-            ),
-            (
-                "train-list",
-                Named::default(),
-                "column label has no class numbers, one in each row: it is a list of INT64",
+                "column label has no class numbers, one or a list in each row: it is text",
             ),
             (
                 "train-path",
@@ -788,12 +821,12 @@ mod tests {
             (
                 "train-struct",
                 Named::default(),
-                "column label has no class numbers, one in each row: it is a struct with conf of INT64",
+                "column label has no class numbers, one or a list in each row: it is a struct with conf of INT64",
             ),
             (
                 "train-time",
                 Named::default(),
-                "column label has no class numbers, one in each row: it is a time",
+                "column label has no class numbers, one or a list in each row: it is a time",
             ),
             (
                 "train-gzip",
