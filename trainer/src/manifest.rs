@@ -129,8 +129,13 @@ fn only_document(text: &str, expected: &str) -> Result<String, String> {
 
 /// A resource of this project, of one kind.
 pub(crate) fn read_resource<R: DeserializeOwned>(path: &Path, expected: &str) -> Result<R, TrainError> {
-    let text = fs_err::read_to_string(path)
-        .map_err(|error| TrainError::Config(format!("failed to read the manifest: {error}")))?;
+    // As kubectl has it.
+    let text = if path == Path::new("-") {
+        std::io::read_to_string(std::io::stdin())
+    } else {
+        fs_err::read_to_string(path)
+    };
+    let text = text.map_err(|error| TrainError::Config(format!("failed to read the manifest: {error}")))?;
     let text = only_document(&text, expected)
         .map_err(|found| TrainError::Config(format!("{}: {found}", path.display())))?;
     let wrong = |reason: &dyn std::fmt::Display| {

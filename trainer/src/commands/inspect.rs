@@ -24,7 +24,7 @@ pub(crate) enum Command {
     after_help = "Exit code 3 if the data set cannot be used, or has more unreadable images than data.maxCorruptFraction allows.\n\nExample: vit-trainer data inspect -f examples/digits.yaml --data target/digits\nExample: vit-trainer data inspect --format imageFolder --path /data/imagenet --sample 0 --json"
 )]
 pub(crate) struct Arguments {
-    /// Manifest of a ViTTrainingJob
+    /// Manifest of a ViTTrainingJob, or - for standard input
     #[arg(short = 'f', long = "file", value_name = "FILE", conflicts_with_all = ["format", "path", "channels"], required_unless_present = "format")]
     manifest: Option<PathBuf>,
     /// Folder of the data set, in place of the manifest's volume

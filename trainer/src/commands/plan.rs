@@ -16,7 +16,7 @@ use crate::output::write_line;
     after_help = "All strategies train the same model with the same global batch. They are in the order in which to try them: first without ranks that compute a model together, and with the manifest's activationCheckpointing. With --memory the first is recommended that fits, and the list ends there; the exit code is 77 where none fits. Memory is that of tensors: leave room for the CUDA context, libraries, fragmentation, and NCCL's communicators, whose column is not part of the total.\n\nWith --images-per-second, and the speeds of the links that the job's ranks use, those come first whose steps are the shortest. A step takes as long as to compute or to send gradients and weights, whichever is longer, and the exchange of activations on top: at least, because some of the sending hides behind nothing.\n\nExample: vit-trainer plan -f examples/high-resolution.yaml --memory 40Gi --ranks 8\nExample: vit-trainer plan -f examples/zero.yaml --images-per-second 300 --within-node 200 --between-nodes 25"
 )]
 pub(crate) struct Arguments {
-    /// Manifest of a ViTTrainingJob
+    /// Manifest of a ViTTrainingJob, or - for standard input
     #[arg(short = 'f', long = "file", value_name = "FILE")]
     manifest: PathBuf,
     /// Memory of a rank for tensors, such as 16Gi

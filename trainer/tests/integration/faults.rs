@@ -92,7 +92,7 @@ fn killed_at_any_moment(
     // What a file may look like after a kill does not depend on the device.
     let (epochs, kills) = match Device::current() {
         Device::Cpu => (epochs, kills),
-        Device::SimulatedGpus => (epochs / 2, 3),
+        Device::SimulatedGpus => (epochs / 5, 2),
     };
     let job = || {
         let mut job = Job::new(100);

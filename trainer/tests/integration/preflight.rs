@@ -1,6 +1,7 @@
 //! What a run needs, tried out before it.
 
-use std::process::Command;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use crate::common::{Job, TRAINER, text};
 use crate::machine::trainer_on_machine_with;
@@ -110,5 +111,28 @@ fn a_gpu_that_is_asked_for_and_not_there_is_told_before_a_run() {
     assert!(
         detail(&report, "device").contains("no GPU is visible"),
         "{report}"
+    );
+}
+
+#[test]
+fn a_manifest_may_come_from_standard_input() {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/digits.yaml");
+    let planned = |file: &Path, input: Stdio| {
+        let mut command = Command::new(TRAINER);
+        let output = command.args(["plan", "-f"]).arg(file).stdin(input).output();
+        output.expect("runs")
+    };
+    let named = planned(&manifest, Stdio::null());
+    let read = planned(
+        Path::new("-"),
+        fs_err::File::open(&manifest).expect("opens").into_file().into(),
+    );
+    assert!(named.status.success() && !named.stdout.is_empty(), "{named:?}");
+    assert_eq!(read.stdout, named.stdout);
+    let none = planned(Path::new("-"), Stdio::null());
+    let told = String::from_utf8_lossy(&none.stderr);
+    assert!(
+        none.status.code() == Some(2) && told.contains("- is no ViTTrainingJob"),
+        "{told}"
     );
 }

@@ -26,7 +26,7 @@ use report::Summary;
     after_help = "Exposed synchronisation is given twice: timed inside the step, and as the difference to paired steps that do not reduce gradients.\n\nExample: vit-trainer bench --model vit_tiny_patch16_224 --batch-size 16 --nodes 2\nExample: vit-trainer bench -f examples/digits.yaml --set workers.device=cpu --json -"
 )]
 pub(crate) struct Arguments {
-    /// Manifest of a ViTTrainingJob; ViT-Ti/16 with batches of 16 if not given
+    /// Manifest of a ViTTrainingJob, or - for standard input; ViT-Ti/16 with batches of 16 if not given
     #[arg(short = 'f', long = "file", value_name = "FILE")]
     manifest: Option<PathBuf>,
     /// Preset of the model, in place of model.name

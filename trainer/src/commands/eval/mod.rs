@@ -39,7 +39,7 @@ use tally::{Scores, Tally};
     after_help = "Exit code 2 where the weights are not those of the manifest's model, 3 where the data set cannot be used, 78 where the loss is not a finite number, 79 where a checkpoint is damaged or a file cannot be written.\n\nExample: vit-trainer eval -f examples/digits.yaml --data target/digits --checkpoints /tmp/runs\nExample: vit-trainer eval -f job.yaml --data /data/imagenet --checkpoint vit_b_16.safetensors --json"
 )]
 pub(crate) struct Arguments {
-    /// Manifest of a ViTTrainingJob: the model, the data set, the precision
+    /// Manifest of a ViTTrainingJob, or - for standard input: the model, the data set, the precision
     #[arg(short = 'f', long = "file", value_name = "FILE")]
     manifest: PathBuf,
     /// Weights: the folder of a checkpoint (step-<n>) or of a job's checkpoints, or a safetensors file with timm's or torchvision's names; the job's newest checkpoint if not given

@@ -37,7 +37,7 @@ spec:
     after_help = "Checks, in this order: configuration, data, storage (write, fsync, read), device, collective (ranks meet and average gradients), memory (a whole step fits), checkpoint (a whole one is written). The exit code is that of the first check that failed: 2 configuration, 3 data, 75 collective, 76 device, 77 memory, 79 storage and checkpoint. Without -f the job is that of VIT_RUN_CONFIG, as in a pod, or else a small one.\n\nExample: vit-trainer preflight -f examples/digits.yaml --data target/digits --checkpoints /tmp/runs"
 )]
 pub(crate) struct Arguments {
-    /// Manifest of a ViTTrainingJob
+    /// Manifest of a ViTTrainingJob, or - for standard input
     #[arg(short = 'f', long = "file", value_name = "FILE")]
     manifest: Option<PathBuf>,
     /// Folder of the data set, in place of the manifest's volume

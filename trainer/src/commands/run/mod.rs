@@ -22,7 +22,7 @@ use crate::speeds::Speeds;
     after_help = "Example: vit-trainer run -f examples/digits.yaml --data target/digits --checkpoints /tmp/runs"
 )]
 pub(crate) struct Arguments {
-    /// Manifest of a ViTTrainingJob
+    /// Manifest of a ViTTrainingJob, or - for standard input
     #[arg(short = 'f', long = "file", value_name = "FILE")]
     manifest: PathBuf,
     /// Folder of the data set, in place of the manifest's volume

@@ -39,7 +39,7 @@ const GRACE_AFTER_STOP: Duration = Duration::from_secs(10);
 pub(crate) struct Arguments {
     #[command(subcommand)]
     command: Option<Command>,
-    /// Manifest of a ViTScalingStudy
+    /// Manifest of a ViTScalingStudy, or - for standard input
     #[arg(short = 'f', long = "file", value_name = "FILE", required = true)]
     manifest: Option<PathBuf>,
     /// Folder of the data set, in place of the template's volume
