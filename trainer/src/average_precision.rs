@@ -1,67 +1,110 @@
 //! Mean average precision, where images may show several classes.
 
-use tch::{Device, IndexOp as _, Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::error::TrainError;
 
 /// Numbers that ranks exchange at once.
-const MOST_NUMBERS: u64 = 1 << 22;
+const MOST_NUMBERS: u64 = if cfg!(test) { 40 } else { 1 << 22 };
 
-/// The logits of images, and which classes they show.
-#[derive(Debug, Default)]
+/// The logits of some images, and which classes they show.
+#[derive(Debug)]
 pub(crate) struct Rankings {
-    /// [images, classes] each, in host memory.
-    logits: Vec<Tensor>,
-    shown: Vec<Tensor>,
+    /// [classes, images] in host memory, so that those of a class lie together.
+    logits: Tensor,
+    shown: Tensor,
+    /// Images that there are so far.
+    images: i64,
+}
+
+/// Where the images of a rank are among those of all.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    /// Images of the ranks before it.
+    pub(crate) before: u64,
+    /// Images of all ranks.
+    pub(crate) images: u64,
+    /// Of the classes each rank rates some: those whose number leaves this remainder when divided by the number of ranks.
+    pub(crate) rank: u32,
+    pub(crate) ranks: u32,
+}
+
+/// What has been summed up of average precision.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Sum {
+    pub(crate) precisions: f64,
+    /// Classes that some image shows.
+    pub(crate) classes: u64,
+}
+
+impl Sum {
+    pub(crate) fn mean(self) -> Option<f64> {
+        (self.classes > 0).then(|| self.precisions / self.classes as f64)
+    }
 }
 
 impl Rankings {
+    /// Room for so many images.
+    pub(crate) fn new(images: u64, classes: u32) -> Result<Self, TrainError> {
+        let shape = [i64::from(classes), images.cast_signed()];
+        Ok(Self {
+            logits: Tensor::f_zeros(shape, (Kind::Float, Device::Cpu))?,
+            shown: Tensor::f_zeros(shape, (Kind::Bool, Device::Cpu))?,
+            images: 0,
+        })
+    }
+
     /// Takes in a batch: logits BK, and whether images show each of the classes, BK.
     pub(crate) fn add(&mut self, logits: &Tensor, shown: &Tensor) -> Result<(), TrainError> {
-        self.logits.push(logits.f_to_device(Device::Cpu)?);
-        self.shown.push(shown.f_to_device(Device::Cpu)?);
+        let count = logits.size()[0];
+        for (all, some) in [(&self.logits, logits), (&self.shown, shown)] {
+            all.f_narrow(1, self.images, count)?.f_copy_(&some.f_tr()?)?;
+        }
+        self.images += count;
         Ok(())
     }
 
-    /// Average precision, mean over the classes that some image shows, of the images of all ranks: `together` adds up
-    /// what each has. Each rank's come after `before` others of `images`. `None` where no image shows a class.
+    /// This rank's part of the sum over classes of the average precision of all ranks' images; `None` once `together` tells
+    /// to stop. That adds up what each rank has.
     ///
     /// Of a class it is the sum over thresholds of precision times the recall that the threshold adds, as scikit-learn's
     /// `average_precision_score` has it.
-    pub(crate) fn mean_average_precision(
+    pub(crate) fn sum(
         &self,
-        (before, images, classes): (u64, u64, u32),
-        together: impl Fn(&mut Tensor) -> Result<(), TrainError>,
-    ) -> Result<Option<f64>, TrainError> {
-        let own: i64 = self.logits.iter().map(|logits| logits.size()[0]).sum();
-        let at_once = (MOST_NUMBERS / images.max(1)).clamp(1, classes.into()) as i64;
-        let (mut sum, mut counted) = (0.0, 0_u32);
-        for first in (0..i64::from(classes)).step_by(at_once as usize) {
-            let some = first..i64::from(classes).min(first + at_once);
-            // For each class its logits, then whether it is shown.
-            let part = |parts: &[Tensor]| -> Result<Tensor, TrainError> {
-                let whole = Tensor::zeros(
-                    [images.cast_signed(), some.end - some.start],
-                    (Kind::Float, Device::Cpu),
-                );
-                if own > 0 {
-                    let mut place = whole.f_narrow(0, before.cast_signed(), own)?;
-                    place.f_copy_(&Tensor::f_cat(parts, 0)?.i((.., some.clone())))?;
-                }
-                Ok(whole)
-            };
-            let mut both = Tensor::f_stack(&[part(&self.logits)?, part(&self.shown)?], 0)?;
-            together(&mut both)?;
-            for class in 0..some.end - some.start {
-                let column = |which: i64| Vec::<f32>::try_from(both.i((which, .., class)).contiguous());
-                let precision = average_precision(&column(0)?, &column(1)?);
-                if let Some(precision) = precision {
-                    sum += precision;
-                    counted += 1;
+        place: Place,
+        together: impl Fn(&mut Tensor) -> Result<bool, TrainError>,
+    ) -> Result<Option<Sum>, TrainError> {
+        let classes = self.logits.size()[0];
+        // Of each image two numbers a class.
+        let at_once = (MOST_NUMBERS / 2 / place.images.max(1))
+            .clamp(1, classes.cast_unsigned())
+            .cast_signed();
+        let mut sum = Sum::default();
+        for first in (0..classes).step_by(at_once as usize) {
+            let count = at_once.min(classes - first);
+            let mut both =
+                Tensor::f_zeros([2, count, place.images.cast_signed()], (Kind::Float, Device::Cpu))?;
+            for (which, own) in [(0, &self.logits), (1, &self.shown)] {
+                let own = own.f_narrow(0, first, count)?.f_narrow(1, 0, self.images)?;
+                let whole = both.f_select(0, which)?;
+                whole
+                    .f_narrow(1, place.before.cast_signed(), self.images)?
+                    .f_copy_(&own)?;
+            }
+            if !together(&mut both)? {
+                return Ok(None);
+            }
+            let ours =
+                (0..count).filter(|class| (first + class) % i64::from(place.ranks) == i64::from(place.rank));
+            for class in ours {
+                let row = |which: i64| Vec::<f32>::try_from(both.f_select(0, which)?.f_select(0, class)?);
+                if let Some(precision) = average_precision(&row(0)?, &row(1)?) {
+                    sum.precisions += precision;
+                    sum.classes += 1;
                 }
             }
         }
-        Ok((counted > 0).then(|| sum / f64::from(counted)))
+        Ok(Some(sum))
     }
 }
 
@@ -113,28 +156,60 @@ mod tests {
         let logits = Tensor::randn([9, 5], (Kind::Float, Device::Cpu));
         let shown = Tensor::rand([9, 5], (Kind::Float, Device::Cpu)).lt(0.4);
         let of = |images: std::ops::Range<i64>| {
-            let mut rankings = Rankings::default();
+            // An image that could not be read leaves room.
+            let mut rankings = Rankings::new((images.end - images.start + 1) as u64, 5).expect("memory");
             for image in images {
                 let row = |of: &Tensor| of.narrow(0, image, 1);
                 rankings.add(&row(&logits), &row(&shown)).expect("memory");
             }
             rankings
         };
+        let place = |before, rank, ranks| Place {
+            before,
+            images: 9,
+            rank,
+            ranks,
+        };
+        let column = |of: &Tensor, class: i64| {
+            let column = of.select(1, class).to_kind(Kind::Float).contiguous();
+            Vec::<f32>::try_from(column).expect("floats")
+        };
+        let expected: Vec<f64> = (0..5)
+            .filter_map(|class| average_precision(&column(&logits, class), &column(&shown, class)))
+            .collect();
         let whole = of(0..9)
-            .mean_average_precision((0, 9, 5), |_| Ok(()))
-            .expect("sums");
-        // The second of two ranks: the sum of both has the first one's images, too.
-        let [first, second] = [of(0..4), of(4..9)];
-        let divided = second.mean_average_precision((4, 9, 5), |both| {
-            let of_first = Tensor::zeros_like(both);
-            for (which, parts) in [(0, &first.logits), (1, &first.shown)] {
-                let mut place = of_first.i((which, 0..4));
-                place.copy_(&Tensor::cat(parts, 0));
-            }
-            *both += of_first;
-            Ok(())
-        });
-        assert_eq!(divided.expect("sums"), whole);
-        assert!(whole > Some(0.2) && whole < Some(1.0), "{whole:?}");
+            .sum(place(0, 0, 1), |_| Ok(true))
+            .expect("sums")
+            .expect("ends");
+        assert!(
+            (whole.precisions - expected.iter().sum::<f64>()).abs() < 1e-12,
+            "{whole:?}"
+        );
+        assert_eq!(whole.classes, expected.len() as u64);
+
+        // Of two ranks each adds what the other has, two classes at a time.
+        let ranks = [of(0..4), of(4..9)];
+        let part = |rank: usize| {
+            let (other, at) = (&ranks[1 - rank], [4, 0][rank]);
+            let first = std::cell::Cell::new(0);
+            let sum = ranks[rank].sum(place([0, 4][rank], rank as u32, 2), |both| {
+                let (_, count, _) = both.size3().expect("two of each");
+                for (which, all) in [(0, &other.logits), (1, &other.shown)] {
+                    let some = all.narrow(0, first.get(), count).narrow(1, 0, other.images);
+                    let mut target = both.select(0, which).narrow(1, at, other.images);
+                    target += some.to_kind(Kind::Float);
+                }
+                first.set(first.get() + count);
+                Ok(true)
+            });
+            assert_eq!(first.get(), 5, "all classes were exchanged");
+            sum.expect("sums").expect("ends")
+        };
+        let [one, other] = [part(0), part(1)];
+        assert!(one.classes > 0 && other.classes > 0);
+        assert!((one.precisions + other.precisions - whole.precisions).abs() < 1e-12);
+
+        let stopped = of(0..9).sum(place(0, 0, 1), |_| Ok(false)).expect("sums");
+        assert_eq!(stopped, None);
     }
 }

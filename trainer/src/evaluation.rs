@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use tch::{Kind, TchError, Tensor};
 
-use crate::average_precision::Rankings;
+use crate::average_precision::{Place, Rankings, Sum};
 use crate::data::{Batch, DataSet};
 use crate::distributed::World;
 use crate::error::TrainError;
@@ -41,10 +41,15 @@ pub(crate) fn evaluate(
     gets_on: impl Fn(),
 ) -> Result<Option<Counts>, TrainError> {
     let part = parts.of(world.mesh.data.rank);
-    // Adds up on the device, so that no batch waits for the one before.
+    // Adds up on the device, so that no batch waits for the one before where nothing else of it is kept.
     let mut right = Tensor::zeros([0_i64; 0], (Kind::Int64, data.device()));
     let mut counted = 0;
-    let mut rankings = Rankings::default();
+    let mut rankings = if data.has_several_classes() && world.mesh.is_first_of_replica() {
+        let images = part.images.end - part.images.start;
+        Some(Rankings::new(images, model.config().num_classes)?)
+    } else {
+        None
+    };
     let mut batches = data.evaluation(part.images, part.batch_size)?;
     for _ in 0..parts.most_batches() {
         let batch = batches.next()?;
@@ -66,7 +71,7 @@ pub(crate) fn evaluate(
             if batch.len() > 0 {
                 counted += batch.len();
                 right = right.f_add(&correct(&logits, &batch.labels)?)?;
-                if batch.labels.dim() == 2 && world.mesh.is_first_of_replica() {
+                if let Some(rankings) = &mut rankings {
                     rankings.add(&logits, &batch.labels)?;
                 }
             }
@@ -81,20 +86,48 @@ pub(crate) fn evaluate(
     let own = counted * once;
     let [correct, counted, left_out] = world.sum([right * once, own, left_out * once])?;
     data.readable().check(left_out)?;
-    let mean_average_precision = if data.has_several_classes() {
-        // Whole numbers of images are exact.
-        let by_rank = world.gather(own as f64)?;
-        let before: f64 = by_rank.iter().take(world.rank as usize).sum();
-        let part = (before as u64, counted, model.config().num_classes);
-        rankings.mean_average_precision(part, |numbers| world.sum_on_host(numbers))?
-    } else {
-        None
-    };
-    Ok(Some(Counts {
+    let mut counts = Counts {
         correct,
         counted,
-        mean_average_precision,
-    }))
+        mean_average_precision: None,
+    };
+    if data.has_several_classes() {
+        let rankings = rankings.map_or_else(|| Rankings::new(0, model.config().num_classes), Ok)?;
+        let Some(precision) = rated(world, &rankings, (own, counted), stop, gets_on)? else {
+            return Ok(None);
+        };
+        counts.mean_average_precision = precision;
+    }
+    Ok(Some(counts))
+}
+
+/// The mean average precision of `counted` images of all ranks, of which this one has `own`; `None` inside where no image shows a
+/// class. `None` once `stop` is true on some rank. `gets_on` is called after each exchange.
+fn rated(
+    world: &World,
+    rankings: &Rankings,
+    (own, counted): (u64, u64),
+    stop: impl Fn() -> bool,
+    gets_on: impl Fn(),
+) -> Result<Option<Option<f64>>, TrainError> {
+    // Whole numbers of images are exact.
+    let before: f64 = world.gather(own as f64)?.iter().take(world.rank as usize).sum();
+    let place = Place {
+        before: before as u64,
+        images: counted,
+        rank: world.rank,
+        ranks: world.size,
+    };
+    let part = rankings.sum(place, |numbers| {
+        world.sum_on_host(numbers)?;
+        gets_on();
+        let [stops] = world.sum([u64::from(stop())])?;
+        Ok(stops == 0)
+    })?;
+    let Some(part) = part else { return Ok(None) };
+    let [classes] = world.sum([part.classes])?;
+    let precisions = world.gather(part.precisions)?.iter().sum();
+    Ok(Some(Sum { precisions, classes }.mean()))
 }
 
 /// How many images of a batch are classified right, on the device: they show the likeliest class, of equal logits the first.

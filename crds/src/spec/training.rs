@@ -60,7 +60,8 @@ pub struct Training {
     #[serde(default)]
     #[schemars(range(min = 0.0, max = 0.999))]
     pub label_smoothing: f64,
-    /// classWeights is how much each class counts in the loss of training; all the same if not given.
+    /// classWeights is how much each class counts in the loss of training, and with binaryCrossEntropy how much the images
+    /// do that show it; all the same if not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub class_weights: Option<ClassWeights>,
     /// clipGradNorm is the largest global norm of the gradients; larger ones are scaled down to it.
@@ -239,7 +240,8 @@ impl Default for LossScale {
 )]
 pub struct ClassWeights {
     /// balanced makes all classes together count the same: the weight is the number of training images over that of classes and over
-    /// that of images of the class, as scikit-learn's balanced. The labels of all training images are read before the first step.
+    /// that of images of the class, as scikit-learn's balanced. With binaryCrossEntropy it makes the images that show a class count
+    /// as much as those that do not: the weight is the number of these over that of the others. The labels of all training images are read before the first step.
     #[serde(default)]
     pub balanced: bool,
     /// values has the weight of each class, by its number.

@@ -44,7 +44,7 @@ pub(crate) use ownership::Owner;
 pub(crate) use restore::{Loaded, Run, SavedAverage};
 pub(crate) use shares::{Lost, assign};
 pub(crate) use snapshot::Snapshot;
-pub(crate) use state::{Position, State};
+pub(crate) use state::{Position, State, Validation};
 pub(crate) use stored::Stored;
 pub(crate) use weights::{SavedCheckpoint, WeightsKind, locate};
 pub(crate) use writer::{Writer, Written};

@@ -37,6 +37,14 @@ pub(crate) struct Position {
     pub(crate) loss_scale: Option<LossScale>,
 }
 
+/// What came of the last evaluation, if there was one.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Validation {
+    pub(crate) accuracy: Option<f64>,
+    /// Where images may show several classes.
+    pub(crate) mean_average_precision: Option<f64>,
+}
+
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct State {
@@ -45,7 +53,9 @@ pub(crate) struct State {
     pub(crate) job: JobIdentity,
     pub(crate) position: Position,
     pub(crate) model: ModelConfig,
-    pub(crate) validation_accuracy: Option<f64>,
+    validation_accuracy: Option<f64>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    validation_mean_average_precision: Option<f64>,
     /// The data that it was trained on; older checkpoints do not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) data: Option<DataIdentity>,
@@ -56,7 +66,7 @@ impl State {
         job: JobIdentity,
         position: Position,
         model: ModelConfig,
-        validation_accuracy: Option<f64>,
+        validation: Validation,
         data: DataIdentity,
     ) -> Self {
         Self {
@@ -65,8 +75,16 @@ impl State {
             job,
             position,
             model,
-            validation_accuracy,
+            validation_accuracy: validation.accuracy,
+            validation_mean_average_precision: validation.mean_average_precision,
             data: Some(data),
+        }
+    }
+
+    pub(crate) fn validation(&self) -> Validation {
+        Validation {
+            accuracy: self.validation_accuracy,
+            mean_average_precision: self.validation_mean_average_precision,
         }
     }
 

@@ -42,7 +42,10 @@ fn state(step: u64) -> State {
             loss_scale: None,
         },
         model(),
-        Some(0.5),
+        Validation {
+            accuracy: Some(0.5),
+            mean_average_precision: Some(0.25),
+        },
         DataIdentity {
             images: 640,
             fingerprint: 1,

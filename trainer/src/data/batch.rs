@@ -15,7 +15,8 @@ pub(crate) struct Batch {
     pub(crate) labels: Tensor,
     /// What the loss compares with.
     pub(crate) targets: Targets,
-    /// How much each class counts in the loss, [classes]; all the same if there are none.
+    /// How much each class counts in the loss, [classes], and where images may show several, how much those do that show it; all
+    /// the same if there are none.
     pub(crate) class_weights: Option<Tensor>,
     /// Of the images' numbers: ranks that have the same images compare it. 0 of images that all are in memory.
     pub(crate) digest: u32,
@@ -49,7 +50,7 @@ impl Batch {
     }
 
     /// Mean over images of the cross-entropy of logits, or of the binary one over images and classes where images may show
-    /// several; times the weights of classes, 0 of no image. `label_smoothing` is for targets without it.
+    /// several; times the weights of classes, or of the images that show them; 0 of no image. `label_smoothing` is for targets without it.
     pub(crate) fn loss(&self, logits_bk: &Tensor, label_smoothing: f64) -> Result<Tensor, TchError> {
         if self.len() == 0 {
             return logits_bk.f_sum(Kind::Float);
@@ -59,11 +60,11 @@ impl Batch {
             Targets::Smoothed(targets) => (targets, 0.0),
         };
         if self.labels.dim() == 2 {
-            let weights = self.class_weights.as_ref();
+            let of_shown = self.class_weights.as_ref();
             return logits_bk.f_binary_cross_entropy_with_logits(
                 targets,
-                weights,
                 None::<&Tensor>,
+                of_shown,
                 Reduction::Mean,
             );
         }
@@ -209,8 +210,11 @@ mod tests {
             batch.class_weights = weights.map(|weights| Tensor::from_slice(&weights).to_kind(Kind::Float));
             let term = |image: usize, class: usize| {
                 let shows = 1.0 / (1.0 + (-LOGITS[image][class]).exp());
-                let is_right = shown[image][class] * shows + (1.0 - shown[image][class]) * (1.0 - shows);
-                -weights.map_or(1.0, |weights| weights[class]) * is_right.ln()
+                if shown[image][class] > 0.0 {
+                    -weights.map_or(1.0, |weights| weights[class]) * shows.ln()
+                } else {
+                    -(1.0 - shows).ln()
+                }
             };
             let expected = (0..12).map(|place| term(place / 3, place % 3)).sum::<f64>() / 12.0;
             let found = batch.loss(&logits, 0.0).expect("a loss").double_value(&[]);

@@ -51,6 +51,14 @@ pub(crate) enum DataError {
         "{image} has {} classes ({classes:?}), but training.loss crossEntropy takes one: binaryCrossEntropy takes any number", .classes.len()
     )]
     SeveralClasses { image: String, classes: Vec<i64> },
+    #[error(
+        "{image} has class {class} twice ({classes:?}): a list names each class that the image shows once; it is no row of an array with a column for each class"
+    )]
+    ClassTwice {
+        image: String,
+        class: i64,
+        classes: Vec<i64>,
+    },
     #[error("{path} has no folder of the same name among the {classes} classes to train on")]
     UnknownClass { path: PathBuf, classes: usize },
     #[error("{path} holds no images: {expected}")]

@@ -87,13 +87,19 @@ impl Labels {
         self.classes.truncate(kept);
     }
 
-    /// Adds those of further images. Those of both are lists, or none.
+    /// Adds those of further images. Those of both are lists, or none, where there are any.
     pub(super) fn append(&mut self, more: &Self) {
+        if more.len() == 0 {
+            return;
+        }
+        if self.len() == 0 {
+            self.clone_from(more);
+            return;
+        }
         let before = self.classes.len() as u64;
         self.classes.extend_from_slice(&more.classes);
         match (&mut self.ends, &more.ends) {
             (Some(ends), Some(more)) => ends.extend(more.iter().map(|end| before + end)),
-            (None, Some(more)) if before == 0 => self.ends = Some(more.clone()),
             (None, None) => {}
             _ => unreachable!("a data set has lists of classes in all of its files, or in none"),
         }
@@ -130,6 +136,12 @@ mod tests {
             (lists(&labels), labels.classes()),
             (vec![vec![3, 1], vec![]], &[3, 1][..])
         );
+
+        // Files without rows do not tell.
+        labels.append(&Labels::default());
+        let mut other = Labels::of_lists::<&[i32]>([]);
+        other.append(&Labels::of_classes(vec![8]));
+        assert_eq!((labels.len(), other), (2, Labels::of_classes(vec![8])));
 
         let mut single = Labels::of_classes(vec![4, 2]);
         single.append(&Labels::of_classes(vec![9]));

@@ -187,7 +187,8 @@ pub(crate) struct Classes {
 impl Classes {
     /// Of a data set that no model is named for.
     pub(crate) const ANY: Self = Self {
-        count: u32::MAX,
+        // Labels are kept in as many bits.
+        count: i32::MAX as u32,
         several: true,
     };
 
@@ -235,7 +236,10 @@ pub(crate) fn load(config: &RunConfig, device: Device) -> Result<Splits, DataErr
                 let classes = Classes::of(&config.model, config.training.loss);
                 count_classes(&train, classes, threads)
             })?;
-            Some(balanced(&counts))
+            Some(match config.training.loss {
+                Loss::CrossEntropy => balanced(&counts),
+                Loss::BinaryCrossEntropy => balanced_against_the_others(&counts, train.len()),
+            })
         }
     };
     let preparation = Arc::new(Preparation::new(config));
@@ -351,6 +355,16 @@ fn balanced(counts: &[u64]) -> Vec<f32> {
         .collect()
 }
 
+/// Weights of the images that show a class with which they count as much as those that do not show it. As PyTorch's
+/// documentation of `pos_weight` has it.
+fn balanced_against_the_others(counts: &[u64], images: u64) -> Vec<f32> {
+    let weight = |count: &u64| images.saturating_sub(*count) as f64 / *count as f64;
+    counts
+        .iter()
+        .map(|count| if *count > 0 { weight(count) as f32 } else { 1.0 })
+        .collect()
+}
+
 /// Threads that decode files for each of so many ranks on this machine.
 fn decode_threads(data: &DataConfig, ranks: u32) -> usize {
     data.decode_threads
@@ -437,13 +451,19 @@ fn out_of_order(classes: &[String]) -> Option<[&String; 2]> {
     Some([&classes[place], &classes[place + 1]])
 }
 
+impl Images {
+    fn len(&self) -> u64 {
+        match self {
+            Self::Resident(images) => images.len(),
+            Self::Single(source) => source.len(),
+        }
+    }
+}
+
 impl DataSet {
     /// Number of images, which is also the number of places in an epoch's order.
     pub(crate) fn len(&self) -> u64 {
-        match &self.images {
-            Images::Resident(images) => images.len(),
-            Images::Single(source) => source.len(),
-        }
+        self.images.len()
     }
 
     /// Whether an image may show several classes.
@@ -602,6 +622,7 @@ mod tests {
             assert_eq!(counts, [6, 2, 1, 0]);
             // As scikit-learn's compute_class_weight("balanced", ...) has it of three classes.
             assert_eq!(balanced(&counts), [0.5, 1.5, 3.0, 0.0]);
+            assert_eq!(balanced_against_the_others(&counts, 9), [0.5, 3.5, 8.0, 1.0]);
         }
     }
 

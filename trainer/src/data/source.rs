@@ -124,7 +124,7 @@ pub(super) fn check_label(
 ) -> Result<(), DataError> {
     match label.classes() {
         [_] => {}
-        _ if classes.several => {}
+        several if classes.several => check_once(source, image, several)?,
         several => {
             return Err(DataError::SeveralClasses {
                 image: source.name(image),
@@ -139,6 +139,20 @@ pub(super) fn check_label(
             image: source.name(image),
             label: *class,
             classes: classes.count,
+        }),
+    }
+}
+
+/// An error where a list has a class twice, as the row of an array does that has a column for each class.
+fn check_once(source: &dyn Source, image: u64, classes: &[i64]) -> Result<(), DataError> {
+    let mut sorted = classes.to_vec();
+    sorted.sort_unstable();
+    match sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+        None => Ok(()),
+        Some(pair) => Err(DataError::ClassTwice {
+            image: source.name(image),
+            class: pair[0],
+            classes: classes.to_vec(),
         }),
     }
 }

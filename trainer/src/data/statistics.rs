@@ -118,18 +118,19 @@ fn of_resident(images: &Resident, sample: u64) -> Split {
         / unit;
     let dimensions = [0_i64, 2, 3];
     let numbers = |tensor: Tensor| Vec::<f64>::try_from(tensor.to_kind(Kind::Double)).unwrap_or_default();
-    let counts = Vec::<i64>::try_from(Tensor::from_slice(labels.classes()).bincount::<Tensor>(None, 0))
-        .unwrap_or_default();
+    let mut counts = BTreeMap::<i64, u64>::new();
+    for class in labels.classes() {
+        *counts.entry((*class).into()).or_default() += 1;
+    }
     let size = |dimension: usize| range(vec![pixels.size()[dimension] as u32]);
     Split {
         images: images.len(),
-        classes: (0..)
-            .zip(counts)
-            .filter(|(_, images)| *images > 0)
+        classes: counts
+            .into_iter()
             .map(|(number, images)| Class {
                 number,
                 name: None,
-                images: images.cast_unsigned(),
+                images,
             })
             .collect(),
         examined: rows.len() as u64,

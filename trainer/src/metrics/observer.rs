@@ -12,7 +12,7 @@ use super::compute::{ComputeTimes, saved_without};
 use super::log::{Log, Record};
 use super::window::Window;
 use super::{CheckpointCost, Report, Reporter, StepReport, now};
-use crate::checkpoint::{Position, Written};
+use crate::checkpoint::{Position, Validation, Written};
 use crate::evaluation::Counts;
 
 /// Sizes of a run that do not change while it lasts.
@@ -76,7 +76,7 @@ impl Observer {
         reporter: Reporter,
         log_folder: Option<&Path>,
         start: Position,
-        validation_accuracy: Option<f64>,
+        validation: Validation,
         resumed_from: Option<&Path>,
     ) -> std::io::Result<Self> {
         let run = match log_folder {
@@ -98,7 +98,8 @@ impl Observer {
                     total_epochs: shape.total_epochs,
                     step: start.step,
                     total_steps: shape.total_steps,
-                    validation_accuracy,
+                    validation_accuracy: validation.accuracy,
+                    validation_mean_average_precision: validation.mean_average_precision,
                     last_checkpoint: resumed_from.map(|path| CheckpointRecord {
                         step: start.step,
                         path: path.display().to_string(),

@@ -22,7 +22,7 @@ use contract::gpu::peak_flops;
 use contract::{Activity, RunConfig};
 use torch_ext::{FlightRecorder, GpuIdentity, Member};
 
-use crate::checkpoint::{CheckpointError, Position};
+use crate::checkpoint::{CheckpointError, Position, Validation};
 use crate::data::{Batches, DataIdentity, Splits};
 use crate::distributed::{Accelerator, LostPeer, Place, World, rendezvous_timeout};
 use crate::error::TrainError;
@@ -66,7 +66,7 @@ pub(crate) struct Trainer {
     position: Position,
     /// Of the newest snapshot, or of the checkpoint that training continued from.
     saved: Option<Position>,
-    validation_accuracy: Option<f64>,
+    validation: Validation,
     observer: Observer,
     stop: Arc<AtomicBool>,
     lost: LostPeer,
@@ -164,7 +164,7 @@ impl Trainer {
             saver: start.saver,
             position: start.position,
             saved: start.is_restored.then_some(start.position),
-            validation_accuracy: start.validation_accuracy,
+            validation: start.validation,
             observer,
             stop,
             lost: lost.clone(),
@@ -302,7 +302,10 @@ impl Trainer {
             }
             None => None,
         };
-        self.validation_accuracy = Some(counts.accuracy());
+        self.validation = Validation {
+            accuracy: Some(counts.accuracy()),
+            mean_average_precision: counts.mean_average_precision,
+        };
         self.observer
             .evaluation(self.position, counts, of_average, start.elapsed());
         self.observer.turn_to(Activity::Training);
@@ -339,7 +342,7 @@ fn observer(
         reporter,
         log_folder,
         start.position,
-        start.validation_accuracy,
+        start.validation,
         start.resumed_from.as_deref(),
     );
     observer.map_err(CheckpointError::Folder)

@@ -81,7 +81,7 @@ impl Trainer {
                 self.config.job.clone(),
                 self.position,
                 self.config.model.clone(),
-                self.validation_accuracy,
+                self.validation,
                 self.data_identity.clone(),
             );
             let snapshot = Snapshot::new(state, files, start.elapsed());

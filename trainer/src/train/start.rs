@@ -11,6 +11,7 @@ use super::saving::Saver;
 use super::trained::{Trained, TrainingState};
 use crate::checkpoint::{
     Cadence, CheckpointFolder, Loaded, Lost, Owner, Part, Position, Run, SavedAverage, State, Stored,
+    Validation,
 };
 use crate::data::DataIdentity;
 use crate::distributed::{LostPeer, World};
@@ -29,7 +30,7 @@ pub(super) struct Start {
     pub(super) writers: u32,
     pub(super) saver: Option<Saver>,
     /// Of the checkpoint that rank 0 continues from, as is its folder.
-    pub(super) validation_accuracy: Option<f64>,
+    pub(super) validation: Validation,
     pub(super) resumed_from: Option<PathBuf>,
 }
 
@@ -90,7 +91,7 @@ impl Start {
                 let cadence = world.is_first().then(|| Cadence::new(&config.checkpoint, step));
                 Saver::new(folder, cadence)
             }),
-            validation_accuracy: state.and_then(|state| state.validation_accuracy),
+            validation: state.map(|state| state.validation()).unwrap_or_default(),
             resumed_from,
         })
     }

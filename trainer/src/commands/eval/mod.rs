@@ -167,7 +167,11 @@ fn measure(
     keep_logits: bool,
 ) -> Result<(Scores, Vec<(String, Tensor)>), TrainError> {
     let display = Display::new(data.len());
-    let mut tally = Tally::new(Classes::of(&config.model, config.training.loss), data.device());
+    let mut tally = Tally::new(
+        data.len(),
+        Classes::of(&config.model, config.training.loss),
+        data.device(),
+    )?;
     let (mut logits, mut labels) = (Vec::new(), Vec::new());
     let part = Part {
         images: 0..data.len(),

@@ -2,7 +2,7 @@
 
 use tch::{Device, Kind, Reduction, Tensor};
 
-use crate::average_precision::Rankings;
+use crate::average_precision::{Place, Rankings, Sum};
 use crate::data::Classes;
 use crate::error::TrainError;
 use crate::evaluation::correct;
@@ -41,16 +41,18 @@ impl Scores {
 }
 
 impl Tally {
-    pub(super) fn new(classes: Classes, device: Device) -> Self {
+    /// Of at most so many images.
+    pub(super) fn new(images: u64, classes: Classes, device: Device) -> Result<Self, TrainError> {
         let zero = |kind| Tensor::zeros([0_i64; 0], (kind, device));
-        Self {
+        let rankings = classes.several.then(|| Rankings::new(images, classes.count));
+        Ok(Self {
             images: 0,
             correct: zero(Kind::Int64),
             correct_top5: (i64::from(classes.count) >= TOP).then(|| zero(Kind::Int64)),
             loss: zero(Kind::Double),
-            rankings: classes.several.then(Rankings::default),
+            rankings: rankings.transpose()?,
             classes: classes.count,
-        }
+        })
     }
 
     /// Takes in a batch: logits BK in 32 bits, and labels, B or, of several classes, BK.
@@ -93,7 +95,13 @@ impl Tally {
             loss: self.loss.f_double_value(&[])? / self.images.max(1) as f64,
             mean_average_precision: match &self.rankings {
                 Some(rankings) => {
-                    rankings.mean_average_precision((0, self.images, self.classes), |_| Ok(()))?
+                    let place = Place {
+                        before: 0,
+                        images: self.images,
+                        rank: 0,
+                        ranks: 1,
+                    };
+                    rankings.sum(place, |_| Ok(true))?.and_then(Sum::mean)
                 }
                 None => None,
             },
@@ -118,7 +126,7 @@ mod tests {
             several: true,
             ..one_of(6)
         };
-        let mut tally = Tally::new(classes, Device::Cpu);
+        let mut tally = Tally::new(3, classes, Device::Cpu).expect("memory");
         let logits = Tensor::from_slice2(&[[5_f32, 4.0, 3.0, 2.0, 1.0, 0.0]; 3]);
         // The likeliest and the sixth; the second and the third; the sixth alone.
         let shown = Tensor::from_slice2(&[[1, 0, 0, 0, 0, 1], [0, 1, 1, 0, 0, 0], [0, 0, 0, 0, 0, 1_i32]]);
@@ -154,7 +162,7 @@ mod tests {
         .reshape([3, 6]);
         let labels = Tensor::from_slice(&[0_i64, 4, 5]);
         let scores = |sizes: &[i64]| {
-            let mut tally = Tally::new(one_of(6), Device::Cpu);
+            let mut tally = Tally::new(3, one_of(6), Device::Cpu).expect("memory");
             let mut start = 0;
             for size in sizes {
                 tally
@@ -180,7 +188,7 @@ mod tests {
 
     #[test]
     fn few_classes_have_no_top_five() {
-        let mut tally = Tally::new(one_of(4), Device::Cpu);
+        let mut tally = Tally::new(1, one_of(4), Device::Cpu).expect("memory");
         let logits = Tensor::from_slice(&[0_f32, 1.0, 0.0, 0.0]).reshape([1, 4]);
         tally.add(&logits, &Tensor::from_slice(&[1_i64])).expect("counts");
         let scores = tally.scores().expect("sums");

@@ -176,8 +176,17 @@ pub(super) fn metadata(checkpoint: &SavedCheckpoint, kind: WeightsKind, python: 
     ]);
     // Within an epoch, the accuracy is that of the epoch before.
     let evaluated = kind == WeightsKind::Trained && state.position.images_into_epoch == 0;
-    if let Some(accuracy) = state.validation_accuracy.filter(|_| evaluated) {
-        metadata.insert("validation_accuracy", accuracy.to_string());
+    let validation = state.validation();
+    for (name, score) in [
+        ("validation_accuracy", validation.accuracy),
+        (
+            "validation_mean_average_precision",
+            validation.mean_average_precision,
+        ),
+    ] {
+        if let Some(score) = score.filter(|_| evaluated) {
+            metadata.insert(name, score.to_string());
+        }
     }
     metadata
 }

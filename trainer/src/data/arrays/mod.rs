@@ -201,15 +201,6 @@ fn images(path: &Path, array: Array<'_>, channels: u32) -> Result<Tensor, DataEr
 
 /// One class an image, or a column for each class, in which 1 is for the images that show it.
 fn labels(path: &Path, array: Array<'_>, images: i64, classes: Classes) -> Result<Labels, DataError> {
-    if !matches!(
-        array.kind,
-        Kind::Uint8 | Kind::Int8 | Kind::Int16 | Kind::Int | Kind::Int64
-    ) {
-        return Err(refused(
-            path,
-            format!("labels are {:?}, but must be whole numbers", array.kind),
-        ));
-    }
     let count = i64::from(classes.count);
     let is_for_classes = |columns: i64| columns > 1 && (columns == count || classes == Classes::ANY);
     if matches!(array.shape[..], [rows, columns] if rows == images && is_for_classes(columns)) {
@@ -222,7 +213,22 @@ fn labels(path: &Path, array: Array<'_>, images: i64, classes: Classes) -> Resul
                 ),
             ));
         }
+        if matches!(array.kind, Kind::Float | Kind::Double | Kind::Half) {
+            return Err(refused(
+                path,
+                format!("labels are {:?}, but must be bool or whole numbers", array.kind),
+            ));
+        }
         return columns_of_classes(path, array);
+    }
+    if !matches!(
+        array.kind,
+        Kind::Uint8 | Kind::Int8 | Kind::Int16 | Kind::Int | Kind::Int64
+    ) {
+        return Err(refused(
+            path,
+            format!("labels are {:?}, but must be whole numbers", array.kind),
+        ));
     }
     // PatchCamelyon's have three dimensions more, all of one.
     if array.shape.first() != Some(&images) || array.shape[1..].iter().any(|size| *size != 1) {
@@ -256,22 +262,26 @@ fn labels(path: &Path, array: Array<'_>, images: i64, classes: Classes) -> Resul
 }
 
 fn columns_of_classes(path: &Path, array: Array<'_>) -> Result<Labels, DataError> {
-    let shape = array.shape.clone();
-    let rows = together(path, array, &shape, Ok)?.to_kind(Kind::Int);
-    let numbers: Vec<i32> = Vec::try_from(rows.view(-1)).expect("whole numbers in one row");
-    if let Some(number) = numbers.iter().find(|number| !matches!(number, 0 | 1)) {
-        return Err(refused(
-            path,
-            format!(
-                "labels have a column for each class, and {number} in one: they must be 1 for images that show the class, and else 0"
-            ),
-        ));
-    }
-    let shown = |row: &[i32]| -> Vec<i32> {
+    let columns = array.shape[1] as usize;
+    let shown = |row: &[i64]| -> Vec<i32> {
         let classes = (0..).zip(row).filter(|(_, number)| **number == 1);
         classes.map(|(class, _)| class).collect()
     };
-    Ok(Labels::of_lists(numbers.chunks(shape[1] as usize).map(shown)))
+    let mut labels = Labels::default();
+    for part in array.parts {
+        let part = part.map_err(|error| refused(path, error))?.to_kind(Kind::Int64);
+        let numbers: Vec<i64> = Vec::try_from(part.contiguous().view(-1)).expect("whole numbers in one row");
+        if let Some(number) = numbers.iter().find(|number| !matches!(number, 0 | 1)) {
+            return Err(refused(
+                path,
+                format!(
+                    "labels have a column for each class, and {number} in one: they must be 1 for images that show the class, and else 0"
+                ),
+            ));
+        }
+        labels.append(&Labels::of_lists(numbers.chunks(columns).map(shown)));
+    }
+    Ok(labels)
 }
 
 /// The whole array, of a shape into which `arrange` brings its rows.

@@ -617,6 +617,72 @@ mod tests {
         assert_eq!(images.size()[0], 21, "a batch may have nothing left");
     }
 
+    /// Images that show the classes of the bits of their number.
+    #[derive(Debug)]
+    struct Bits(Numbered);
+
+    impl Source for Bits {
+        fn len(&self) -> u64 {
+            self.0.len
+        }
+
+        fn read(&self, image: u64) -> Result<Stored, ReadError> {
+            let label = self.label(image)?;
+            self.0.read(image).map(|stored| Stored { label, ..stored })
+        }
+
+        fn label(&self, image: u64) -> Result<Label, ReadError> {
+            let shown = (0..10).filter(|class| image >> class & 1 == 1);
+            Ok(Label::Classes(shown.collect()))
+        }
+
+        fn fingerprint(&self) -> u32 {
+            self.0.fingerprint()
+        }
+
+        fn name(&self, image: u64) -> String {
+            self.0.name(image)
+        }
+    }
+
+    #[test]
+    fn several_classes_stay_with_their_image_where_one_is_left_out() {
+        let mut config =
+            config("{format: imageFolder, volume: {hostPath: {path: /x}}, maxCorruptFraction: 0.1}");
+        config.training.loss = contract::Loss::BinaryCrossEntropy;
+        for epoch in [Some(0), None] {
+            let source = Bits(Numbered {
+                len: 24,
+                corrupt: vec![5, 21],
+                first_label: 0,
+                reads: AtomicU64::default(),
+                failures: AtomicU64::default(),
+            });
+            let items = (0..24).map(|place| Item { image: place, place });
+            let task = Task {
+                items: items.collect(),
+                batching: Batching::new([5]),
+                epoch,
+                readable: Readable::new(24, 0.1),
+            };
+            let preparation = Arc::new(Preparation::new(&config));
+            let finish = Rc::new(Finish::new(&config, Values::Bytes, None, Device::Cpu));
+            let mut pipeline =
+                Pipeline::start(Arc::new(source), preparation, finish, task, 2).expect("starts");
+            let mut images = 0;
+            while let Some(batch) = pipeline.next().expect("reads") {
+                for row in 0..batch.labels.size()[0] {
+                    let red = batch.images.double_value(&[row, 0, 0, 0]);
+                    let number = ((red + 1.0) * 127.5).round() as i64;
+                    let shown = (0..10).filter(|class| batch.labels.int64_value(&[row, *class]) == 1);
+                    assert_eq!(shown.map(|class| 1 << class).sum::<i64>(), number, "{epoch:?}");
+                    images += 1;
+                }
+            }
+            assert_eq!(images, if epoch.is_some() { 24 } else { 22 });
+        }
+    }
+
     #[test]
     fn one_more_than_allowed_ends_it_and_names_it() {
         for epoch in [Some(0), None] {

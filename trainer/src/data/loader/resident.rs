@@ -88,23 +88,36 @@ impl ResidentBatches {
 
 #[cfg(test)]
 mod tests {
+    use contract::Loss;
     use tch::{Device, Kind, Tensor};
 
     use super::super::Batching;
     use super::*;
     use crate::data::batch::{Readable, Targets};
     use crate::data::fixtures::config;
+    use crate::data::labels::Labels;
     use crate::data::order::Item;
 
     const AUGMENTATION: &str =
         "{randomResizedCrop: {}, horizontalFlip: 0.5, randomErasing: 0.5, mixup: 0.8, cutmix: 1.0}";
 
     fn batches(images: &Tensor, on_device: bool, epoch: Option<u32>) -> Vec<Batch> {
-        let config = config(&format!(
+        let labels = Labels::of_classes((0..10).collect());
+        batches_of(images, labels, Loss::CrossEntropy, on_device, epoch)
+    }
+
+    fn batches_of(
+        images: &Tensor,
+        labels: Labels,
+        loss: Loss,
+        on_device: bool,
+        epoch: Option<u32>,
+    ) -> Vec<Batch> {
+        let mut config = config(&format!(
             "{{format: synthetic, syntheticImages: 10, augmentation: {AUGMENTATION}}}"
         ));
-        let labels = Tensor::from_slice(&[0_i64, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
-        let resident = Resident::new(images.shallow_clone(), &labels, 10);
+        config.training.loss = loss;
+        let resident = Resident::with_labels(images.shallow_clone(), labels, 10);
         let finish = Finish::new(&config, resident.values(), None, Device::Cpu);
         let items = (0..10).map(|place| Item {
             image: 9 - place,
@@ -120,6 +133,27 @@ mod tests {
         let batches = ResidentBatches::new(Rc::new(resident), on_device, preparation, Rc::new(finish), task);
         let mut batches = batches.expect("memory");
         std::iter::from_fn(|| batches.next().expect("no error")).collect()
+    }
+
+    #[test]
+    fn classes_that_images_show_come_with_them_wherever_these_are_held() {
+        tch::manual_seed(3);
+        let floats = Tensor::randn([10, 3, 30, 20], (Kind::Float, Device::Cpu));
+        let lists: Vec<Vec<i32>> = (0..10).map(|image| (0..image % 4).collect()).collect();
+        for epoch in [Some(1), None] {
+            let of = |on_device| {
+                let labels = Labels::of_lists(&lists);
+                batches_of(&floats, labels, Loss::BinaryCrossEntropy, on_device, epoch)
+            };
+            let (held, given) = (of(true), of(false));
+            for (held, given) in held.iter().zip(&given) {
+                assert!(held.images.equal(&given.images) && held.labels.equal(&given.labels));
+            }
+            let shown: Vec<Tensor> = given.iter().map(|batch| batch.labels.shallow_clone()).collect();
+            let counts = Tensor::cat(&shown, 0).sum_dim_intlist([1_i64].as_slice(), false, Kind::Int64);
+            let expected: Vec<i64> = (0..10).map(|place| (9 - place) % 4).collect();
+            assert_eq!(Vec::<i64>::try_from(counts).expect("numbers"), expected);
+        }
     }
 
     #[test]

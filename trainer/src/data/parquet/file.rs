@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::{Buf as _, Bytes};
-use parquet::basic::{ConvertedType, LogicalType, Type};
+use parquet::basic::{ConvertedType, LogicalType, Repetition, Type};
 use parquet::column::page::PageReader as _;
 use parquet::column::reader::ColumnReaderImpl;
 use parquet::data_type::{ByteArray, ByteArrayType, DataType, Int32Type, Int64Type};
@@ -18,7 +18,7 @@ use parquet::file::page_index::index_reader::decode_offset_index;
 use parquet::file::page_index::offset_index::PageLocation;
 use parquet::file::reader::{ChunkReader, Length};
 use parquet::file::serialized_reader::SerializedPageReader;
-use parquet::schema::types::{ColumnDescPtr, SchemaDescriptor};
+use parquet::schema::types::{ColumnDescPtr, SchemaDescriptor, Type as SchemaType};
 use serde::{Deserialize, Serialize};
 
 use crate::data::files::{Files, Reader};
@@ -513,16 +513,18 @@ impl Columns {
             // The numbers of a list are in a group of it.
             *path == [label_name.as_str()] || path.len() == 3
         })?;
-        let is_number = |column: &ColumnDescPtr| {
+        let is_number = |place: usize| {
+            let column = schema.column(place);
             matches!(column.physical_type(), Type::INT32 | Type::INT64)
-                && column.max_rep_level() == i16::from(column.path().parts().len() == 3)
+                && (column.path().parts().len() == 1 && column.max_rep_level() == 0
+                    || is_in_list(schema.get_column_root(place)))
                 && matches!(column.logical_type_ref(), None | Some(LogicalType::Integer(_)))
                 && !matches!(
                     column.converted_type(),
                     ConvertedType::DATE | ConvertedType::DECIMAL
                 )
         };
-        let Some(label) = label.filter(|place| is_number(&schema.column(*place))) else {
+        let Some(label) = label.filter(|place| is_number(*place)) else {
             let inside = in_column(schema, &label_name);
             return Err(format!(
                 "column {label_name} has no class numbers, one or a list in each row: it is {}",
@@ -547,6 +549,19 @@ impl Columns {
             classes,
         })
     }
+}
+
+/// Whether a column is a list of single values in three levels, as the format has them since 2014: a group with a repeated
+/// group with the value.
+fn is_in_list(root: &SchemaType) -> bool {
+    let inner = |group: &SchemaType| match group.is_group().then(|| group.get_fields()) {
+        Some([inner]) => Some(Arc::clone(inner)),
+        _ => None,
+    };
+    inner(root).is_some_and(|list| {
+        let is_repeated = list.get_basic_info().repetition() == Repetition::REPEATED;
+        is_repeated && inner(&list).is_some_and(|value| value.is_primitive())
+    })
 }
 
 /// Columns of values that are the column of this name, or within it.
@@ -596,7 +611,7 @@ fn names(schema: &SchemaDescriptor) -> String {
 
 fn described(column: &ColumnDescPtr) -> String {
     let list = if column.max_rep_level() > 0 {
-        "a list of "
+        "a list, in a form of which pyarrow makes none, of "
     } else {
         ""
     };
