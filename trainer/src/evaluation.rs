@@ -93,23 +93,22 @@ pub(crate) fn evaluate(
     };
     if data.has_several_classes() {
         let rankings = rankings.map_or_else(|| Rankings::new(0, model.config().num_classes), Ok)?;
-        let Some(precision) = rated(world, &rankings, (own, counted), stop, gets_on)? else {
+        let Some(sum) = rated(world, &rankings, (own, counted), stop, gets_on)? else {
             return Ok(None);
         };
-        counts.mean_average_precision = precision;
+        counts.mean_average_precision = sum.mean();
     }
     Ok(Some(counts))
 }
 
-/// The mean average precision of `counted` images of all ranks, of which this one has `own`; `None` inside where no image shows a
-/// class. `None` once `stop` is true on some rank. `gets_on` is called after each exchange.
+/// The average precision of `counted` images of all ranks, of which this one has `own`, summed over classes. `None` once `stop` is true on some rank. `gets_on` is called after each exchange.
 fn rated(
     world: &World,
     rankings: &Rankings,
     (own, counted): (u64, u64),
     stop: impl Fn() -> bool,
     gets_on: impl Fn(),
-) -> Result<Option<Option<f64>>, TrainError> {
+) -> Result<Option<Sum>, TrainError> {
     // Whole numbers of images are exact.
     let before: f64 = world.gather(own as f64)?.iter().take(world.rank as usize).sum();
     let place = Place {
@@ -127,7 +126,7 @@ fn rated(
     let Some(part) = part else { return Ok(None) };
     let [classes] = world.sum([part.classes])?;
     let precisions = world.gather(part.precisions)?.iter().sum();
-    Ok(Some(Sum { precisions, classes }.mean()))
+    Ok(Some(Sum { precisions, classes }))
 }
 
 /// How many images of a batch are classified right, on the device: they show the likeliest class, of equal logits the first.
