@@ -12,7 +12,6 @@
 #![forbid(unsafe_code)]
 
 mod agent;
-mod average_precision;
 mod calibration;
 mod checkpoint;
 mod commands;

@@ -241,7 +241,8 @@ impl Default for LossScale {
 pub struct ClassWeights {
     /// balanced makes all classes together count the same: the weight is the number of training images over that of classes and over
     /// that of images of the class, as scikit-learn's balanced. With binaryCrossEntropy it makes the images that show a class count
-    /// as much as those that do not: the weight is the number of these over that of the others. The labels of all training images are read before the first step.
+    /// as much as those that do not: the weight is the number of images without the class over the number with it. The labels of
+    /// all training images are read before the first step.
     #[serde(default)]
     pub balanced: bool,
     /// values has the weight of each class, by its number.

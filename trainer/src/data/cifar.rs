@@ -6,6 +6,7 @@ use std::path::Path;
 use tch::Tensor;
 
 use super::DataError;
+use super::labels::Labels;
 use super::resident::Resident;
 
 const CHANNELS: usize = 3;
@@ -77,7 +78,7 @@ fn read(folder: &Path, files: &[&str], layout: &Layout) -> Result<Resident, Data
     let shape = [count, CHANNELS, SIDE, SIDE].map(|size| size as i64);
     Ok(Resident::new(
         Tensor::from_slice(&images).reshape(shape),
-        &Tensor::from_slice(&labels),
+        Labels::of_classes(labels),
         count as u64,
     ))
 }
@@ -88,7 +89,7 @@ fn split_records(
     bytes: &[u8],
     layout: &Layout,
     images: &mut Vec<u8>,
-    labels: &mut Vec<i64>,
+    labels: &mut Vec<i32>,
 ) -> Result<(), DataError> {
     let record_bytes = layout.label_bytes + PIXEL_BYTES;
     if bytes.is_empty() {
@@ -119,7 +120,7 @@ fn split_records(
                 classes: layout.classes,
             });
         }
-        labels.push(i64::from(label));
+        labels.push(i32::from(label));
         images.extend_from_slice(pixels);
     }
     Ok(())

@@ -52,7 +52,7 @@ pub(crate) enum DataError {
     )]
     SeveralClasses { image: String, classes: Vec<i64> },
     #[error(
-        "{image} has class {class} twice ({classes:?}): a list names each class that the image shows once; it is no row of an array with a column for each class"
+        "{image} has class {class} twice ({classes:?}): a list must name each class of the image once, and is not a 0 or 1 for each class"
     )]
     ClassTwice {
         image: String,

@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn channels_come_together_and_images_repeat() {
         let images = Tensor::arange(2 * 3 * 2, (Kind::Uint8, tch::Device::Cpu)).reshape([2, 3, 1, 2]);
-        let source = InMemory::new(&Resident::new(images, &Tensor::from_slice(&[5_i64, 6]), 7));
+        let source = InMemory::new(&Resident::new(images, Labels::of_classes(vec![5, 6]), 7));
         assert_eq!((source.len(), source.is_whole()), (7, true));
         let stored = source.read(3).expect("reads");
         assert_eq!(stored.label, Label::Class(6));

@@ -29,7 +29,7 @@ impl From<i64> for Label {
 #[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 pub(super) struct Labels {
     classes: Vec<i32>,
-    /// Where those of each image end; `None` where each has one class that is no list.
+    /// Where the classes of each image end; `None` if each image has one class that is not in a list.
     ends: Option<Vec<u64>>,
 }
 
@@ -88,24 +88,24 @@ impl Labels {
     }
 
     /// Adds those of further images. Those of both are lists, or none, where there are any.
-    pub(super) fn append(&mut self, more: &Self) {
+    pub(super) fn append(&mut self, more: Self) {
         if more.len() == 0 {
             return;
         }
         if self.len() == 0 {
-            self.clone_from(more);
+            *self = more;
             return;
         }
         let before = self.classes.len() as u64;
         self.classes.extend_from_slice(&more.classes);
-        match (&mut self.ends, &more.ends) {
-            (Some(ends), Some(more)) => ends.extend(more.iter().map(|end| before + end)),
+        match (&mut self.ends, more.ends) {
+            (Some(ends), Some(more)) => ends.extend(more.into_iter().map(|end| before + end)),
             (None, None) => {}
             _ => unreachable!("a data set has lists of classes in all of its files, or in none"),
         }
     }
 
-    /// What tells them from others.
+    /// Bytes to compute a fingerprint from.
     pub(super) fn parts(&self) -> impl Iterator<Item = Vec<u8>> {
         let classes = self
             .classes
@@ -123,7 +123,7 @@ mod tests {
     #[test]
     fn lists_of_any_length_are_kept_apart() {
         let mut labels = Labels::of_lists([&[3, 1][..], &[], &[7]]);
-        labels.append(&Labels::of_lists([&[5][..], &[]]));
+        labels.append(Labels::of_lists([&[5][..], &[]]));
         let lists = |labels: &Labels| {
             labels
                 .iter()
@@ -138,13 +138,13 @@ mod tests {
         );
 
         // Files without rows do not tell.
-        labels.append(&Labels::default());
+        labels.append(Labels::default());
         let mut other = Labels::of_lists::<&[i32]>([]);
-        other.append(&Labels::of_classes(vec![8]));
+        other.append(Labels::of_classes(vec![8]));
         assert_eq!((labels.len(), other), (2, Labels::of_classes(vec![8])));
 
         let mut single = Labels::of_classes(vec![4, 2]);
-        single.append(&Labels::of_classes(vec![9]));
+        single.append(Labels::of_classes(vec![9]));
         assert_eq!(single.of(2), Label::Class(9));
         single.truncate(1);
         assert_eq!((single.len(), single.of(0)), (1, Label::Class(4)));

@@ -610,9 +610,9 @@ mod tests {
         let (train, _) =
             image_folder::open(folder.path(), 4, 1.0, contract::ClassOrder::Name).expect("opens");
         let files = Images::Single(Arc::new(train));
-        let labels = Tensor::from_slice(&[0_i64, 0, 0, 0, 0, 0, 1, 1, 2]);
+        let labels = Labels::of_classes(vec![0, 0, 0, 0, 0, 0, 1, 1, 2]);
         let pixels = Tensor::zeros([9, 1, 2, 2], (tch::Kind::Uint8, Device::Cpu));
-        let arrays = Images::Resident(Rc::new(Resident::new(pixels, &labels, 9)));
+        let arrays = Images::Resident(Rc::new(Resident::new(pixels, labels, 9)));
         for (images, threads) in [(files, 4), (arrays, 1)] {
             let classes = Classes {
                 count: 4,

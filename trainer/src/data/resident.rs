@@ -39,15 +39,8 @@ pub(super) struct Resident {
 }
 
 impl Resident {
-    /// `labels`, class indices on the host, and `images` have the same first dimension; images repeat where `len` is
-    /// larger.
-    pub(super) fn new(images: Tensor, labels: &Tensor, len: u64) -> Self {
-        let classes = Vec::try_from(labels.to_kind(Kind::Int)).expect("whole numbers in one row");
-        Self::with_labels(images, Labels::of_classes(classes), len)
-    }
-
-    /// The same with labels of any number of classes.
-    pub(super) fn with_labels(images: Tensor, labels: Labels, len: u64) -> Self {
+    /// There are as many `labels` as `images` in the first dimension; images repeat if `len` is larger.
+    pub(super) fn new(images: Tensor, labels: Labels, len: u64) -> Self {
         Self { images, labels, len }
     }
 

@@ -201,7 +201,7 @@ pub(super) trait Source: Debug + Send + Sync {
         false
     }
 
-    /// Its label alone, as [`Self::read`] tells it.
+    /// The image's label, without reading the image.
     fn label(&self, image: u64) -> Result<Label, ReadError>;
 
     /// What to call it.

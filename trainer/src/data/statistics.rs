@@ -227,6 +227,7 @@ fn range(mut lengths: Vec<u32>) -> Range {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::labels::Labels;
 
     #[test]
     fn a_sample_is_spread_and_never_larger_than_the_set() {
@@ -240,7 +241,7 @@ mod tests {
     #[test]
     fn arrays_tell_the_deviation_over_all_pixels_of_a_channel() {
         let images = Tensor::from_slice(&[0_u8, 255, 0, 255, 51, 51, 51, 51]).reshape([1, 2, 2, 2]);
-        let set = Resident::new(images, &Tensor::from_slice(&[4_i64]), 1);
+        let set = Resident::new(images, Labels::of_classes(vec![4]), 1);
         let split = of_resident(&set, 10);
         let near = |found: &[f64], expected: [f64; 2]| {
             assert!(

@@ -3,6 +3,7 @@
 use tch::Tensor;
 
 use super::Expected;
+use super::labels::Labels;
 use super::resident::Resident;
 use crate::random::SplitMix64;
 
@@ -22,12 +23,9 @@ pub(super) fn generate(images: u64, expected: Expected, seed: u64) -> Resident {
         some.copy_from_slice(&random.next().to_le_bytes()[..some.len()]);
     }
     let classes = u64::from(expected.classes.count);
-    let labels: Vec<i64> = (0..stored).map(|_| random.below(classes).cast_signed()).collect();
-    let (pixels, labels) = (
-        Tensor::from_slice(&pixels).reshape(shape),
-        Tensor::from_slice(&labels),
-    );
-    Resident::new(pixels, &labels, images)
+    let labels: Vec<i32> = (0..stored).map(|_| random.below(classes) as i32).collect();
+    let pixels = Tensor::from_slice(&pixels).reshape(shape);
+    Resident::new(pixels, Labels::of_classes(labels), images)
 }
 
 #[cfg(test)]

@@ -34,6 +34,14 @@ impl Device {
         test();
     }
 
+    /// All cases on the CPU; on simulated GPUs, which are slow, the first ones, if the others show nothing of a device.
+    pub(crate) fn cases<T>(self, all: &[T], on_simulated_gpus: usize) -> &[T] {
+        match self {
+            Self::Cpu => all,
+            Self::SimulatedGpus => &all[..on_simulated_gpus],
+        }
+    }
+
     /// `workers.device`.
     pub(crate) fn in_manifest(self) -> &'static str {
         match self {

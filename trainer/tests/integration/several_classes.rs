@@ -13,7 +13,7 @@ on_each_device!(ranks_learn_and_rate_together_what_one_does);
 const CLASSES: i64 = 4;
 const SIDE: i64 = 32;
 
-/// Images whose quarters are bright by the bits of a number, each of which is a class; on noise, so that it takes some steps.
+/// Images with four quarters. Each is bright if the image shows its class, and there is noise, so that learning takes some steps.
 fn images(count: u64, seed: u64) -> [(&'static str, Tensor); 2] {
     // Not of libtorch's generator, which all tests share.
     let mut state = seed;

@@ -2,10 +2,9 @@
 
 use tch::{Device, Kind, Reduction, Tensor};
 
-use crate::average_precision::{Place, Rankings, Sum};
 use crate::data::Classes;
 use crate::error::TrainError;
-use crate::evaluation::correct;
+use crate::evaluation::{Place, Rankings, Sum, correct};
 
 /// How many of the likeliest classes top-5 looks at.
 const TOP: i64 = 5;

@@ -145,7 +145,7 @@ fn split(folder: &Path, files: Files, name: &str, expected: Expected) -> Result<
         return Ok(None);
     };
     let count = images.size()[0].cast_unsigned();
-    Ok(Some(Resident::with_labels(images, labels, count)))
+    Ok(Some(Resident::new(images, labels, count)))
 }
 
 fn refused(path: &Path, message: impl Display) -> DataError {
@@ -279,7 +279,7 @@ fn columns_of_classes(path: &Path, array: Array<'_>) -> Result<Labels, DataError
                 ),
             ));
         }
-        labels.append(&Labels::of_lists(numbers.chunks(columns).map(shown)));
+        labels.append(Labels::of_lists(numbers.chunks(columns).map(shown)));
     }
     Ok(labels)
 }

@@ -58,8 +58,8 @@ impl Parameters {
     /// Bytes that an image's parameters take.
     pub(in crate::data) const BYTES: usize = COLUMNS * size_of::<f64>();
 
-    /// Of images with these labels, of which nothing else is known. Where they may show several classes, their targets take
-    /// so many bytes each.
+    /// Parameters of images with these labels and no augmentation. If images may show several classes, the targets of each
+    /// need `target_bytes`.
     pub(super) fn new(labels: &[Label], target_bytes: usize) -> Self {
         let mut parameters = Self {
             rows: vec![[0.0; COLUMNS]; labels.len()],

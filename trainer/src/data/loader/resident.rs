@@ -117,7 +117,7 @@ mod tests {
             "{{format: synthetic, syntheticImages: 10, augmentation: {AUGMENTATION}}}"
         ));
         config.training.loss = loss;
-        let resident = Resident::with_labels(images.shallow_clone(), labels, 10);
+        let resident = Resident::new(images.shallow_clone(), labels, 10);
         let finish = Finish::new(&config, resident.values(), None, Device::Cpu);
         let items = (0..10).map(|place| Item {
             image: 9 - place,

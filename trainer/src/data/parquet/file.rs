@@ -179,7 +179,7 @@ impl ParquetFile {
             let reader = SerializedPageReader::new(Arc::new(held), column, rows, None)?;
             let description = column.column_descr_ptr();
             let is_short = column.column_type() == Type::INT32;
-            labels.append(&match (columns.has_lists, is_short) {
+            labels.append(match (columns.has_lists, is_short) {
                 (false, true) => single(values::<Int32Type>(description, reader, 0, rows)?)?,
                 (false, false) => single(values::<Int64Type>(description, reader, 0, rows)?)?,
                 (true, true) => lists::<Int32Type>(description, reader, rows, columns.may_lack_list)?,
@@ -218,6 +218,46 @@ impl Chunk {
     }
 }
 
+/// The rows of a column, as the format stores them: values, and the levels that tell which of them a row has.
+struct Records<T> {
+    values: Vec<T>,
+    levels: Vec<i16>,
+    /// Of columns with lists.
+    repeats: Vec<i16>,
+}
+
+/// Reads so many rows after others.
+fn records<T: DataType>(
+    description: ColumnDescPtr,
+    pages: SerializedPageReader<impl ChunkReader + 'static>,
+    skipped: usize,
+    rows: usize,
+) -> Result<Records<T::T>, ParquetError> {
+    let mut column = ColumnReaderImpl::<T>::new(description, Box::new(pages));
+    let mut found = Records {
+        values: Vec::with_capacity(rows),
+        levels: Vec::with_capacity(rows),
+        repeats: Vec::new(),
+    };
+    let all = skipped + rows;
+    let mut read = column.skip_records(skipped)?;
+    while read < all {
+        let Records {
+            values,
+            levels,
+            repeats,
+        } = &mut found;
+        let (records, _, _) = column.read_records(all - read, Some(levels), Some(repeats), values)?;
+        if records == 0 {
+            return Err(ParquetError::EOF(format!(
+                "it has {read} rows where its metadata tells of {all}"
+            )));
+        }
+        read += records;
+    }
+    Ok(found)
+}
+
 /// [`NO_LABEL`] where there is none.
 fn class_of(value: Option<impl Into<i64>>) -> Result<i32, ParquetError> {
     let class = value.map_or(NO_LABEL.into(), Into::into);
@@ -240,19 +280,11 @@ fn lists<T: DataType<T: Into<i64>>>(
 ) -> Result<Labels, ParquetError> {
     let most = description.max_def_level();
     let empty = i16::from(may_lack_list);
-    let mut column = ColumnReaderImpl::<T>::new(description, Box::new(pages));
-    let (mut values, mut levels, mut repeats) = (Vec::new(), Vec::new(), Vec::new());
-    let mut read = 0;
-    while read < rows {
-        let (records, _, _) =
-            column.read_records(rows - read, Some(&mut levels), Some(&mut repeats), &mut values)?;
-        if records == 0 {
-            return Err(ParquetError::EOF(format!(
-                "it has {read} rows where its metadata tells of {rows}"
-            )));
-        }
-        read += records;
-    }
+    let Records {
+        values,
+        levels,
+        repeats,
+    } = records::<T>(description, pages, 0, rows)?;
     let mut values = values.into_iter();
     let mut found: Vec<Vec<i32>> = Vec::with_capacity(rows);
     for (level, repeat) in levels.into_iter().zip(repeats) {
@@ -278,24 +310,11 @@ fn values<T: DataType>(
     rows: usize,
 ) -> Result<Vec<Option<T::T>>, ParquetError> {
     let most = description.max_def_level();
-    let mut column = ColumnReaderImpl::<T>::new(description, Box::new(pages));
-    let (mut found, mut levels) = (Vec::with_capacity(rows), Vec::with_capacity(rows));
-    let mut read = column.skip_records(skipped)?;
-    while read < skipped + rows {
-        let (records, _, _) =
-            column.read_records(skipped + rows - read, Some(&mut levels), None, &mut found)?;
-        if records == 0 {
-            return Err(ParquetError::EOF(format!(
-                "it has {read} rows where its metadata tells of {}",
-                skipped + rows
-            )));
-        }
-        read += records;
-    }
+    let Records { values, levels, .. } = records::<T>(description, pages, skipped, rows)?;
     if most == 0 {
-        return Ok(found.into_iter().map(Some).collect());
+        return Ok(values.into_iter().map(Some).collect());
     }
-    let mut found = found.into_iter();
+    let mut found = values.into_iter();
     Ok(levels
         .into_iter()
         .map(|level| if level == most { found.next() } else { None })
@@ -611,7 +630,7 @@ fn names(schema: &SchemaDescriptor) -> String {
 
 fn described(column: &ColumnDescPtr) -> String {
     let list = if column.max_rep_level() > 0 {
-        "a list, in a form of which pyarrow makes none, of "
+        "a list in an old encoding, of "
     } else {
         ""
     };

@@ -310,7 +310,7 @@ impl Parquet {
                     .entry("Parquet files without rows".into())
                     .or_default() += 1;
             }
-            set.labels.append(&labels);
+            set.labels.append(labels);
             for chunk in chunks {
                 bytes += chunk.column.uncompressed_size().unsigned_abs();
                 for number in 0..chunk.pages.len() {

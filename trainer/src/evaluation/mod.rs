@@ -1,15 +1,18 @@
 //! How images are classified, and how many of them right: held-out ones over all ranks, or in `vit-trainer eval`.
 
+mod average_precision;
+
 use std::ops::Range;
 
 use tch::{Kind, TchError, Tensor};
 
-use crate::average_precision::{Place, Rankings, Sum};
 use crate::data::{Batch, DataSet};
 use crate::distributed::World;
 use crate::error::TrainError;
 use crate::model::{Mode, VisionTransformer};
 use crate::precision::Precision;
+
+pub(crate) use average_precision::{Place, Rankings, Sum};
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Counts {
@@ -101,7 +104,7 @@ pub(crate) fn evaluate(
     Ok(Some(counts))
 }
 
-/// The average precision of `counted` images of all ranks, of which this one has `own`, summed over classes. `None` once `stop` is true on some rank. `gets_on` is called after each exchange.
+/// Sums average precision over the classes. The ranks have `counted` images together, this one `own`. `None` once `stop` is true on some rank. `gets_on` is called after each exchange.
 fn rated(
     world: &World,
     rankings: &Rankings,

@@ -64,8 +64,8 @@ impl Rankings {
         Ok(())
     }
 
-    /// This rank's part of the sum over classes of the average precision of all ranks' images; `None` once `together` tells
-    /// to stop. That adds up what each rank has.
+    /// Sums the average precision of all ranks' images over the classes that this rank rates. `together` adds up a tensor
+    /// over the ranks and returns whether to continue; `None` if not.
     ///
     /// Of a class it is the sum over thresholds of precision times the recall that the threshold adds, as scikit-learn's
     /// `average_precision_score` has it.
