@@ -15,7 +15,7 @@ FOLLOWED: dict[str, tuple] = {
     "data.path": ANY, "data.syntheticImages": ANY, "data.normalization.": ANY,
     "data.fraction": (1.0,),
     # Of image files.
-    "data.maxCorruptFraction": ANY, "data.retrySeconds": ANY, "data.classOrder": ANY, "data.interpolation": ANY, "data.cropFraction": ANY,
+    "data.maxCorruptFraction": ANY, "data.retrySeconds": ANY, "data.classOrder": ANY, "data.pixelType": ANY, "data.interpolation": ANY, "data.cropFraction": ANY,
     "data.augmentation.horizontalFlip": (0.0,), "data.augmentation.colorJitter": (0.0,),
     "data.augmentation.threeAugment": (False,), "data.augmentation.randomErasing": (0.0,),
     "data.augmentation.repeatedAugmentation": (1,),

@@ -41,6 +41,6 @@ pub use run_config::{
     CheckpointWriters, ClassOrder, ClassWeights, ConfigError, Course, DataConfig, DataFormat, Device, Ema,
     GradientCompression, Interpolation, JobIdentity, LearningRateScaling, Loss, LossScaleConfig,
     MeasureConfig, ModelConfig, NoRandAugment, Normalization, Offload, OffloadTo, Optimizer, Origin,
-    Parallelism, Pooling, Precision, RandAugment, RandomCrop, RandomResizedCrop, Resume, RunConfig,
-    ScalingRule, Schedule, Shards, TrainingConfig,
+    Parallelism, PixelType, Pooling, Precision, RandAugment, RandomCrop, RandomResizedCrop, Resume,
+    RunConfig, ScalingRule, Schedule, Shards, TrainingConfig,
 };

@@ -34,6 +34,9 @@ pub struct DataConfig {
     /// How classes of [`DataFormat::ImageFolder`] are numbered.
     #[serde(default)]
     pub class_order: ClassOrder,
+    /// What image files are decoded to.
+    #[serde(default)]
+    pub pixel_type: PixelType,
     /// Share of the training images that is used, above 0 and at most 1.
     pub fraction: f64,
     /// Threads of each rank that decode files; an equal share of the processors if not set.
@@ -107,6 +110,44 @@ pub enum ClassOrder {
     Natural,
 }
 
+/// What the numbers of images are.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "camelCase")]
+pub enum PixelType {
+    /// Bytes, of which 255 counts as 1. Files are converted to grey, or red, green and blue, as Pillow does it.
+    #[default]
+    Uint8,
+    /// Numbers as they are stored, in units of their own, of any number of channels.
+    Float32,
+}
+
+impl PixelType {
+    /// As in a manifest.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Uint8 => "uint8",
+            Self::Float32 => "float32",
+        }
+    }
+
+    /// Bytes of a number.
+    pub fn bytes(self) -> usize {
+        match self {
+            Self::Uint8 => 1,
+            Self::Float32 => 4,
+        }
+    }
+
+    /// The number that [`Normalization`] takes for 1.
+    pub fn unit(self) -> f64 {
+        match self {
+            Self::Uint8 => 255.0,
+            Self::Float32 => 1.0,
+        }
+    }
+}
+
 /// File names of a [`DataFormat::WebDataset`], in its folder: one `{first..last}` range or one `*`.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -117,7 +158,7 @@ pub struct Shards {
     pub validation: String,
 }
 
-/// Mean and deviation of pixels scaled to 0..1; one value for all channels, or one a channel.
+/// Mean and deviation of pixels, where those of bytes are scaled to 0..1; one value for all channels, or one a channel.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Normalization {
@@ -131,6 +172,11 @@ impl DataFormat {
     /// Whether there are files to read.
     pub fn has_files(self) -> bool {
         self != Self::Synthetic
+    }
+
+    /// Whether images are files of their own kind, such as JPEG.
+    pub fn has_image_files(self) -> bool {
+        matches!(self, Self::ImageFolder | Self::Parquet | Self::WebDataset)
     }
 
     /// Whether its files can be read in parts from where they are.
@@ -155,6 +201,7 @@ impl DataConfig {
             image_column: None,
             label_column: None,
             class_order: ClassOrder::Name,
+            pixel_type: PixelType::Uint8,
             fraction: 1.0,
             decode_threads: None,
             max_corrupt_fraction: 0.0,
@@ -218,10 +265,10 @@ impl DataConfig {
                 );
             }
             DataFormat::ImageFolder | DataFormat::Parquet | DataFormat::WebDataset => rules.require(
-                [1, 3].contains(&model.channels),
+                [1, 3].contains(&model.channels) || self.pixel_type == PixelType::Float32,
                 "model.channels",
                 model.channels,
-                "must be 1 (grey) or 3 (red, green, blue) for image files; formats numpy and hdf5 take any number",
+                "must be 1 (grey) or 3 (red, green, blue) for image files, unless data.pixelType is float32",
             ),
             DataFormat::Numpy | DataFormat::Hdf5 => {}
             DataFormat::Synthetic => rules.require(
@@ -232,6 +279,18 @@ impl DataConfig {
                 "must be at least 1 for synthetic data",
             ),
         }
+        rules.require(
+            self.format.has_image_files() || self.pixel_type == PixelType::Uint8,
+            "data.pixelType",
+            self.pixel_type.name(),
+            "is for the formats imageFolder, parquet and webDataset",
+        );
+        rules.require(
+            self.pixel_type == PixelType::Uint8 || !self.augmentation.changes_colors(),
+            "data.pixelType",
+            self.pixel_type.name(),
+            "is not for colorJitter, randAugment and threeAugment of data.augmentation",
+        );
         rules.require(
             (self.format == DataFormat::WebDataset) == self.shards.is_some(),
             "data.shards",

@@ -23,7 +23,7 @@ pub use augmentation::{
     Augmentation, Interpolation, NoRandAugment, RandAugment, RandomCrop, RandomResizedCrop,
 };
 pub use checkpoint::{CheckpointConfig, CheckpointWriters, Resume};
-pub use data::{ClassOrder, DataConfig, DataFormat, Normalization, Origin, Shards};
+pub use data::{ClassOrder, DataConfig, DataFormat, Normalization, Origin, PixelType, Shards};
 pub use elastic::BatchShare;
 pub use measure::MeasureConfig;
 pub use model::{ModelConfig, Pooling};
@@ -297,7 +297,13 @@ model.channels = 5
   model.channels is 5: must be 3 for colorJitter, randAugment and threeAugment of data.augmentation
 data.format = "imageFolder"
 model.channels = 4
-  model.channels is 4: must be 1 (grey) or 3 (red, green, blue) for image files; formats numpy and hdf5 take any number
+  model.channels is 4: must be 1 (grey) or 3 (red, green, blue) for image files, unless data.pixelType is float32
+data.format = "imageFolder"
+data.pixelType = "float32"
+data.augmentation.colorJitter = 0.3
+  data.pixelType is float32: is not for colorJitter, randAugment and threeAugment of data.augmentation
+data.pixelType = "float32"
+  data.pixelType is float32: is for the formats imageFolder, parquet and webDataset
 "#;
 
     #[test]

@@ -2,7 +2,7 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{Augmentation, ClassOrder, DataFormat, Interpolation, Volume};
+use super::{Augmentation, ClassOrder, DataFormat, Interpolation, PixelType, Volume};
 
 /// Data is the data set.
 #[derive(KubeSchema, Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -16,7 +16,9 @@ use super::{Augmentation, ClassOrder, DataFormat, Interpolation, Volume};
     validation = Rule::new("!has(self.cache) || self.format in ['webDataset', 'parquet']").message("cache is for the formats webDataset and parquet: files of others are fetched into a volume"),
     validation = Rule::new("self.format == 'webDataset' || (!has(self.trainShards) && !has(self.validationShards))").message("trainShards and validationShards are for format webDataset"),
     validation = Rule::new("self.format == 'parquet' || (!has(self.imageColumn) && !has(self.labelColumn))").message("imageColumn and labelColumn are for format parquet"),
-    validation = Rule::new("self.format == 'imageFolder' || !has(self.classOrder) || self.classOrder == 'name'").message("classOrder is for format imageFolder")
+    validation = Rule::new("self.format == 'imageFolder' || !has(self.classOrder) || self.classOrder == 'name'").message("classOrder is for format imageFolder"),
+    validation = Rule::new("self.format in ['imageFolder', 'parquet', 'webDataset'] || !has(self.pixelType) || self.pixelType == 'uint8'").message("pixelType float32 is for the formats imageFolder, parquet and webDataset"),
+    validation = Rule::new("!has(self.pixelType) || self.pixelType == 'uint8' || (!has(self.augmentation.randAugment) && !self.augmentation.threeAugment && self.augmentation.colorJitter == 0.0)").message("pixelType float32 is not for colorJitter, randAugment and threeAugment of augmentation")
 )]
 pub struct Data {
     /// format is the layout of the files: cifar10 or cifar100 (binary version); imageFolder (train/CLASS/*.jpg, png, webp or tif,
@@ -69,6 +71,10 @@ pub struct Data {
     /// 2) or natural (numbers in names by their value, like timm: 1, 2, 10).
     #[serde(default)]
     pub class_order: ClassOrder,
+    /// pixelType is what image files are decoded to: uint8 (grey, or red, green and blue, as Pillow converts them) or float32 (the
+    /// numbers as a file holds them, of 8 bits or more and of as many channels as the model has: for TIFF and PNG of measurements).
+    #[serde(default)]
+    pub pixel_type: PixelType,
     /// fraction is the share of the training images that is used: the first ones in the order of the files; of an
     /// imageFolder the first ones of every class.
     #[serde(default = "default_fraction")]
@@ -170,8 +176,8 @@ fn default_crop_fraction() -> f64 {
     0.875
 }
 
-/// Normalization subtracts a mean and divides by a deviation, of pixels scaled to 0..1 (values of float32 arrays are
-/// taken as they are). ImageNet's are mean [0.485, 0.456, 0.406] and std [0.229, 0.224, 0.225]; timm's ViT presets
+/// Normalization subtracts a mean and divides by a deviation, of pixels scaled to 0..1 (float32 values are taken as they
+/// are). ImageNet's are mean [0.485, 0.456, 0.406] and std [0.229, 0.224, 0.225]; timm's ViT presets
 /// have 0.5 for both.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", deny_unknown_fields, default)]

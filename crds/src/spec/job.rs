@@ -64,7 +64,7 @@ const REPLICA: &[&str] = &["parallelism.sequence", "parallelism.tensor"];
     validation = Rule::new("self.data.format != 'cifar10' || self.model.numClasses >= 10").message("model.numClasses must be at least 10 for data.format cifar10"),
     validation = Rule::new("self.data.format != 'cifar100' || self.model.numClasses >= 100").message("model.numClasses must be at least 100 for data.format cifar100"),
     validation = Rule::new("!(self.data.format in ['cifar10', 'cifar100']) || self.model.channels == 3").message("model.channels must be 3 for CIFAR images"),
-    validation = Rule::new("!(self.data.format in ['imageFolder', 'parquet', 'webDataset']) || self.model.channels in [1, 3]").message("model.channels must be 1 or 3 for image files"),
+    validation = Rule::new("!(self.data.format in ['imageFolder', 'parquet', 'webDataset']) || self.model.channels in [1, 3] || (has(self.data.pixelType) && self.data.pixelType == 'float32')").message("model.channels must be 1 or 3 for image files, unless data.pixelType is float32"),
     validation = Rule::new("self.model.channels == 3 || (!has(self.data.augmentation.randAugment) && !self.data.augmentation.threeAugment && self.data.augmentation.colorJitter == 0.0)").message("model.channels must be 3 for colorJitter, randAugment and threeAugment of data.augmentation"),
     validation = Rule::new("(self.data.augmentation.mixup == 0.0 && self.data.augmentation.cutmix == 0.0) || self.data.augmentation.mixupProbability == 0.0 || self.training.microBatchSize % 2 == 0").message("training.microBatchSize must be even for mixup and cutmix, which mix pairs of images"),
     validation = multiple("self.parallelism.acrossNodes", &["workers.gpusPerNode"], REPLICA, " unless parallelism.acrossNodes is true"),

@@ -26,7 +26,7 @@ pub use augmentation::{Augmentation, RandomCrop, RandomResizedCrop};
 pub use checkpoint::{Checkpoint, Resume};
 pub use contract::{
     ActivationCheckpointing, AttentionBackend, Balance, ClassOrder, DataFormat, Device, GradientCompression,
-    Interpolation, Loss, OffloadTo, Pooling, Precision, ScalingRule,
+    Interpolation, Loss, OffloadTo, PixelType, Pooling, Precision, ScalingRule,
 };
 pub use data::{Cache, Data, Normalization, Origin};
 pub use elastic::Elastic;

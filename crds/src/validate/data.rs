@@ -133,6 +133,7 @@ pub(super) fn data(data: &spec::Data, errors: &mut Vec<ConfigError>) -> DataConf
         image_column: data.image_column.clone(),
         label_column: data.label_column.clone(),
         class_order: data.class_order,
+        pixel_type: data.pixel_type,
         fraction: data.fraction,
         decode_threads: data.decode_threads.map(count),
         max_corrupt_fraction: data.max_corrupt_fraction,

@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::PathBuf;
 
-use contract::{DataConfig, DataFormat, ExitCode, Shards};
+use contract::{DataConfig, DataFormat, ExitCode, PixelType, Shards};
 use serde::Serialize;
 
 use crate::data::{Classes, Expected, Range, Split, Unreadable, survey};
@@ -25,7 +25,7 @@ pub(crate) enum Command {
 )]
 pub(crate) struct Arguments {
     /// Manifest of a ViTTrainingJob, or - for standard input
-    #[arg(short = 'f', long = "file", value_name = "FILE", conflicts_with_all = ["format", "path", "channels"], required_unless_present = "format")]
+    #[arg(short = 'f', long = "file", value_name = "FILE", conflicts_with_all = ["format", "path", "channels", "pixel_type"], required_unless_present = "format")]
     manifest: Option<PathBuf>,
     /// Folder of the data set, in place of the manifest's volume
     #[arg(long, value_name = "DIR", conflicts_with = "path")]
@@ -45,6 +45,9 @@ pub(crate) struct Arguments {
     /// Channels of the images of a data set without a manifest
     #[arg(long, value_name = "N", default_value = "3")]
     channels: u32,
+    /// What images of a data set without a manifest are decoded to: uint8 or float32
+    #[arg(long, value_name = "TYPE", value_parser = pixel_type, default_value = "uint8")]
+    pixel_type: PixelType,
     /// How many images of each split are read whole, evenly spread; 0 for all
     #[arg(long, value_name = "N", default_value = "2000")]
     sample: u64,
@@ -58,6 +61,10 @@ fn format(name: &str) -> Result<DataFormat, String> {
     format
         .filter(|format: &DataFormat| format.has_files())
         .ok_or_else(|| "must be cifar10, cifar100, imageFolder, webDataset, parquet, numpy or hdf5".into())
+}
+
+fn pixel_type(name: &str) -> Result<PixelType, String> {
+    serde_json::from_value(name.into()).map_err(|_| "must be uint8 or float32".into())
 }
 
 #[derive(Debug, Serialize)]
@@ -122,6 +129,11 @@ fn subject(arguments: &Arguments) -> Result<(DataConfig, Expected, u64), TrainEr
             "--image-column and --label-column are for --format parquet".into(),
         ));
     }
+    if !format.has_image_files() && arguments.pixel_type != PixelType::Uint8 {
+        return Err(TrainError::Config(
+            "--pixel-type float32 is for --format imageFolder, parquet and webDataset".into(),
+        ));
+    }
     let data = DataConfig {
         path: arguments.path.clone(),
         shards: (format == DataFormat::WebDataset).then(|| Shards {
@@ -130,6 +142,7 @@ fn subject(arguments: &Arguments) -> Result<(DataConfig, Expected, u64), TrainEr
         }),
         image_column: arguments.image_column.clone(),
         label_column: arguments.label_column.clone(),
+        pixel_type: arguments.pixel_type,
         ..DataConfig::plain(format)
     };
     let expected = Expected {

@@ -1,5 +1,6 @@
 //! Images in memory that threads prepare one by one, as those in files, because their colours change.
 
+use contract::PixelType;
 use tch::{Kind, Tensor};
 
 use super::decode::Decoded;
@@ -56,12 +57,13 @@ impl Source for InMemory {
     }
 
     /// It is decoded.
-    fn decode(&self, pixels: Vec<u8>, _: u32) -> Result<Decoded, String> {
+    fn decode(&self, pixels: Vec<u8>, _: u32, _: PixelType) -> Result<Decoded, String> {
         Ok(Decoded {
             width: self.width,
             height: self.height,
             channels: self.channels,
-            stored_channels: self.channels as u8,
+            stored_channels: self.channels as u16,
+            pixel_type: PixelType::Uint8,
             pixels,
         })
     }
@@ -94,7 +96,7 @@ mod tests {
         assert_eq!((source.len(), source.is_whole()), (7, true));
         let stored = source.read(3).expect("reads");
         assert_eq!(stored.label, Label::Class(6));
-        let decoded = source.decode(stored.file, 3).expect("is");
+        let decoded = source.decode(stored.file, 3, PixelType::Uint8).expect("is");
         assert_eq!((decoded.width, decoded.height), (2, 1));
         assert_eq!(decoded.pixels, [6, 8, 10, 7, 9, 11]);
     }

@@ -36,7 +36,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use contract::{ClassWeights, DataConfig, DataFormat, ExitCode, Loss, ModelConfig, RunConfig};
+use contract::{ClassWeights, DataConfig, DataFormat, ExitCode, Loss, ModelConfig, PixelType, RunConfig};
 use objects::{Cache, Location};
 use serde::{Deserialize, Serialize};
 use tch::Device;
@@ -57,7 +57,7 @@ use in_memory::InMemory;
 use labels::Label;
 use loader::{Batching, Pipeline, ResidentBatches, Task};
 use order::{EpochOrder, Item};
-use resident::{Resident, Values};
+use resident::Resident;
 use source::{Source, fingerprint, label_of};
 
 /// Bytes of a shard that are read together from a store.
@@ -244,18 +244,18 @@ pub(crate) fn load(config: &RunConfig, device: Device) -> Result<Splits, DataErr
     };
     let preparation = Arc::new(Preparation::new(config));
     let set = |images: Images| {
-        let (images, values) = match images {
+        let (images, pixel_type) = match images {
             Images::Resident(images) => {
                 let images = images.to_device(device);
-                let values = images.values();
-                (Images::Resident(Rc::new(images)), values)
+                let pixel_type = images.pixel_type();
+                (Images::Resident(Rc::new(images)), pixel_type)
             }
-            Images::Single(source) => (Images::Single(source), Values::Bytes),
+            Images::Single(source) => (Images::Single(source), config.data.pixel_type),
         };
         DataSet {
             images,
             preparation: Arc::clone(&preparation),
-            finish: Rc::new(Finish::new(config, values, class_weights.as_deref(), device)),
+            finish: Rc::new(Finish::new(config, pixel_type, class_weights.as_deref(), device)),
             seed: config.training.seed,
             repeats: config.data.augmentation.repeated_augmentation,
             threads,
@@ -407,7 +407,7 @@ fn open(
             return Ok(in_files(train, validation));
         }
     };
-    if train.values() == Values::Floats && data.augmentation.changes_colors() {
+    if train.pixel_type() == PixelType::Float32 && data.augmentation.changes_colors() {
         return Err(DataError::ColorsOfFloats { path: folder.into() });
     }
     let resident = |images: Resident| Images::Resident(Rc::new(images));
@@ -543,7 +543,8 @@ impl DataSet {
     /// The inner error says what is wrong with the image.
     fn check_pixels(&self, source: &dyn Source, image: u64) -> Result<Result<(), String>, DataError> {
         let read = source.read(image);
-        let decoded = read.and_then(|stored| Ok(source.decode(stored.file, self.preparation.channels)?));
+        let (channels, pixel_type) = (self.preparation.channels, self.preparation.config.pixel_type);
+        let decoded = read.and_then(|stored| Ok(source.decode(stored.file, channels, pixel_type)?));
         match decoded {
             Ok(_) => Ok(Ok(())),
             Err(error) => error.reason(source, image).map(Err),
@@ -780,6 +781,70 @@ mod tests {
         let sums = targets.sum_dim_intlist([1_i64].as_slice(), false, Kind::Float);
         assert!((sums - 1.0).abs().max().double_value(&[]) < 1e-6);
         assert!(targets.min().double_value(&[]) > 0.0099, "label smoothing is in");
+    }
+
+    #[test]
+    fn files_of_many_channels_are_trained_on_in_their_own_units() {
+        // Of each pixel 100 c + its column, in channel c.
+        let values: Vec<u8> = (0..24 * 24)
+            .flat_map(|pixel| (0..5_u16).map(move |channel| 100 * channel + pixel % 24))
+            .flat_map(u16::to_le_bytes)
+            .collect();
+        let file = fixtures::Tiff {
+            width: 24,
+            height: 24,
+            channels: 5,
+            bits: 16,
+            sample_format: 1,
+            color_space: 1,
+            planar: false,
+            orientation: 1,
+            values: &values,
+        }
+        .file();
+        let folder = fixtures::folder(&[
+            ("train/a/1.tif", &file),
+            ("train/b/2.tif", &file),
+            ("val/a/3.tif", &file),
+        ]);
+        let mut config = config(
+            "{format: imageFolder, volume: {hostPath: {path: /unused}}, pixelType: float32, cropFraction: 1.0, \
+            normalization: {mean: [100], std: [10]}, augmentation: {horizontalFlip: 1.0}}",
+        );
+        config.model.channels = 5;
+        config.data.path = Some(folder.path().into());
+        let splits = load(&config, Device::Cpu).expect("loads");
+        let channel = Tensor::arange(5, (Kind::Float, Device::Cpu)).reshape([1, 5, 1, 1]);
+        let column = Tensor::arange(24, (Kind::Float, Device::Cpu)).reshape([1, 1, 1, 24]);
+        let stored = (channel * 100.0 + column).expand([1, 5, 24, 24], false);
+        let expected = (stored - 100.0) / 10.0;
+        let mut trained = splits.train.training(0, 0, &share(0, 1, 2, 1)).expect("starts");
+        let batch = trained.next().expect("a batch").expect("one");
+        let mirrored = expected.flip([3]).expand([2, 5, 24, 24], false);
+        assert!((batch.images - mirrored).abs().max().double_value(&[]) < 1e-5);
+        let validation = splits.validation.expect("given");
+        let mut evaluated = validation.evaluation(0..1, 4).expect("starts");
+        let batch = evaluated.next().expect("a batch").expect("one");
+        assert!((batch.images - expected).abs().max().double_value(&[]) < 1e-5);
+        let (split, _) = survey(
+            &config.data,
+            Expected::of(&config.model, Loss::CrossEntropy),
+            0,
+            0,
+        )
+        .expect("reads");
+        assert_eq!(split.channels.into_iter().collect::<Vec<_>>(), [(5, 2)]);
+        for (channel, [mean, std]) in split
+            .mean
+            .iter()
+            .zip(&split.std)
+            .map(|(mean, std)| [mean, std])
+            .enumerate()
+        {
+            assert!((mean - (100.0 * channel as f64 + 11.5)).abs() < 1e-6, "{mean}");
+            // Of the numbers 0 to 23.
+            assert!((std - (575.0_f64 / 12.0).sqrt()).abs() < 1e-6, "{std}");
+        }
     }
 
     #[test]

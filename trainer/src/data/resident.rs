@@ -1,5 +1,6 @@
 //! Images that are held as they are stored, on the device as far as they are few.
 
+use contract::PixelType;
 use tch::{Device, Kind, Tensor};
 
 use super::labels::Labels;
@@ -8,24 +9,6 @@ use super::part;
 
 /// More bytes than this stay in the host's memory; batches are then copied to the device.
 const ON_DEVICE_BYTES: u64 = 8 << 30;
-
-/// What the numbers of stored images are.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Values {
-    /// Bytes, of which 255 counts as 1.
-    Bytes,
-    /// Floats in units of their own.
-    Floats,
-}
-
-impl Values {
-    pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Bytes => "uint8",
-            Self::Floats => "float32",
-        }
-    }
-}
 
 /// Labelled images, all of one size.
 #[derive(Debug)]
@@ -49,11 +32,11 @@ impl Resident {
     }
 
     /// What the numbers of images are.
-    pub(super) fn values(&self) -> Values {
+    pub(super) fn pixel_type(&self) -> PixelType {
         if self.images.kind() == Kind::Uint8 {
-            Values::Bytes
+            PixelType::Uint8
         } else {
-            Values::Floats
+            PixelType::Float32
         }
     }
 

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use backon::{BackoffBuilder as _, ExponentialBuilder};
+use contract::PixelType;
 
 use super::Classes;
 use super::decode::{Decoded, decode};
@@ -191,9 +192,9 @@ pub(super) trait Source: Debug + Send + Sync {
     /// Reads one.
     fn read(&self, image: u64) -> Result<Stored, ReadError>;
 
-    /// The pixels of what was read, as grey (1 channel) or red, green, blue (3). The error says what is wrong with it.
-    fn decode(&self, file: Vec<u8>, channels: u32) -> Result<Decoded, String> {
-        decode(&file, channels)
+    /// The pixels of what was read, with so many channels. The error says what is wrong with it.
+    fn decode(&self, file: Vec<u8>, channels: u32, pixel_type: PixelType) -> Result<Decoded, String> {
+        decode(&file, channels, pixel_type)
     }
 
     /// Whether images are trained on whole, not cut.

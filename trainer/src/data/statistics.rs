@@ -2,11 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use contract::DataConfig;
+use contract::{DataConfig, PixelType};
 use serde::Serialize;
 use tch::{Kind, Tensor};
 
-use super::resident::{Resident, Values};
+use super::resident::Resident;
 use super::source::{PassedOver, Source, label_of};
 use super::{DataError, Expected, Images, decode_threads, open, part};
 
@@ -25,8 +25,8 @@ pub(crate) struct Split {
     pub(crate) width: Range,
     pub(crate) height: Range,
     /// Images by the number of channels in the file.
-    pub(crate) channels: BTreeMap<u8, u64>,
-    /// Of pixels scaled to 0..1 (float arrays: as they are), as the model's channels.
+    pub(crate) channels: BTreeMap<u16, u64>,
+    /// Of pixels scaled to 0..1 (float32: as they are), as the model's channels.
     pub(crate) mean: Vec<f64>,
     pub(crate) std: Vec<f64>,
     /// Of those that were examined, and all whose label cannot be read.
@@ -93,7 +93,7 @@ pub(crate) fn survey(
     let (train, validation) = open(data, expected, seed, threads)?;
     let examine = |images: Images| match images {
         Images::Resident(images) => Ok(of_resident(&images, sample)),
-        Images::Single(source) => of_files(&*source, expected, sample),
+        Images::Single(source) => of_files(&*source, expected, data.pixel_type, sample),
     };
     Ok((examine(train)?, validation.map(examine).transpose()?))
 }
@@ -108,10 +108,7 @@ fn of_resident(images: &Resident, sample: u64) -> Split {
     let (pixels, labels) = images.stored();
     let stored = pixels.size()[0].cast_unsigned();
     let rows: Vec<i64> = spread(stored, sample).map(u64::cast_signed).collect();
-    let unit = match images.values() {
-        Values::Bytes => 255.0,
-        Values::Floats => 1.0,
-    };
+    let unit = images.pixel_type().unit();
     let some = pixels
         .index_select(0, &Tensor::from_slice(&rows))
         .to_kind(Kind::Float)
@@ -136,7 +133,7 @@ fn of_resident(images: &Resident, sample: u64) -> Split {
         examined: rows.len() as u64,
         width: size(3),
         height: size(2),
-        channels: BTreeMap::from([(pixels.size()[1] as u8, rows.len() as u64)]),
+        channels: BTreeMap::from([(pixels.size()[1] as u16, rows.len() as u64)]),
         mean: numbers(some.mean_dim(dimensions.as_slice(), false, Kind::Float)),
         std: numbers(some.std_dim(dimensions.as_slice(), false, false)),
         ..Split::default()
@@ -144,7 +141,12 @@ fn of_resident(images: &Resident, sample: u64) -> Split {
 }
 
 /// Labels are read of all images, pixels of a sample. What a run refuses is an error.
-fn of_files(source: &dyn Source, expected: Expected, sample: u64) -> Result<Split, DataError> {
+fn of_files(
+    source: &dyn Source,
+    expected: Expected,
+    pixel_type: PixelType,
+    sample: u64,
+) -> Result<Split, DataError> {
     let mut split = Split {
         images: source.len(),
         passed_over: source.passed_over(),
@@ -175,7 +177,7 @@ fn of_files(source: &dyn Source, expected: Expected, sample: u64) -> Result<Spli
         .collect();
 
     let channels = expected.channels as usize;
-    let (mut sums, mut squares, mut pixels) = (vec![0_u64; channels], vec![0_u64; channels], 0_u64);
+    let (mut sums, mut squares, mut pixels) = (vec![0.0_f64; channels], vec![0.0_f64; channels], 0_u64);
     let (mut widths, mut heights) = (Vec::new(), Vec::new());
     for image in spread(source.len(), sample) {
         split.examined += 1;
@@ -185,16 +187,16 @@ fn of_files(source: &dyn Source, expected: Expected, sample: u64) -> Result<Spli
         }
         let decoded = source
             .read(image)
-            .and_then(|stored| Ok(source.decode(stored.file, expected.channels)?));
+            .and_then(|stored| Ok(source.decode(stored.file, expected.channels, pixel_type)?));
         match decoded {
             Ok(decoded) => {
                 widths.push(decoded.width);
                 heights.push(decoded.height);
                 *split.channels.entry(decoded.stored_channels).or_default() += 1;
-                pixels += (decoded.pixels.len() / channels) as u64;
-                for (place, value) in decoded.pixels.iter().enumerate() {
-                    sums[place % channels] += u64::from(*value);
-                    squares[place % channels] += u64::from(*value) * u64::from(*value);
+                pixels += u64::from(decoded.width) * u64::from(decoded.height);
+                for (place, number) in decoded.numbers().map(f64::from).enumerate() {
+                    sums[place % channels] += number;
+                    squares[place % channels] += number * number;
                 }
             }
             Err(error) => {
@@ -203,12 +205,13 @@ fn of_files(source: &dyn Source, expected: Expected, sample: u64) -> Result<Spli
             }
         }
     }
-    let mean = |sum: &u64| *sum as f64 / pixels.max(1) as f64;
-    split.mean = sums.iter().map(|sum| mean(sum) / 255.0).collect();
+    let mean = |sum: &f64| sum / pixels.max(1) as f64;
+    let unit = pixel_type.unit();
+    split.mean = sums.iter().map(|sum| mean(sum) / unit).collect();
     split.std = sums
         .iter()
         .zip(&squares)
-        .map(|(sum, square)| (mean(square) - mean(sum).powi(2)).max(0.0).sqrt() / 255.0)
+        .map(|(sum, square)| (mean(square) - mean(sum).powi(2)).max(0.0).sqrt() / unit)
         .collect();
     split.width = range(widths);
     split.height = range(heights);

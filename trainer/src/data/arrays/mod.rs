@@ -105,14 +105,14 @@ pub(super) fn load(
     })?;
     let validation = split(folder, files, "val", expected)?;
     if let Some(validation) = &validation
-        && validation.values() != train.values()
+        && validation.pixel_type() != train.pixel_type()
     {
         return Err(refused(
             folder,
             format!(
                 "images to train on are {}, and those to evaluate {}: store both alike, as the first are scaled to 0..1 and the others taken as they are",
-                train.values().name(),
-                validation.values().name()
+                train.pixel_type().name(),
+                validation.pixel_type().name()
             ),
         ));
     }

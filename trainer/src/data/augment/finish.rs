@@ -1,13 +1,13 @@
 //! What is left to do on the device: a few operations on whole batches, none of which the host waits for.
 
-use contract::{Interpolation, RandomCrop, RandomResizedCrop, RunConfig};
+use contract::{Interpolation, PixelType, RandomCrop, RandomResizedCrop, RunConfig};
 use tch::{Device, Kind, Tensor};
 
 use super::geometry;
 use super::mix::{erase, mix_images, mix_targets, noise, one_hot, targets};
 use super::parameters::{Column, Columns, Layout, Parameters};
 use crate::data::batch::{Batch, Targets};
-use crate::data::resident::{Resident, Values};
+use crate::data::resident::Resident;
 use crate::random::{Stream, derive};
 
 /// Makes batches on the device, of bytes that are copied there or of images that it holds.
@@ -21,7 +21,7 @@ pub(in crate::data) struct Finish {
     label_smoothing: f64,
     /// Of the loss of training, [classes].
     class_weights: Option<Tensor>,
-    values: Values,
+    pixel_type: PixelType,
     /// How images that the device holds become the model's size.
     resized_crop: Option<RandomResizedCrop>,
     shift: Option<RandomCrop>,
@@ -37,7 +37,7 @@ pub(in crate::data) struct Finish {
 impl Finish {
     pub(in crate::data) fn new(
         config: &RunConfig,
-        values: Values,
+        pixel_type: PixelType,
         class_weights: Option<&[f32]>,
         device: Device,
     ) -> Self {
@@ -47,10 +47,7 @@ impl Finish {
             training,
             ..
         } = config;
-        let unit = match values {
-            Values::Bytes => 255.0,
-            Values::Floats => 1.0,
-        };
+        let unit = pixel_type.unit();
         let per_channel = |numbers: &[f64]| {
             let numbers: Vec<f32> = numbers.iter().map(|number| (number * unit) as f32).collect();
             Tensor::from_slice(&numbers)
@@ -67,7 +64,7 @@ impl Finish {
             classes: i64::from(model.num_classes),
             label_smoothing: training.label_smoothing,
             class_weights: class_weights.map(|weights| Tensor::from_slice(weights).to_device(device)),
-            values,
+            pixel_type,
             resized_crop: augmentation.random_resized_crop.clone(),
             shift: augmentation.random_crop,
             interpolation: data.interpolation,
@@ -81,10 +78,15 @@ impl Finish {
         }
     }
 
-    /// A batch of squares of the model's size, which lie in the block as bytes, BHWC.
+    /// A batch of squares of the model's size, which lie in the block, BHWC.
     pub(in crate::data) fn squares(&self, block: &Tensor, layout: Layout, parameters: &Parameters) -> Batch {
+        let kind = match self.pixel_type {
+            PixelType::Uint8 => Kind::Uint8,
+            PixelType::Float32 => Kind::Float,
+        };
         let images = layout
             .all_pixels(block, parameters.images())
+            .view_dtype(kind)
             .view([-1, self.side, self.side, self.channels])
             .permute([0, 3, 1, 2])
             .contiguous();
@@ -147,8 +149,8 @@ impl Finish {
 
     /// A bicubic filter leaves the range of bytes; Pillow cuts that off.
     fn within_bytes(&self, images: Tensor) -> Tensor {
-        match self.values {
-            Values::Bytes if images.kind() != Kind::Uint8 => images.clamp(0.0, 255.0),
+        match self.pixel_type {
+            PixelType::Uint8 if images.kind() != Kind::Uint8 => images.clamp(0.0, 255.0),
             _ => images,
         }
     }

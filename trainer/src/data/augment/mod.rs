@@ -81,9 +81,13 @@ impl Preparation {
         Draws::new(self.seed, stream, moment.epoch, moment.place)
     }
 
+    fn pixel_bytes(&self) -> usize {
+        self.channels as usize * self.config.pixel_type.bytes()
+    }
+
     /// Bytes of an image of the model's size.
     pub(super) fn image_bytes(&self) -> usize {
-        self.side as usize * self.side as usize * self.channels as usize
+        self.side as usize * self.side as usize * self.pixel_bytes()
     }
 
     /// The square of a decoded image that a batch takes, mirrored or not. Of `whole` images nothing is cut
@@ -119,7 +123,7 @@ impl Preparation {
         let mut draws = self.draws(Stream::Crop, moment.unwrap_or_default());
         let mut square = image.frame(framing, self.side, resizer, &mut draws)?;
         if moment.is_some_and(|moment| self.flips(moment)) {
-            mirror(&mut square, self.side as usize, self.channels as usize);
+            mirror(&mut square, self.side as usize, self.pixel_bytes());
         }
         Ok(square)
     }
@@ -228,10 +232,10 @@ impl Preparation {
 }
 
 /// Mirrors an image left to right.
-fn mirror(pixels: &mut [u8], width: usize, channels: usize) {
-    for row in pixels.chunks_exact_mut(width * channels) {
+fn mirror(pixels: &mut [u8], width: usize, pixel_bytes: usize) {
+    for row in pixels.chunks_exact_mut(width * pixel_bytes) {
         row.reverse();
-        for pixel in row.chunks_exact_mut(channels) {
+        for pixel in row.chunks_exact_mut(pixel_bytes) {
             pixel.reverse();
         }
     }
@@ -253,6 +257,7 @@ mod tests {
                 height: 24,
                 channels: 3,
                 stored_channels: 3,
+                pixel_type: contract::PixelType::Uint8,
                 pixels: (0..24 * 24 * 3).map(|place| (place % 251) as u8).collect(),
             };
             let square = preparation.frame(&image, false, moment, &mut Resizer::new());

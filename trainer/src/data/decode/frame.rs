@@ -1,8 +1,8 @@
 //! From an image of any size to a square of pixels.
 
-use contract::{Interpolation, RandomResizedCrop};
+use contract::{Interpolation, PixelType, RandomResizedCrop};
 use fast_image_resize::images::{CroppedImage, Image, ImageRef};
-use fast_image_resize::{FilterType, PixelType, ResizeAlg, ResizeOptions, Resizer};
+use fast_image_resize::{self as resize, FilterType, ResizeAlg, ResizeOptions, Resizer};
 
 use super::Decoded;
 use crate::data::draws::Draws;
@@ -138,17 +138,6 @@ impl Decoded {
         interpolation: Interpolation,
         resizer: &mut Resizer,
     ) -> Result<Self, String> {
-        let pixel = if self.channels == 1 {
-            PixelType::U8
-        } else {
-            PixelType::U8x3
-        };
-        let image =
-            ImageRef::new(self.width, self.height, &self.pixels, pixel).map_err(|error| error.to_string())?;
-        // A view, not the resizer's own crop: its filter would see what lies around the window.
-        let part = CroppedImage::new(&image, window.left, window.top, window.width, window.height)
-            .map_err(|error| error.to_string())?;
-        let mut resized = Image::new(width, height, pixel);
         let filter = match interpolation {
             Interpolation::Bilinear => FilterType::Bilinear,
             Interpolation::Bicubic => FilterType::CatmullRom,
@@ -156,28 +145,88 @@ impl Decoded {
         let options = ResizeOptions::new()
             .resize_alg(ResizeAlg::Convolution(filter))
             .use_alpha(false);
-        resizer
-            .resize(&part, &mut resized, &options)
-            .map_err(|error| error.to_string())?;
+        let pixels = match self.pixel_type {
+            PixelType::Uint8 => self.resize_bytes(window, width, height, &options, resizer),
+            PixelType::Float32 => self.resize_floats(window, width, height, &options, resizer),
+        };
         Ok(Self {
             width,
             height,
-            channels: self.channels,
-            stored_channels: self.stored_channels,
-            pixels: resized.into_vec(),
+            pixels: pixels?,
+            ..*self
         })
+    }
+
+    fn resize_bytes(
+        &self,
+        window: Window,
+        width: u32,
+        height: u32,
+        options: &ResizeOptions,
+        resizer: &mut Resizer,
+    ) -> Result<Vec<u8>, String> {
+        let pixel = if self.channels == 1 {
+            resize::PixelType::U8
+        } else {
+            resize::PixelType::U8x3
+        };
+        let image =
+            ImageRef::new(self.width, self.height, &self.pixels, pixel).map_err(|error| error.to_string())?;
+        // A view, not the resizer's own crop: its filter would see what lies around the window.
+        let part = CroppedImage::new(&image, window.left, window.top, window.width, window.height)
+            .map_err(|error| error.to_string())?;
+        let mut resized = Image::new(width, height, pixel);
+        resizer
+            .resize(&part, &mut resized, options)
+            .map_err(|error| error.to_string())?;
+        Ok(resized.into_vec())
+    }
+
+    /// Plane by plane, as there may be any number.
+    fn resize_floats(
+        &self,
+        window: Window,
+        width: u32,
+        height: u32,
+        options: &ResizeOptions,
+        resizer: &mut Resizer,
+    ) -> Result<Vec<u8>, String> {
+        let (pixel_bytes, value_bytes) = (self.pixel_bytes(), self.pixel_type.bytes());
+        let mut part = Image::new(window.width, window.height, resize::PixelType::F32);
+        let mut resized = Image::new(width, height, resize::PixelType::F32);
+        let mut pixels = vec![0; width as usize * height as usize * pixel_bytes];
+        for value in (0..pixel_bytes).step_by(value_bytes) {
+            let rows = part
+                .buffer_mut()
+                .chunks_exact_mut(window.width as usize * value_bytes);
+            for (row, to) in (window.top as usize..).zip(rows) {
+                let first = row * self.width as usize + window.left as usize;
+                let from = self.pixels[first * pixel_bytes..].chunks_exact(pixel_bytes);
+                for (to, pixel) in to.chunks_exact_mut(value_bytes).zip(from) {
+                    to.copy_from_slice(&pixel[value..][..value_bytes]);
+                }
+            }
+            resizer
+                .resize(&part, &mut resized, options)
+                .map_err(|error| error.to_string())?;
+            let from = resized.buffer().chunks_exact(value_bytes);
+            for (pixel, from) in pixels.chunks_exact_mut(pixel_bytes).zip(from) {
+                pixel[value..][..value_bytes].copy_from_slice(from);
+            }
+        }
+        Ok(pixels)
     }
 
     /// A part of this size whose corner is at (`left`, `top`), black where it is outside of the image.
     fn cut(&self, left: i64, top: i64, width: u32, height: u32) -> Vec<u8> {
-        let channels = self.channels as usize;
+        let pixel_bytes = self.pixel_bytes();
         let [width, height] = [width, height].map(i64::from);
-        let mut part = vec![0; (width * height) as usize * channels];
+        let mut part = vec![0; (width * height) as usize * pixel_bytes];
         let columns = (-left).clamp(0, width)..(i64::from(self.width) - left).clamp(0, width);
         for row in (-top).clamp(0, height)..(i64::from(self.height) - top).clamp(0, height) {
-            let from = ((row + top) * i64::from(self.width) + left + columns.start) as usize * channels;
-            let to = (row * width + columns.start) as usize * channels;
-            let length = (columns.end - columns.start).max(0) as usize * channels;
+            let from = ((row + top) * i64::from(self.width) + left + columns.start) as usize * pixel_bytes;
+            let to = (row * width + columns.start) as usize * pixel_bytes;
+            let length = (columns.end - columns.start).max(0) as usize * pixel_bytes;
             part[to..to + length].copy_from_slice(&self.pixels[from..from + length]);
         }
         part
@@ -199,6 +248,7 @@ mod tests {
             height,
             channels: 3,
             stored_channels: 3,
+            pixel_type: PixelType::Uint8,
             pixels,
         }
     }
@@ -229,6 +279,7 @@ mod tests {
             height: 60_000,
             channels: 1,
             stored_channels: 1,
+            pixel_type: PixelType::Uint8,
             pixels: (0..60_000_u32).map(|row| (row / 256) as u8).collect(),
         };
         let framing = Framing::Centre {
@@ -314,6 +365,75 @@ mod tests {
             &mut Resizer::new(),
         );
         assert_eq!(framed(6, 4), expected.expect("resizes").pixels);
+    }
+
+    #[test]
+    fn floats_are_resized_as_bytes_are_each_channel_by_itself() {
+        let bytes = gradient(40, 30);
+        // Four channels: the rows' numbers, these and a thousand, the columns' and those plus 0.5.
+        let numbers = bytes.pixels.chunks_exact(3).flat_map(|pixel| {
+            let [row, column] = [pixel[0], pixel[1]].map(f32::from);
+            [row, row + 1000.0, column, column + 0.5]
+        });
+        let floats = Decoded {
+            channels: 4,
+            stored_channels: 4,
+            pixel_type: PixelType::Float32,
+            pixels: numbers.flat_map(f32::to_ne_bytes).collect(),
+            ..bytes
+        };
+        let crop = RandomResizedCrop {
+            scale: [0.2, 0.8],
+            ratio: [0.75, 4.0 / 3.0],
+            interpolation: Interpolation::Bilinear,
+        };
+        let interpolation = Interpolation::Bilinear;
+        for framing in [
+            Framing::RandomResized(&crop),
+            Framing::Centre {
+                crop_fraction: 0.8,
+                interpolation,
+            },
+            Framing::Random {
+                padding: 0,
+                interpolation,
+            },
+            Framing::Whole {
+                padding: 0,
+                interpolation,
+            },
+        ] {
+            let framed = |image: &Decoded| {
+                let square = image.frame(framing, 12, &mut Resizer::new(), &mut draws(8));
+                Decoded {
+                    width: 12,
+                    height: 12,
+                    pixels: square.expect("frames"),
+                    ..*image
+                }
+            };
+            let (bytes, floats) = (framed(&bytes), framed(&floats));
+            let found: Vec<f32> = floats.numbers().collect();
+            assert_eq!(found.len(), 12 * 12 * 4);
+            for (floats, bytes) in found.chunks_exact(4).zip(bytes.pixels.chunks_exact(3)) {
+                let expected = [
+                    bytes[0].into(),
+                    1000.0 + f32::from(bytes[0]),
+                    bytes[1].into(),
+                    0.5 + f32::from(bytes[1]),
+                ];
+                // Bytes are rounded after each direction.
+                let is_near = |(found, expected): (&f32, f32)| (found - expected).abs() < 1.01;
+                assert!(
+                    floats.iter().zip(expected).all(is_near),
+                    "{framing:?}: {floats:?} {bytes:?}"
+                );
+                assert!(
+                    (floats[1] - floats[0] - 1000.0).abs() < 1e-3
+                        && (floats[3] - floats[2] - 0.5).abs() < 1e-3
+                );
+            }
+        }
     }
 
     #[test]

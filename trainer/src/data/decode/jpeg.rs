@@ -84,13 +84,22 @@ mod tests {
         let mut bytes = jpeg(64, 64, [1, 2, 3]);
         // A start of a scan in the video of a phone's photo.
         bytes.extend(b"\0\0\0\x18ftypmp42\xff\xda and more");
-        assert_eq!(decode(&bytes, 3).expect("decodes").width, 64);
+        assert_eq!(
+            decode(&bytes, 3, contract::PixelType::Uint8)
+                .expect("decodes")
+                .width,
+            64
+        );
         // A thumbnail in a segment has an end of its own.
         let thumbnail = b"\xff\xd8\xff\xd9";
         let mut segment = vec![0xff, 0xe1, 0, 2 + thumbnail.len() as u8];
         segment.extend(thumbnail);
         let plain = jpeg(64, 64, [1, 2, 3]);
         let bytes = [&plain[..2], &segment, &plain[2..plain.len() - 20]].concat();
-        assert!(decode(&bytes, 3).expect_err("refused").contains("is truncated"));
+        assert!(
+            decode(&bytes, 3, contract::PixelType::Uint8)
+                .expect_err("refused")
+                .contains("is truncated")
+        );
     }
 }

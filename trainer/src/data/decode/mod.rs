@@ -1,7 +1,7 @@
 //! From the bytes of an image file to pixels, and from these to a square.
 //!
-//! Pixels are those that Pillow has after `convert("RGB")` or `convert("L")`, but for grey of 16 bits, of which
-//! it makes white what is above 255.
+//! Pixels of bytes are those that Pillow has after `convert("RGB")` or `convert("L")`, but for grey of 16 bits, of which
+//! it makes white what is above 255. Floats are the numbers in the file.
 
 mod frame;
 mod jpeg;
@@ -9,6 +9,7 @@ mod tiff;
 
 use std::io::Cursor;
 
+use contract::PixelType;
 use image::{
     DynamicImage, GrayAlphaImage, GrayImage, ImageDecoder as _, ImageError, ImageFormat, ImageReader, Limits,
     RgbImage, RgbaImage,
@@ -31,36 +32,41 @@ pub(super) struct Decoded {
     pub(super) height: u32,
     pub(super) channels: u32,
     /// Channels in the file.
-    pub(super) stored_channels: u8,
+    pub(super) stored_channels: u16,
+    pub(super) pixel_type: PixelType,
+    /// The bytes of the values.
     pub(super) pixels: Vec<u8>,
 }
 
-/// Decodes a file to grey (1 channel) or red, green, blue (3). The error says what is wrong with it.
-pub(super) fn decode(bytes: &[u8], channels: u32) -> Result<Decoded, String> {
-    let is_big_tiff = bytes.starts_with(b"II+\0") || bytes.starts_with(b"MM\0+");
-    let (image, stored_channels) = match image::guess_format(bytes) {
-        Ok(ImageFormat::Jpeg) => jpeg::decode(bytes)?,
-        Ok(ImageFormat::Tiff) => tiff::decode(bytes)?,
-        _ if is_big_tiff => tiff::decode(bytes)?,
-        Ok(format @ (ImageFormat::Png | ImageFormat::WebP)) => {
-            let words = |error: ImageError| error.to_string().trim().to_owned();
-            let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
-            let mut limits = Limits::default();
-            limits.max_alloc = Some(LARGEST_IMAGE_BYTES);
-            reader.limits(limits);
-            let decoder = reader.into_decoder().map_err(words)?;
-            let (width, height) = decoder.dimensions();
-            check_size(width, height, decoder.color_type().bytes_per_pixel().into())?;
-            let image = DynamicImage::from_decoder(decoder).map_err(words)?;
-            let channels = image.color().channel_count();
-            (of_eight_bits(image), channels)
+impl Decoded {
+    /// The numbers, as they are stored.
+    pub(super) fn numbers(&self) -> Box<dyn Iterator<Item = f32> + '_> {
+        match self.pixel_type {
+            PixelType::Uint8 => Box::new(self.pixels.iter().copied().map(f32::from)),
+            PixelType::Float32 => Box::new(self.pixels.as_chunks().0.iter().copied().map(f32::from_ne_bytes)),
         }
-        other => {
-            return Err(format!(
-                "it is no JPEG, PNG, WebP or TIFF file{}",
-                guess(bytes, other.ok())
-            ));
-        }
+    }
+
+    fn pixel_bytes(&self) -> usize {
+        self.channels as usize * self.pixel_type.bytes()
+    }
+}
+
+/// Decodes a file: bytes to grey (1 channel) or red, green, blue (3), floats to the channels that it has. The error says what
+/// is wrong with it.
+pub(super) fn decode(bytes: &[u8], channels: u32, pixel_type: PixelType) -> Result<Decoded, String> {
+    match pixel_type {
+        PixelType::Uint8 => converted(bytes, channels),
+        PixelType::Float32 => stored(bytes, channels),
+    }
+}
+
+fn converted(bytes: &[u8], channels: u32) -> Result<Decoded, String> {
+    let (image, stored_channels) = if is_tiff(bytes) {
+        tiff::decode(bytes)?
+    } else {
+        let (image, channels) = open(bytes)?;
+        (of_eight_bits(image), channels)
     };
     let (width, height) = (image.width(), image.height());
     let pixels = match channels {
@@ -75,9 +81,74 @@ pub(super) fn decode(bytes: &[u8], channels: u32) -> Result<Decoded, String> {
         width,
         height,
         channels,
-        stored_channels,
+        stored_channels: stored_channels.into(),
+        pixel_type: PixelType::Uint8,
         pixels,
     })
+}
+
+fn stored(bytes: &[u8], channels: u32) -> Result<Decoded, String> {
+    let (width, height, stored_channels, values) = if is_tiff(bytes) {
+        tiff::stored(bytes)?
+    } else {
+        let (image, _) = open(bytes)?;
+        let (width, height, color) = (image.width(), image.height(), image.color());
+        let floats = 2 * size_of::<f32>() as u64 * u64::from(color.channel_count());
+        check_size(width, height, u64::from(color.bytes_per_pixel()) + floats)?;
+        let bytes = image.as_bytes();
+        let values: Vec<f32> = if color.bytes_per_pixel() == color.channel_count() {
+            bytes.iter().copied().map(f32::from).collect()
+        } else {
+            let values = bytes.as_chunks().0.iter().copied().map(u16::from_ne_bytes);
+            values.map(f32::from).collect()
+        };
+        (width, height, color.channel_count().into(), values)
+    };
+    if u32::from(stored_channels) != channels {
+        return Err(format!(
+            "it has {stored_channels} channels, where model.channels is {channels} (data.pixelType float32 converts no colours)"
+        ));
+    }
+    if values.iter().any(|value| !value.is_finite()) {
+        return Err("it holds numbers that are not finite".to_owned());
+    }
+    Ok(Decoded {
+        width,
+        height,
+        channels,
+        stored_channels,
+        pixel_type: PixelType::Float32,
+        pixels: values.into_iter().flat_map(f32::to_ne_bytes).collect(),
+    })
+}
+
+fn is_tiff(bytes: &[u8]) -> bool {
+    let is_big = bytes.starts_with(b"II+\0") || bytes.starts_with(b"MM\0+");
+    is_big || matches!(image::guess_format(bytes), Ok(ImageFormat::Tiff))
+}
+
+/// An image of another format, whose values have 8 or 16 bits, and how many channels its file has.
+fn open(bytes: &[u8]) -> Result<(DynamicImage, u8), String> {
+    match image::guess_format(bytes) {
+        Ok(ImageFormat::Jpeg) => jpeg::decode(bytes),
+        Ok(format @ (ImageFormat::Png | ImageFormat::WebP)) => {
+            let words = |error: ImageError| error.to_string().trim().to_owned();
+            let mut reader = ImageReader::with_format(Cursor::new(bytes), format);
+            let mut limits = Limits::default();
+            limits.max_alloc = Some(LARGEST_IMAGE_BYTES);
+            reader.limits(limits);
+            let decoder = reader.into_decoder().map_err(words)?;
+            let (width, height) = decoder.dimensions();
+            check_size(width, height, decoder.color_type().bytes_per_pixel().into())?;
+            let image = DynamicImage::from_decoder(decoder).map_err(words)?;
+            let channels = image.color().channel_count();
+            Ok((image, channels))
+        }
+        other => Err(format!(
+            "it is no JPEG, PNG, WebP or TIFF file{}",
+            guess(bytes, other.ok())
+        )),
+    }
 }
 
 /// Pixels of 16 bits by their upper bytes.
@@ -157,18 +228,21 @@ pub(super) fn luma(pixel: [u8; 3]) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::data::fixtures::{jpeg, png};
+    use crate::data::fixtures::{Tiff, jpeg, png};
 
     #[test]
     fn files_are_decoded_to_the_channels_of_the_model() {
         let color = [200, 100, 50];
         for (format, bytes) in [("JPEG", jpeg(20, 10, color)), ("PNG", png(20, 10, color))] {
-            let color = decode(&bytes, 3).expect("decodes");
+            let color = decode(&bytes, 3, PixelType::Uint8).expect("decodes");
             assert_eq!((color.width, color.height, color.pixels.len()), (20, 10, 600));
             for (found, expected) in color.pixels.iter().zip([200_u8, 100, 50]) {
                 assert!(found.abs_diff(expected) <= 3, "{format}: {found}");
             }
-            assert_eq!(decode(&bytes, 1).expect("decodes").pixels.len(), 200);
+            assert_eq!(
+                decode(&bytes, 1, PixelType::Uint8).expect("decodes").pixels.len(),
+                200
+            );
         }
     }
 
@@ -183,14 +257,158 @@ mod tests {
             ([12, 200, 77], 130),
             ([255, 255, 255], 255),
         ] {
-            let decoded = decode(&png(2, 1, color), 1).expect("decodes");
+            let decoded = decode(&png(2, 1, color), 1, PixelType::Uint8).expect("decodes");
             assert_eq!(decoded.pixels, [grey, grey], "{color:?}");
         }
         let mut stored = Cursor::new(Vec::new());
         let image = image::GrayImage::from_raw(3, 1, vec![0, 77, 255]).expect("pixels");
         image.write_to(&mut stored, ImageFormat::Png).expect("encodes");
-        let decoded = decode(stored.get_ref(), 1).expect("decodes");
+        let decoded = decode(stored.get_ref(), 1, PixelType::Uint8).expect("decodes");
         assert_eq!(decoded.pixels, [0, 77, 255], "grey stays as it is");
+    }
+
+    fn tiff(values: &[u8]) -> Tiff<'_> {
+        Tiff {
+            width: 2,
+            height: 1,
+            channels: 5,
+            bits: 16,
+            sample_format: 1,
+            color_space: 1,
+            planar: false,
+            orientation: 1,
+            values,
+        }
+    }
+
+    #[test]
+    fn numbers_are_those_of_the_file_whatever_their_type() {
+        let numbers = |file: &[u8], channels| {
+            let decoded = decode(file, channels, PixelType::Float32)?;
+            assert_eq!((decoded.width, decoded.height), (2, 1));
+            Ok::<_, String>(decoded.numbers().collect::<Vec<f32>>())
+        };
+        let shorts = [1_u16, 300, 65_535, 4, 5, 6, 7, 8, 9, 10].map(u16::to_le_bytes);
+        let found = [1.0, 300.0, 65_535.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0];
+        let wide = tiff(shorts.as_flattened());
+        assert_eq!(numbers(&wide.file(), 5), Ok(found.to_vec()));
+        let with_color = Tiff {
+            color_space: 2,
+            ..wide
+        };
+        assert_eq!(
+            numbers(&with_color.file(), 5),
+            Ok(found.to_vec()),
+            "red, green, blue and two more"
+        );
+        // Of each channel both pixels.
+        let planar = Tiff {
+            planar: true,
+            ..with_color
+        };
+        assert_eq!(
+            numbers(&planar.file(), 5),
+            Ok(vec![1.0, 65_535.0, 5.0, 7.0, 9.0, 300.0, 4.0, 6.0, 8.0, 10.0])
+        );
+        let signed = [-2_i16, 300].map(i16::to_le_bytes);
+        let one = Tiff {
+            channels: 1,
+            sample_format: 2,
+            ..tiff(signed.as_flattened())
+        };
+        assert_eq!(numbers(&one.file(), 1), Ok(vec![-2.0, 300.0]));
+        let floats = [-0.25_f32, 1e6].map(f32::to_le_bytes);
+        let one = Tiff {
+            channels: 1,
+            bits: 32,
+            sample_format: 3,
+            ..tiff(floats.as_flattened())
+        };
+        assert_eq!(numbers(&one.file(), 1), Ok(vec![-0.25, 1e6]));
+        let white_is_zero = Tiff {
+            channels: 1,
+            bits: 8,
+            color_space: 0,
+            ..tiff(&[0, 9])
+        };
+        assert_eq!(
+            numbers(&white_is_zero.file(), 1),
+            Ok(vec![0.0, 9.0]),
+            "as they are"
+        );
+
+        let mut wide = Cursor::new(Vec::new());
+        image::ImageBuffer::<image::Luma<u16>, _>::from_raw(2, 1, vec![7, 40_000])
+            .expect("pixels")
+            .write_to(&mut wide, ImageFormat::Png)
+            .expect("encodes");
+        assert_eq!(numbers(wide.get_ref(), 1), Ok(vec![7.0, 40_000.0]));
+        let expected = vec![9.0, 8.0, 7.0, 9.0, 8.0, 7.0];
+        assert_eq!(numbers(&png(2, 1, [9, 8, 7]), 3), Ok(expected));
+    }
+
+    #[test]
+    fn numbers_that_are_not_the_models_are_refused() {
+        let refused = |file: &[u8]| decode(file, 3, PixelType::Float32).expect_err("refused");
+        let bytes = [0; 20];
+        assert_eq!(
+            refused(&tiff(&bytes).file()),
+            "it has 5 channels, where model.channels is 3 (data.pixelType float32 converts no colours)"
+        );
+        let numbers = [0.0, 1.0, f32::NAN, 0.0, 1.0, 2.0].map(f32::to_le_bytes);
+        let floats = Tiff {
+            channels: 3,
+            bits: 32,
+            sample_format: 3,
+            ..tiff(numbers.as_flattened())
+        };
+        assert_eq!(refused(&floats.file()), "it holds numbers that are not finite");
+        let turned = Tiff {
+            orientation: 6,
+            ..tiff(&bytes)
+        };
+        assert_eq!(
+            refused(&turned.file()),
+            "it is turned or mirrored (Orientation), which pixelType float32 does not follow"
+        );
+        let other = Tiff {
+            color_space: 8,
+            ..tiff(&bytes)
+        };
+        assert_eq!(
+            refused(&other.file()),
+            "its colour space (8) is not grey, RGB or CMYK, which pixelType float32 takes"
+        );
+        let bits = Tiff {
+            channels: 1,
+            bits: 1,
+            ..tiff(&[0])
+        };
+        assert_eq!(
+            refused(&bits.file()),
+            "its values have 1 bits, where pixelType float32 takes 8 or more"
+        );
+        let whole = tiff(&bytes).file();
+        for length in 0..whole.len() {
+            assert!(
+                decode(&whole[..length], 5, PixelType::Float32).is_err(),
+                "{length} bytes"
+            );
+        }
+        let error = decode(&whole, 3, PixelType::Uint8).expect_err("refused");
+        assert_eq!(
+            error,
+            "it has 5 channels that are not grey, RGB or CMYK (data.pixelType float32 takes any)"
+        );
+        let claims = Tiff {
+            width: 8000,
+            height: 8000,
+            ..tiff(&bytes)
+        };
+        assert_eq!(
+            refused(&claims.file()),
+            "its 8000 x 8000 pixels take more than 1024 MiB to decode"
+        );
     }
 
     #[test]
@@ -203,7 +421,7 @@ mod tests {
         bytes[16..24].copy_from_slice(&[20_000_u32.to_be_bytes(); 2].concat());
         let checksum = crc32fast::hash(&bytes[12..29]);
         bytes[29..33].copy_from_slice(&checksum.to_be_bytes());
-        let error = decode(&bytes, 3).expect_err("refused");
+        let error = decode(&bytes, 3, PixelType::Uint8).expect_err("refused");
         assert_eq!(
             error,
             "its 20000 x 20000 pixels take more than 1024 MiB to decode"
@@ -216,7 +434,7 @@ mod tests {
         let color = [1, 2, 3];
         for (format, bytes, end) in [("JPEG", jpeg(64, 64, color), 2), ("PNG", png(64, 64, color), 14)] {
             for length in [2, 30, bytes.len() / 2, bytes.len() - end] {
-                let error = decode(&bytes[..length], 3);
+                let error = decode(&bytes[..length], 3, PixelType::Uint8);
                 assert!(error.is_err(), "{format} of {length} bytes");
             }
         }
@@ -229,7 +447,7 @@ mod tests {
             ),
             (b"no image", ""),
         ] {
-            let error = decode(bytes, 3).expect_err("refused");
+            let error = decode(bytes, 3, PixelType::Uint8).expect_err("refused");
             assert_eq!(error, format!("it is no JPEG, PNG, WebP or TIFF file{told}"));
         }
     }
@@ -254,7 +472,7 @@ mod tests {
         for (name, expected) in list {
             let bytes = fs_err::read(format!("{folder}/{name}")).expect("a file");
             for (channels, checksum) in [(3, expected.color), (1, expected.grey)] {
-                match decode(&bytes, channels) {
+                match decode(&bytes, channels, PixelType::Uint8) {
                     Ok(image) => {
                         assert_eq!(
                             (image.width, image.height),

@@ -1,63 +1,95 @@
-//! TIFF: grey, red, green and blue, and CMYK, of 1, 8 and 16 bits.
+//! TIFF: as Pillow converts it (grey, red, green and blue, and CMYK, of 1, 8 and 16 bits), or as it is stored.
 
 use std::io::Cursor;
 
 use image::metadata::Orientation;
 use image::{DynamicImage, GrayImage, RgbImage};
 use tiff::decoder::{Decoder, DecodingResult, Limits};
-use tiff::tags::{ExtraSamples, Tag};
+use tiff::tags::{ExtraSamples, PhotometricInterpretation, Tag};
 use tiff::{ColorType, TiffError};
 
 use super::{LARGEST_IMAGE_BYTES, check_size, rgb_of_cmyk, upper_byte};
 
-/// The first image of the file, and how many channels it has.
-pub(super) fn decode(bytes: &[u8]) -> Result<(DynamicImage, u8), String> {
-    let words = |error: TiffError| error.to_string();
-    let mut limits = Limits::default();
-    limits.decoding_buffer_size = LARGEST_IMAGE_BYTES as usize;
-    limits.intermediate_buffer_size = LARGEST_IMAGE_BYTES as usize;
-    let mut file = Decoder::new(Cursor::new(bytes))
-        .map_err(words)?
-        .with_limits(limits);
-    let (width, height) = file.dimensions().map_err(words)?;
-    let color = file.colortype().map_err(words)?;
-    // Planes are put together, and values of 16 bits made ones of 8, in another piece of memory.
-    let value_bytes = u64::from(color.bit_depth().div_ceil(8)) + 1;
-    check_size(width, height, u64::from(color.num_samples()) * value_bytes)?;
-    let extra: Option<Vec<u16>> = file.find_tag_unsigned_vec(Tag::ExtraSamples).map_err(words)?;
-    if extra.is_some_and(|extra| extra.contains(&ExtraSamples::AssociatedAlpha.to_u16())) {
-        return Err("its colours are multiplied by alpha (ExtraSamples 1), which is not read".to_owned());
+/// The first image of a file.
+struct Page {
+    width: u32,
+    height: u32,
+    color: ColorType,
+    orientation: Option<Orientation>,
+    planes: usize,
+    /// Row by row: pixel by pixel, or plane by plane if there are several.
+    values: DecodingResult,
+}
+
+impl Page {
+    /// Reads it, if that and `copy_bytes` more for each value do not take too much memory.
+    fn read(bytes: &[u8], copy_bytes: u64) -> Result<Self, String> {
+        let words = |error: TiffError| error.to_string();
+        let mut limits = Limits::default();
+        limits.decoding_buffer_size = LARGEST_IMAGE_BYTES as usize;
+        limits.intermediate_buffer_size = LARGEST_IMAGE_BYTES as usize;
+        let mut file = Decoder::new(Cursor::new(bytes))
+            .map_err(words)?
+            .with_limits(limits);
+        let (width, height) = file.dimensions().map_err(words)?;
+        let color = file.colortype().map_err(words)?;
+        let value_bytes = u64::from(color.bit_depth().div_ceil(8)) + copy_bytes;
+        check_size(width, height, u64::from(color.num_samples()) * value_bytes)?;
+        let extra: Option<Vec<u16>> = file.find_tag_unsigned_vec(Tag::ExtraSamples).map_err(words)?;
+        if extra.is_some_and(|extra| extra.contains(&ExtraSamples::AssociatedAlpha.to_u16())) {
+            return Err("its colours are multiplied by alpha (ExtraSamples 1), which is not read".to_owned());
+        }
+        let orientation = file.find_tag_unsigned::<u8>(Tag::Orientation).map_err(words)?;
+        let mut values = DecodingResult::U8(Vec::new());
+        let layout = file.read_image_to_buffer(&mut values).map_err(words)?;
+        Ok(Self {
+            width,
+            height,
+            color,
+            orientation: orientation.and_then(Orientation::from_exif),
+            planes: layout.planes,
+            values,
+        })
     }
 
-    let orientation = file.find_tag_unsigned::<u8>(Tag::Orientation).map_err(words)?;
+    /// Values pixel by pixel.
+    fn interleaved<T: Copy>(&self, values: Vec<T>) -> Result<Vec<T>, String> {
+        let (width, height, samples) = (self.width, self.height, self.color.num_samples());
+        let pixels = width as usize * height as usize;
+        if values.len() != pixels * usize::from(samples) {
+            return Err(format!(
+                "it has {} values, where {width} x {height} pixels of {samples} channels are expected",
+                values.len()
+            ));
+        }
+        if self.planes == 1 {
+            return Ok(values);
+        }
+        let of_pixel = |pixel| values.iter().skip(pixel).step_by(pixels).copied();
+        Ok((0..pixels).flat_map(of_pixel).collect())
+    }
+}
 
-    let mut values = DecodingResult::U8(Vec::new());
-    let layout = file.read_image_to_buffer(&mut values).map_err(words)?;
-    let mut values = match values {
+/// The image as Pillow converts it, and how many channels it has.
+pub(super) fn decode(bytes: &[u8]) -> Result<(DynamicImage, u8), String> {
+    // Planes are put together, and values of 16 bits made ones of 8, in another piece of memory.
+    let mut page = Page::read(bytes, 1)?;
+    let Page {
+        width, height, color, ..
+    } = page;
+    let values = match std::mem::replace(&mut page.values, DecodingResult::U8(Vec::new())) {
         DecodingResult::U8(values) if color.bit_depth() == 8 => values,
         DecodingResult::U8(values) if color.bit_depth() == 1 => expand_bits(&values, width as usize),
         DecodingResult::U16(values) => values.into_iter().map(upper_byte).collect(),
         _ => {
             return Err(format!(
-                "its values have {} bits ({color:?}), where unsigned ones of 1, 8 or 16 bits are read",
+                "its values have {} bits or a sign, where unsigned ones of 1, 8 or 16 bits are read (data.pixelType float32 takes others)",
                 color.bit_depth()
             ));
         }
     };
-    let pixels = width as usize * height as usize;
-    if layout.planes > 1 {
-        values = (0..pixels)
-            .flat_map(|pixel| values.iter().skip(pixel).step_by(pixels))
-            .copied()
-            .collect();
-    }
     let samples = usize::from(color.num_samples());
-    if values.len() != pixels * samples {
-        return Err(format!(
-            "it has {} values, where {width} x {height} pixels of {samples} channels are expected",
-            values.len()
-        ));
-    }
+    let values = page.interleaved(values)?;
     let each = values.chunks_exact(samples);
     let image = match color {
         ColorType::Gray(_) => GrayImage::from_raw(width, height, values).map(DynamicImage::from),
@@ -78,16 +110,106 @@ pub(super) fn decode(bytes: &[u8]) -> Result<(DynamicImage, u8), String> {
         }
         _ => {
             return Err(format!(
-                "it has {samples} channels ({color:?}), where grey, RGB and CMYK are read"
+                "it has {samples} channels that are not grey, RGB or CMYK (data.pixelType float32 takes any)"
             ));
         }
     };
     let mut image = image.ok_or("it has no pixels")?;
     // Of TIFF alone Pillow takes it into account.
-    if let Some(orientation) = orientation.and_then(Orientation::from_exif) {
+    if let Some(orientation) = page.orientation {
         image.apply_orientation(orientation);
     }
     Ok((image, samples as u8))
+}
+
+/// Width, height, channels and the values of all channels, pixel by pixel.
+pub(super) fn stored(bytes: &[u8]) -> Result<(u32, u32, u16, Vec<f32>), String> {
+    let bytes = without_color_space(bytes)?;
+    // A plane of floats is taken out to be resized, too.
+    let mut page = Page::read(&bytes, 2 * size_of::<f32>() as u64)?;
+    if page
+        .orientation
+        .is_some_and(|orientation| orientation != Orientation::NoTransforms)
+    {
+        return Err(
+            "it is turned or mirrored (Orientation), which pixelType float32 does not follow".to_owned(),
+        );
+    }
+    let values = match std::mem::replace(&mut page.values, DecodingResult::U8(Vec::new())) {
+        _ if page.color.bit_depth() < 8 => {
+            return Err(format!(
+                "its values have {} bits, where pixelType float32 takes 8 or more",
+                page.color.bit_depth()
+            ));
+        }
+        DecodingResult::U8(values) => floats(values),
+        DecodingResult::U16(values) => floats(values),
+        DecodingResult::U32(values) => values.into_iter().map(|value| value as f32).collect(),
+        DecodingResult::U64(values) => values.into_iter().map(|value| value as f32).collect(),
+        DecodingResult::I8(values) => floats(values),
+        DecodingResult::I16(values) => floats(values),
+        DecodingResult::I32(values) => values.into_iter().map(|value| value as f32).collect(),
+        DecodingResult::I64(values) => values.into_iter().map(|value| value as f32).collect(),
+        DecodingResult::F16(values) => values.into_iter().map(f32::from).collect(),
+        DecodingResult::F32(values) => values,
+        DecodingResult::F64(values) => values.into_iter().map(|value| value as f32).collect(),
+    };
+    let values = page.interleaved(values)?;
+    Ok((page.width, page.height, page.color.num_samples(), values))
+}
+
+/// The file with black as zero for its colour space: of others the decoder leaves out the channels that are not theirs.
+fn without_color_space(bytes: &[u8]) -> Result<Vec<u8>, String> {
+    let is_big_endian = bytes.starts_with(b"MM");
+    let number = |place: usize, length: usize| {
+        let end = place.checked_add(length).ok_or("its directory is truncated")?;
+        let bytes = bytes.get(place..end).ok_or("its directory is truncated")?;
+        let append = |number: u64, byte: &u8| (number << 8) | u64::from(*byte);
+        Ok::<_, String>(if is_big_endian {
+            bytes.iter().fold(0, append) as usize
+        } else {
+            bytes.iter().rev().fold(0, append) as usize
+        })
+    };
+    // Where the first directory begins, how long its count is, an entry, and where in an entry its value lies.
+    let (start, count_bytes, entry_bytes, value_at) = if number(2, 2)? == 43 {
+        (number(8, 8)?, 8, 20, 12)
+    } else {
+        (number(4, 4)?, 2, 12, 8)
+    };
+    let mut file = bytes.to_vec();
+    for index in 0..number(start, count_bytes)? {
+        let entry = start.saturating_add(count_bytes + index.saturating_mul(entry_bytes));
+        if number(entry, 2)? != usize::from(Tag::PhotometricInterpretation.to_u16()) {
+            continue;
+        }
+        let space = number(entry.saturating_add(value_at), 2)? as u16;
+        match PhotometricInterpretation::from_u16(space) {
+            Some(
+                PhotometricInterpretation::WhiteIsZero
+                | PhotometricInterpretation::BlackIsZero
+                | PhotometricInterpretation::RGB
+                | PhotometricInterpretation::CMYK,
+            ) => {}
+            _ => {
+                return Err(format!(
+                    "its colour space ({space}) is not grey, RGB or CMYK, which pixelType float32 takes"
+                ));
+            }
+        }
+        let black_is_zero = PhotometricInterpretation::BlackIsZero.to_u16();
+        let value = if is_big_endian {
+            black_is_zero.to_be_bytes()
+        } else {
+            black_is_zero.to_le_bytes()
+        };
+        file[entry + value_at..][..2].copy_from_slice(&value);
+    }
+    Ok(file)
+}
+
+fn floats<T: Into<f32>>(values: Vec<T>) -> Vec<f32> {
+    values.into_iter().map(Into::into).collect()
 }
 
 /// Rows of single bits, which begin at a byte each, to bytes of 0 and 255.

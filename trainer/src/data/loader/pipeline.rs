@@ -334,8 +334,10 @@ impl Shared {
         };
         check_label(&*self.source, image, &stored.label, self.preparation.classes)?;
         let stages = &self.stages;
-        let channels = self.preparation.channels;
-        let decoded = stages.time(Stage::Decode, || self.source.decode(stored.file, channels));
+        let (channels, pixel_type) = (self.preparation.channels, self.preparation.config.pixel_type);
+        let decoded = stages.time(Stage::Decode, || {
+            self.source.decode(stored.file, channels, pixel_type)
+        });
         let moment = self.task.moment(item);
         let square = decoded.and_then(|decoded| {
             let whole = self.source.is_whole();
@@ -465,8 +467,8 @@ mod tests {
     use super::*;
     use crate::data::batch::Readable;
     use crate::data::fixtures::{config, png};
-    use crate::data::resident::Values;
     use crate::error::Failure as _;
+    use contract::PixelType;
 
     /// Longer than any wait in these tests.
     const DEADLINE: Duration = Duration::from_secs(60);
@@ -548,7 +550,7 @@ mod tests {
             readable: Readable::new(24, config.data.max_corrupt_fraction),
         };
         let preparation = Arc::new(Preparation::new(&config));
-        let finish = Rc::new(Finish::new(&config, Values::Bytes, None, Device::Cpu));
+        let finish = Rc::new(Finish::new(&config, PixelType::Uint8, None, Device::Cpu));
         let shared: Arc<dyn Source> = Arc::clone(&source) as Arc<dyn Source>;
         let pipeline = Pipeline::start(shared, preparation, finish, task, threads).expect("starts");
         (pipeline, source)
@@ -666,7 +668,7 @@ mod tests {
                 readable: Readable::new(24, 0.1),
             };
             let preparation = Arc::new(Preparation::new(&config));
-            let finish = Rc::new(Finish::new(&config, Values::Bytes, None, Device::Cpu));
+            let finish = Rc::new(Finish::new(&config, PixelType::Uint8, None, Device::Cpu));
             let mut pipeline =
                 Pipeline::start(Arc::new(source), preparation, finish, task, 2).expect("starts");
             let mut images = 0;
@@ -745,7 +747,7 @@ mod tests {
         });
         let config = config("{format: imageFolder, volume: {hostPath: {path: /x}}}");
         let preparation = Arc::new(Preparation::new(&config));
-        let finish = Rc::new(Finish::new(&config, Values::Bytes, None, Device::Cpu));
+        let finish = Rc::new(Finish::new(&config, PixelType::Uint8, None, Device::Cpu));
         let items = (0..4).map(|place| Item { image: place, place });
         let task = Task {
             items: items.collect(),

@@ -118,7 +118,7 @@ mod tests {
         ));
         config.training.loss = loss;
         let resident = Resident::new(images.shallow_clone(), labels, 10);
-        let finish = Finish::new(&config, resident.values(), None, Device::Cpu);
+        let finish = Finish::new(&config, resident.pixel_type(), None, Device::Cpu);
         let items = (0..10).map(|place| Item {
             image: 9 - place,
             place,

@@ -600,7 +600,9 @@ mod tests {
 
     fn seen(set: &Parquet, image: u64) -> ([u8; 3], i64) {
         let stored = set.read(image).expect("reads");
-        let pixels = decode(&stored.file, 3).expect("an image").pixels;
+        let pixels = decode(&stored.file, 3, contract::PixelType::Uint8)
+            .expect("an image")
+            .pixels;
         assert_eq!(pixels.len(), 8 * 8 * 3);
         ([pixels[0], pixels[1], pixels[2]], stored.label.classes()[0])
     }
