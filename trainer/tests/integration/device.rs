@@ -42,6 +42,14 @@ impl Device {
         }
     }
 
+    /// Epochs of a run that is stopped in its first ones: on a fast machine it must not end before that.
+    pub(crate) fn epochs_to_stop_in(self) -> u32 {
+        match self {
+            Self::Cpu => 8,
+            Self::SimulatedGpus => 4,
+        }
+    }
+
     /// `workers.device`.
     pub(crate) fn in_manifest(self) -> &'static str {
         match self {

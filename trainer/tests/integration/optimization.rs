@@ -81,10 +81,7 @@ fn a_stopped_run_continues_bit_by_bit_with_every_kind_of_state() {
     ] {
         let job = || {
             let mut job = Job::new(400);
-            job.epochs = match Device::current() {
-                Device::Cpu => 8,
-                Device::SimulatedGpus => 4,
-            };
+            job.epochs = Device::current().epochs_to_stop_in();
             (job.optimizer, job.training) = (optimizer, training);
             job
         };
