@@ -134,6 +134,13 @@ fn subject(arguments: &Arguments) -> Result<(DataConfig, Expected, u64), TrainEr
             "--pixel-type float32 is for --format imageFolder, parquet and webDataset".into(),
         ));
     }
+    let files_have_colors = format.has_image_files() && arguments.pixel_type == PixelType::Uint8;
+    if arguments.channels == 0 || (files_have_colors && ![1, 3].contains(&arguments.channels)) {
+        return Err(TrainError::Config(format!(
+            "--channels is {}: must be 1 (grey) or 3 (red, green, blue), or with --pixel-type float32 or arrays, at least 1",
+            arguments.channels
+        )));
+    }
     let data = DataConfig {
         path: arguments.path.clone(),
         shards: (format == DataFormat::WebDataset).then(|| Shards {

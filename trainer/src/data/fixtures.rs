@@ -44,7 +44,7 @@ pub(crate) fn jpeg(width: usize, height: usize, color: [u8; 3]) -> Vec<u8> {
 }
 
 /// A TIFF file by the standard, uncompressed, in one strip or, where it is `planar`, in one for each channel. `values` are the
-/// bytes of little-endian numbers, as they lie in the file.
+/// bytes of numbers as they lie in the file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tiff<'a> {
     pub(crate) width: u16,
@@ -55,69 +55,129 @@ pub(crate) struct Tiff<'a> {
     pub(crate) sample_format: u16,
     /// 1: black is zero, 2: RGB.
     pub(crate) color_space: u16,
+    /// What channels are that are no colours; 1: alpha by which colours are multiplied.
+    pub(crate) extra: u16,
     pub(crate) planar: bool,
+    /// Width and height, in place of strips.
+    pub(crate) tile: Option<[u16; 2]>,
     pub(crate) orientation: u16,
+    pub(crate) big_endian: bool,
+    /// `BigTIFF`.
+    pub(crate) eight_byte_offsets: bool,
     pub(crate) values: &'a [u8],
 }
 
-impl Tiff<'_> {
+impl<'a> Tiff<'a> {
+    /// Unsigned numbers of 16 bits.
+    pub(crate) fn of([width, height, channels]: [u16; 3], values: &'a [u8]) -> Self {
+        Self {
+            width,
+            height,
+            channels,
+            bits: 16,
+            sample_format: 1,
+            color_space: 1,
+            extra: 0,
+            planar: false,
+            tile: None,
+            orientation: 1,
+            big_endian: false,
+            eight_byte_offsets: false,
+            values,
+        }
+    }
+
+    fn number(&self, number: usize, bytes: usize) -> Vec<u8> {
+        if self.big_endian {
+            number.to_be_bytes()[8 - bytes..].to_vec()
+        } else {
+            number.to_le_bytes()[..bytes].to_vec()
+        }
+    }
+
     pub(crate) fn file(&self) -> Vec<u8> {
-        let strips = if self.planar { self.channels } else { 1 };
-        let of_color = if self.color_space == 2 { 3 } else { 1 };
         let channels = usize::from(self.channels);
-        let shorts: [(u16, Vec<u16>); 10] = [
-            (256, vec![self.width]),
-            (257, vec![self.height]),
-            (258, vec![self.bits; channels]),
-            (259, vec![1]),
-            (262, vec![self.color_space]),
-            (274, vec![self.orientation]),
-            (277, vec![self.channels]),
-            (278, vec![self.height]),
-            (284, vec![if self.planar { 2 } else { 1 }]),
-            (338, vec![0; channels - of_color]),
+        let of_color = if self.color_space == 2 { 3 } else { 1 };
+        let chunks = if self.planar { channels } else { 1 };
+        let chunk = self.values.len() / chunks;
+        let [count_bytes, offset_bytes, header] = if self.eight_byte_offsets {
+            [8, 8, 16]
+        } else {
+            [2, 4, 8]
+        };
+        let [offsets, lengths] = [
+            (0..chunks).map(|number| header + number * chunk).collect(),
+            vec![chunk; chunks],
         ];
-        let strip = self.values.len() / usize::from(strips);
-        let long = |number: usize| (number as u32).to_le_bytes();
-        let mut entries: Vec<(u16, u16, Vec<u8>)> = shorts
-            .into_iter()
-            .filter(|(_, numbers)| !numbers.is_empty())
-            .map(|(tag, numbers)| {
-                (
-                    tag,
-                    3,
-                    numbers.iter().flat_map(|number| number.to_le_bytes()).collect(),
-                )
-            })
-            .collect();
-        entries.push((339, 3, self.sample_format.to_le_bytes().repeat(channels)));
-        entries.push((
-            273,
-            4,
-            (0..strips)
-                .flat_map(|number| long(8 + usize::from(number) * strip))
-                .collect(),
-        ));
-        entries.push((279, 4, long(strip).repeat(strips.into())));
-        entries.sort_unstable();
-        let directory = (8 + self.values.len()).next_multiple_of(2);
-        let mut beyond = directory + 2 + entries.len() * 12 + 4;
-        let mut file = [&b"II*\0"[..], &long(directory), self.values].concat();
-        file.resize(directory, 0);
-        file.extend((entries.len() as u16).to_le_bytes());
-        let mut rest = Vec::new();
-        for (tag, kind, bytes) in entries {
-            let count = bytes.len() / if kind == 3 { 2 } else { 4 };
-            file.extend([&tag.to_le_bytes()[..], &kind.to_le_bytes(), &long(count)].concat());
-            if bytes.len() <= 4 {
-                file.extend([&bytes[..], &[0; 4][bytes.len()..]].concat());
-            } else {
-                file.extend(long(beyond));
-                beyond += bytes.len();
-                rest.extend(bytes);
+        let mut entries: Vec<(usize, usize, Vec<usize>)> = [
+            (256, self.width),
+            (257, self.height),
+            (259, 1),
+            (262, self.color_space),
+            (274, self.orientation),
+            (277, self.channels),
+            (284, 1 + u16::from(self.planar)),
+        ]
+        .map(|(tag, number)| (tag, 2, vec![number.into()]))
+        .into();
+        entries.push((258, 2, vec![self.bits.into(); channels]));
+        entries.push((339, 2, vec![self.sample_format.into(); channels]));
+        if channels > of_color {
+            entries.push((338, 2, vec![self.extra.into(); channels - of_color]));
+        }
+        match self.tile {
+            None => {
+                entries.push((278, 2, vec![self.height.into()]));
+                entries.extend([(273, 4, offsets), (279, 4, lengths)]);
+            }
+            Some([width, height]) => {
+                entries.extend([(322, 2, vec![width.into()]), (323, 2, vec![height.into()])]);
+                entries.extend([(324, 4, offsets), (325, 4, lengths)]);
             }
         }
-        file.extend(long(0));
+        entries.sort_unstable();
+
+        let directory = (header + self.values.len()).next_multiple_of(2);
+        let directory_bytes = count_bytes + entries.len() * (4 + 2 * offset_bytes) + offset_bytes;
+        let start = if self.eight_byte_offsets {
+            [self.number(43, 2), self.number(8, 2), self.number(0, 2)].concat()
+        } else {
+            self.number(42, 2)
+        };
+        let order = if self.big_endian { b"MM" } else { b"II" };
+        let mut file = [
+            &order[..],
+            &start,
+            &self.number(directory, offset_bytes),
+            self.values,
+        ]
+        .concat();
+        file.resize(directory, 0);
+        file.extend(self.number(entries.len(), count_bytes));
+        let mut rest = Vec::new();
+        for (tag, bytes, numbers) in entries {
+            let kind = if bytes == 2 { 3 } else { 4 };
+            let values: Vec<u8> = numbers
+                .iter()
+                .flat_map(|number| self.number(*number, bytes))
+                .collect();
+            file.extend(
+                [
+                    self.number(tag, 2),
+                    self.number(kind, 2),
+                    self.number(numbers.len(), offset_bytes),
+                ]
+                .concat(),
+            );
+            if values.len() <= offset_bytes {
+                file.extend(&values);
+                file.resize(file.len() + offset_bytes - values.len(), 0);
+            } else {
+                file.extend(self.number(directory + directory_bytes + rest.len(), offset_bytes));
+                rest.extend(values);
+            }
+        }
+        file.extend(self.number(0, offset_bytes));
         file.extend(rest);
         file
     }

@@ -790,18 +790,7 @@ mod tests {
             .flat_map(|pixel| (0..5_u16).map(move |channel| 100 * channel + pixel % 24))
             .flat_map(u16::to_le_bytes)
             .collect();
-        let file = fixtures::Tiff {
-            width: 24,
-            height: 24,
-            channels: 5,
-            bits: 16,
-            sample_format: 1,
-            color_space: 1,
-            planar: false,
-            orientation: 1,
-            values: &values,
-        }
-        .file();
+        let file = fixtures::Tiff::of([24, 24, 5], &values).file();
         let folder = fixtures::folder(&[
             ("train/a/1.tif", &file),
             ("train/b/2.tif", &file),

@@ -194,7 +194,7 @@ pub(super) trait Source: Debug + Send + Sync {
 
     /// The pixels of what was read, with so many channels. The error says what is wrong with it.
     fn decode(&self, file: Vec<u8>, channels: u32, pixel_type: PixelType) -> Result<Decoded, String> {
-        decode(&file, channels, pixel_type)
+        decode(file, channels, pixel_type)
     }
 
     /// Whether images are trained on whole, not cut.

@@ -4,7 +4,7 @@ use contract::{Interpolation, PixelType, RandomResizedCrop};
 use fast_image_resize::images::{CroppedImage, Image, ImageRef};
 use fast_image_resize::{self as resize, FilterType, ResizeAlg, ResizeOptions, Resizer};
 
-use super::Decoded;
+use super::{Decoded, check_size};
 use crate::data::draws::Draws;
 use crate::data::window::{Window, random_offset, random_window};
 
@@ -138,6 +138,8 @@ impl Decoded {
         interpolation: Interpolation,
         resizer: &mut Resizer,
     ) -> Result<Self, String> {
+        // Of many channels, a thin image may take much more than it did.
+        check_size(width, height, self.pixel_bytes() as u64)?;
         let filter = match interpolation {
             Interpolation::Bilinear => FilterType::Bilinear,
             Interpolation::Bicubic => FilterType::CatmullRom,
@@ -209,6 +211,13 @@ impl Decoded {
             resizer
                 .resize(&part, &mut resized, options)
                 .map_err(|error| error.to_string())?;
+            let numbers = resized.buffer().as_chunks().0.iter();
+            if !numbers
+                .copied()
+                .all(|number| f32::from_ne_bytes(number).is_finite())
+            {
+                return Err("its numbers are so large that they overflow when it is resized".to_owned());
+            }
             let from = resized.buffer().chunks_exact(value_bytes);
             for (pixel, from) in pixels.chunks_exact_mut(pixel_bytes).zip(from) {
                 pixel[value..][..value_bytes].copy_from_slice(from);
@@ -434,6 +443,34 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn floats_that_resizing_makes_too_many_or_too_large_are_refused() {
+        let image = |width: u32, channels: u32, numbers: &[f32]| Decoded {
+            width,
+            height: 1,
+            channels,
+            stored_channels: channels as u16,
+            pixel_type: PixelType::Float32,
+            pixels: numbers.iter().copied().flat_map(f32::to_ne_bytes).collect(),
+        };
+        let framed = |image: Decoded, side| {
+            let framing = Framing::Centre {
+                crop_fraction: 1.0,
+                interpolation: Interpolation::Bicubic,
+            };
+            image.frame(framing, side, &mut Resizer::new(), &mut draws(0))
+        };
+        let largest = [f32::MAX, -f32::MAX, f32::MAX, -f32::MAX];
+        assert_eq!(
+            framed(image(4, 1, &largest), 3).expect_err("refused"),
+            "its numbers are so large that they overflow when it is resized"
+        );
+        assert_eq!(
+            framed(image(64, 64, &[0.0; 64 * 64]), 512).expect_err("refused"),
+            "its 32768 x 512 pixels take more than 1024 MiB"
+        );
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod frame;
 mod jpeg;
 mod tiff;
 
+use std::borrow::Cow;
 use std::io::Cursor;
 
 use contract::PixelType;
@@ -54,10 +55,14 @@ impl Decoded {
 
 /// Decodes a file: bytes to grey (1 channel) or red, green, blue (3), floats to the channels that it has. The error says what
 /// is wrong with it.
-pub(super) fn decode(bytes: &[u8], channels: u32, pixel_type: PixelType) -> Result<Decoded, String> {
+pub(super) fn decode<'a>(
+    file: impl Into<Cow<'a, [u8]>>,
+    channels: u32,
+    pixel_type: PixelType,
+) -> Result<Decoded, String> {
     match pixel_type {
-        PixelType::Uint8 => converted(bytes, channels),
-        PixelType::Float32 => stored(bytes, channels),
+        PixelType::Uint8 => converted(&file.into(), channels),
+        PixelType::Float32 => stored(file.into(), channels),
     }
 }
 
@@ -87,11 +92,17 @@ fn converted(bytes: &[u8], channels: u32) -> Result<Decoded, String> {
     })
 }
 
-fn stored(bytes: &[u8], channels: u32) -> Result<Decoded, String> {
-    let (width, height, stored_channels, values) = if is_tiff(bytes) {
-        tiff::stored(bytes)?
+fn stored(file: Cow<'_, [u8]>, channels: u32) -> Result<Decoded, String> {
+    let (width, height, stored_channels, values) = if is_tiff(&file) {
+        tiff::stored(file)?
     } else {
-        let (image, _) = open(bytes)?;
+        let (image, components) = open(&file)?;
+        if is_expanded_png(&file) || components != image.color().channel_count() {
+            return Err(
+                "it has a palette, fewer than 8 bits or CMYK, of which pixelType float32 would take other numbers"
+                    .to_owned(),
+            );
+        }
         let (width, height, color) = (image.width(), image.height(), image.color());
         let floats = 2 * size_of::<f32>() as u64 * u64::from(color.channel_count());
         check_size(width, height, u64::from(color.bytes_per_pixel()) + floats)?;
@@ -120,6 +131,12 @@ fn stored(bytes: &[u8], channels: u32) -> Result<Decoded, String> {
         pixel_type: PixelType::Float32,
         pixels: values.into_iter().flat_map(f32::to_ne_bytes).collect(),
     })
+}
+
+/// Whether the decoder makes other numbers of those of a PNG file: where it has a palette or fewer than 8 bits.
+fn is_expanded_png(file: &[u8]) -> bool {
+    // Of the header chunk, which comes first.
+    matches!(file, [0x89, b'P', b'N', b'G', header @ ..] if matches!(header.get(20..22), Some([0..8, _] | [_, 3])))
 }
 
 fn is_tiff(bytes: &[u8]) -> bool {
@@ -195,7 +212,7 @@ fn check_size(width: u32, height: u32, pixel_bytes: u64) -> Result<(), String> {
     let pixels = u64::from(width) * u64::from(height);
     if pixels.saturating_mul(pixel_bytes + COLOR_BYTES) > LARGEST_IMAGE_BYTES {
         return Err(format!(
-            "its {width} x {height} pixels take more than {} MiB to decode",
+            "its {width} x {height} pixels take more than {} MiB",
             LARGEST_IMAGE_BYTES >> 20
         ));
     }
@@ -257,7 +274,7 @@ mod tests {
             ([12, 200, 77], 130),
             ([255, 255, 255], 255),
         ] {
-            let decoded = decode(&png(2, 1, color), 1, PixelType::Uint8).expect("decodes");
+            let decoded = decode(png(2, 1, color), 1, PixelType::Uint8).expect("decodes");
             assert_eq!(decoded.pixels, [grey, grey], "{color:?}");
         }
         let mut stored = Cursor::new(Vec::new());
@@ -268,17 +285,7 @@ mod tests {
     }
 
     fn tiff(values: &[u8]) -> Tiff<'_> {
-        Tiff {
-            width: 2,
-            height: 1,
-            channels: 5,
-            bits: 16,
-            sample_format: 1,
-            color_space: 1,
-            planar: false,
-            orientation: 1,
-            values,
-        }
+        Tiff::of([2, 1, 5], values)
     }
 
     #[test]
@@ -309,6 +316,46 @@ mod tests {
         assert_eq!(
             numbers(&planar.file(), 5),
             Ok(vec![1.0, 65_535.0, 5.0, 7.0, 9.0, 300.0, 4.0, 6.0, 8.0, 10.0])
+        );
+        let big_endian = [1_u16, 300, 65_535, 4, 5, 6, 7, 8, 9, 10].map(u16::to_be_bytes);
+        for eight_byte_offsets in [false, true] {
+            let in_order = Tiff {
+                eight_byte_offsets,
+                ..with_color
+            };
+            assert_eq!(
+                numbers(&in_order.file(), 5),
+                Ok(found.to_vec()),
+                "{eight_byte_offsets}"
+            );
+            let other = Tiff {
+                big_endian: true,
+                values: big_endian.as_flattened(),
+                ..in_order
+            };
+            assert_eq!(
+                numbers(&other.file(), 5),
+                Ok(found.to_vec()),
+                "{eight_byte_offsets}"
+            );
+        }
+        let alpha = Tiff { extra: 1, ..wide };
+        assert_eq!(numbers(&alpha.file(), 5), Ok(found.to_vec()), "as they are");
+        // Of 16 x 16 pixels, one in each tile's corner is the image's.
+        let mut tiled = [0; 16 * 16 * 5 * 2];
+        tiled[..20].copy_from_slice(shorts.as_flattened());
+        let tile = Some([16, 16]);
+        assert_eq!(
+            numbers(
+                &Tiff {
+                    tile,
+                    values: &tiled,
+                    ..wide
+                }
+                .file(),
+                5
+            ),
+            Ok(found.to_vec())
         );
         let signed = [-2_i16, 300].map(i16::to_le_bytes);
         let one = Tiff {
@@ -400,6 +447,31 @@ mod tests {
             error,
             "it has 5 channels that are not grey, RGB or CMYK (data.pixelType float32 takes any)"
         );
+        let tiles = [0; 16 * 16 * 5 * 2];
+        let planes = Tiff {
+            planar: true,
+            tile: Some([16, 16]),
+            ..tiff(&tiles)
+        };
+        assert_eq!(
+            refused(&planes.file()),
+            "its planes are in tiles of 16 rows, which do not divide its 1"
+        );
+        let alpha = Tiff {
+            channels: 2,
+            bits: 8,
+            extra: 1,
+            ..tiff(&[0; 4])
+        };
+        assert_eq!(
+            decode(alpha.file(), 1, PixelType::Uint8).expect_err("refused"),
+            "its colours are multiplied by alpha (ExtraSamples 1), which is not read"
+        );
+        for (depth, kind, is_expanded) in [(8, 0, false), (16, 2, false), (8, 3, true), (4, 0, true)] {
+            let mut header = png(1, 1, [0; 3]);
+            header[24..26].copy_from_slice(&[depth, kind]);
+            assert_eq!(is_expanded_png(&header), is_expanded, "{depth} bits, {kind}");
+        }
         let claims = Tiff {
             width: 8000,
             height: 8000,
@@ -407,7 +479,7 @@ mod tests {
         };
         assert_eq!(
             refused(&claims.file()),
-            "its 8000 x 8000 pixels take more than 1024 MiB to decode"
+            "its 8000 x 8000 pixels take more than 1024 MiB"
         );
     }
 
@@ -422,10 +494,7 @@ mod tests {
         let checksum = crc32fast::hash(&bytes[12..29]);
         bytes[29..33].copy_from_slice(&checksum.to_be_bytes());
         let error = decode(&bytes, 3, PixelType::Uint8).expect_err("refused");
-        assert_eq!(
-            error,
-            "its 20000 x 20000 pixels take more than 1024 MiB to decode"
-        );
+        assert_eq!(error, "its 20000 x 20000 pixels take more than 1024 MiB");
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! TIFF: as Pillow converts it (grey, red, green and blue, and CMYK, of 1, 8 and 16 bits), or as it is stored.
 
+use std::borrow::Cow;
 use std::io::Cursor;
 
 use image::metadata::Orientation;
 use image::{DynamicImage, GrayImage, RgbImage};
-use tiff::decoder::{Decoder, DecodingResult, Limits};
-use tiff::tags::{ExtraSamples, PhotometricInterpretation, Tag};
+use tiff::decoder::{ChunkType, Decoder, DecodingResult, Limits};
+use tiff::tags::{ExtraSamples, PhotometricInterpretation, PlanarConfiguration, Tag};
 use tiff::{ColorType, TiffError};
 
 use super::{LARGEST_IMAGE_BYTES, check_size, rgb_of_cmyk, upper_byte};
@@ -15,6 +16,8 @@ struct Page {
     width: u32,
     height: u32,
     color: ColorType,
+    /// Whether colours are multiplied by alpha.
+    is_premultiplied: bool,
     orientation: Option<Orientation>,
     planes: usize,
     /// Row by row: pixel by pixel, or plane by plane if there are several.
@@ -34,11 +37,22 @@ impl Page {
         let (width, height) = file.dimensions().map_err(words)?;
         let color = file.colortype().map_err(words)?;
         let value_bytes = u64::from(color.bit_depth().div_ceil(8)) + copy_bytes;
-        check_size(width, height, u64::from(color.num_samples()) * value_bytes)?;
-        let extra: Option<Vec<u16>> = file.find_tag_unsigned_vec(Tag::ExtraSamples).map_err(words)?;
-        if extra.is_some_and(|extra| extra.contains(&ExtraSamples::AssociatedAlpha.to_u16())) {
-            return Err("its colours are multiplied by alpha (ExtraSamples 1), which is not read".to_owned());
+        let pixel_bytes = u64::from(color.num_samples()) * value_bytes;
+        check_size(width, height, pixel_bytes)?;
+        // The decoder takes memory for a row of a tile, however wide the file says that it is.
+        let (tile_width, tile_height) = file.chunk_dimensions();
+        check_size(tile_width, 1, pixel_bytes)?;
+        let planes: Option<u16> = file.find_tag_unsigned(Tag::PlanarConfiguration).map_err(words)?;
+        if planes == Some(PlanarConfiguration::Planar.to_u16())
+            && file.get_chunk_type() == ChunkType::Tile
+            && height % tile_height != 0
+        {
+            // The decoder panics: https://github.com/image-rs/image-tiff/issues/403
+            return Err(format!(
+                "its planes are in tiles of {tile_height} rows, which do not divide its {height}"
+            ));
         }
+        let extra: Option<Vec<u16>> = file.find_tag_unsigned_vec(Tag::ExtraSamples).map_err(words)?;
         let orientation = file.find_tag_unsigned::<u8>(Tag::Orientation).map_err(words)?;
         let mut values = DecodingResult::U8(Vec::new());
         let layout = file.read_image_to_buffer(&mut values).map_err(words)?;
@@ -46,6 +60,8 @@ impl Page {
             width,
             height,
             color,
+            is_premultiplied: extra
+                .is_some_and(|extra| extra.contains(&ExtraSamples::AssociatedAlpha.to_u16())),
             orientation: orientation.and_then(Orientation::from_exif),
             planes: layout.planes,
             values,
@@ -74,6 +90,9 @@ impl Page {
 pub(super) fn decode(bytes: &[u8]) -> Result<(DynamicImage, u8), String> {
     // Planes are put together, and values of 16 bits made ones of 8, in another piece of memory.
     let mut page = Page::read(bytes, 1)?;
+    if page.is_premultiplied {
+        return Err("its colours are multiplied by alpha (ExtraSamples 1), which is not read".to_owned());
+    }
     let Page {
         width, height, color, ..
     } = page;
@@ -123,8 +142,8 @@ pub(super) fn decode(bytes: &[u8]) -> Result<(DynamicImage, u8), String> {
 }
 
 /// Width, height, channels and the values of all channels, pixel by pixel.
-pub(super) fn stored(bytes: &[u8]) -> Result<(u32, u32, u16, Vec<f32>), String> {
-    let bytes = without_color_space(bytes)?;
+pub(super) fn stored(file: Cow<'_, [u8]>) -> Result<(u32, u32, u16, Vec<f32>), String> {
+    let bytes = without_color_space(file)?;
     // A plane of floats is taken out to be resized, too.
     let mut page = Page::read(&bytes, 2 * size_of::<f32>() as u64)?;
     if page
@@ -159,7 +178,8 @@ pub(super) fn stored(bytes: &[u8]) -> Result<(u32, u32, u16, Vec<f32>), String> 
 }
 
 /// The file with black as zero for its colour space: of others the decoder leaves out the channels that are not theirs.
-fn without_color_space(bytes: &[u8]) -> Result<Vec<u8>, String> {
+fn without_color_space(file: Cow<'_, [u8]>) -> Result<Cow<'_, [u8]>, String> {
+    let bytes = &file[..];
     let is_big_endian = bytes.starts_with(b"MM");
     let number = |place: usize, length: usize| {
         let end = place.checked_add(length).ok_or("its directory is truncated")?;
@@ -177,7 +197,7 @@ fn without_color_space(bytes: &[u8]) -> Result<Vec<u8>, String> {
     } else {
         (number(4, 4)?, 2, 12, 8)
     };
-    let mut file = bytes.to_vec();
+    let mut space_at = None;
     for index in 0..number(start, count_bytes)? {
         let entry = start.saturating_add(count_bytes + index.saturating_mul(entry_bytes));
         if number(entry, 2)? != usize::from(Tag::PhotometricInterpretation.to_u16()) {
@@ -197,13 +217,18 @@ fn without_color_space(bytes: &[u8]) -> Result<Vec<u8>, String> {
                 ));
             }
         }
+        space_at = Some(entry + value_at);
+        break;
+    }
+    let mut file = file;
+    if let Some(place) = space_at {
         let black_is_zero = PhotometricInterpretation::BlackIsZero.to_u16();
         let value = if is_big_endian {
             black_is_zero.to_be_bytes()
         } else {
             black_is_zero.to_le_bytes()
         };
-        file[entry + value_at..][..2].copy_from_slice(&value);
+        file.to_mut()[place..][..2].copy_from_slice(&value);
     }
     Ok(file)
 }
