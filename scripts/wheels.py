@@ -1,7 +1,7 @@
-"""Takes native libraries and headers out of PyTorch's and NVIDIA's wheels, without installing them.
+"""Extracts native libraries and headers from PyTorch's and NVIDIA's wheels, without installing them.
 
-PyTorch publishes its C++ library inside the Python wheel; nothing here runs Python code of a wheel. The commands
-beside this file, `fetch-libtorch`, `fetch-nccl` and `fetch-cuda`, say which files they need and where they go.
+PyTorch publishes its C++ library in the Python wheel; nothing here runs a wheel's Python code. The commands
+`fetch-libtorch`, `fetch-nccl` and `fetch-cuda` in this folder fill the folders defined here.
 """
 
 import contextlib
@@ -16,12 +16,12 @@ import zipfile
 TORCH_VERSION = "2.11.0"
 NCCL_VERSION = "2.28.9"
 TORCH = f"torch=={TORCH_VERSION}"
-# A wheel names the oldest C library it runs on, and pip matches each name exactly.
+# A wheel's platform is its oldest C library, and pip matches names exactly.
 PLATFORMS = ["manylinux1_x86_64", "manylinux2014_x86_64", *(f"manylinux_2_{minor}_x86_64" for minor in range(5, 29))]
 
 
 def cache_dir() -> pathlib.Path:
-    """The project's folder for what it fetches: $VIT_CACHE, or vit-operator in the user's cache folder."""
+    """The project's cache: $VIT_CACHE, or vit-operator in the user's cache folder."""
     if os.environ.get("VIT_CACHE"):
         return pathlib.Path(os.environ["VIT_CACHE"])
     home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
@@ -55,7 +55,7 @@ class Wheels:
         return self.fetched[requirement]
 
     def unpack(self, requirement: str, select, target: pathlib.Path) -> None:
-        """Writes each file for which `select(name)` gives a path to that path under `target`."""
+        """Writes each file to the path that `select(name)` returns, if any, under `target`."""
         count = 0
         with zipfile.ZipFile(self.get(requirement)) as wheel:
             for member in wheel.infolist():
@@ -68,20 +68,20 @@ class Wheels:
                     shutil.copyfileobj(source, sink, 1 << 20)
                 count += 1
         if count == 0:
-            sys.exit(f"{requirement} holds none of the files looked for: has its layout changed?")
+            sys.exit(f"{requirement} has none of the required files: has its layout changed?")
         say(f"  {count} files from {requirement}")
 
 
 @contextlib.contextmanager
 def opened_wheels():
-    """Wheels in a temporary folder beside the results, so that no half of a gigabyte lands in a small /tmp."""
+    """Wheels in a temporary folder next to the results, because half a gigabyte may not fit in /tmp."""
     cache_dir().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=".wheels-") as folder:
         yield Wheels(pathlib.Path(folder))
 
 
 def build_folder(name: str, wheels: Wheels, fill) -> pathlib.Path:
-    """The folder `name` of the cache, filled by `fill(folder)` and renamed into place only when complete."""
+    """The cache's folder `name`, filled by `fill(wheels, folder)` and renamed when complete."""
     final = cache_dir() / name
     if final.is_dir():
         return final
@@ -100,7 +100,7 @@ def build_folder(name: str, wheels: Wheels, fill) -> pathlib.Path:
 
 
 def under(prefix: str, target: str = "", names=None):
-    """Selects the files below `prefix`, moved below `target`; `names` narrows it to these file names."""
+    """Selects the files below `prefix`, to move below `target`; only `names` if given."""
 
     def select(path: str):
         if not path.startswith(prefix):
@@ -114,7 +114,7 @@ def under(prefix: str, target: str = "", names=None):
 
 
 def fill_libtorch(wheels: Wheels, folder: pathlib.Path) -> None:
-    """A libtorch folder that trains on the CPU: headers and the libraries that libtorch_cpu.so needs."""
+    """A libtorch folder for the CPU: headers, and the libraries that libtorch_cpu.so needs."""
     wheels.unpack(TORCH, under("torch/include/", "include"), folder)
     wheels.unpack(TORCH, under("torch/lib/", "lib", {"libc10.so", "libtorch_cpu.so", "libgomp.so.1"}), folder)
     wheels.unpack("nvidia-cuda-runtime==13.0.96", under("nvidia/cu13/lib/", "lib", {"libcudart.so.13"}), folder)
@@ -125,18 +125,19 @@ def fill_libtorch(wheels: Wheels, folder: pathlib.Path) -> None:
 
 
 def fill_nccl(wheels: Wheels, folder: pathlib.Path) -> None:
-    """What compiling and linking against c10d::ProcessGroupNCCL needs beyond the libtorch folder."""
+    """Files for compiling and linking against c10d::ProcessGroupNCCL, in addition to the libtorch folder."""
     wheels.unpack(TORCH, under("torch/lib/", "lib", {"libtorch_cuda.so", "libc10_cuda.so"}), folder)
     wheels.unpack(f"nvidia-nccl-cu13=={NCCL_VERSION}", under("nvidia/nccl/include/", "include"), folder)
     for requirement in ["nvidia-cuda-runtime==13.0.96", "nvidia-cuda-crt==13.0.88", "nvidia-cuda-cccl==13.0.85",
                         "nvidia-cublas==13.1.0.3", "nvidia-cusparse==12.6.3.3", "nvidia-cusolver==12.0.4.66"]:
         wheels.unpack(requirement, under("nvidia/cu13/include/", "include"), folder)
-        # cuBLAS alone is half a gigabyte of libraries for a dozen headers.
+        # Frees space: cuBLAS alone has half a gigabyte of libraries.
         wheels.fetched.pop(requirement).unlink()
 
 
-# Libraries by wheel that libtorch_cuda.so needs, or loads while it runs (cuDNN's engines, NVRTC for generated kernels),
-# in the versions that the torch wheel asks for. cuSOLVER is left out: only linear algebra solvers need it.
+# Libraries by wheel that libtorch_cuda.so needs or loads at run time (cuDNN's engines, NVRTC for
+# generated kernels), in the versions that the torch wheel requires. Without cuSOLVER, which only
+# linear algebra solvers need.
 CUDA_LIBRARIES = {
     "nvidia-cublas==13.1.0.3": ("nvidia/cu13/lib/", {"libcublas.so.13", "libcublasLt.so.13"}),
     "nvidia-cuda-nvrtc==13.0.88": ("nvidia/cu13/lib/", {"libnvrtc.so.13", "libnvrtc-builtins.so.13.0"}),
@@ -153,13 +154,13 @@ CUDA_LIBRARIES = {
 
 
 def fill_cuda(wheels: Wheels, folder: pathlib.Path) -> None:
-    """The libraries that training on NVIDIA GPUs needs beside those of the libtorch folder, flat: each looks for the
-    others where it lies itself."""
+    """The additional libraries for training on NVIDIA GPUs, in one folder, because each searches its own folder for
+    the others."""
     torch = {"libtorch_cuda.so", "libc10_cuda.so", "libtorch_nvshmem.so", "libcaffe2_nvrtc.so"}
     wheels.unpack(TORCH, under("torch/lib/", "lib", torch), folder)
     for requirement, (prefix, names) in CUDA_LIBRARIES.items():
         wheels.unpack(requirement, under(prefix, "lib", names), folder)
-        # Together they are gigabytes, and each is needed once.
+        # Frees space: together they are gigabytes.
         wheels.fetched.pop(requirement).unlink()
 
 
