@@ -9,7 +9,7 @@
 {{- end -}}
 {{- end -}}
 
-{{- /* Of what is not in the release's own namespace: another release may have the same name. */ -}}
+{{- /* For objects outside the release's namespace, where another release may have the same name. */ -}}
 {{- define "vit-operator.clusterName" -}}
 {{- printf "%s:%s" .Release.Namespace (include "vit-operator.name" .) -}}
 {{- end -}}
@@ -18,12 +18,12 @@
 {{- .Values.serviceAccount.name | default (include "vit-operator.name" .) -}}
 {{- end -}}
 
-{{- /* Where jobs are run that the release makes itself. */ -}}
+{{- /* Namespace of the release's test job. */ -}}
 {{- define "vit-operator.jobNamespace" -}}
 {{- .Values.namespace | default .Release.Namespace -}}
 {{- end -}}
 
-{{- /* A reference, from a list of the image's values and its default tag. */ -}}
+{{- /* An image reference, from a list of the image's values and its default tag. */ -}}
 {{- define "vit-operator.image" -}}
 {{- $image := first . -}}
 {{- with $image.registry }}{{ . }}/{{ end }}{{ $image.repository }}
@@ -35,7 +35,7 @@ app.kubernetes.io/name: vit-operator
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
-{{- /* Without what selects the operator's own pods. */ -}}
+{{- /* Without the selector labels of the operator's pods. */ -}}
 {{- define "vit-operator.commonLabels" -}}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
@@ -50,10 +50,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ include "vit-operator.commonLabels" . }}
 {{- end -}}
 
-{{- /* How Prometheus scrapes, from the values of a monitor. */ -}}
+{{- /* A scrape endpoint, from the values of a monitor. */ -}}
 {{- define "vit-operator.endpoint" -}}
 port: metrics
-# The series of a straggler have the namespace of their job, not the operator's.
+# Series of stragglers have their job's namespace, not the operator's.
 honorLabels: true
 {{- with .interval }}
 interval: {{ . }}
